@@ -78,6 +78,8 @@ if TYPE_CHECKING:
     from recovery.operational.keyed import KeyedState
     from recovery.operational.manager import StateManager, process_state, task_instance_state, task_state
     from recovery.operational.scopes import ScopedState
+    from recovery.operational.steps.comparison import Diff, diff
+    from recovery.operational.steps.step_history import History, history
     from recovery.partitioning.in_place import drop_old
     from recovery.partitioning.repartition import Repartitioned, RepartitionPlan, repartition
     from recovery.pipeline import Node, Pipeline
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
     from recovery.spark.run.query import RecoveryQuery
     from recovery.spark.run.start import start
     from recovery.spark.sources.formats import register
+    from recovery.spark.sources.native_history import native_history
     from recovery.spark.sources.native_state import native_operators, native_state
     from recovery.spark.steps.aggregate import aggregate
     from recovery.spark.steps.arrow import stateful_arrow
@@ -122,6 +125,7 @@ __all__ = [
     "CorruptPartitionError",
     "CorruptStateError",
     "DeltaSink",
+    "Diff",
     "DirectoryLockedError",
     "DiscardSink",
     "DuplicatePartitionError",
@@ -140,6 +144,7 @@ __all__ = [
     "Forked",
     "GroupState",
     "HighWaterMarkError",
+    "History",
     "HistoryLossError",
     "IcebergSink",
     "ImportedBytewax",
@@ -190,11 +195,14 @@ __all__ = [
     "UpsertSink",
     "aggregate",
     "current_batch",
+    "diff",
     "drop_old",
     "fork",
+    "history",
     "import_bytewax",
     "incremental",
     "init_partitions",
+    "native_history",
     "native_operators",
     "native_state",
     "process_state",
@@ -219,6 +227,7 @@ _LATER = {
     "BatchDone": "recovery.spark.run.events",
     "ConsoleSink": "recovery.sinks",
     "DeltaSink": "recovery.sinks",
+    "Diff": "recovery.operational.steps.comparison",
     "DiscardSink": "recovery.sinks",
     "EpochClosed": "recovery.epochs.closer",
     "EpochOutput": "recovery.sinks",
@@ -227,6 +236,7 @@ _LATER = {
     "Flow": "recovery.flow",
     "Forked": "recovery.backup.fork",
     "GroupState": "recovery.group_state",
+    "History": "recovery.operational.steps.step_history",
     "IcebergSink": "recovery.sinks",
     "ImportedBytewax": "recovery.importing.bytewax",
     "KeyedState": "recovery.operational.keyed",
@@ -250,11 +260,14 @@ _LATER = {
     "UpsertSink": "recovery.sinks",
     "aggregate": "recovery.spark.steps.aggregate",
     "current_batch": "recovery.sinks",
+    "diff": "recovery.operational.steps.comparison",
     "drop_old": "recovery.partitioning.in_place",
     "fork": "recovery.backup.fork",
+    "history": "recovery.operational.steps.step_history",
     "import_bytewax": "recovery.importing.bytewax",
     "incremental": "recovery.spark.pipelines.incremental",
     "init_partitions": "recovery.storage.initialize",
+    "native_history": "recovery.spark.sources.native_history",
     "native_operators": "recovery.spark.sources.native_state",
     "native_state": "recovery.spark.sources.native_state",
     "process_state": "recovery.operational.manager",

@@ -492,7 +492,7 @@ class InputLostError(RecoveryError):
     default_cause = "Retention removed them, or the topic was deleted, made again, or left out of the flow."
     default_remedy = (
         'To go on without them, run once with .option("failOnDataLoss", "false"), then take it out. Keep retention '
-        "longer than the flow may stand still."
+        "longer than the flow may be stopped."
     )
 
 

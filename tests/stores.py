@@ -296,7 +296,7 @@ def state_at(directory: Path, epoch: int) -> State:
             for key, text, timeout in json.loads(content):
                 state.pop((step, key), None)
                 if text is not None:
-                    state[step, key] = text, timeout
+                    state[step, key] = bytes.fromhex(text["hex"]) if isinstance(text, dict) else text, timeout
     return state
 
 

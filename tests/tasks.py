@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from recovery.spark.steps.definition import HASH_BITS, KEY, PLACE, UNHASHED, StepDefinition
 from recovery.spark.tasks.arrow_task import ArrowStepTask
-from recovery.spark.tasks.step_task import run_tasks
+from recovery.spark.tasks.run_tasks import run_tasks
 from recovery.values.keys import encode_key
 from tests.stores import STEP, Driver
 

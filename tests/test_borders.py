@@ -47,7 +47,7 @@ LAYERS = (
 docs/architecture.md shows the same table."""
 
 EXCEPTIONS = {
-    "recovery.spark.steps.sent -> recovery.spark.tasks.step_task": "the closure that Spark sends to its workers",
+    "recovery.spark.steps.sent -> recovery.spark.tasks.run_tasks": "the closure that Spark sends to its workers",
     "recovery.spark.steps.sent -> recovery.spark.tasks.arrow_task": "the closure that Spark sends to its workers",
 }
 
@@ -71,8 +71,8 @@ STORAGE = (
 
 PRIVATE_STORAGE = {
     "recovery.backup.manifest -> recovery.storage.sqlite.digests": "manifests have the digests of partitions",
-    "recovery.backup.restore -> recovery.storage.sqlite.schema": "the name of a partition's file",
-    "recovery.backup.sources -> recovery.storage.sqlite.schema": "SQLite's errors as typed ones, while it copies",
+    "recovery.backup.restore -> recovery.storage.sqlite.file.opening": "the name of a partition's file",
+    "recovery.backup.sources -> recovery.storage.sqlite.file.statements": "SQLite's errors as typed ones",
 }
 
 JVM_ROOMS = "hadoop spark.jvm spark.tuning spark.planner"
@@ -215,8 +215,33 @@ def test_the_documentation_shows_the_table():
     assert [re.findall(r"`([\w.]+)`", line) for line in shown] == [layer.split() for layer in LAYERS]
 
 
+def test_the_documentation_names_files_and_folders_that_exist():
+    """Every path in docs/architecture.md, from the root of the repository or from the package."""
+    root = PACKAGE.parent
+    page = (root / "docs" / "architecture.md").read_text()
+    named = {each for each in re.findall(r"`([\w./-]+)`", page) if re.search(r"\.(py|md|java)$|/$", each)}
+    assert len(named) > 60
+    missing = {each for each in named if not (root / each).exists() and not (PACKAGE / each).exists()}
+    assert missing == set()
+
+
+def test_the_drawn_tree_has_every_room():
+    """The tree of docs/architecture.md names each folder of the package, and no other."""
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    [tree] = re.findall(r"^## The rooms\n```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    drawn: set[str] = set()
+    above: list[str] = []
+    for line in tree.splitlines()[1:]:
+        found = re.match(r"([│ ]*)[├└]── (\w+)/", line)
+        if found:
+            above = [*above[: len(found[1]) // 4], found[2]]
+            drawn.add("/".join(above))
+    folders = {path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")} - {"."}
+    assert drawn == {each for each in folders if "startup" not in each}
+
+
 def test_the_borders_are_about_something():
     """The modules are found, and so are their imports."""
     assert {"recovery.storage.scan", "recovery.planning.resume", "recovery.spark.run.position"} <= set(MODULES)
     assert "apsw.sqlite_extra" in imported("recovery.storage.sqlite.digests")
-    assert "recovery.storage.reach" in modules_used("recovery.spark.tasks.step_task")
+    assert "recovery.storage.reach" in modules_used("recovery.spark.tasks.run_tasks")

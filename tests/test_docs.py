@@ -18,7 +18,7 @@ import recovery
 from recovery import aggregates
 from recovery.cli import main
 from recovery.errors import all_errors
-from recovery.storage.sqlite.tables import (
+from recovery.storage.sqlite.file.tables import (
     CREATE_BEGINNING,
     CREATE_CHANGES,
     CREATE_MEASURES,

@@ -113,6 +113,7 @@ def test_word_count_goes_on_where_it_stopped(shell: Any) -> None:
     assert "rows are as they were written" in shell("python digests.py")
 
 
+@pytest.mark.long
 def test_more_partitions_go_on_and_back(shell: Any) -> None:
     """After repartitioning in place, a run goes on, and another goes back behind it: state and output are exact."""
     printed = shell(commands_of("more_partitions.py"))

@@ -31,12 +31,13 @@ COVERED_BY = {
     "backup/test_faults.py": "backup.target",
     "backup/test_round_trip.py": """backup.make backup.note backup.repository backup.restore backup.sources
         storage.copies""",
-    "backup/test_incremental.py": "backup.links backup.objects storage.sqlite.changes_file storage.sqlite.replay",
+    "backup/test_incremental.py": """backup.links backup.objects storage.sqlite.transfer.changes_file
+        storage.sqlite.transfer.replay""",
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",
     "checkpoint/test_capture.py": "checkpoint.home checkpoint.restore checkpoint.rows",
     "checkpoint/test_sources.py": "checkpoint.position",
-    "native/test_import_and_export.py": """checkpoint.places checkpoint.relocate checkpoint.state_files native.choose
-        native.exporting native.held native.importing""",
+    "native/test_import_and_export.py": """checkpoint.native.state_files checkpoint.places checkpoint.relocate
+        native.choose native.exporting native.held native.importing""",
     "faults/test_clocks.py": "base.clock",
     "faults/test_hostile_files.py": "base.threads",
     "importing/test_bytewax.py": "cli.import_bytewax cli.import_group importing.positions importing.staging",
@@ -49,19 +50,22 @@ COVERED_BY = {
     "operational/test_keyed.py": "cli.state_scopes",
     "operational/test_rewinds.py": "epochs.execution",
     "operational/test_scopes.py": "operational.backends.backend",
-    "operational/test_steps.py": "epochs.writer operational.step_edits operational.targets operational.flows",
-    "report/test_page.py": "report.charts report.facts",
+    "operational/test_steps.py": "epochs.writer operational.steps.step_edits operational.targets operational.flows",
+    "report/test_page.py": """report.charts report.facts report.html report.partitions report.timeline
+        report.trends""",
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
     "sinks/test_delivery.py": "sinks.plain sinks.protocol",
     "sinks/test_delta.py": """sinks.delta.merge sinks.delta.sink sinks.delta.table sinks.tables.columns sinks.tables.log
         sinks.tables.sink sinks.tables.takeback""",
+    "sinks/test_upsert.py": """sinks.upsert.checks sinks.upsert.effects sinks.upsert.going_back sinks.upsert.sink
+        sinks.upsert.table""",
     "sinks/test_iceberg.py": "sinks.iceberg.columns sinks.iceberg.sink sinks.iceberg.table",
     "storage/test_contract.py": """storage.memory storage.memory_contents storage.owned storage.seam
         storage.spread""",
-    "storage/test_deltas.py": "storage.connect storage.deltas.delta",
+    "storage/test_deltas.py": "storage.connect storage.deltas.delta storage.sqlite.execution_deltas",
     "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe
         storage.sqlite.fold storage.sqlite.rewind storage.sqlite.snap_rows""",
-    "storage/test_reach.py": "base.task_key",
+    "storage/test_reach.py": "base.credentials.task_key",
     "sinks/test_hadoop_disk.py": "hadoop.files hadoop.reports hadoop.writing sinks.places",
     "cluster/test_reading.py": "spark.jvm.executors",
     "spark/test_native_on_s3.py": "spark.run.checkpoint_home",
@@ -71,18 +75,22 @@ COVERED_BY = {
     "owner/test_step_rows.py": "owner.reading",
     "wire/test_connections.py": """wire.address wire.answers wire.client wire.messages wire.server wire.service
         wire.task_calls""",
-    "owner/test_service.py": """base.token cli.owners cli.serve cli.without_owners owner.holding owner.metrics
+    "owner/test_service.py": """base.credentials.token cli.owners cli.serve cli.without_owners owner.holding
+        owner.metrics
         owner.runs storage.locations wire.calls
         wire.run_calls wire.run_client""",
     "owner/test_copying.py": "storage.copied",
     "owner/test_process.py": "owner.__main__ owner.serving owner.spool owner.tasks",
     "storage/test_epoch_log.py": "cli.gc storage.history",
-    "storage/test_initialize.py": "storage.sqlite.tables",
-    "storage/test_open_deltas.py": "storage.sqlite.forked storage.sqlite.task_store",
+    "storage/test_initialize.py": "storage.sqlite.file.tables",
+    "storage/test_opening.py": """storage.sqlite.file.connections storage.sqlite.file.log_files
+        storage.sqlite.file.reading storage.sqlite.file.statements""",
+    "storage/test_open_deltas.py": "storage.sqlite.file.forked storage.sqlite.task_store",
     "storage/test_watched_files.py": "storage.documents",
     "values/test_kernels.py": "aggregates spark.steps.aggregate spark.steps.aggregate_functions",
     "spark/steps/test_arrow_step.py": "spark.tasks.arrow_task",
     "spark/tasks/test_step_task.py": """spark.steps.definition spark.tasks.chunks spark.tasks.retries
+        spark.tasks.run_tasks
         spark.tasks.spool""",
     "spark/tasks/test_output_values.py": "spark.steps.column_types",
     "spark/tasks/test_input_values.py": "spark.steps.key_columns",
@@ -109,10 +117,11 @@ COVERED_BY = {
     "spark/test_closing.py": "spark.run.prepare",
     "spark/run/test_until.py": "checkpoint.until",
     "spark/test_state_source.py": "spark.sources.compared",
-    "operational/test_step_history.py": "cli.history operational.epoch_input",
+    "operational/test_step_history.py": "cli.history operational.steps.epoch_input",
     "spark/test_changed_sources.py": "spark.run.source_starts",
     "spark/test_native.py": "spark.planner.state_store spark.run.operator_rows",
-    "spark/test_native_state.py": "spark.sources.formats spark.sources.native_source",
+    "spark/test_native_state.py": """spark.sources.formats spark.sources.native_diff spark.sources.native_history
+        spark.sources.native_source""",
     "spark/test_appended.py": "spark.sources.driver_relay",
     "spark/test_pipelines.py": "cli.nodes spark.pipelines.run",
     "spark/test_crashes.py": "base.faults cli.run demo.flights demo.flow",
@@ -120,8 +129,8 @@ COVERED_BY = {
     "epochs/test_closer.py": "base.ids",
     "planning/test_resume.py": "planning.values",
     "partitioning/test_repartition.py": """cli.repartition partitioning.__main__ partitioning.in_place
-        partitioning.worker partitioning.workers planning.moving storage.repartition storage.sqlite.draft_partition
-        storage.sqlite.tally""",
+        partitioning.worker partitioning.workers planning.moving storage.repartition
+        storage.sqlite.transfer.draft_partition storage.sqlite.transfer.tally""",
     # Commands: their tests call them as users do.
     "backup/test_commands.py": "backup.progress cli.backup cli.backup_progress cli.readable cli.restore",
     "backup/test_drill.py": "cli.drill",

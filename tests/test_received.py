@@ -11,10 +11,10 @@ import pytest
 
 from recovery.appended.position import InputOffset
 from recovery.checkpoint.home import LocalHome
+from recovery.checkpoint.native.state_files import StateFiles
 from recovery.checkpoint.places import LocalPlace
 from recovery.checkpoint.relocate import relocated
 from recovery.checkpoint.source_places import recorded_places
-from recovery.checkpoint.state_files import StateFiles
 from recovery.errors import (
     CorruptPartitionError,
     CorruptStateError,

@@ -280,7 +280,7 @@ def _collect(held: int, touched: int) -> dict[str, Any]:
     store.touch(_keys(touched))
     store.close(floor=1)
     from recovery.storage.sqlite import fold
-    from recovery.storage.sqlite.schema import transaction
+    from recovery.storage.sqlite.file.statements import transaction
 
     [writer] = store.files._writers
     started_s = time.perf_counter()
@@ -294,8 +294,8 @@ def _raw(held: int, touched: int) -> dict[str, Any]:
     import apsw
 
     from recovery.storage.deltas import delta as deltas
-    from recovery.storage.sqlite.schema import prepare_writer
-    from recovery.storage.sqlite.tables import CREATE_TABLES
+    from recovery.storage.sqlite.file.connections import prepare_writer
+    from recovery.storage.sqlite.file.tables import CREATE_TABLES
 
     source = apsw.Connection("touched.sqlite3")
     source.execute(deltas.CREATE_TOUCHED.format(table="touched")).fetchall()

@@ -190,7 +190,8 @@ class _Tasks:
 
         from recovery.base.ids import BatchId
         from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, PLACE
-        from recovery.spark.tasks.step_task import StepTask, run_tasks
+        from recovery.spark.tasks.run_tasks import run_tasks
+        from recovery.spark.tasks.step_task import StepTask
 
         self.store.open(self.lease, BatchId(batch))
         place = EVERYWHERE if self.gathered else 0

@@ -22,7 +22,7 @@ from recovery.base.ids import Epoch
 from recovery.base.threads import each
 from recovery.errors import ConfigurationError, CorruptPartitionError
 from recovery.host.durable import modes_beside
-from recovery.host.new_directory import check_free, new_directory
+from recovery.host.new_directory import check_free, check_outside, new_directory
 from recovery.host.open_files import allow_open_files
 from recovery.planning.resume import ResumePlan, cuts_of, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
@@ -51,9 +51,10 @@ class Forked:
 def plan_fork(directory: Path, new_directory: Path, epoch: int | None = None) -> ResumePlan:
     """Return where a fork would continue; changes nothing. epoch: None: the newest that all partitions hold.
 
-    Raises the errors of `plan`, EpochNotHeldError, AlreadyInitializedError or StorageError.
+    Raises the errors of `plan`, EpochNotHeldError, ConfigurationError, AlreadyInitializedError or StorageError.
     """
     planned = _plan([*scan(directory)], epoch)
+    check_outside(new_directory, directory)
     check_free(new_directory)
     return planned
 

@@ -26,6 +26,7 @@ from recovery.host.scratch import scratch_directory
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.storage.copies import PinnedPartition, pin
+from recovery.storage.origin import read_origins
 from recovery.storage.scan import scan
 from recovery.storage.verify import PartitionCheck
 
@@ -82,7 +83,7 @@ def make_backup(
     identity = backup_id(clock.wall_ms(), random_id())
     before = list_backups(target)
     planned = plan_resume(scan(directory))
-    check_store(before, planned.store_id, target.shown)
+    check_store(before, planned.store_id, target.shown, lambda: read_origins(directory))
     bases = iter([before.newest])
     base = begin(target, identity, lambda: next(bases, None) or list_backups(target).newest, clock.wall_ms())
     try:

@@ -51,6 +51,7 @@ from recovery.backup.manifest import (
 from recovery.backup.target import DRAFT, NO_FILE, Entry, Target
 from recovery.errors import BackupTargetError, ForeignPartitionError, UnsupportedVersionError
 from recovery.planning.backups import KeepRule, backups_to_keep
+from recovery.storage.origin import Origin
 
 READERS = 8
 STALE_AFTER_S = 24 * 3600.0
@@ -96,16 +97,28 @@ def list_backups(target: Target) -> Listing:
     return Listing(tuple(manifests), tuple(entry for entry in found if isinstance(entry, Entry)))
 
 
-def check_store(listing: Listing, store_id: str, shown: str) -> None:
-    """Check that the place holds backups of this store only. Raises ForeignPartitionError."""
+def check_store(listing: Listing, store_id: str, shown: str, origins: Callable[[], Sequence[Origin]]) -> None:
+    """Check that the place holds backups of this store only. origins: what the store was made from. Raises
+    ForeignPartitionError."""
     for manifest in listing.manifests:
-        if manifest.store_id != store_id:
+        if manifest.store_id == store_id:
+            continue
+        made_from = {origin.store_id: origin for origin in origins()}
+        found = f"it holds backups of store {manifest.store_id}, and this is store {store_id}"
+        if manifest.store_id in made_from:
             raise ForeignPartitionError(
-                f"it holds backups of store {manifest.store_id}, and this is store {store_id}",
+                f"{found}, which was {made_from[manifest.store_id].verb} from it",
                 path=shown,
-                cause="Another recovery directory is backed up there, or this one was created a second time.",
-                remedy="Give each recovery directory a backup destination of its own.",
+                cause="Copies of both do not fit together.",
+                remedy="Give this store a place of its own, where its first backup begins a new chain; keep the old "
+                "place as long as you may go back to the old store.",
             )
+        raise ForeignPartitionError(
+            found,
+            path=shown,
+            cause="Another recovery directory is backed up there, or this one was created a second time.",
+            remedy="Give each recovery directory a backup destination of its own.",
+        )
 
 
 def begin(

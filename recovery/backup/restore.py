@@ -35,7 +35,7 @@ from recovery.planning.resume import plan_resume
 from recovery.storage.copies import settle
 from recovery.storage.initialize import place_restored
 from recovery.storage.scan import describe_file, scan
-from recovery.storage.sqlite.schema import partition_path
+from recovery.storage.sqlite.file.opening import partition_path
 from recovery.storage.verify import PartitionCheck
 
 AT_ONCE = 4

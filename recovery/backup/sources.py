@@ -30,7 +30,7 @@ from recovery.planning.chains import described
 from recovery.storage.copies import copy_with_log, describe_copy
 from recovery.storage.lock import lock_holder
 from recovery.storage.scan import SUFFIX
-from recovery.storage.sqlite.schema import translated
+from recovery.storage.sqlite.file.statements import translated
 
 
 class Source(Protocol):

@@ -48,7 +48,7 @@ def parse_interval(value: Interval) -> float:
     if seconds > LONGEST_S:
         raise ConfigurationError(
             f"{value!r:.80} is not an interval: it is longer than a thousand years",
-            cause="It has a digit or a unit too many.",
+            cause="It has too many digits, or the wrong unit.",
             remedy="Write it like 10, 0.5, 10s, 5m or 1h.",
         )
     return seconds

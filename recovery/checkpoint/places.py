@@ -19,7 +19,7 @@ from typing import Protocol
 
 from recovery.base.ids import BatchId
 from recovery.base.untrusted_paths import checked
-from recovery.checkpoint.needed import StoreFiles, is_version, needed_chain, store_files
+from recovery.checkpoint.native.needed import StoreFiles, is_version, needed_chain, store_files
 from recovery.errors import ConfigurationError, SparkCheckpointError, StorageError
 from recovery.host.durable import make_directories, sync
 
@@ -245,7 +245,7 @@ def _check_kind(path: Path, is_right: Callable[[int], bool]) -> int:
         raise SparkCheckpointError(
             f"{path.name!r:.120} in it is {what}",
             path=path,
-            cause="Spark does not create such entries: somebody put it there. A link may lead to files outside.",
+            cause="Spark does not create such entries: another program did. A link may lead to files outside.",
             remedy="If you trust the links, copy the checkpoint with the linked files themselves: cp -rL",
         )
     return found.st_size

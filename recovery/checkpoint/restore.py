@@ -9,9 +9,9 @@ from pathlib import Path
 from recovery.base.ids import BatchId
 from recovery.base.untrusted_paths import open_beneath
 from recovery.checkpoint.home import LocalHome
+from recovery.checkpoint.native.state_files import StateFiles
 from recovery.checkpoint.relocate import names_places, relocated
 from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, checked_row
-from recovery.checkpoint.state_files import StateFiles
 from recovery.errors import CorruptPartitionError
 from recovery.host.durable import PRIVATE, make_directories
 
@@ -35,6 +35,21 @@ def restore(rows: Iterable[tuple[str, Content]], directory: Path, location: str 
     """
     make_directories(directory.parent)
     directory.mkdir(PRIVATE.directory)
+    held = write_files(rows, directory, location)
+    batch = _last_batch(held)
+    if batch is not None:
+        _check_whole(directory, held, batch)
+        if batch != 0:
+            # Spark also reads the offsets of the previous batch.
+            offsets = directory / "offsets"
+            (offsets / str(batch - 1)).write_bytes((offsets / str(batch)).read_bytes())
+    return Restored(batch, held)
+
+
+def write_files(
+    rows: Iterable[tuple[str, Content]], directory: Path, location: str | None = None
+) -> dict[str, HeldFile]:
+    """Write the files that the rows hold, all rows of each, into a directory, and return them. Else as `restore`."""
     sizes: dict[str, int] = {}
     chunks: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -52,15 +67,7 @@ def restore(rows: Iterable[tuple[str, Content]], directory: Path, location: str 
     for path in filter(names_places, chunks):
         file = directory / path
         file.write_bytes(relocated(path, file.read_bytes(), location or f"file:{directory.absolute()}"))
-    held = {path: HeldFile(size, chunks[path]) for path, size in sizes.items()}
-    batch = _last_batch(held)
-    if batch is not None:
-        _check_whole(directory, held, batch)
-        if batch != 0:
-            # Spark also reads the offsets of the previous batch.
-            offsets = directory / "offsets"
-            (offsets / str(batch - 1)).write_bytes((offsets / str(batch)).read_bytes())
-    return Restored(batch, held)
+    return {path: HeldFile(size, chunks[path]) for path, size in sizes.items()}
 
 
 def _last_batch(held: dict[str, HeldFile]) -> BatchId | None:

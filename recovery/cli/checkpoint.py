@@ -31,7 +31,7 @@ from recovery.cli.settings import settings_options
 from recovery.native.exporting import Exported, export
 from recovery.native.held import held_files
 from recovery.native.importing import Imported, import_checkpoint
-from recovery.operational.step_edits import moment
+from recovery.operational.steps.step_edits import moment
 
 F = TypeVar("F", bound=Callable[..., Any])
 

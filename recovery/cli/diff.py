@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +14,61 @@ from recovery.base.wording import counted
 from recovery.cli.common import json_option, print_json, say, table
 from recovery.cli.diff_output import differences_file
 from recovery.cli.history import SHOWN_CHANGES, difference_text
+from recovery.cli.native import session, store_option, timers_option, variable_option, wanted_state
 from recovery.cli.owners import owner_options
 from recovery.cli.readable import READABLE, Readable
+from recovery.cli.settings import settings_options
 from recovery.cli.state_common import short
-from recovery.errors import StateNotFoundError
-from recovery.operational.comparison import (
+from recovery.errors import ConfigurationError, RecoveryError
+from recovery.native.choose import Wanted, choose_operator
+from recovery.native.held import held_operators
+from recovery.operational.steps.comparison import (
     CHANGED,
     ONLY_A,
     ONLY_B,
+    Diff,
     KeyDifference,
-    SourcePosition,
     StepCounts,
-    compare,
+    diff_moments,
     positions,
-    since,
-    steps_of,
 )
-from recovery.operational.step_edits import moment
+from recovery.operational.steps.step_edits import Moment, moment
 from recovery.planning.comparing import ABSENT, Comparison
 from recovery.storage.locations import OwnerAccess
 
 DIFFERENT = 1
 """Exit code when something differs; errors have 2 and up."""
+UNFORESEEN = 70
+"""Exit code of a failure that is no error of this package; its traceback is shown."""
 MOST_CHARS = 100
 """Of a position in the text."""
 
 
-@click.command()
+class _Compares(click.Command):
+    """A command whose code 1 says that something differs: an unforeseen failure ends it with another one."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (RecoveryError, click.ClickException, click.exceptions.Exit, click.Abort, OSError):
+            # The caller gives these a code of their own.
+            raise
+        except Exception:
+            traceback.print_exc()
+            ctx.exit(UNFORESEEN)
+
+
+@click.command(cls=_Compares)
 @click.argument("a", type=READABLE, metavar="A")
 @click.argument("b", type=READABLE, metavar="B")
 @click.option("--epoch-a", type=click.IntRange(min=0), metavar="E", help="A as of this epoch; by default the newest.")
 @click.option("--epoch-b", type=click.IntRange(min=0), metavar="E", help="B as of this epoch; by default the newest.")
 @click.option("--step", "steps", multiple=True, metavar="STEP", help="Only this step; may be given several times.")
+@click.option("--operator", type=click.IntRange(min=0), metavar="N",
+              help="Compare one of Spark's own operators instead of steps; starts Spark.")  # fmt: skip
+@store_option
+@variable_option
+@timers_option
 @click.option("--key", "pattern", metavar="GLOB", help="Only keys that match: * any characters, ? one, [abc] one of.")
 @click.option("--every-key", is_flag=True, help="Read all keys, also where both share a history.")
 @click.option("--tolerance", type=click.FloatRange(min=0), default=0.0, help="By how much floats may differ.")
@@ -52,6 +78,7 @@ MOST_CHARS = 100
 )
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="All differences, as .csv or .parquet.")
 @owner_options
+@settings_options
 @json_option
 def diff(
     a: Readable,
@@ -59,6 +86,10 @@ def diff(
     epoch_a: int | None,
     epoch_b: int | None,
     steps: tuple[str, ...],
+    operator: int | None,
+    store: str | None,
+    variable: str | None,
+    timers: bool,
     pattern: str | None,
     every_key: bool,
     tolerance: float,
@@ -66,6 +97,7 @@ def diff(
     limit: int,
     output: Path | None,
     access: OwnerAccess,
+    conf: dict[str, str],
     as_json: bool,
 ) -> None:
     """Compare the states of two recovery directories, or of one at two epochs. Reads only; runs may be going on.
@@ -75,55 +107,114 @@ def diff(
 
     Exits with 0 when they are equal and with 1 when they differ.
     """
+    wanted = wanted_state(operator, store, variable, timers=timers)
+    if operator is not None and (steps or every_key):
+        raise click.UsageError("Give --operator or --step; all keys of an operator are read.")
     same, a = a.path == b.path, a.to_read(access)
     b = a if same else b
     one, other = moment(a.path, epoch_a), moment(b.path, epoch_b)
-    chosen = steps_of(one, other, steps)
-    for step in steps:
-        if step not in chosen:
-            raise StateNotFoundError(
-                f"there is no step {step!r:.80} in {a.shown} or {b.shown}", remedy="List them: recovery status DIR"
-            )
-    counts = {step: StepCounts() for step in chosen}
-    shown: list[KeyDifference] = []
     comparison = Comparison(tolerance, frozenset(ignored))
-    with differences_file(output) as write:
-        for step in chosen:
-            for found in compare(one, other, step, comparison, counts[step], pattern, every_key=every_key):
-                write(found)
-                if len(shown) < limit:
-                    shown.append(found)
-    sources, partly = positions(one, other), None if every_key else since(one, other)
-    differ = any(each.differ for each in counts.values())
+    shown: list[KeyDifference] = []
+    with contextlib.ExitStack() as opened:
+        if operator is None:
+            found = diff_moments(one, other, steps, pattern, comparison, every_key=every_key)
+        else:
+            found = opened.enter_context(_of_operator(a, b, one, other, wanted, comparison, pattern, conf))
+        uncompared = [] if steps or operator is not None else _operators(one, other)
+        if uncompared and not found.counts:
+            raise _only_operators(uncompared, b.shown)
+        write = opened.enter_context(differences_file(output))
+        for each in found.differences:
+            write(each)
+            if len(shown) < limit:
+                shown.append(each)
     if as_json:
-        print_json({
-            "a": {"directory": a.shown, "epoch": one.epoch}, "b": {"directory": b.shown, "epoch": other.epoch},
-            "equal": not differ, "same_position": _same(sources),
-            "compared_since_epoch": partly,
-            "sources": [{"source": each.source, "a": each.a, "b": each.b} for each in sources],
-            "steps": {step: _counts(each, partly is not None) for step, each in counts.items()},
-            "differences": [each.as_json() for each in shown],
-        })  # fmt: skip
+        print_json(_facts(a, b, found, shown, uncompared))
     else:
-        say(f"A: {a.shown}, epoch {one.epoch}\nB: {b.shown}, epoch {other.epoch}\n{_position_text(sources)}")
-        if one.paths != other.paths and partly is not None:
-            say(f"Both share the history up to epoch {partly}; compared is what changed since.")
-        say()
-        say(_table(counts, partly is not None))
-        _say_differences(shown, sum(sum(each.counts.values()) for each in counts.values()), output)
-    if differ:
+        _say_found(a, b, found, shown, output, others=one.paths != other.paths)
+        if uncompared:
+            say(f"\nnot compared: Spark's own {_named(uncompared)}; --operator N compares one")
+    if _differ(found):
         raise SystemExit(DIFFERENT)
 
 
-def _same(sources: list[SourcePosition]) -> bool:
-    return all(each.a == each.b for each in sources)
+def _differ(found: Diff) -> bool:
+    return any(each.differ for each in found.counts.values())
 
 
-def _position_text(sources: list[SourcePosition]) -> str:
-    if _same(sources):
+def _facts(
+    a: Readable, b: Readable, found: Diff, shown: Sequence[KeyDifference], uncompared: list[int]
+) -> dict[str, Any]:
+    return {
+        "a": {"directory": a.shown, "epoch": found.epoch_a}, "b": {"directory": b.shown, "epoch": found.epoch_b},
+        "equal": not _differ(found), "same_position": found.same_position,
+        "compared_since_epoch": found.since,
+        "sources": [{"source": each.source, "a": each.a, "b": each.b} for each in found.sources],
+        "steps": {step: _counts(each, found.since is not None) for step, each in found.counts.items()},
+        "operators_not_compared": uncompared,
+        "differences": [each.as_json() for each in shown],
+    }  # fmt: skip
+
+
+def _say_found(
+    a: Readable, b: Readable, found: Diff, shown: list[KeyDifference], output: Path | None, *, others: bool
+) -> None:
+    """Print what was found. others: A and B have different files."""
+    say(f"A: {a.shown}, epoch {found.epoch_a}\nB: {b.shown}, epoch {found.epoch_b}\n{_position_text(found)}")
+    if others and found.since is not None:
+        say(f"Both share the history up to epoch {found.since}; compared is what changed since.")
+    say()
+    say(_table(found.counts, found.since is not None))
+    _say_differences(shown, sum(sum(each.counts.values()) for each in found.counts.values()), output)
+
+
+@contextlib.contextmanager
+def _of_operator(
+    a: Readable,
+    b: Readable,
+    one: Moment,
+    other: Moment,
+    wanted: Wanted,
+    comparison: Comparison,
+    pattern: str | None,
+    conf: Mapping[str, str],
+) -> Iterator[Diff]:
+    """Compare one of Spark's own operators, in a session that ends with the context."""
+    there = one if wanted.operator in _operators(one) and wanted.operator not in _operators(other) else other
+    choose_operator(held_operators(there), wanted, there.epoch)
+    counts = StepCounts()
+    with session(conf) as spark:
+        from recovery.spark.sources.native_diff import compare_operator
+
+        found = compare_operator(spark, (a.path, one), (b.path, other), wanted, comparison, counts, pattern)
+        yield Diff(
+            one.epoch, other.epoch, tuple(positions(one, other)), None, {f"operator {wanted.operator}": counts}, found
+        )
+
+
+def _operators(*moments: Moment) -> list[int]:
+    """Return the numbers of Spark's own operators that have state in any of these snapshots."""
+    return sorted({each.number for at in moments for each in held_operators(at)})
+
+
+def _only_operators(numbers: list[int], shown: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"there is only state of Spark's own {_named(numbers)}",
+        path=shown,
+        cause="Spark keeps it in files of its own form, so that it is compared by Spark.",
+        remedy="Give --operator N.",
+    )
+
+
+def _named(numbers: list[int]) -> str:
+    return f"{'operator' if len(numbers) == 1 else 'operators'} {', '.join(map(str, numbers))}"
+
+
+def _position_text(found: Diff) -> str:
+    if found.same_position:
         return "Both are at the same position of the input."
     lines = ["They are at different positions of the input, so states may differ for that reason:"]
-    for each in sources:
+    for each in found.sources:
         if each.a != each.b:
             pairs = enumerate(zip(each.a or "", each.b or "", strict=False))
             same = next((number for number, (one, other) in pairs if one != other), 0)

@@ -13,7 +13,7 @@ from recovery.base.addresses import local_path
 from recovery.cli.state_common import json_text
 from recovery.errors import ConfigurationError, StorageError
 from recovery.host.durable import PRIVATE, create
-from recovery.operational.comparison import KeyDifference
+from recovery.operational.steps.comparison import KeyDifference
 from recovery.planning.comparing import ABSENT
 
 COLUMNS = ("step", "key", "what", "a", "b")

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from recovery.base.clock import SystemClock
-from recovery.base.task_key import task_key
+from recovery.base.credentials.task_key import task_key
 from recovery.base.wording import counted, listed, moment_text
 from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json, say
 from recovery.cli.owners import locations, owner_options

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,17 @@ from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.base.reserved import EPOCH_STEP
 from recovery.cli.common import format_time, json_option, print_json, say, table
+from recovery.cli.native import session, store_option, timers_option, variable_option, wanted_state
 from recovery.cli.places import chosen_access, chosen_backend, state_options
 from recovery.cli.readable import READABLE, Readable
+from recovery.cli.settings import settings_options
 from recovery.cli.state_common import json_text
-from recovery.errors import StateNotFoundError, UnsupportedPlanError
+from recovery.errors import StateNotFoundError
+from recovery.native.choose import Wanted, choose_operator
+from recovery.native.held import held_operators
 from recovery.operational.manager import StateManager
-from recovery.operational.step_history import History, Version, key_history, mark_history
+from recovery.operational.steps.step_edits import moment
+from recovery.operational.steps.step_history import History, Version, key_history, mark_history
 from recovery.operational.targets import Steps
 from recovery.operational.values import to_json
 from recovery.planning.comparing import ABSENT, Difference
@@ -31,10 +36,14 @@ SHOWN_CHANGES = 5
 @click.option("--key", metavar="KEY", help="The state key.")
 @click.option("--hwm", metavar="KEY", help="A high-water mark, in place of --step and --key.")
 @click.option("--operator", type=click.IntRange(min=0), metavar="N", help="One of Spark's own operators, in place of "
-              "--step: says how to see its keys.")  # fmt: skip
+              "--step; starts Spark.")  # fmt: skip
+@store_option
+@variable_option
+@timers_option
 @click.option("--input", "with_input", is_flag=True, help="Show which bytes of the files of the format `appended` each "
               "epoch read.")  # fmt: skip
 @state_options
+@settings_options
 @json_option
 def history(
     directory: Readable,
@@ -42,8 +51,12 @@ def history(
     key: str | None,
     hwm: str | None,
     operator: int | None,
+    store: str | None,
+    variable: str | None,
+    timers: bool,
     with_input: bool,
     environment: str,
+    conf: dict[str, str],
     as_json: bool,
 ) -> None:
     """Show how one key came to its value: each version that is held, oldest first, and what changed in it.
@@ -54,13 +67,15 @@ def history(
     given = [each is not None for each in (step, hwm, operator)]
     if given.count(True) != 1 or (hwm is None) != (key is not None):
         raise click.UsageError("Give --step and --key, or --hwm, or --operator and --key.")
-    if operator is not None:
-        raise _of_spark(directory.path, operator)
+    wanted = wanted_state(operator, store, variable, timers=timers)
     directory = directory.to_read(chosen_access())
     now: dict[str, Any] = {}
     if hwm is not None:
         found = mark_history(Steps(directory.path, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input)
         now = _mark_now(directory.path, environment, hwm, found)
+    elif operator is not None:
+        found = _of_operator(directory.path, wanted, str(key), conf, with_input=with_input)
+        now = {"operator": operator, "store": store, "variable": variable, "timers": timers}
     else:
         assert step is not None
         assert key is not None
@@ -80,14 +95,17 @@ def history(
     say(f"held: epochs {found.oldest} to {found.newest}")
 
 
-def _of_spark(directory: Path, operator: int) -> UnsupportedPlanError:
-    return UnsupportedPlanError(
-        f"operator {operator} is one of Spark's own, whose rows only Spark can decode",
-        path=directory,
-        cause="Its state is held as files of Spark's state store, in Spark's own form.",
-        remedy=f"Read it with Spark: python -m recovery checkpoint show DIR --operator {operator} --epoch E, and "
-        "--changes-since EPOCH for what changed.",
-    )
+def _of_operator(directory: Path, wanted: Wanted, key: str, conf: Mapping[str, str], *, with_input: bool) -> History:
+    """Return the history of a key of one of Spark's own operators. Reports unreadable state before Spark is started."""
+    at = moment(directory)
+    choose_operator(held_operators(at), wanted, at.epoch)
+    with session(conf) as spark:
+        from recovery.spark.sources.native_history import native_history
+
+        return native_history(
+            spark, directory, key, operator=wanted.operator, store=wanted.store, variable=wanted.variable,
+            timers=wanted.timers, with_input=with_input,
+        )  # fmt: skip
 
 
 def _mark_now(directory: Path, environment: str, key: str, found: History) -> dict[str, Any]:

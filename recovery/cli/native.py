@@ -15,7 +15,7 @@ from recovery.cli.common import format_size, print_json, say, table
 from recovery.errors import ConfigurationError, RecoveryError, StateNotFoundError
 from recovery.native.choose import Wanted, choose_operator
 from recovery.native.held import held_measure, held_operators, held_schemas
-from recovery.operational.step_edits import Moment, moment
+from recovery.operational.steps.step_edits import Moment, moment
 from recovery.planning.health import NOT_MEASURED, format_bytes
 from recovery.planning.measures import OperatorWork
 from recovery.storage.scan import read_measures
@@ -45,6 +45,13 @@ def timers_option(function: F) -> F:
     return click.option(
         "--timers", is_flag=True, help="With --operator, for transformWithState: its registered timers."
     )(function)
+
+
+def wanted_state(operator: int | None, store: str | None, variable: str | None, *, timers: bool) -> Wanted:
+    """Return the state that --operator, --store, --variable and --timers name; None: no operator is wanted."""
+    if operator is None and (store is not None or variable is not None or timers):
+        raise click.UsageError("--store, --variable and --timers need --operator.")
+    return Wanted(operator or 0, store, variable, timers)
 
 
 def refused_operator_option(function: F) -> F:

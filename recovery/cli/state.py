@@ -56,7 +56,7 @@ from recovery.cli.state_transfer import copy, move
 from recovery.errors import StateNotFoundError
 from recovery.operational.backends.address import is_uri
 from recovery.operational.scopes import as_content
-from recovery.operational.step_edits import moment
+from recovery.operational.steps.step_edits import moment
 from recovery.operational.targets import REMOVED, Steps, merge, missing, unknown_step
 from recovery.operational.values import parse_json
 

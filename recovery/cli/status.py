@@ -30,7 +30,7 @@ from recovery.cli.native import operators_at, operators_text
 from recovery.cli.owners import locations, owner_options, shown_path
 from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with_path
 from recovery.host.processes import describe_holder
-from recovery.operational.step_edits import Moment, moment
+from recovery.operational.steps.step_edits import Moment, moment
 from recovery.planning.going_back import after_text
 from recovery.planning.health import Finding, Level, parse_targets, worst
 from recovery.planning.measures import StepSize, measure_json

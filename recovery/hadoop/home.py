@@ -2,9 +2,9 @@
 
 No step relies on a rename that is atomic:
 
-- *Restore.* The checkpoint is written on this host, and then each file under a name that nothing has used: the place is
-  of this execution alone. Spark starts when all are there with their sizes. What a killed start leaves, the next one
-  removes.
+- *Restore.* The checkpoint is written on this host, and then copied file by file to names that nothing has used: only
+  this execution uses the directory. Spark starts when all files have arrived with their sizes. The next start removes
+  what a killed one left.
 - *Spark* finishes a file under another name and renames it. On an object store that is a copy, which appears whole or
   not at all, and what is left of an interrupted one has a hidden name.
 - *Capture* takes a listing, copies the new files to this host, and compares size and time with the listing. If a file
@@ -74,7 +74,7 @@ class HadoopHome:
 
     def pull(self, batch: BatchId) -> None:
         """See `CheckpointHome.pull`."""
-        # Spark has its state at the other place.
+        # Spark has the state at the address.
         shutil.rmtree(self.directory / "state", ignore_errors=True)
         self._look()
         logs = {"metadata", *(f"{log}/{each}" for log in ("offsets", "commits") for each in (batch - 1, batch))}
@@ -133,7 +133,7 @@ class HadoopHome:
         self._pool.shutdown()
 
     def _all(self, work: Callable[[str], None], paths: Iterable[str]) -> None:
-        """Do it for all paths, several at a time; return when none is under way. Raises the first error."""
+        """Call the function for all paths, several at a time, and wait for all calls. Raises the first error."""
         futures = [self._pool.submit(work, path) for path in paths]
         wait(futures)
         for future in futures:
@@ -166,7 +166,7 @@ class HadoopHome:
 
     @contextlib.contextmanager
     def _reaching(self) -> Iterator[None]:
-        """Let pass that a file is missing; any other error is one of the place."""
+        """Pass on FileNotFoundError; raise StorageError with the address for any other error."""
         try:
             yield
         except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Addresses of buckets, and the credentials that the vendors' own tools would use for them.
 
 Backups and operational state reach the same stores through different clients. Both ask here, so that an address and an
-environment that work for one work for the other. What nobody gave is left to the client: the machine's own identity.
+environment that work for one work for the other. Without credentials, the client uses the machine's own identity.
 """
 
 from __future__ import annotations

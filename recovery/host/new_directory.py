@@ -12,7 +12,13 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from recovery.errors import AlreadyInitializedError, DirectoryLockedError, RecoveryError, StorageError
+from recovery.errors import (
+    AlreadyInitializedError,
+    ConfigurationError,
+    DirectoryLockedError,
+    RecoveryError,
+    StorageError,
+)
 from recovery.host.durable import PRIVATE, Modes, make_directories, sync
 
 CONTENT = "part-"
@@ -35,6 +41,17 @@ def check_free(target: Path) -> None:
         )
     if names:
         raise StorageError(f"it holds {', '.join(names[:3])}", path=target, cause="", remedy="Name a new directory.")
+
+
+def check_outside(target: Path, source: Path) -> None:
+    """Raise ConfigurationError if a new directory would lie within the one that it is made from."""
+    within = Path(os.path.realpath(source))
+    if within in Path(os.path.realpath(target)).parents:
+        raise ConfigurationError(
+            f"{target} lies within {source}, in which nothing may be changed",
+            cause="",
+            remedy="Name a directory elsewhere, for example beside it.",
+        )
 
 
 @contextlib.contextmanager
@@ -80,7 +97,7 @@ def _held(draft: Path, target: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DirectoryLockedError(
-                "another process makes this directory at this moment",
+                "another process is making this directory",
                 path=target,
                 cause="The same command is still going on.",
                 remedy="Wait until it ends, and use what it made.",

@@ -1,6 +1,6 @@
 """A recovery directory of Bytewax 0.20 or 0.21, taken over as new recovery partitions.
 
-import.1  Read what Bytewax's partitions say of themselves; choose the epoch at which Bytewax would resume, and refuse a
+import.1  Read the descriptions of Bytewax's partitions; choose the epoch at which Bytewax would resume, and refuse a
           directory from which it would resume wrongly.
 import.2  Read every state below that epoch, as plain values, and every position of a file source. Refuse what has no
           plain form. Until here nothing is written.
@@ -25,9 +25,10 @@ from recovery.base.wording import counted
 from recovery.checkpoint.places import Observer, Progressed, ignore
 from recovery.epochs.writer import StepKey
 from recovery.errors import ConfigurationError, InconsistentPartitionsError, StateValueError, UnknownStepError, shown
+from recovery.host.new_directory import check_outside
 from recovery.importing.positions import TheirInput, is_position, rows_of, their_input
 from recovery.importing.staging import appearing, check_free
-from recovery.operational.step_edits import close_audited
+from recovery.operational.steps.step_edits import close_audited
 from recovery.planning.bytewax import TheirPosition, Written, their_position
 from recovery.planning.resume import plan_resume
 from recovery.storage.bytewax import TheirFile, TheirSnapshot, their_files
@@ -110,6 +111,7 @@ def import_bytewax(
     nobody named, StateValueError for values that are not plain, and what `their_files` raises.
     """
     source, target, clock = Path(source), Path(directory), clock or SystemClock()
+    check_outside(target, source)
     check_free(target)
     with their_files(source) as files:
         # import.1
@@ -163,14 +165,15 @@ class _Choices:
         self._ours: dict[str, str | None] = {}
 
     def ours(self, step: str) -> str | None:
-        """Return the new name of a step; DROPPED if it is left out, None if nothing was said. Asked for every key."""
+        """Return the new name of a step; DROPPED if it is left out, None if the user named none. Called for every
+        key."""
         if step not in self._ours:
             dropped = any(self.means(name, step) for name in self.drop)
             self._ours[step] = DROPPED if dropped else self.given(self.steps, step)
         return self._ours[step]
 
     def given(self, named: Mapping[str, str], step: str) -> str | None:
-        """Return what was given for a step; None if nothing."""
+        """Return the user's choice for a step; None without one."""
         return next((value for name, value in named.items() if self.means(name, step)), None)
 
     def means(self, name: str, step: str) -> bool:
@@ -303,12 +306,15 @@ def _example(snapshot: TheirSnapshot, unpickler: Unpickler) -> str:
 
 def _unnamed(taken: _Taken) -> UnknownStepError:
     lines = [f"{step}, for example {taken.examples[step]}" for step in sorted(taken.unnamed)]
-    first = min(taken.unnamed)
+    # Steps made of Bytewax's own operators have state; of others it may be either.
+    state = [step for step in sorted(taken.unnamed) if step.endswith(STATEFUL)] or sorted(taken.unnamed)
+    other = [step for step in sorted(taken.unnamed) if not step.endswith(STATEFUL)] or state
     return UnknownStepError(
         f"{counted(len(lines), 'step')} of Bytewax {'is' if len(lines) == 1 else 'are'} not named: {'; '.join(lines)}",
         cause="It has state, or it is a sink, or a source other than of files.",
-        remedy=f"For state, give --step {first}=NAME. A position that is not of a file cannot be taken over: leave it "
-        f"out with --drop-step {first}, and set where the flow's source starts, such as Kafka's startingOffsets.",
+        remedy=f"For state, give --step {state[0]}=NAME. The position of a sink, or of a source other than of files, "
+        f"cannot be taken over: leave it out with --drop-step {other[0]}, and set where the flow's source starts, such "
+        "as Kafka's startingOffsets.",
     )
 
 

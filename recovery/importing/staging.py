@@ -1,4 +1,4 @@
-"""A directory that appears whole or not at all: it is filled beside its place, and renamed last.
+"""A directory that appears whole or not at all: it is filled under a name beside it, and renamed last.
 
 A killed attempt leaves the directory beside it, `.NAME.import`; the next attempt removes it.
 """
@@ -26,7 +26,7 @@ def staging_of(target: Path) -> Path:
 
 
 def check_free(target: Path) -> None:
-    """Raise AlreadyInitializedError or StorageError if something is at the place; an empty directory is not."""
+    """Raise AlreadyInitializedError or StorageError if anything but an empty directory has this name."""
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise StorageError("a file is in the way", path=target, cause="", remedy="Name a new directory.")
     if target.is_dir() and any(target.iterdir()):

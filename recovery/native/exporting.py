@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.base.ids import BatchId
-from recovery.checkpoint.operators import NativeOperator, operators_of
+from recovery.checkpoint.native.operators import NativeOperator, operators_of
 from recovery.checkpoint.places import CheckpointPlace, Observer, ignore
 from recovery.native.held import materialise
-from recovery.operational.step_edits import moment
+from recovery.operational.steps.step_edits import moment
 from recovery.storage.verify import check_all
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from recovery.base.reserved import CHECKPOINT_STEP
-from recovery.checkpoint.operators import NativeOperator, operators_of
+from recovery.checkpoint.native.operators import NativeOperator, operators_of
+from recovery.checkpoint.native.state_schemas import Schema, state_schemas
 from recovery.checkpoint.places import Observer, Progressed, ignore, storage_errors
 from recovery.checkpoint.restore import Restored, restore
 from recovery.checkpoint.rows import Content, file_of, row_objection
-from recovery.checkpoint.state_schemas import Schema, state_schemas
 from recovery.errors import CorruptPartitionError, EpochNotHeldError, SparkCheckpointError
-from recovery.operational.step_edits import Moment
+from recovery.operational.steps.step_edits import Moment
 from recovery.planning.measures import Measure, operators_measured
 from recovery.storage.scan import scan
 

@@ -19,7 +19,8 @@ from recovery.base.ids import BatchId, Epoch
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.checkpoint.capture import Captured
 from recovery.checkpoint.home import LocalHome
-from recovery.checkpoint.operators import NativeOperator, missing_store, operators_of
+from recovery.checkpoint.native.operators import NativeOperator, missing_store, operators_of
+from recovery.checkpoint.native.state_files import StateFiles
 from recovery.checkpoint.places import (
     CheckpointPlace,
     Observer,
@@ -31,9 +32,8 @@ from recovery.checkpoint.places import (
 )
 from recovery.checkpoint.position import missing_entry, position_files
 from recovery.checkpoint.rows import Content, held_file, row_objection
-from recovery.checkpoint.state_files import StateFiles
 from recovery.errors import AlreadyInitializedError, ConfigurationError, SparkCheckpointError, StorageError
-from recovery.operational.step_edits import check_whole, close_audited
+from recovery.operational.steps.step_edits import check_whole, close_audited
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.connect import SCRATCH_NAME

@@ -14,7 +14,7 @@ from recovery.errors import CorruptPartitionError
 from recovery.operational import marks
 from recovery.operational.backends.backend import Backend, DirectoryBackend, Document
 from recovery.operational.ids import StateId, escape, unescape
-from recovery.operational.step_edits import moment
+from recovery.operational.steps.step_edits import moment
 from recovery.planning.resume import common_cuts, plan_resume
 from recovery.storage.documents import BusyPartition, home
 from recovery.storage.history import KeyState, few_states_at, has_step

@@ -20,7 +20,7 @@ from recovery.operational.backends.backend import Backend, Document
 from recovery.operational.closed_marks import settle, settled_marks, standing_marks
 from recovery.operational.ids import check, matches
 from recovery.operational.runs import read_run
-from recovery.operational.step_edits import Moment, edit_states, moment
+from recovery.operational.steps.step_edits import Moment, edit_states, moment
 from recovery.operational.values import from_json
 from recovery.storage.history import KeyState
 from recovery.storage.locations import Locations

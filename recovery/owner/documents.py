@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from recovery.base.intervals import format_interval
-from recovery.errors import StateLockedError
 from recovery.storage.documents import (
     BusyPartition,
     StoredState,
@@ -17,7 +16,7 @@ from recovery.storage.documents import (
     place_states,
     read_prefix,
     read_states,
-    writer_of,
+    still_locked,
 )
 from recovery.wire.calls import Changed, Stored
 
@@ -44,32 +43,35 @@ def change(directory: Path, changes: Sequence[Changed], now_ms: int, busy_ms: in
             raise _OvertakenError
         return wanted.content
 
-    path = home(directory)
+    texts = {each.state_id: partial(changed, each) for each in changes}
     try:
-        made = change_states(path, {each.state_id: partial(changed, each) for each in changes}, now_ms, busy_ms=busy_ms)
+        with _bounded(directory, busy_ms) as path:
+            made = change_states(path, texts, now_ms, busy_ms=busy_ms)
     except _OvertakenError:
         return None
-    except BusyPartition as error:
-        raise _busy(path, busy_ms) from error
     return [_stored(each) for each in made.values()]
 
 
 def forget(directory: Path, ids: Sequence[str], busy_ms: int) -> int:
     """See `OwnerCalls.forget_documents`."""
-    path = home(directory)
-    try:
+    with _bounded(directory, busy_ms) as path:
         return forget_states(path, ids, busy_ms=busy_ms)
-    except BusyPartition as error:
-        raise _busy(path, busy_ms) from error
 
 
 def place(directory: Path, documents: Sequence[Stored], busy_ms: int) -> None:
     """See `OwnerCalls.place_documents`."""
+    with _bounded(directory, busy_ms) as path:
+        place_states(path, [StoredState(*each) for each in map(_fields, documents)], busy_ms=busy_ms)
+
+
+@contextmanager
+def _bounded(directory: Path, busy_ms: int) -> Iterator[Path]:
+    """Yield the partition with the documents. Raises StateLockedError if it stays locked for longer than `busy_ms`."""
     path = home(directory)
     try:
-        place_states(path, [StoredState(*each) for each in map(_fields, documents)], busy_ms=busy_ms)
+        yield path
     except BusyPartition as error:
-        raise _busy(path, busy_ms) from error
+        raise still_locked(path, busy_ms / 1000) from error
 
 
 def _stored(state: StoredState) -> Stored:
@@ -78,11 +80,3 @@ def _stored(state: StoredState) -> Stored:
 
 def _fields(stored: Stored) -> tuple[str, int, str | None, int]:
     return stored.state_id, stored.generation, stored.content, stored.changed_ms
-
-
-def _busy(path: Path, busy_ms: int) -> StateLockedError:
-    writer = writer_of(path)
-    who = "another process" if writer is None else f"process {writer}"
-    return StateLockedError(
-        f"{who} held the lock of the operational state for {format_interval(busy_ms / 1000)}", path=path
-    )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from recovery.base.addresses import host_and_port
 from recovery.base.clock import Clock, SystemClock
-from recovery.base.token import read_token
+from recovery.base.credentials.token import read_token
 from recovery.errors import ConfigurationError, NoPartitionsError
 from recovery.host.open_files import allow_open_files
 from recovery.host.signals import handle

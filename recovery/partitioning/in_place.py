@@ -75,7 +75,7 @@ def swap(directory: Path, new: Path, totals: tuple[int, int]) -> None:
     system cannot swap; then `new` is removed.
     """
     first = home(directory)
-    # A writer that waits for this learns afterwards that its file has another name, and writes nothing.
+    # A waiting writer then finds that its file has another name, and writes nothing.
     with unwritten(first):
         try:
             if state_totals(first) != totals:

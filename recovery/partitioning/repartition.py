@@ -25,14 +25,14 @@ from recovery.base.clock import Clock, SystemClock
 from recovery.base.wording import counted
 from recovery.errors import ConfigurationError, CorruptPartitionError, StorageError
 from recovery.host.durable import modes_beside, sync
-from recovery.host.new_directory import check_free, new_directory
+from recovery.host.new_directory import check_free, check_outside, new_directory
 from recovery.partitioning.in_place import check_exchange, check_in_place, clear_unfinished, kept_path, swap
 from recovery.partitioning.worker import Work
 from recovery.partitioning.workers import do_all
 from recovery.planning.moving import divide
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.documents import home, state_totals
-from recovery.storage.lock import DirectoryLock
+from recovery.storage.lock import DirectoryLock, check_unlocked
 from recovery.storage.origin import How, Origin, add_origin, origin_of
 from recovery.storage.repartition import MAX_PARTITIONS, StepTally, Tally
 from recovery.storage.scan import scan
@@ -109,6 +109,8 @@ def plan_repartition(
 ) -> RepartitionPlan:
     """Return what `repartition` will do with these arguments; changes nothing. Raises what that raises."""
     source, target = local_path(directory), None if new_directory is None else local_path(new_directory)
+    scan(source)
+    check_unlocked(source)
     plan, _ = _planned(source, target, count)
     return plan
 
@@ -128,6 +130,7 @@ def _planned(directory: Path, new_directory: Path | None, count: int) -> tuple[R
         check_in_place(directory, found)
         keeps = kept_path(directory, found.store_id)
     else:
+        check_outside(new_directory, directory)
         check_free(new_directory)
     return RepartitionPlan(
         directory=directory,
@@ -250,8 +253,8 @@ class _Attempt:
             raise StorageError(
                 f"step {old.step!r} has at epoch {old.epoch} {' in the old files, and '.join(found)} in the new ones",
                 path=self._directory,
-                cause="The disk or the memory of this machine is not reliable, or recovery has an error.",
-                remedy="Nothing was made. Check the partitions (recovery verify DIR), and run it again.",
+                cause="The disk or the memory of this machine is not reliable, or this package has a defect.",
+                remedy="Check the partitions (recovery verify DIR), and run the same command again: nothing was made.",
             )
 
     def _settle(self, draft: Path, first: Path) -> int:

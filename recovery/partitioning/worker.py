@@ -34,7 +34,7 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True, tag=True):
-    """So many rows were read."""
+    """Progress: this many rows were read."""
 
     rows: int
 
@@ -44,14 +44,14 @@ Counts = list[tuple[str, int, Rows]]
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """All of it was done: what the old partitions hold, and what the new ones do."""
+    """The work is done: the tallies of the old and of the new partitions."""
 
     before: tuple[Counts, Counts]
     after: tuple[Counts, Counts]
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """An error of this package ended it."""
+    """An error of this package ended the work."""
 
     error: str
     found: str
@@ -69,8 +69,8 @@ Line = Moved | Done | Failed
 
 
 def do(work: Work, observe: Callable[[int], None]) -> tuple[Tally, Tally]:
-    """Write the new partitions of some shares; return what the old ones that it counts hold, and what it wrote. Raises
-    the errors of planning, CorruptPartitionError or StorageError."""
+    """Write the new partitions of some shares; return the tallies of the old partitions that they count, and of the
+    rows that they wrote. Raises the errors of planning, CorruptPartitionError or StorageError."""
     plan = plan_resume(scan(Path(os.fsdecode(work.directory))))
     new = NewStore(work.store_id, work.created_ms, work.count, Path(os.fsdecode(work.draft)))
     before, after = Tally(), Tally()
@@ -110,7 +110,7 @@ def main() -> int:
 
 
 def _end_with_input() -> None:
-    # Not by `sys.stdin`, whose lock the end of the program would wait for.
+    # Not through `sys.stdin`: the interpreter would wait for its lock at exit.
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)
 

@@ -1,4 +1,4 @@
-"""The processes of a repartitioning. Little work is done in this one."""
+"""The processes of a repartitioning. A small amount of work needs no further process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READ_BYTES = 1 << 20
 
 
 def do_all(works: Sequence[Work], observe: Callable[[int], None]) -> tuple[Tally, Tally]:
-    """Do each work in a process of its own, or one in this process; return what was there before, and what was made.
+    """Do each work in a process of its own, or a single one in this process; return the tallies before and after.
 
     observe: is called with the number of rows read since its last call. When this is interrupted, or a process fails,
     all of them end. Raises the first error.

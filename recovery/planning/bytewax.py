@@ -1,10 +1,10 @@
-"""Where Bytewax would resume, and whether that is right: pure functions of what its partitions hold.
+"""Where Bytewax would resume, and whether that is right: pure functions of its partitions' content.
 
 Bytewax resumes at the lowest frontier of the newest execution's workers, and reads of each key the newest snapshot
 below it. It checks that no partition is missing, and that none has collected past that epoch. It does not notice:
 
-- a partition that is an older copy, or was copied without its -wal file. Nothing in it says so; but a partition with
-  anything of the newest epoch, or of a later one, was there when the epoch was counted;
+- a partition that is an older copy, or was copied without its -wal file. Nothing in it shows that; but a partition with
+  anything of the newest epoch, or of a later one, was present when the epoch was counted;
 - snapshots of epochs that were abandoned: an execution wrote them and was killed before it counted the epoch, and the
   next one, which began at the same epoch, did not write these keys;
 - partitions of two dataflows, two files of one partition.
@@ -43,7 +43,7 @@ class TheirExecution:
 
 @dataclass(frozen=True, slots=True)
 class TheirPartition:
-    """What one partition says of itself. frontiers: of execution and worker, the epoch that the worker had reached.
+    """The description of one partition. frontiers: by execution and worker, the epoch that the worker had reached.
     collected: the epoch up to which superseded snapshots are gone. snapshots: when the last new row of each epoch was
     written, as sortable text. flows: the dataflows whose steps it has."""
 

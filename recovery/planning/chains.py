@@ -60,8 +60,9 @@ def merged_from(links: Sequence[int]) -> int:
 
 
 class Link(NamedTuple):
-    """What a link says of itself: the epoch that it continues, up to where the partition had collected, when it was
-    taken, and which executions and epochs it adds. The first link of a chain has all epochs that the partition held."""
+    """The description of a link: the epoch that it continues, the epoch up to which the partition had collected, when
+    it was taken, and which executions and epochs it adds. The first link of a chain has all epochs that the partition
+    held."""
 
     number: int
     after: Epoch

@@ -1,7 +1,7 @@
 """Which copy of each partition a run uses, when several locations have one: a pure function of what they describe.
 
-The copy counts that knows the newest execution; of those, the one with the newest epoch; of those, the one whose
-location was named first. So a file may be copied before the original is removed, and a host that was away does no harm.
+The copy with the newest execution counts; among equals, the one with the newest epoch, then the one whose location was
+named first. So a file may be copied before the original is removed, and a host that was away does no harm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from recovery.planning.values import PartitionDescription
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place with partitions, and what it says of them. name: as the user gave it."""
+    """A location of partitions, with their descriptions there. name: as the user gave it."""
 
     name: str
     partitions: tuple[PartitionDescription, ...]

@@ -1,8 +1,8 @@
-"""Who reads and who writes what, when the keys of N partitions move to M others.
+"""Which process reads and writes which partitions, when the keys of N partitions move to M others.
 
 A key's partition is the CRC-32 of the key modulo their number. So partition i of the N and partition j of the M share
-keys only if i and j leave the same remainder modulo gcd(N, M): the work falls into so many groups, of which each reads
-and writes partitions of its own. In a group of several processes each one reads all partitions of the group, and
+keys only if i and j leave the same remainder modulo gcd(N, M): the work divides into gcd(N, M) groups, each of which
+reads and writes partitions of its own. If several processes work on a group, each reads all partitions of the group and
 writes some.
 """
 

@@ -12,7 +12,7 @@ from recovery.base.reserved import CHECKPOINT_STEP, RESERVED_PREFIX
 from recovery.errors import RecoveryError, with_path
 from recovery.native.held import held_operators, held_rows
 from recovery.operational.backends.owned import origins_of
-from recovery.operational.step_edits import moment
+from recovery.operational.steps.step_edits import moment
 from recovery.planning.advice import Known
 from recovery.planning.health import Finding, Target, findings, unsaved_s
 from recovery.planning.measures import Measure, StepSize, summed

@@ -9,7 +9,8 @@ iceberg/      IcebergSink; table.py: its commits; columns.py: types
 files.py      FileSink; places.py: where it writes; output.py: its directory; manifest.py: its content and plan
 disk.py       operations on files; hadoop_disk.py: the same without an atomic rename
 all_keys.py   AllKeysSink
-upsert.py     UpsertSink; database.py: a transaction of any DB-API connection
+upsert/       UpsertSink; table.py: its tables; effects.py: what epochs write and what they replaced;
+              database.py: a transaction of any DB-API connection
 """
 
 from recovery.sinks.all_keys import AllKeysSink
@@ -18,7 +19,7 @@ from recovery.sinks.files import FileSink
 from recovery.sinks.iceberg.sink import IcebergSink
 from recovery.sinks.plain import ConsoleSink, DiscardSink
 from recovery.sinks.protocol import BatchContext, EpochOutput, EpochSink, Resume, Sink, current_batch
-from recovery.sinks.upsert import UpsertSink
+from recovery.sinks.upsert.sink import UpsertSink
 
 __all__ = [
     "AllKeysSink",

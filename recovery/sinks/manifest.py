@@ -126,7 +126,7 @@ def decode_note(text: str) -> Note:
         return OutputMismatchError(
             "the flow's output so far was written by another kind of sink",
             cause="The sink of the flow was changed.",
-            remedy="Take the former sink, or begin a new output in an empty directory with FileSink(..., fresh=True).",
+            remedy="Use the former sink, or begin a new output in an empty directory with FileSink(..., fresh=True).",
         )
 
     return decode_json(text, refuse, Note)

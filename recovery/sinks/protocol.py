@@ -73,7 +73,7 @@ def current_batch() -> BatchContext:
         raise ConfigurationError(
             "no micro-batch is being written on this thread",
             cause="current_batch() was called outside a sink, or on a thread that the sink started.",
-            remedy="Call it in the sink itself, and hand the values on.",
+            remedy="Call it in the sink itself, and pass the values on.",
         ) from None
 
 

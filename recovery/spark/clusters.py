@@ -1,7 +1,8 @@
-"""What a Spark master means: one host, or a cluster whose hosts share no files, and where its tasks reach the driver's.
+"""What a Spark master means: one host, or a cluster whose hosts share no files; and where tasks reach the driver's
+files.
 
-On a cluster tasks reach the recovery partitions over the network. What else they would write or read as files of the
-driver's host is refused before anything starts: `REFUSALS` lists all of it.
+On a cluster tasks reach the recovery partitions over the network. A start refuses everything else that tasks would
+write or read as files of the driver's host; `REFUSALS` lists it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recovery.base.addresses import host_and_port, looks_like_address
-from recovery.base.certificates import read_certificates, shake_hands
+from recovery.base.credentials.certificates import read_certificates, shake_hands
 from recovery.config import RecoveryConfig
 from recovery.errors import ConfigurationError, OwnerRefusedError, RecoveryError, UnsupportedPlanError
 from recovery.owner.process import OwnerProcess
@@ -94,7 +95,7 @@ class Serving:
 
     @classmethod
     def of(cls, config: RecoveryConfig) -> Serving:
-        """Return what the settings of a run say."""
+        """Return these settings of a run."""
         files = (None if each is None else Path(each) for each in (config.tls_cert, config.tls_key, config.tls_ca))
         return cls(config.serve_at, config.owner_deadline_s, *files)
 
@@ -112,8 +113,9 @@ class Serving:
         return owner, owner.address(host, deadline_s=self.deadline_s, tls_ca_pem=trusted)
 
     def check(self, settings: Mapping[str, str]) -> str | None:
-        """Check the certificate as a task will; return what it is checked with. Raises ConfigurationError for a PEM
-        file that cannot be used, and OwnerRefusedError if tasks would not accept the certificate."""
+        """Check the certificate as a task will; return the certificates that it is checked with. Raises
+        ConfigurationError for a PEM file that cannot be used, and OwnerRefusedError if tasks would not accept the
+        certificate."""
         if self.tls_cert is None:
             return None
         _, host, _ = self._place(settings)
@@ -162,7 +164,7 @@ class Planned:
 
 
 class Refusal(NamedTuple):
-    """What does not run on a cluster. found: what there is of it in a plan; None if there is nothing."""
+    """Something that does not run on a cluster. found: returns a text about it if a plan has it, otherwise None."""
 
     found: Callable[[Planned], str | None]
     cause: str

@@ -24,7 +24,10 @@ from recovery.errors import (
 from recovery.host.record_locks import locked_by
 from recovery.planning.bytewax import TheirExecution, TheirPartition
 from recovery.storage.copies import copy_with_log
-from recovery.storage.sqlite.schema import OPS_PER_LOOK, beside, connect, rows, stamp, translated, value
+from recovery.storage.sqlite.file.connections import connect
+from recovery.storage.sqlite.file.log_files import beside, stamp
+from recovery.storage.sqlite.file.opening import OPS_PER_LOOK
+from recovery.storage.sqlite.file.statements import rows, translated, value
 
 PATTERN = "*.sqlite3"
 VERSION = 5

@@ -13,7 +13,7 @@ from recovery.storage.memory import MemoryPartitions
 from recovery.storage.owned import OwnedPartitions
 from recovery.storage.scan import describe_file
 from recovery.storage.seam import FencingStore, PartitionStore
-from recovery.storage.sqlite.schema import partition_path
+from recovery.storage.sqlite.file.opening import partition_path
 from recovery.storage.sqlite.store import FilePartitions, Share
 
 __all__ = ["SCRATCH_NAME", "FilePartitions", "Share", "connect_driver", "connect_share", "left_executions"]

@@ -25,29 +25,18 @@ from recovery.host.cloned import clone
 from recovery.host.durable import create, sync
 from recovery.planning.values import PartitionDescription
 from recovery.storage.sqlite.beginning import BEGINNING
-from recovery.storage.sqlite.changes_file import NO_MARKS, Marks, merge, read_links, write_link
 from recovery.storage.sqlite.describe import describe, set_store
 from recovery.storage.sqlite.digests import MODULUS, load_digests
+from recovery.storage.sqlite.file.connections import connect
+from recovery.storage.sqlite.file.log_files import beside, has_log, is_left_alone, reading_mode, stamp
+from recovery.storage.sqlite.file.opening import has_beginning, has_states, open_partition
+from recovery.storage.sqlite.file.reading import read_partition
+from recovery.storage.sqlite.file.statements import rows, transaction, translated, value
+from recovery.storage.sqlite.file.tables import SCHEMA_VERSION
 from recovery.storage.sqlite.measures import has_measures
-from recovery.storage.sqlite.replay import replay
 from recovery.storage.sqlite.rewind import rewind
-from recovery.storage.sqlite.schema import (
-    beside,
-    connect,
-    has_beginning,
-    has_log,
-    has_states,
-    is_left_alone,
-    open_partition,
-    read_partition,
-    reading_mode,
-    rows,
-    stamp,
-    transaction,
-    translated,
-    value,
-)
-from recovery.storage.sqlite.tables import SCHEMA_VERSION
+from recovery.storage.sqlite.transfer.changes_file import NO_MARKS, Marks, merge, read_links, write_link
+from recovery.storage.sqlite.transfer.replay import replay
 
 __all__ = [
     "NO_MARKS",
@@ -135,7 +124,7 @@ class PinnedPartition:
             target, lambda connection: (describe(connection, target), _operational(connection, target))
         )
         if replace(described, path=self.path) != self.description or operational != self.operational:
-            raise CorruptPartitionError("its copy does not say the same of itself", path=self.path)
+            raise CorruptPartitionError("the description of its copy differs from its own", path=self.path)
         return self.description
 
     def _copy(self, target: Path, observe: CopyObserver) -> None:

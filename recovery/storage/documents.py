@@ -19,8 +19,16 @@ from typing import Any
 
 import apsw
 
+from recovery.base.intervals import format_interval
 from recovery.base.wording import counted
-from recovery.errors import CorruptPartitionError, DuplicatePartitionError, MissingPartitionsError, NoPartitionsError
+from recovery.errors import (
+    CorruptPartitionError,
+    DuplicatePartitionError,
+    MissingPartitionsError,
+    NoPartitionsError,
+    StateLockedError,
+)
+from recovery.host.processes import describe_holder
 from recovery.storage.sqlite.columns import ODD_DOCUMENT, check_columns
 from recovery.storage.sqlite.digests import (
     MODULUS,
@@ -31,20 +39,12 @@ from recovery.storage.sqlite.digests import (
     record_digest,
     row_digest_sql,
 )
-from recovery.storage.sqlite.schema import (
-    beside,
-    connect,
-    has_states,
-    open_partition,
-    partition_path,
-    read_partition,
-    rows,
-    snapshot,
-    transaction,
-    translated,
-    value,
-)
-from recovery.storage.sqlite.watched_files import check_opened, missing_file
+from recovery.storage.sqlite.file.connections import connect
+from recovery.storage.sqlite.file.log_files import beside
+from recovery.storage.sqlite.file.opening import has_states, open_partition, partition_path
+from recovery.storage.sqlite.file.reading import read_partition
+from recovery.storage.sqlite.file.statements import rows, snapshot, transaction, translated, value
+from recovery.storage.sqlite.file.watched_files import check_opened, missing_file
 
 DIGEST = row_digest_sql("'$state'", "state_id", "generation", "content", "changed_ms")
 SELECT = f"SELECT state_id, generation, content, changed_ms, digest IS {DIGEST} FROM states"
@@ -205,6 +205,19 @@ def check_states(connection: apsw.Connection) -> list[str]:
         if (count, combine(high, low)) != expected:
             problems.append(f"states holds {counted(count, 'row')} where {expected[0]} were written, or not those")
     return problems
+
+
+def still_locked(path: Path, waited_s: float, run: Mapping[str, Any] | None = None) -> StateLockedError:
+    """Return the error for a partition that another process kept locked for `waited_s`.
+
+    run: the holder of the directory's lock, which is named if the system does not name another process.
+    """
+    writer = writer_of(path)
+    if run is not None and writer in (None, run["pid"]):
+        who = describe_holder(run)
+    else:
+        who = "another process" if writer is None else f"process {writer}"
+    return StateLockedError(f"{who} held the lock of the operational state for {format_interval(waited_s)}", path=path)
 
 
 def writer_of(path: Path) -> int | None:

@@ -15,8 +15,9 @@ from recovery.errors import CorruptPartitionError, EpochNotHeldError
 from recovery.planning.resume import BEGINNING, Cut
 from recovery.storage.sqlite.digests import SNAPS_DIGEST, load_digests
 from recovery.storage.sqlite.epoch_log import overlaid
+from recovery.storage.sqlite.file.reading import read_partition, reading
+from recovery.storage.sqlite.file.statements import rows, snapshot, translated
 from recovery.storage.sqlite.measures import counted_rows
-from recovery.storage.sqlite.schema import read_partition, reading, rows, snapshot, translated
 
 # A row written up to the epoch, or the value that its first later successor replaced, if that was written up to the
 # epoch. Only a row that matches its digest has a reliable epoch.

@@ -18,20 +18,11 @@ from recovery.errors import AlreadyInitializedError, ConfigurationError, Directo
 from recovery.host.durable import PRIVATE, UMASK, Modes, make_directories, sync
 from recovery.storage.sqlite.columns import MAX_PARTITIONS
 from recovery.storage.sqlite.describe import insert_parts
-from recovery.storage.sqlite.schema import (
-    connect,
-    partition_path,
-    read_partition,
-    rows,
-    transaction,
-    translated,
-    use_log,
-)
-from recovery.storage.sqlite.tables import (
-    APPLICATION_ID,
-    CREATE_ALL,
-    SCHEMA_VERSION,
-)
+from recovery.storage.sqlite.file.connections import connect, use_log
+from recovery.storage.sqlite.file.opening import partition_path
+from recovery.storage.sqlite.file.reading import read_partition
+from recovery.storage.sqlite.file.statements import rows, transaction, translated
+from recovery.storage.sqlite.file.tables import APPLICATION_ID, CREATE_ALL, SCHEMA_VERSION
 
 STAGING = ".init-"
 RESTORING = ".restore-"
@@ -125,7 +116,7 @@ def _alone(target: Path) -> Iterator[None]:
         yield
     except BlockingIOError:
         raise DirectoryLockedError(
-            "partitions are being made here at this moment",
+            "another process is making partitions here",
             path=target,
             cause="Another init or restore is still going on.",
             remedy="Wait until it ends, and use what it made.",

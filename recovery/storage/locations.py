@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recovery.base.addresses import host_and_port
-from recovery.base.certificates import read_certificates
 from recovery.base.clock import Clock
+from recovery.base.credentials.certificates import read_certificates
+from recovery.base.credentials.token import read_token
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
 from recovery.base.threads import each
-from recovery.base.token import read_token
 from recovery.errors import ConfigurationError, NoPartitionsError, RecoveryError
 from recovery.planning.copies import Location, choose_copies
 from recovery.planning.measures import Measure, StepSize
@@ -41,13 +41,13 @@ class OwnerCheck:
         self._owner = owner
 
     def run(self) -> Verdict:
-        """Have everything read once and return the verdict."""
+        """Let the owner read everything once, and return the verdict."""
         [found] = self._owner.ask(OwnerCalls.verify, [self.path.name])
         return _verdict(self._owner, found)
 
     def cancel(self) -> None:
         """Let the owner end the check."""
-        # One that is lost has ended it.
+        # A lost owner has ended the check.
         with contextlib.suppress(RecoveryError):
             self._owner.ask(OwnerCalls.end_checks)
 
@@ -60,7 +60,7 @@ class OwnerAccess(NamedTuple):
     tls_ca: Path | None = None
 
     def connect(self, deadline_s: float) -> list[Owner]:
-        """Return each owner, to be connected with the first call. deadline_s: how long that may take.
+        """Return the owners, each of which connects on its first call. deadline_s: how long that may take.
 
         Raises ConfigurationError."""
         if not self.owners:
@@ -81,10 +81,10 @@ class OwnerAccess(NamedTuple):
 
 
 class Locations:
-    """The places of one run or look. Without owners, the directory alone, and everything is as it is there.
+    """The locations of one run or look: its directory and its owners. Without owners, the directory alone.
 
-    Several locations may have copies of one partition. `found` chooses among them, and what comes later means the
-    chosen ones.
+    Several locations may have copies of one partition. `found` chooses among them, and all later calls mean the chosen
+    ones.
     """
 
     def __init__(self, directory: Path, owners: Sequence[Owner] = ()) -> None:
@@ -102,12 +102,12 @@ class Locations:
             owner.hold(run, f"{purpose} on {socket.gethostname()}", task_key)
 
     def found(self) -> list[FoundFile]:
-        """Return the files that a plan is made of: of several copies the one that counts. Raises what `choose_copies`
-        raises, and the error of the first file that cannot be read; without owners, as `scan` does."""
+        """Return the files to plan with: of several copies of a partition, the one that counts. Raises what
+        `choose_copies` raises, and the error of the first file that cannot be read; without owners, as `scan` does."""
         return self.chosen(self.asked()) if self.owners else scan(self.directory)
 
     def chosen(self, asked: Sequence[Location]) -> list[FoundFile]:
-        """Return what `found` returns, of what locations were `asked` and have said."""
+        """Return what `found` returns, chosen from the answers of `asked`."""
         chosen = choose_copies(asked)
         self.notes = chosen.notes
         named = {owner.location: owner for owner in self.owners}
@@ -123,7 +123,7 @@ class Locations:
         try:
             files = scan(self.directory)
         except NoPartitionsError:
-            # It may hold none, but it has to be there.
+            # It may hold no partition, but it must exist.
             if not self.directory.is_dir():
                 raise
             files = []
@@ -156,7 +156,7 @@ class Locations:
         return log_bytes(partition.path) if at_owner is None else at_owner.log_bytes
 
     def _facts(self, partition: PartitionDescription) -> FileFacts | None:
-        """Return what the owner of a partition says of it, asked once; None without an owner."""
+        """Return the owner's facts about a partition, for which it is asked once; None without an owner."""
         owner = self.owner_of(partition.index)
         if owner is not None and partition.index not in self._known:
             self._known[partition.index] = owner.ask(OwnerCalls.facts, partition.path.name)
@@ -194,7 +194,7 @@ class Locations:
         return self._owner_of.get(index)
 
     def release(self) -> None:
-        """End all connections; owners let the run go. May be called again."""
+        """End all connections; owners release their directories. May be called again."""
         for owner in self.owners:
             owner.release()
 

@@ -15,7 +15,7 @@ from recovery.base.clock import Clock
 from recovery.errors import DirectoryLockedError, StorageError
 from recovery.host.durable import modes_beside, open_own
 from recovery.host.processes import as_holder, describe_holder, has_ended
-from recovery.storage.sqlite.watched_files import Watch
+from recovery.storage.sqlite.file.watched_files import Watch
 
 LOCK_NAME = "recovery.lock"
 FILE_LOCKS = "recovery-*.lock"
@@ -171,6 +171,13 @@ def lock_holder(directory: Path) -> dict[str, Any] | None:
     paths = [directory / LOCK_NAME, *(link.lock for link in links)]
     paths += [link.other_directory / LOCK_NAME for link in links if link.other_directory is not None]
     return _first_holder(paths) or _holder_of_files(directory)
+
+
+def check_unlocked(directory: Path) -> None:
+    """Raise DirectoryLockedError, which names the holder, if somebody holds the lock of `directory`."""
+    holder = lock_holder(directory)
+    if holder is not None:
+        raise DirectoryLockedError(f"the recovery directory is in use by {describe_holder(holder)}", path=directory)
 
 
 def _holder_of_files(directory: Path) -> dict[str, Any] | None:

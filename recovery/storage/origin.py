@@ -43,6 +43,11 @@ class Origin:
     partitions: Count
     directory: str
 
+    @property
+    def verb(self) -> str:
+        """How the store was made: `forked` or `repartitioned`."""
+        return _VERBS[self.how]
+
     def as_json(self) -> dict[str, Any]:
         """Return the origin as JSON."""
         return asdict(self)
@@ -50,7 +55,7 @@ class Origin:
     def text(self, show_time: Callable[[int], str]) -> str:
         """Return the origin as a line for people; `show_time` formats milliseconds since 1970."""
         return (
-            f"{_VERBS[self.how]} after epoch {self.epoch} from store {self.store_id} in {self.directory} "
+            f"{self.verb} after epoch {self.epoch} from store {self.store_id} in {self.directory} "
             f"({counted(self.partitions, 'partition')}), {show_time(self.made_ms)}"
         )
 
@@ -112,7 +117,7 @@ def _named(file: FoundFile, origins: dict[str, tuple[str, Origin]]) -> FoundFile
         return file
     store_id, origin = origins[file.description.store_id]
     error = ForeignPartitionError(
-        f"a copy of the store that this one was {_VERBS[origin.how]} from: it belongs to store {origin.store_id}, and "
+        f"a copy of the store that this one was {origin.verb} from: it belongs to store {origin.store_id}, and "
         f"this is store {store_id}",
         path=file.path,
         cause=f"The file was copied here from {origin.directory}, or from a backup of it.",

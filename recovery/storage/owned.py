@@ -103,7 +103,7 @@ class OwnerPlace:
     """The partitions of an owner that a run holds: a `Place`."""
 
     def __init__(self, owner: Owner, store_id: str, indexes: Sequence[PartitionIndex], count: int) -> None:
-        """Opens them there."""
+        """Open the partitions at the owner."""
         self.indexes = tuple(indexes)
         self._owner = owner
         self._count = count
@@ -354,8 +354,8 @@ class OwnedPartitions:
             place.release()
 
     def _each(self, work: Callable[[Place], T]) -> list[T]:
-        """Do `work` for all places in parallel. Waits for all before raising an error: one that says why a run lost its
-        right to write comes before one that a place is lost."""
+        """Do `work` for all places in parallel. Waits for all before raising an error. An error that says why the run
+        lost its right to write is raised before one of a lost owner."""
         futures = [self._pool.submit(work, place) for place in self._places]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:

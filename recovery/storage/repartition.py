@@ -24,11 +24,13 @@ from recovery.planning.moving import Share
 from recovery.planning.values import PartitionDescription
 from recovery.storage.sqlite.beginning import Beginning, read_beginning
 from recovery.storage.sqlite.columns import MAX_PARTITIONS
-from recovery.storage.sqlite.draft_partition import DraftPartition, StoreRecord, can_pull
 from recovery.storage.sqlite.epoch_log import overlaid
-from recovery.storage.sqlite.schema import partition_path, read_partition, reading, snapshot, translated
-from recovery.storage.sqlite.tally import Rows, StepTally, Tally
-from recovery.storage.sqlite.versions import Versions, check_complete
+from recovery.storage.sqlite.file.opening import partition_path
+from recovery.storage.sqlite.file.reading import read_partition, reading
+from recovery.storage.sqlite.file.statements import snapshot, translated
+from recovery.storage.sqlite.transfer.draft_partition import DraftPartition, StoreRecord, can_pull
+from recovery.storage.sqlite.transfer.tally import Rows, StepTally, Tally
+from recovery.storage.sqlite.transfer.versions import Versions, check_complete
 from recovery.storage.verify import PartitionCheck
 
 __all__ = ["MAX_PARTITIONS", "NewStore", "Rows", "StepTally", "Tally", "move"]
@@ -65,10 +67,11 @@ def move(
     share: Share,
     observe: Callable[[int], None],
 ) -> tuple[Tally, Tally]:
-    """Write the new partitions of a share. Return what the old partitions hold that it counts, and what it wrote.
+    """Write the new partitions of a share. Return the tallies of the old partitions that the share counts, and of the
+    rows that it wrote.
 
-    held: all partitions, in the order of their indexes. window: the epochs that they share, which come along. observe:
-    is called with the number of rows moved since its last call. Raises CorruptPartitionError or StorageError.
+    held: all partitions, in the order of their indexes. window: the epochs that all of them hold, which are moved.
+    observe: is called with the number of rows moved since its last call. Raises CorruptPartitionError or StorageError.
     """
     before, after = Tally(), Tally()
     allow_open_files(
@@ -185,8 +188,8 @@ class Targets:
         return total
 
     def _buckets(self, new: Callable[[], list[Any]] = list) -> list[Any]:
-        """Return a list for each partition of this share, None for those of other shares of the group, and what refuses
-        a row for all others."""
+        """Return a list for each partition of this share, None for those of other shares of the group, and for all
+        others an object that refuses rows."""
         share = self._share
         misplaced = _Misplaced()
         return [
@@ -202,7 +205,7 @@ class Targets:
 
 
 class _Misplaced:
-    """Takes the place of a partition that none of the rows can belong to."""
+    """Refuses rows: it stands in for a partition to which none of the rows can belong."""
 
     def __getitem__(self, number: int) -> _Misplaced:
         return self
@@ -235,7 +238,7 @@ def _cache_bytes(files: int) -> int:
 
 
 def _record(held: Sequence[PartitionDescription], window: Sequence[Epoch], new: NewStore) -> StoreRecord:
-    """Return what the new partitions say of their store: the union of what the old ones say."""
+    """Return the record of the store for the new partitions: the union of the old partitions' records."""
     epochs = [closed for closed in held[0].epochs if window[0] <= closed.epoch <= window[-1]]
     closing = {closed.execution for closed in epochs}
     executions = {}

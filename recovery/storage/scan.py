@@ -22,16 +22,11 @@ from recovery.storage.origin import name_relatives
 from recovery.storage.sqlite import describe
 from recovery.storage.sqlite.columns import checked_rows
 from recovery.storage.sqlite.epoch_log import overlaid
+from recovery.storage.sqlite.file.log_files import beside
+from recovery.storage.sqlite.file.reading import read_partition, reading
+from recovery.storage.sqlite.file.statements import rows, snapshot, translated
+from recovery.storage.sqlite.file.watched_files import refuse_other_names
 from recovery.storage.sqlite.measures import LARGEST, MEASURES, has_measures, measure_of, read_sizes
-from recovery.storage.sqlite.schema import (
-    beside,
-    read_partition,
-    reading,
-    rows,
-    snapshot,
-    translated,
-)
-from recovery.storage.sqlite.watched_files import refuse_other_names
 
 SUFFIX = ".sqlite3"
 

@@ -1,9 +1,9 @@
 """The seam between Spark and storage: every operation on recovery partitions that a task or the driver uses.
 
 A task sees neither a directory nor a connection, only an address (text) that `connect` turns into a
-`PartitionStore`. Today the partitions are local files; a process on another machine could implement the same calls.
-Every call is bulk, idempotent and returns values: no cursor and no transaction crosses the seam.
-A refused lease or batch (LeaseLostError) is final and never retried.
+`PartitionStore`. The partitions are local files, or files of owners on other hosts, which implement the same calls.
+Every call is bulk, idempotent and returns values: no cursor and no transaction crosses the seam. A refused lease or
+batch (LeaseLostError) is final and never retried.
 """
 
 from __future__ import annotations

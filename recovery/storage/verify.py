@@ -25,9 +25,10 @@ from recovery.storage.sqlite.columns import ODD_STATE
 from recovery.storage.sqlite.describe import describe
 from recovery.storage.sqlite.digests import SNAPS_DIGEST, SUM_SQL, combine, load_digests, mismatch_text
 from recovery.storage.sqlite.epoch_log import check_chunks, check_log, logged_keys
+from recovery.storage.sqlite.file.reading import read_partition
+from recovery.storage.sqlite.file.statements import rows, snapshot, translated
+from recovery.storage.sqlite.file.tables import ROW_BYTES
 from recovery.storage.sqlite.measures import check_measures, check_sizes
-from recovery.storage.sqlite.schema import read_partition, rows, snapshot, translated
-from recovery.storage.sqlite.tables import ROW_BYTES
 
 SNAPS = f"""
 SELECT CAST(step_id AS BLOB), {SUM_SQL}, sum(digest IS NOT {SNAPS_DIGEST}), sum({ODD_STATE}),

@@ -14,8 +14,8 @@ DEADLINE_S = 60.0
 class OwnerAddress(NamedTuple):
     """Where an owner is, for which execution, and how many partitions it has.
 
-    deadline_s: how long a task tries to reach it. tls_ca_pem: the certificates that the owner's one has to be signed
-    by; None for a connection without TLS.
+    deadline_s: how long a task tries to reach it. tls_ca_pem: the certificates of which one must have signed the
+    owner's; None for a connection without TLS.
     """
 
     host: str
@@ -32,7 +32,7 @@ class OwnerAddress(NamedTuple):
 
     @classmethod
     def parsed(cls, found: Mapping[str, Any]) -> OwnerAddress:
-        """Return what `owner_address` wrote, as it is after parsing the JSON."""
+        """Return the address from the parsed JSON of `owner_address`."""
         host, _, port = found["at"].rpartition(":")
         return cls(
             host.removeprefix("[").removesuffix("]"),

@@ -1,4 +1,4 @@
-"""What the owner sends on one connection: answers, refusals, and that a call is worked on."""
+"""The owner's sending end of one connection: answers, refusals, and signs of progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recovery.wire.frames import HELLO_BYTES, Channel, Kind, wait_at_most
 
 
 class Answers:
-    """The sending side of one connection. One thread answers; another tells the client that its call is worked on."""
+    """The sending side of one connection. One thread answers; another sends signs of progress."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -24,7 +24,7 @@ class Answers:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Tell the client meanwhile that its call is worked on."""
+        """Until the block ends, let `send_progress` send signs of progress."""
         self._set_working(True)
         try:
             yield
@@ -35,9 +35,9 @@ class Answers:
         with self._sending:
             self._works = works
 
-    def tell_progress(self) -> None:
-        """Tell the client that its call is worked on, if there is one."""
-        # Who is sending already tells it by that.
+    def send_progress(self) -> None:
+        """Send a sign of progress, if a call is being executed."""
+        # A message that is being sent is a sign of progress itself.
         if self._sending.acquire(blocking=False):
             try:
                 if self._works:
@@ -47,7 +47,7 @@ class Answers:
                 self._sending.release()
 
     def put(self, kind: Kind, body: bytes) -> None:
-        """Send a part of an answer, perhaps only with the next one."""
+        """Send a part of an answer; it may wait in a buffer for the next one."""
         with self._sending:
             self.channel.put(kind, body)
 
@@ -67,7 +67,7 @@ class Answers:
     def end_with(self, error: Exception) -> NoReturn:
         """Send an error, wait until the client has read it, and raise ConnectionAbortedError."""
         self.refuse(error)
-        # Closing with unread bytes would take back what was sent.
+        # If bytes were unread, closing would make the kernel discard the error just sent.
         with contextlib.suppress(OSError):
             sock = self.channel.sock
             socket.socket.shutdown(sock, socket.SHUT_WR)

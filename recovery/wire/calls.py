@@ -1,5 +1,5 @@
-"""What a run, or a command that looks, asks an owner. Both ends read the types of arguments and results from the
-annotations here, so nothing but values of these types is ever made from what arrives."""
+"""The calls of runs, and of commands that only look, to an owner. Both ends read the types of arguments and results
+from the annotations here, so received bytes can only become values of these types."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class FileFacts(msgspec.Struct, frozen=True):
-    """What a look shows of a partition besides. sizes: of its steps; None: its version does not say. measures: only
-    part-0 has them."""
+    """Further facts that a look shows about a partition. sizes: of its steps; None: its version does not say. measures:
+    only part-0 has them."""
 
     log_bytes: int
     sizes: dict[str, StepSize] | None
@@ -55,8 +55,8 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Serving(msgspec.Struct, frozen=True):
-    """What an owner says of itself. holder: who has its directory locked, as a sentence; empty if nobody has. stops: it
-    ends as soon as the run has closed its epoch."""
+    """An owner's status. holder: a sentence about the process that has locked its directory; empty if none has. stops:
+    it ends as soon as the run has closed its epoch."""
 
     version: str
     holder: str
@@ -119,7 +119,7 @@ class Closing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OwnerCalls(Protocol):
-    """The calls of one connection that has proved itself with the token.
+    """The calls on a connection that has proved itself with the token.
 
     A look asks without holding. A run holds the owner's directory on one connection (`hold`); it is held until that
     connection ends. Its other connections `join` it. `take` opens partitions, which the calls below it then mean, in
@@ -127,7 +127,7 @@ class OwnerCalls(Protocol):
     """
 
     def serving(self) -> Serving:
-        """Say what the owner does."""
+        """Return the owner's status."""
         ...
 
     def found(self) -> list[Found]:
@@ -135,7 +135,7 @@ class OwnerCalls(Protocol):
         ...
 
     def facts(self, name: str) -> FileFacts:
-        """Tell more of one file."""
+        """Return further facts about one file."""
         ...
 
     def verify(self, names: list[str]) -> list[Checked]:
@@ -172,7 +172,7 @@ class OwnerCalls(Protocol):
         ...
 
     def still(self, run: str) -> Serving:
-        """Say that the run goes on. The holding connection has to do so from time to time."""
+        """Confirm that the run goes on. The connection that holds the directory has to call this from time to time."""
         ...
 
     def let_go(self) -> None:
@@ -273,7 +273,7 @@ class OwnerCalls(Protocol):
 
 
 class Verb(NamedTuple):
-    """How a call is read: its arguments, and its result, or the items of it if it is a stream."""
+    """The types of a call: its arguments, and its result or, if it is a stream, its items."""
 
     arguments: msgspec.msgpack.Decoder[Any]
     result: msgspec.msgpack.Decoder[Any]
@@ -281,7 +281,7 @@ class Verb(NamedTuple):
 
 
 def verb(name: str) -> Verb:
-    """Return how a call is read. Raises WireError if there is none of this name."""
+    """Return the types of a call. Raises WireError for an unknown name."""
     found = _VERBS.get(name)
     if found is None:
         raise WireError(f"there is no call {name!r:.40}")

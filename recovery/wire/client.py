@@ -1,7 +1,7 @@
 """The task's end of the connections: `OwnerTaskStore`, and the connections that a worker process keeps.
 
-Every operation of a task may be repeated, so a call whose connection breaks is made again on a new one, until the
-owner was not reached for the address's deadline. What the owner refuses is never repeated.
+Every operation of a task may be repeated, so the client repeats a call whose connection breaks on a new one, until it
+has not reached the owner for the address's deadline. It never repeats a call that the owner refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-from recovery.base.certificates import client_context
+from recovery.base.credentials.certificates import client_context
 from recovery.base.ids import BatchId, PartitionIndex, StepId
 from recovery.base.version import VERSION
 from recovery.errors import OwnerRefusedError, OwnerUnreachableError, StorageError
@@ -74,7 +74,7 @@ class OwnerTaskStore:
         """See `TaskStore.apply`."""
         if not changes:
             return
-        # What can be read only once is kept, because the call may be repeated.
+        # Keep what can be read only once: the call may be repeated.
         kept = {index: tuple(chunks) if iter(chunks) is chunks else chunks for index, chunks in changes.items()}
         counted = count._replace(looked_up=count.looked_up + self._looked_up, seam_s=count.seam_s + self._seam_s)
         self._lines.call(partial(_apply, step, batch, kept, counted))
@@ -169,7 +169,7 @@ def _apply(
 
 
 def _from_here(chunks: Iterable[Changes]) -> Iterator[Changes]:
-    """Yield the chunks. An error of this host's disk is not one of the connection."""
+    """Yield the chunks, and keep errors of this host's disk apart from errors of the connection."""
     try:
         yield from chunks
     except OSError as error:
@@ -189,7 +189,7 @@ def _answer(channel: Channel, kind: Any) -> Any:
 
 
 def next_message(channel: Channel, most: int = VALUE_BYTES) -> tuple[int, bytes]:
-    """Return the next message that tells more than progress. Raises what the owner refuses with."""
+    """Return the next message that is not a sign of progress. Raises the error with which the owner refuses."""
     while True:
         kind, body = channel.message(most)
         if kind == Kind.REFUSAL:
@@ -270,7 +270,7 @@ class Lines:
 
 
 class Line:
-    """One connection to an owner, made when it is needed. The name stays when it is made again."""
+    """One connection to an owner, made on first use. A new connection in its place has the same name."""
 
     def __init__(self, address: OwnerAddress, key: bytes, role: str = messages.TASK) -> None:
         """key: the task key; the token for another role."""
@@ -355,7 +355,7 @@ class Line:
             raise
         except ssl.SSLError as error:
             raise self._refused(
-                f"TLS does not begin: {error.reason or error}",
+                f"the TLS handshake failed: {error.reason or error}",
                 "The owner has no certificate, or something else listens there.",
                 "Give the owner a certificate (--tls-cert, --tls-key), or leave out --tls-ca.",
             ) from None
@@ -379,14 +379,14 @@ class Line:
         self.facts = facts
 
     def _expect(self, channel: Channel, kind: Kind, content: Any) -> Any:
-        """Return the content of the next message. What is no message of the protocol comes from something else."""
+        """Return the content of the next message. Anything but a message of the protocol comes from another program."""
         try:
             found, body = next_message(channel, HELLO_BYTES)
             if found != kind:
                 raise WireError(f"a message of kind {found} instead of {kind.name}")
             return messages.read_first(body, content)
         except WireError as error:
-            raise self._refused(f"what it answers is not understood: {error}", None, None) from None
+            raise self._refused(f"its answer is not understood: {error}", None, None) from None
 
     def _refused(self, found: str, cause: str | None, remedy: str | None) -> OwnerRefusedError:
         where = f"the owner of the partitions at {self._address.location}"
@@ -394,7 +394,7 @@ class Line:
 
 
 def reason_of(error: Exception) -> str:
-    """Return what to say of a connection's error."""
+    """Return the reason for a connection's error, for people."""
     if isinstance(error, BlockingIOError):
         return "no answer"
     return str(error) or type(error).__name__
@@ -410,7 +410,7 @@ def _lines_to(address: OwnerAddress, task_key: bytes) -> Lines:
     with _lock:
         found = _all_lines.pop((address, task_key), None) or Lines(address, task_key)
         _all_lines[address, task_key] = found
-        # All owners of this run stay; of earlier runs the newest.
+        # Keep the connections to all owners of this run, and to the newest owners of earlier runs.
         others = [each for each in _all_lines if each[0].lease != address.lease]
         for each in others[: max(0, len(others) - MOST_ADDRESSES)]:
             del _all_lines[each]
@@ -418,7 +418,8 @@ def _lines_to(address: OwnerAddress, task_key: bytes) -> Lines:
 
 
 def _forget() -> None:
-    """A forked process makes connections of its own. Two that share one would read each other's answers."""
+    """Forget the parent's connections in a forked process: two processes that share one would read each other's
+    answers."""
     global _lock
     _lock = threading.Lock()
     _all_lines.clear()

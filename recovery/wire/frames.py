@@ -50,7 +50,7 @@ class Kind(IntEnum):
 
 
 class WireError(Exception):
-    """The other side does not keep to the protocol. The connection cannot be used any more."""
+    """The other side violates the protocol; the connection is unusable."""
 
 
 class Part(NamedTuple):
@@ -62,7 +62,7 @@ class Part(NamedTuple):
 
 
 class Channel:
-    """One connected socket. Sending and receiving are each for one thread at a time.
+    """One connected socket. One thread at a time may send, and one may receive.
 
     Raises OSError if the connection is dead or silent for too long, and WireError for bytes that are no frame.
     """
@@ -79,7 +79,7 @@ class Channel:
         self._outgoing_bytes = 0
 
     def put(self, kind: Kind, body: bytes) -> None:
-        """Send a message, perhaps only with the next one or `flush`."""
+        """Send a message; it may wait in a buffer for the next one or for `flush`."""
         parts = memoryview(body)
         for begin in range(0, len(body) or 1, FRAME_BYTES):
             part = parts[begin : begin + FRAME_BYTES]
@@ -103,7 +103,7 @@ class Channel:
         self.flush()
 
     def part(self, most: int, *, idle: bool = False) -> Part:
-        """Receive one frame. most: limit of its body. idle: wait for its beginning as long as it takes."""
+        """Receive one frame. most: the limit of its body in bytes. idle: wait for its first byte without a limit."""
         if len(self._received) < HEADER.size:
             self._fill(HEADER.size, idle=idle)
         length, kind = HEADER.unpack_from(self._received)
@@ -161,7 +161,7 @@ class Channel:
             return True
 
     def cut(self) -> None:
-        """End the connection from any thread: who sends or receives on it gets an error."""
+        """End the connection, from any thread: threads that send or receive on it get an error."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
@@ -173,7 +173,7 @@ class Channel:
 def settle(sock: socket.socket) -> None:
     """Set what every connection needs: small messages leave immediately, and the kernel finds a dead host or client.
 
-    Silence is measured by the kernel: with a timeout of Python, each call would be two.
+    The kernel measures silence: with a timeout of Python, each call would take two system calls.
     """
     wait_at_most(sock, SILENCE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -187,7 +187,7 @@ def settle(sock: socket.socket) -> None:
 def wait_at_most(sock: socket.socket, wait_s: float) -> None:
     """Let sending and receiving fail after this time without a byte."""
     if isinstance(sock, ssl.SSLSocket):
-        # Python's TLS tries again after the kernel's timeout, without end.
+        # Python's TLS retries forever after the kernel's timeout.
         sock.settimeout(wait_s)
         return
     sock.settimeout(None)

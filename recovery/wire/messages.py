@@ -1,8 +1,8 @@
 """Messages between clients and the owner, and errors as messages.
 
-What precedes the proof is JSON, so that every later version can read it; the rest is MessagePack. Measured for a key
-and for a value of 20 bytes: 0.005 µs to write and 0.03 µs to read, one or two bytes more than the text. Columns of
-Arrow take 0.03 and 0.03 µs, and four bytes more.
+Messages before the proof are JSON, so that every later version can read them; the others are MessagePack. Measured for
+a key and for a value of 20 bytes: 0.005 µs to write and 0.03 µs to read, one or two bytes more than the text. Columns
+of Arrow take 0.03 and 0.03 µs, and four bytes more.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Welcome(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """An error. `error` is the name of its class; empty if the client shall try again later."""
+    """An error. `error` is the name of its class; empty if the client should try again later."""
 
     error: str
     found: str
@@ -124,7 +124,7 @@ class Rows(msgspec.Struct, frozen=True, array_like=True, tag_field="call", tag=6
 
 
 class More(msgspec.Struct, frozen=True, array_like=True, tag_field="call", tag=7):
-    """Asks for the next ROWS message. So a client that is slow fills no memory, neither here nor there."""
+    """Asks for the next ROWS message. So a slow client fills no memory at either end."""
 
 
 class End(msgspec.Struct, frozen=True, array_like=True):
@@ -204,7 +204,7 @@ def changes_messages(chunks: Iterable[Changes]) -> Iterator[bytes]:
 
 def _in_parts(chunk: Changes) -> Iterator[bytes]:
     packed = chunk.packed
-    # Characters first, so that nothing is encoded only to be too large.
+    # Count characters first, to avoid encoding a value that is too large.
     if len(packed) < 2 or sum(map(len, packed)) < MESSAGE_BYTES:
         body = _encoder.encode((chunk.timeouts, chunk.key_chars, packed))
         if len(body) <= MESSAGE_BYTES or len(packed) < 2:
@@ -239,7 +239,7 @@ def as_refusal(error: BaseException) -> Refusal:
 
 
 def as_error(refusal: Refusal, owner: str) -> RecoveryError:
-    """Return the error in a message. Of a class that is unknown here, its name is in the text."""
+    """Return the error in a message. The text names a class that is unknown here."""
     kind = error_named(refusal.error)
     if kind is None:
         return StorageError(

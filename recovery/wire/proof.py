@@ -15,8 +15,8 @@ def new_nonce() -> str:
 
 
 def proof(key: bytes, role: str, *facts: str) -> str:
-    """Return the proof of who has the key, in this role, over facts that both sides know: among them a nonce of each,
-    so that no proof can be used again."""
+    """Return the proof that the sender has the key, for its role and for facts that both sides know. These include a
+    nonce of each side, so that no proof can be used again."""
     # With lengths, no two lists of facts give the same text.
     text = "".join(f"{len(fact)}:{fact}" for fact in (role, *facts))
     return hmac.new(key, text.encode(), "sha256").hexdigest()
@@ -28,8 +28,8 @@ def is_proof(found: str, key: bytes, role: str, *facts: str) -> bool:
 
 
 def masked(key: bytes, token: bytes, *facts: str) -> str:
-    """Return 32 bytes of a key as text that only who has the token can read. facts: of this connection, with a nonce of
-    each side, so that no mask is used twice."""
+    """Return 32 bytes of a key as text that only a holder of the token can read. facts: of this connection, with a
+    nonce of each side, so that no mask is used twice."""
     mask = bytes.fromhex(proof(token, "mask", *facts))
     return bytes(one ^ other for one, other in zip(key, mask, strict=True)).hex()
 

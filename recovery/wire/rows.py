@@ -14,12 +14,10 @@ from recovery.wire.frames import VALUE_BYTES, Channel, Kind, WireError
 
 
 def read_rows(address: OwnerAddress, task_key: bytes, call: messages.Rows) -> Iterator[bytes]:
-    """Yield the rows that a call asks for, as the bytes of Arrow streams. The next ones are asked for when these have
-    been taken.
-
-    Until the first have come, the call is made again on new connections, for the address's deadline. Later a broken
-    connection is an OwnerUnreachableError, and Spark runs the task again: rows have no order by which the reading
-    could be taken up. Raises what the owner refuses with.
+    """Yield the rows that a call asks for, as the bytes of Arrow streams. It asks for the next ones when the caller has
+    taken these. Until the first have arrived, it repeats the call on new connections, for the address's deadline. After
+    that, a broken connection raises OwnerUnreachableError, and Spark runs the task again: rows have no order in which
+    reading could continue. Raises the error with which the owner refuses.
     """
     line = Line(address, task_key)
     try:
@@ -48,13 +46,14 @@ def _ask(call: messages.Rows | messages.More, channel: Channel) -> bytes:
 
 
 class RowsUnderWay:
-    """The owner's end: the rows that a connection reads, which wait in their transaction until it asks for more."""
+    """The owner's end: the rows that a connection reads. Their read transaction stays open until it has asked for all
+    of them."""
 
     def __init__(self) -> None:
         self._rows: Iterator[bytes] | None = None
 
     def begin(self, rows: Iterator[bytes]) -> None:
-        """Read these from now on."""
+        """Begin to read these rows."""
         self.end()
         self._rows = rows
 

@@ -1,4 +1,4 @@
-"""The owner's end of a connection of a run or look: one call, read, done and answered."""
+"""The owner's end of a connection of a run or look: it reads one call, executes it and answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def serve_call(answers: Answers, run: RunConnection, log: Callable[[str], None])
 
 
 def _done(work: Callable[[], Any], log: Callable[[str], None]) -> Any:
-    """Do a part of a call. Only typed errors come out of it: none of them is one of the connection."""
+    """Execute a part of a call. Raises typed errors only, so that none is taken for an error of the connection."""
     try:
         return work()
     except RecoveryError:

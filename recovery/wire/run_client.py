@@ -34,8 +34,8 @@ R = TypeVar("R")
 class Owner:
     """The connections of one run or look to one owner, each for one call at a time.
 
-    Raises OwnerUnreachableError when the owner does not answer, and what it refuses with. The paths in those errors
-    begin with the owner's location.
+    Raises OwnerUnreachableError when the owner does not answer, and the error with which it refuses. The paths in those
+    errors begin with the owner's location.
     """
 
     def __init__(self, address: OwnerAddress, token: bytes) -> None:
@@ -87,12 +87,12 @@ class Owner:
                 yield calls.read_result(call.__name__, found[1])
 
     def release(self) -> None:
-        """Have the owner let the run go, and end all connections. May be called again."""
+        """Release the owner's directory, and end all connections. May be called again."""
         self._ended.set()
         if self._keeper is not None and self._holding is not None and self._lost is None:
             self._keeper.join(LET_GO_S)
             if not self._keeper.is_alive():
-                # One that does not answer lets go when the connection ends.
+                # An owner that does not answer releases it when the connection ends.
                 with contextlib.suppress(RecoveryError):
                     self._on(self._holding, OwnerCalls.let_go.__name__, ())
         with self._lock:
@@ -145,7 +145,7 @@ class Owner:
         if self._lost is not None:
             raise self._lost
         if self._ended.is_set():
-            raise self._gone("the run has let it go")
+            raise self._gone("the run has released it")
         with self._lock:
             line = self._idle.pop() if self._idle else None
         if line is None:

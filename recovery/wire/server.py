@@ -1,8 +1,8 @@
-"""The owner's end of the connections: who may come in.
+"""The owner's end of the connections: whom it accepts, and within which limits.
 
 Limits hold whatever clients do. A connection has to prove itself within `PROOF_S`; until then the owner reads at most
-`HELLO_BYTES` of it, and of more than `MOST_UNPROVEN` such connections the oldest is closed. `MOST_CONNECTIONS` are
-served.
+`HELLO_BYTES` from it. If more than `MOST_UNPROVEN` connections have not proved themselves, the owner closes the oldest.
+It serves at most `MOST_CONNECTIONS`.
 
 Beside a driver, tasks are served from the beginning. A service of its own (`recovery serve`) has a token for runs and
 looks, and serves tasks only while a run holds it.
@@ -62,7 +62,7 @@ class OwnerServer:
         tls: ssl.SSLContext | None = None,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """runs, token: what answers runs and looks, and how they prove themselves; None: nobody else than tasks."""
+        """runs, token: the handler of runs and looks, and their secret; None: the server answers tasks only."""
         self.incarnation = new_nonce()
         self.runs = runs
         self.token = token
@@ -80,7 +80,7 @@ class OwnerServer:
 
     def start(self) -> None:
         """Begin to serve, on threads of its own."""
-        for work, name in ((self._accept, "owner-accept"), (self._tell_progress, "owner-progress")):
+        for work, name in ((self._accept, "owner-accept"), (self._send_progress, "owner-progress")):
             threading.Thread(target=work, name=name, daemon=True).start()
 
     @property
@@ -90,11 +90,11 @@ class OwnerServer:
 
     @property
     def tasks(self) -> Tasks | None:
-        """What tasks are served with; None while no run is going on."""
+        """What the server needs to answer tasks; None while no run is going on."""
         return self._tasks
 
     def serve_tasks(self, tasks: Tasks | None) -> None:
-        """Serve tasks of another execution, or none. The connections of earlier ones have ended when this returns."""
+        """Serve the tasks of another execution, or of none. Returns when the connections of earlier ones have ended."""
         with self._lock:
             self._tasks = tasks
             others = [each for each in self._proven.values() if each.tasks not in (None, tasks)]
@@ -146,22 +146,22 @@ class OwnerServer:
             return replaced
 
     def forget(self, session: Session) -> None:
-        """A session has ended."""
+        """Remove a session that has ended."""
         with self._lock:
             self._unproven.pop(session, None)
             self._open.discard(session)
             if session.line is not None and self._proven.get(session.line) is session:
                 del self._proven[session.line]
 
-    def _tell_progress(self) -> None:
-        """Tell the clients of long calls that they are worked on."""
+    def _send_progress(self) -> None:
+        """Send signs of progress to the clients of long calls."""
         while not self._stopped.wait(PROGRESS_S):
             with self._lock:
                 sessions = list(self._proven.values())
                 late = [each for each in self._unproven if each.begun_s + PROOF_S < time.monotonic()]
                 late += [each for each in sessions if each.is_silent()]
             for session in sessions:
-                session.answers.tell_progress()
+                session.answers.send_progress()
             for session in late:
                 session.channel.cut()
 
@@ -182,7 +182,7 @@ class Session:
 
     @property
     def tasks(self) -> Tasks | None:
-        """What the connection of a task is served with."""
+        """What the server needs to answer a task's connection."""
         return None if self._calls is None else self._calls.tasks
 
     def run(self) -> None:
@@ -211,13 +211,13 @@ class Session:
                 self._run.ended()
 
     def cancel(self) -> None:
-        """End the connection; return when nothing of it works any more. What has not begun never will."""
+        """End the connection, and wait until its running call has ended. A call that has not begun never will."""
         self.answers.cancelled = True
         self.channel.cut()
         self._ended.wait()
 
     def is_silent(self) -> bool:
-        """Whether this connection holds a run that says nothing any more."""
+        """Whether this connection holds the directory for a run that no longer confirms that it goes on."""
         return self._run is not None and self._run.holds and self.channel.heard_s + HOLD_S < time.monotonic()
 
     # The beginning of a connection
@@ -243,7 +243,7 @@ class Session:
             self.answers.end_with(
                 OwnerRefusedError(
                     f"the owner has version {VERSION} of this package, and this host {hello.package[:40]}",
-                    cause="Hosts were upgraded one by one, and this is in between.",
+                    cause="Some hosts were upgraded, and others not yet.",
                     remedy="Install one version on all hosts.",
                 )
             )
@@ -291,7 +291,7 @@ class Session:
             self.answers.end_with(
                 OwnerUnreachableError(
                     "no run holds the partitions here",
-                    cause="The owner was started again, or has let the task's run go.",
+                    cause="The owner was restarted, or has released the task's run.",
                     remedy="Run the same command again: it continues from the last closed epoch.",
                 )
             )
@@ -312,13 +312,14 @@ class Session:
         return tasks.key
 
     def _secure(self) -> None:
-        """Begin TLS if the owner has a certificate. A client that expects otherwise gets an answer that it can name."""
+        """Begin TLS if the owner has a certificate. A client that expects the opposite gets an answer from which it can
+        report the reason."""
         channel, tls = self.channel, self._server.tls
         wait_at_most(channel.sock, PROOF_S)
         begin = channel.sock.recv(1, socket.MSG_PEEK)
         speaks_tls = begin == bytes([TLS_HANDSHAKE])
         if tls is None and speaks_tls:
-            # No TLS: the client reports that this is none.
+            # Sent without TLS: the client reports that the owner does not use it.
             self.answers.end_with(OwnerRefusedError("the owner has no certificate"))
         if tls is not None:
             if begin and not speaks_tls:
@@ -332,8 +333,8 @@ class Session:
             channel.sock.do_handshake()
 
     def _replace(self, line: str) -> None:
-        """Become the connection of this name. What an earlier one has not begun never will: a repeated call must not
-        be overtaken by its first attempt."""
+        """Replace the earlier connection of this name. Its calls that have not begun never will: the first attempt of a
+        call must not run after its repetition."""
         replaced = self._server.admit(self, line)
         self.line = line
         if replaced is not None:

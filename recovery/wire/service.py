@@ -1,4 +1,4 @@
-"""What the server needs from whoever has the partitions."""
+"""What the server asks of the process that has the partitions open: stores, buffers, rows, handlers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from recovery.wire.messages import Rows
 
 
 class Aside(Protocol):
-    """Where the messages of one apply wait until all have come."""
+    """A buffer for the messages of one apply until all of them have arrived."""
 
     def add(self, body: bytes, more: bool) -> None:
-        """Take a frame of a CHANGES message; more: the message goes on in the next one."""
+        """Add a frame of a CHANGES message. more: the message continues in the next frame."""
         ...
 
     @property
@@ -35,19 +35,19 @@ class Aside(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the room back."""
+        """Discard the messages, and free their space."""
         ...
 
 
 class Service(Protocol):
-    """What the server serves to tasks."""
+    """What the server needs to answer tasks."""
 
     def store(self) -> contextlib.AbstractContextManager[TaskStore]:
         """Return a store for one call."""
         ...
 
     def aside(self) -> contextlib.AbstractContextManager[Aside]:
-        """Return room for the messages of one apply."""
+        """Return a buffer for the messages of one apply."""
         ...
 
     def rows(self, call: Rows) -> Iterator[bytes]:
@@ -57,7 +57,7 @@ class Service(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tasks:
-    """What tasks of one execution are served with. partitions: those that are here."""
+    """What the server needs to answer the tasks of one execution. partitions: those that this process has open."""
 
     service: Service
     key: bytes
@@ -66,22 +66,22 @@ class Tasks:
 
 
 class RunConnection(OwnerCalls, Protocol):
-    """What answers one connection with the token."""
+    """The handler of one connection of a run or look."""
 
     @property
     def holds(self) -> bool:
-        """Whether a run is held as long as this connection lasts."""
+        """Whether the directory is locked for a run as long as this connection lasts."""
         ...
 
     def ended(self) -> None:
-        """The connection has ended."""
+        """Release what the connection held: it has ended."""
         ...
 
 
 class Runs(Protocol):
-    """What the server serves to runs and looks."""
+    """Makes the handlers for connections of runs and looks."""
 
     def connected(self, unmask: Callable[[str], bytes], cut: Callable[[], None]) -> RunConnection:
-        """Return what answers a new connection. unmask: returns a key that the client has masked. cut: ends the
+        """Return the handler of a new connection. unmask: returns a key that the client has masked. cut: ends the
         connection."""
         ...

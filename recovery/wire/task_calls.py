@@ -1,7 +1,7 @@
 """The owner's end of a task's connection: its calls, read, done and answered.
 
-Calls of tasks are worked on two a processor at a time; the others wait. A call that waits for its client holds no lock
-and no turn.
+At most two calls per processor run at a time; the others wait for a turn. A call that waits for its client holds no
+lock and no turn.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_KEYS = 4096
 
 
 class Turns:
-    """What the connections of tasks share."""
+    """The turns that the connections of all tasks share."""
 
     def __init__(self) -> None:
         self.free = threading.BoundedSemaphore(CALLS_PER_PROCESSOR * (os.cpu_count() or 1))
@@ -49,7 +49,7 @@ class TaskCalls:
         self._rows = RowsUnderWay()
 
     def end(self) -> None:
-        """End what is under way between two calls."""
+        """End a read that spans several calls."""
         self._rows.end()
 
     def serve_call(self) -> None:
@@ -137,7 +137,8 @@ class TaskCalls:
         self._answers.answer(None)
 
     def _put_aside(self, aside: Aside) -> messages.End:
-        """Receive an apply up to its end, even if there is no room for it: the client reads no answer before."""
+        """Receive an apply to its end, even without space for it: the client reads an answer only after it has sent
+        all."""
         failed: RecoveryError | None = None
         while True:
             kind, more, body = self._answers.channel.part(VALUE_BYTES)
@@ -163,7 +164,7 @@ class TaskCalls:
             try:
                 yield
             except OSError as error:
-                # Not one of the connection.
+                # Not an error of the connection.
                 raise StorageError(str(error)) from error
 
     def _own(self, partitions: Collection[PartitionIndex] | Mapping[PartitionIndex, Any]) -> Any:

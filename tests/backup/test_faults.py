@@ -141,6 +141,21 @@ def test_a_backup_cut_off_at_any_step_counts_whole_or_not_at_all(store, tmp_path
     assert counted > 0
 
 
+def pruned_with_failures(first: Path, root: Path, lasting: bool) -> Iterator[Path]:
+    """Prune a copy of `first`, at `root`, to one backup: with the first operation failing, then the second, until the
+    pruning succeeds. Yield the copy after each."""
+    for k in itertools.count(1):
+        shutil.copytree(first, root)
+        target = FailingTarget(DirectoryTarget(root), k, lasting)
+        with contextlib.suppress(BackupTargetError):
+            prune(target, [KeepRule(count=1)], NOW_MS)
+        yield root
+        if target.operations < k:
+            assert k > 10
+            return
+        shutil.rmtree(root)
+
+
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
 @pytest.mark.usefixtures("one_at_a_time")
 def test_a_pruning_cut_off_at_any_step_leaves_every_listed_backup_whole(store, tmp_path, lasting):
@@ -153,23 +168,13 @@ def test_a_pruning_cut_off_at_any_step_leaves_every_listed_backup_whole(store, t
         work(store, 1)
     back_up(store, first)
     back_up(store, first)  # lists the objects of the one before
-    for k in itertools.count(1):
-        root = Path(shutil.copytree(first, tmp_path / f"dest-{k}"))
-        target = FailingTarget(DirectoryTarget(root), k, lasting)
-        try:
-            prune(target, [KeepRule(count=1)], NOW_MS)
-        except BackupTargetError:
-            pass
-        else:
-            if target.operations < k:
-                break
+    for root in pruned_with_failures(first, tmp_path / "dest", lasting):
         stored = {entry.name for entry in DirectoryTarget(root).entries(OBJECTS)}
         for manifest in list_backups(DirectoryTarget(root)).manifests:
             assert {copy.object_name for copy in manifest.copies} <= stored
         prune(DirectoryTarget(root), [KeepRule(count=1)], NOW_MS)
         assert len(list_backups(DirectoryTarget(root)).manifests) == 1
         assert len(DirectoryTarget(root).entries(OBJECTS)) == 2
-    assert k > 10
     bring_back(root, tmp_path / "new", tmp_path)
     assert states(tmp_path / "new") == states(store)
 

@@ -157,6 +157,8 @@ def test_what_is_refused(store, tmp_path):
         fork(store, tmp_path / "new", 9)
     with pytest.raises(ConfigurationError):
         fork(store, tmp_path / "new", -1)
+    with pytest.raises(ConfigurationError, match="lies within"):
+        fork(store, store / "new")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").touch()
     with pytest.raises(StorageError, match=r"it holds notes\.txt"):

@@ -26,7 +26,7 @@ from recovery.planning.resume import plan_resume
 from recovery.planning.values import StepEdit
 from recovery.storage.documents import change_states
 from recovery.storage.scan import scan
-from recovery.storage.sqlite import changes_file
+from recovery.storage.sqlite.transfer import changes_file
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
 from tests.backup.writer import state_of, wait_until_closed, writing
 from tests.faults.minirun import MiniRun

@@ -16,7 +16,7 @@ from recovery.backup.target import DirectoryTarget
 from recovery.errors import BackupDamagedError, BackupTargetError
 from recovery.planning.backups import KeepRule
 from tests.backup.support import assert_sound, back_up, bring_back, states
-from tests.backup.test_faults import NOW_MS, FailingTarget, Interleaved, one_at_a_time  # noqa: F401
+from tests.backup.test_faults import NOW_MS, FailingTarget, Interleaved, one_at_a_time, pruned_with_failures  # noqa: F401
 from tests.backup.test_incremental import fill
 from tests.stores import Driver, state_at
 
@@ -105,23 +105,12 @@ def test_a_pruning_cut_off_at_any_step_breaks_no_chain(store, tmp_path, lasting)
     """Every manifest that is left has all its objects; the last one restores, and only its objects stay."""
     first = tmp_path / "first"
     manifests = chain(store, first, 4)
-    for k in itertools.count(1):
-        root = Path(shutil.copytree(first, tmp_path / "dest"))
-        target = FailingTarget(DirectoryTarget(root), k, lasting)
-        try:
-            prune(target, [KeepRule(count=1)], NOW_MS)
-        except BackupTargetError:
-            pass
-        else:
-            if target.operations < k:
-                break
+    for root in pruned_with_failures(first, tmp_path / "dest", lasting):
         stored = {entry.name for entry in DirectoryTarget(root).entries(OBJECTS)}
         for manifest in list_backups(DirectoryTarget(root)).manifests:
             assert objects(manifest) <= stored
         prune(DirectoryTarget(root), [KeepRule(count=1)], NOW_MS)
         assert {entry.name for entry in DirectoryTarget(root).entries(OBJECTS)} == objects(manifests[-1])
-        shutil.rmtree(root)
-    assert k > 10
     bring_back(root, tmp_path / "new", tmp_path)
     assert states(tmp_path / "new") == states(store)
     # A chain goes on after a pruning.

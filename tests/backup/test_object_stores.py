@@ -205,6 +205,7 @@ def test_credentials_are_never_shown(store, place, emulator, capfd):
             assert secret not in result.stdout + result.stderr
 
 
+@pytest.mark.long
 def test_a_service_that_dies_in_the_middle(store, tmp_path, monkeypatch):
     """The server is killed during an upload: a typed error in bounded time, and the directory is as it was."""
     before = states(store)

@@ -37,7 +37,7 @@ from recovery.storage.copies import PinnedPartition
 from recovery.storage.documents import change_states
 from recovery.storage.scan import scan
 from recovery.storage.sqlite.describe import describe
-from recovery.storage.sqlite.schema import read_partition
+from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.verify import PartitionCheck
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
 from tests.stores import Driver, alter, paths_of, run_python

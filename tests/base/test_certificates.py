@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from recovery.base.certificates import MOST_BYTES, read_certificates, shake_hands
+from recovery.base.credentials.certificates import MOST_BYTES, read_certificates, shake_hands
 from recovery.errors import ConfigurationError
 from tests.wire.certificates import make_certificates
 
@@ -23,8 +23,8 @@ def test_only_certificates_are_read(tmp_path):
     ("content", "found"),
     [
         (None, "No such file"),
-        (b"", "there is none in it"),
-        (b"\xff\0", "there is none in it"),
+        (b"", "it contains no certificate"),
+        (b"\xff\0", "it contains no certificate"),
         (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "cannot be used"),
         (b"-----BEGIN CERTIFICATE-----\n" + b"A" * MOST_BYTES + b"\n-----END CERTIFICATE-----\n", "are allowed"),
     ],
@@ -42,7 +42,7 @@ def test_what_cannot_be_used(tmp_path, content, found):
 def test_a_key_alone_is_no_certificate(tmp_path):
     """The error does not show it."""
     key = make_certificates(tmp_path)[1]
-    with pytest.raises(ConfigurationError, match="there is none in it") as raised:
+    with pytest.raises(ConfigurationError, match="it contains no certificate") as raised:
         read_certificates(key)
     assert key.read_text().splitlines()[1] not in str(raised.value)
 

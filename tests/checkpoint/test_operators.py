@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from recovery.checkpoint.operators import operators_of
+from recovery.checkpoint.native.operators import operators_of
 from recovery.checkpoint.places import is_uri, may_be_needed, newest_batch
 from recovery.checkpoint.relocate import names_places, relocated
 from recovery.errors import SparkCheckpointError

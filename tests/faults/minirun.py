@@ -21,9 +21,9 @@ from recovery import RecoveryConfig
 from recovery.backup.note import reads_made_keys
 from recovery.base import faults
 from recovery.base.clock import Clock, SystemClock
+from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import BatchId
 from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP
-from recovery.base.task_key import task_key
 from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.restore import restore

@@ -29,7 +29,9 @@ from recovery.storage.documents import read_states
 from recovery.storage.history import steps_in
 from recovery.storage.initialize import init_partitions
 from recovery.storage.scan import read_measures, scan, sizes_in
-from recovery.storage.sqlite.schema import DISTRUST, read_partition, value
+from recovery.storage.sqlite.file.connections import DISTRUST
+from recovery.storage.sqlite.file.reading import read_partition
+from recovery.storage.sqlite.file.statements import value
 from recovery.storage.sqlite.store import FilePartitions
 from recovery.storage.verify import PartitionCheck
 from tests.faults import hostile_values

@@ -26,7 +26,7 @@ from recovery.errors import (
 from recovery.planning.resume import plan_resume
 from recovery.storage.initialize import init_partitions
 from recovery.storage.scan import scan
-from recovery.storage.sqlite.tables import SCHEMA_VERSION
+from recovery.storage.sqlite.file.tables import SCHEMA_VERSION
 from recovery.storage.verify import PartitionCheck
 from tests.faults.test_copies import contents
 from tests.stores import Driver, State, alter, paths_of, state_at

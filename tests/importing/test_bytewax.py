@@ -35,7 +35,7 @@ from recovery import (
 from recovery.cli import main
 from recovery.importing.positions import is_position, offset_of, their_input
 from recovery.importing.staging import staging_of
-from recovery.operational.step_edits import moment
+from recovery.operational.steps.step_edits import moment
 from recovery.values.keys import encode_key
 from tests import others
 from tests.importing.theirs import COUNT, LINES, Theirs, run, word_count
@@ -148,6 +148,8 @@ def test_everything_has_to_be_named(theirs, target):
         import_bytewax(theirs.directory, target, steps={})
     assert all(each in raised.value.found for each in (COUNT, SINK, "'out.txt': 5", "words.kafka, for example '0': 17"))
     assert "startingOffsets" in raised.value.remedy
+    assert f"--step {COUNT}=NAME" in raised.value.remedy
+    assert "--drop-step words.kafka," in raised.value.remedy
     for wrong in ({"cuont": "count"}, {"count": "$x"}, {"count": "a", "words.count": "a"}):
         with pytest.raises((UnknownStepError, ConfigurationError)):
             import_bytewax(theirs.directory, target, steps=wrong, drop_steps=["out", "kafka"])
@@ -298,7 +300,7 @@ KILLS = """
 import shutil, sys
 from pathlib import Path
 from recovery import AlreadyInitializedError, import_bytewax
-from recovery.operational.step_edits import moment
+from recovery.operational.steps.step_edits import moment
 from tests.stores import problems
 from tests.syscalls import killed_at
 source, target, stride, twice = Path("theirs"), Path("ours"), int(sys.argv[1]), sys.argv[2] == "twice"

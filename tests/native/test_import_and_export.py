@@ -28,7 +28,7 @@ from recovery.errors import (
 )
 from recovery.native.exporting import export
 from recovery.native.importing import import_checkpoint
-from recovery.operational.step_edits import edit_states, moment
+from recovery.operational.steps.step_edits import edit_states, moment
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import random
 import shutil
@@ -20,8 +21,8 @@ from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
 from recovery.checkpoint.source_places import places_of
 from recovery.checkpoint.sources import PLACES_KEY
 from recovery.cli import main
-from recovery.operational.comparison import CHANGED, ONLY_A, ONLY_B, StepCounts, compare
-from recovery.operational.step_edits import moment
+from recovery.operational.steps.comparison import CHANGED, ONLY_A, ONLY_B, StepCounts, compare
+from recovery.operational.steps.step_edits import moment
 from recovery.planning.comparing import Comparison
 from tests.stores import STEP, Driver
 
@@ -160,6 +161,31 @@ def test_a_fork_is_compared_since_it_was_made(store_maker, seed):
         fork(directory, other)
         write(other, 1, lambda: {"z": '"changed"'})
         assert run_json(one, other)[1].keys() == {"z"}
+
+
+def test_a_key_that_both_removed(make_store, tmp_path):
+    """Since the snapshot that they share: it is in neither, so nothing differs."""
+    directory, forked = make_store(1), tmp_path / "fork"
+    for place in (directory, forked):
+        with Driver(place) as run:
+            if place == directory:
+                run.apply(run.epoch, {"a": "1", "b": "1"})
+                run.close(run.epoch)
+                fork(directory, forked)
+            run.apply(run.epoch, {"a": None})
+            run.close(run.epoch)
+    assert run_json(directory, forked) == (1, {})
+
+
+def test_a_failure_is_no_difference(pair, monkeypatch):
+    """An unforeseen one has a code of its own, and shows its traceback."""
+
+    def broken(*_, **__):
+        raise AssertionError("unforeseen")
+
+    monkeypatch.setattr(importlib.import_module("recovery.cli.diff"), "diff_moments", broken)
+    assert "AssertionError: unforeseen" in run_diff(*pair, code=70)
+    assert run_diff(pair[0], "nowhere", code=20)
 
 
 def run_json(a, b, *words):

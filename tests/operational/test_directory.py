@@ -20,8 +20,8 @@ from recovery import (
     StateManager,
 )
 from recovery.operational.backends.retry import RetryPolicy
-from recovery.storage.sqlite.schema import open_partition
-from recovery.storage.sqlite.tables import MIGRATIONS, SCHEMA_VERSION
+from recovery.storage.sqlite.file.opening import open_partition
+from recovery.storage.sqlite.file.tables import MIGRATIONS, SCHEMA_VERSION
 from recovery.storage.verify import PartitionCheck
 from tests.operational.support import IMPATIENT, all_of, background, forked, part_0
 from tests.stores import Driver, alter, problems, query, run_python, state_at

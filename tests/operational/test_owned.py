@@ -13,7 +13,8 @@ from recovery.operational.backends.backend import DirectoryBackend
 from recovery.operational.backends.owned import OwnerBackend
 from recovery.operational.runs import RunHistory
 from recovery.owner.service import OwnerService
-from recovery.storage.sqlite.schema import open_partition, transaction
+from recovery.storage.sqlite.file.opening import open_partition
+from recovery.storage.sqlite.file.statements import transaction
 from recovery.wire.address import OwnerAddress
 from recovery.wire.run_client import Owner
 from tests.operational.support import IMPATIENT, SetClock

@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery import StateManager, StateNotFoundError, UnsupportedPlanError
+from recovery import StateManager, StateNotFoundError
 from recovery.appended.position import FilePosition, InputOffset
 from recovery.base.clock import SystemClock
 from recovery.base.reserved import CHECKPOINT_STEP, EPOCH_STEP
 from recovery.cli import main
 from recovery.operational import marks
 from recovery.operational.closed_marks import changes
-from recovery.operational.step_history import REMOVED, TIMED_OUT, WRITTEN, key_history
+from recovery.operational.steps.step_history import REMOVED, TIMED_OUT, WRITTEN, key_history
 from recovery.operational.targets import Steps
 from recovery.planning.comparing import ABSENT
 from tests.stores import STEP, Driver, alter, paths_of, window
@@ -191,8 +191,9 @@ def test_a_high_water_mark(store_dir):
     assert call(store_dir, "--hwm", "other") == StateNotFoundError.exit_code
 
 
-def test_what_only_spark_can_decode(ran):
-    """An error that says how to see it; and words that do not go together."""
-    assert call(ran, "--operator", "0", "--key", "a") == UnsupportedPlanError.exit_code
-    for words in ([], ["--step", STEP], ["--hwm", "x", "--key", "a"], ["--hwm", "x", "--step", STEP], ["--key", "a"]):
+def test_words_that_do_not_go_together(ran):
+    """Are usage errors; an operator that has no state is found before Spark is started."""
+    assert call(ran, "--operator", "0", "--key", "a") == StateNotFoundError.exit_code
+    wrong = ["--hwm x --key a", f"--hwm x --step {STEP}", "--key a", f"--step {STEP} --key a --timers"]
+    for words in ([], ["--step", STEP], *map(str.split, wrong)):
         assert call(ran, *words) == 2

@@ -27,7 +27,7 @@ from recovery import (
 )
 from recovery.base.clock import SystemClock, Uptime
 from recovery.epochs.writer import EpochWriter
-from recovery.operational.step_edits import edit_states, moment
+from recovery.operational.steps.step_edits import edit_states, moment
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
@@ -194,7 +194,7 @@ def test_force_with_nothing_to_do_fences_nobody(ran, found):
 @pytest.mark.parametrize("how", ["whole epochs", "in one partition"])
 def test_force_while_the_run_closes_epochs(ran, monkeypatch, how):
     """What it closes until it is fenced remains, collected or not; nothing of a later epoch is left anywhere."""
-    from recovery.operational import step_edits as steps
+    from recovery.operational.steps import step_edits as steps
 
     original = steps.check_whole
 
@@ -286,7 +286,7 @@ def test_an_epoch_that_is_closed_is_closed(ran, monkeypatch):
 
 def test_many_keys_are_read_in_one_call(ran, monkeypatch):
     """Each partition once for what is looked at, and once for what is compared before it is written."""
-    from recovery.operational import step_edits as steps
+    from recovery.operational.steps import step_edits as steps
     from recovery.operational.targets import Steps
 
     reads = []
@@ -343,7 +343,7 @@ def test_killed_at_any_crash_point(ran):
 import sys
 from pathlib import Path
 from recovery.base.clock import SystemClock, Uptime
-from recovery.operational.step_edits import edit_states
+from recovery.operational.steps.step_edits import edit_states
 changes = {("count", key): (sys.argv[2], None) for key in "abcdef"}
 edit_states(Path(sys.argv[1]), "set", lambda _: changes, clock=SystemClock())
 """
@@ -381,7 +381,7 @@ def test_concurrent_edits_come_one_after_the_other(ran):
     from pathlib import Path
     from recovery import DirectoryLockedError
     from recovery.base.clock import SystemClock, Uptime
-    from recovery.operational.step_edits import edit_states
+    from recovery.operational.steps.step_edits import edit_states
     sys.stdin.readline()
     try:
         edit_states(Path(sys.argv[1]), "set", lambda _: {("count", sys.argv[2]): ("1", None)}, clock=SystemClock())

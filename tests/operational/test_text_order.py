@@ -1,4 +1,4 @@
-"""Texts whose order is not that of what they say."""
+"""Texts that do not sort in the order of the values that they spell."""
 
 from __future__ import annotations
 

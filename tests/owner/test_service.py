@@ -217,6 +217,7 @@ class TestProcess:
         finally:
             owner.kill()
 
+    @pytest.mark.long
     def test_status_and_gc(self, make_store, tmp_path):
         """They say of all partitions what they say of those in one directory; gc locks the owners, too."""
         token = token_file(tmp_path)

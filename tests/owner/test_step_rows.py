@@ -11,7 +11,7 @@ import pytest
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex, StepId
 from recovery.errors import ConfigurationError, EpochNotHeldError, OwnerRefusedError
 from recovery.metrics.memory import resident_bytes
-from recovery.operational.step_edits import moment, moments
+from recovery.operational.steps.step_edits import moment, moments
 from recovery.owner import step_rows as module
 from recovery.owner.process import OwnerProcess
 from recovery.owner.step_rows import step_rows
@@ -102,6 +102,7 @@ def test_a_process_that_sends_rows(db, reader):
         reach(address, task_key=KEY)[0].read(StepId(STEP), 3, {PartitionIndex(0): ("k1",)})
 
 
+@pytest.mark.long
 def test_memory_does_not_depend_on_the_rows(make_store, tmp_path):
     """Neither side holds more than a few pages, here of 200 MB in one partition."""
     directory = make_store(1)

@@ -39,7 +39,7 @@ from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.origin import read_origins
 from recovery.storage.scan import scan
-from recovery.storage.sqlite.draft_partition import DraftPartition
+from recovery.storage.sqlite.transfer.draft_partition import DraftPartition
 from recovery.values.keys import home_of
 from tests.storage.test_model import STEPS, Histories
 from tests.stores import ROOT, STEP, Driver, alter, paths_of, problems, query, run_python, state_at, window
@@ -82,7 +82,8 @@ def contents(directory: Path) -> dict[str, str]:
 
 
 class Repartitions(Histories):
-    """Whatever happened to a store: repartitioned N → M → N, each held epoch is as it was, and can be gone back to."""
+    """Whatever happened to a store: repartitioned N → M → N, each held epoch is as it was, and can be gone back to; so
+    are timeouts, the run's own rows, which are bytes where they are files of Spark's, and operational state."""
 
     def stop(self, killed: bool) -> None:
         super().stop(killed)
@@ -91,6 +92,7 @@ class Repartitions(Histories):
             plan = plan_resume(scan(self.directory))
         except RecoveryError:
             return
+        self.operate(generator)
         there, back = (self.directory.with_name(f"{self.directory.name}-{n}") for n in range(2))
         # The same number of partitions is refused.
         count = generator.choice([1, 3, 4, 5])
@@ -99,14 +101,34 @@ class Repartitions(Histories):
             assert_equal(self.directory, there, count)
             repartition(there, back, len(plan.partitions))
             assert_equal(self.directory, back, len(plan.partitions))
+            assert operational(self.directory) == operational(there) == operational(back)
             epoch = generator.choice(plan.window)
             expected = state_at(self.directory, epoch)
-            with Driver(there, STEPS, resume_epoch=epoch + 1):
-                assert state_at(there, epoch) == expected
-            assert problems(there) == []
+            for place in (there, back):
+                with Driver(place, STEPS, resume_epoch=epoch + 1) as run:
+                    assert state_at(place, epoch) == expected
+                    run.apply(run.epoch + 50, {"after": ("1", 9)}, STEPS[0])
+                    run.close(run.epoch + 50)
+                assert state_at(place, epoch + 1) == {**expected, (STEPS[0], "after"): ("1", 9)}
+                assert problems(place) == []
         finally:
             shutil.rmtree(there, ignore_errors=True)
             shutil.rmtree(back, ignore_errors=True)
+
+    def operate(self, generator: random.Random) -> None:
+        """Change some operational state."""
+        state = StateManager(self.directory)
+        state.set_hwm(generator.choice(["orders", "a/b"]), generator.randrange(10**6), force=True)
+        state.process_state("ns", "p").set({"n": generator.random()})
+        if generator.random() < 0.3:
+            state.remove_hwm("orders")
+
+
+def operational(directory: Path) -> dict:
+    """All operational state of a directory but where it comes from."""
+    return {
+        each.state_id: each.content for each in StateManager(directory).backend.list("") if each.state_id != "origin"
+    }
 
 
 def run_histories(store_maker, examples: int, steps: int) -> None:
@@ -199,6 +221,10 @@ def test_what_is_refused(make_store, tmp_path):
     source = filled(make_store(2))
     with DirectoryLock(source, SystemClock(), "flow words"), pytest.raises(DirectoryLockedError, match="flow words"):
         repartition(source, tmp_path / "new", 3)
+    with DirectoryLock(source, SystemClock(), "flow words"), pytest.raises(DirectoryLockedError, match="flow words"):
+        plan_repartition(source, tmp_path / "new", 3)
+    with pytest.raises(ConfigurationError, match="lies within"):
+        repartition(source, source / "new", 3)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes.txt").touch()
     with pytest.raises(StorageError, match=r"notes\.txt"):
@@ -245,6 +271,20 @@ def test_a_row_in_a_partition_that_is_not_its_own(make_store, tmp_path):
     connection.close()
     with pytest.raises(CorruptPartitionError):
         repartition(source, tmp_path / "new", 4)
+
+
+def test_backups_begin_a_new_chain(make_store, tmp_path):
+    """At a place of their own: one that has backups of the old store is refused, and says why."""
+    source = filled(make_store(2))
+    backup = ["backup", str(source), str(tmp_path / "place")]
+    assert CliRunner().invoke(main, backup).exit_code == 0
+    repartition(source, None, 3)
+    refused = CliRunner().invoke(main, [*backup, "--incremental"])
+    assert refused.exit_code == ForeignPartitionError.exit_code
+    assert "which was repartitioned from it" in refused.stderr
+    done = CliRunner().invoke(main, ["backup", str(source), str(tmp_path / "other"), "--incremental"])
+    assert done.exit_code == 0, done.output
+    assert "3 partitions stored" in done.stdout
 
 
 def test_an_empty_store(make_store, tmp_path):

@@ -10,8 +10,8 @@ import sqlite3
 import pytest
 
 from recovery.errors import ConfigurationError, OutputMismatchError, SinkFailedError
-from recovery.sinks.database import Session, quoted
-from recovery.sinks.upsert import UpsertSink
+from recovery.sinks.upsert.database import Session, quoted
+from recovery.sinks.upsert.sink import UpsertSink
 from tests.shares import some
 from tests.sinks import postgresql
 from tests.sinks.conftest import Real

@@ -113,6 +113,7 @@ def cuts(lived, module: str, resume_epoch: int | None, stride: int) -> None:
             assert database.table() == expected(store), f"{way} {number}"
 
 
+@pytest.mark.long
 def test_a_connection_that_is_cut(lived):
     """The run ends with a typed error; after the next start each row took effect once."""
     cuts(lived, "psycopg", 2, 60)

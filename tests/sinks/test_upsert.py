@@ -26,7 +26,7 @@ from recovery.errors import (
     SinkFailedError,
 )
 from recovery.sinks.protocol import EpochOutput
-from recovery.sinks.upsert import UpsertSink
+from recovery.sinks.upsert.sink import UpsertSink
 from tests.shares import some
 from tests.sinks.memory_disk import Killed
 from tests.sinks.postgresql import MODULES

@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 )
 
 from recovery.errors import SinkFailedError
-from recovery.sinks.values import changes_of, in_utc
+from recovery.sinks.upsert.values import changes_of, in_utc
 from tests.sinks.conftest import Real
 from tests.sinks.support import Store
 from tests.sinks.test_upsert import Run

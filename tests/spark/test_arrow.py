@@ -279,6 +279,7 @@ def test_all_keys_each_time_an_epoch_is_closed(spark, feed, tmp_path):
     assert run(resume_epoch=2) == [(1, first), (2, second), (3, third)]
 
 
+@pytest.mark.long
 def test_all_keys_of_another_directory(spark, feed, tmp_path):
     """They are not shown as this run's; nor is a step taken that has none."""
     feed.add([("a", 1)])

@@ -11,6 +11,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from recovery import stateful
 from recovery.errors import FlowMismatchError
 from recovery.storage.scan import scan
+from tests.shares import some
 from tests.spark.support import Feed, add_up, run_to_end, states, totals_step
 
 
@@ -38,7 +39,7 @@ def read(spark, feed, kind):
     return lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
 
 
-@pytest.mark.parametrize("kind", ["files", pytest.param("appended", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", some(["files", "appended"], "files"))
 def test_sources_that_change_their_order_and_one_more(spark, tmp_path, kind):
     feeds = [Feed(tmp_path / name) for name in "abc"]
     for number, feed in enumerate(feeds):
@@ -78,7 +79,7 @@ def test_a_source_that_is_gone(spark, tmp_path):
     assert held() == before
 
 
-@pytest.mark.parametrize("waits", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("waits", some([False, True], False))
 def test_steps_side_by_side_come_and_go(spark, tmp_path, waits):
     """The frame is read in one place more, or less; the source is one."""
     feed, other = Feed(tmp_path / "in"), Feed(tmp_path / "other")
@@ -111,6 +112,7 @@ def test_steps_side_by_side_come_and_go(spark, tmp_path, waits):
     run("one", "two")
 
 
+@pytest.mark.long
 def test_steps_that_read_for_themselves_come_and_go(spark, tmp_path):
     """A frame for each step, which Spark takes for sources of their own, in whatever order."""
     feed = Feed(tmp_path / "in")
@@ -206,7 +208,7 @@ def test_a_step_that_is_put_before_another(spark, tmp_path):
     assert run(("one", False), ("two", True)) == [7, 8]
 
 
-@pytest.mark.parametrize("orders", [["a", "ba"], ["ab", "ba"]])
+@pytest.mark.parametrize("orders", some([["a", "ba"], ["ab", "ba"]], ["ab", "ba"]))
 def test_two_parts_of_one_directory(spark, tmp_path, orders):
     """Their options distinguish them."""
     (tmp_path / "in").mkdir()
@@ -225,7 +227,9 @@ def test_two_parts_of_one_directory(spark, tmp_path, orders):
     assert states(tmp_path / "db", "totals") == {"x": [10, 10], "y": [5, 5]}
 
 
-@pytest.mark.parametrize(("first", "then"), [("files", "appended"), ("appended", "files")])
+@pytest.mark.parametrize(
+    ("first", "then"), [("files", "appended"), pytest.param("appended", "files", marks=pytest.mark.long)]
+)
 def test_a_source_of_another_kind(spark, tmp_path, first, then):
     """Its position means nothing to the other one. Nothing is given up before it is refused."""
     feeds = [Feed(tmp_path / name) for name in "abc"]
@@ -240,6 +244,7 @@ def test_a_source_of_another_kind(spark, tmp_path, first, then):
     assert [file.description for file in scan(tmp_path / "db")] == before
 
 
+@pytest.mark.long
 def test_files_that_were_moved(spark, tmp_path):
     """Spark would read all again under their new path. A link in the old place is the way out."""
     feed = Feed(tmp_path / "in")
@@ -286,6 +291,7 @@ def test_one_of_the_steps_that_share_a_read_gets_other_options(spark, tmp_path):
     run(feed.frame(spark), read_by(spark, feed, 2))
 
 
+@pytest.mark.long
 def test_what_a_run_without_input_took_for_what(spark, tmp_path):
     """The next run knows it: two changes, each of which is clear, stay two."""
     feed = Feed(tmp_path / "in")

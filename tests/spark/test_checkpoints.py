@@ -148,6 +148,7 @@ def test_plain_spark_goes_on_from_an_exported_epoch(spark, source, expected, tmp
     assert {change for change, _, _ in found.values()} >= {"added", "removed"}
 
 
+@pytest.mark.long
 def test_recovery_goes_on_from_a_plain_job(spark, source, expected, tmp_path):
     """Which was killed within a micro-batch, on the HDFS-backed store."""
     import_and_continue(spark, source, expected, tmp_path, "hdfs", kill=CUT + 1)

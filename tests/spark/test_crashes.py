@@ -208,7 +208,8 @@ def test_random_kills_over_real_flights(tmp_path, kills, count):
         assert states(flights.directory, "delays") == states(whole, "delays")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_closes_the_epoch(feed, tmp_path, number):
     """The first signal, to the whole process group, finishes the micro-batch and closes the epoch: no replay."""
     for seed in range(30):

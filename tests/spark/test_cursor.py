@@ -75,7 +75,7 @@ def test_texts_out_of_order(loads, values):
     """They are refused the first time, before anything is written."""
     load = loads("text")
     load.rows = values
-    with pytest.raises(FlowFailedError, match=r"order of the texts in column 'value'.*date_format"):
+    with pytest.raises(FlowFailedError, match=r"the texts in column 'value' do not sort.*date_format"):
         load()
     assert (load.loaded, load.mark()) == ([], None)
 
@@ -88,7 +88,7 @@ def test_a_text_that_comes_later(loads):
     load.rows = ["9"]
     load()
     load.rows = ["10"]
-    with pytest.raises(FlowFailedError, match="'10' stands in it, and the mark is '9'"):
+    with pytest.raises(FlowFailedError, match="it has '10', and the mark is '9'"):
         load()
     assert load.mark() == "9"
 

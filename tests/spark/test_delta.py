@@ -49,10 +49,8 @@ def test_each_row_once_through_a_rewind(spark, feed, tmp_path, mode, key):
     assert len(history) == deltalake.DeltaTable(str(tmp_path / "t")).version() + 1
 
 
-@pytest.mark.parametrize(
-    "kills",
-    [pytest.param(each, id=i, marks=[] if i == "some" else pytest.mark.long) for i, each in points("delta").items()],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [pytest.param(each, id=i) for i, each in points("delta").items()])
 def test_killed_between_the_steps_of_publishing(feed, tmp_path, kills):
     """After kill -9 at each step of publishing and of going back, each row is in the table once."""
     table = tmp_path / "table"

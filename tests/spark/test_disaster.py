@@ -58,6 +58,7 @@ def test_a_backup_of_a_run_resumes_to_the_same_result(spark, feed, tmp_path):
         shutil.rmtree(tmp_path / "new")
 
 
+@pytest.mark.long
 def test_a_chain_of_a_run_with_state_of_sparks_own_operators(spark, tmp_path):
     """Links hold that state and the position too: from each epoch on, the same output comes out again."""
     path, directory, place = tmp_path / "events", tmp_path / "db", tmp_path / "dest"

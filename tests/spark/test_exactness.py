@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from recovery import DiscardSink, RecoveryConfig, init_partitions, start
 from recovery.epochs import closer as closing
 from recovery.storage.scan import read_step
+from tests.shares import some
 from tests.spark.support import add_up, run_to_end, set_to, states, totals_step
 from tests.stores import paths_of, problems, query
 
@@ -59,7 +60,7 @@ SINKS = {
 }
 
 
-@pytest.mark.parametrize("name", SINKS)
+@pytest.mark.parametrize("name", some(SINKS, "twice", "threads", "limit", "the frame before", "with itself"))
 def test_hostile_sinks(spark, feed, tmp_path, name):
     """However a sink reads its batch, every row is counted once."""
     for seed in range(3):
@@ -138,7 +139,7 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", some(PLANS, "range repartition", "filter"))
 def test_plans_behind_a_step(spark, feed, tmp_path, name):
     """What the plan does with a step's output, stages that run early included, does not change its state."""
     for seed in range(3):
@@ -233,9 +234,9 @@ def test_large_batches_are_chunked(spark, feed, tmp_path, monkeypatch):
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
 
     def small(key, rows, state):
-        import recovery.spark.tasks.step_task as worker
+        from recovery.spark.tasks import spool, step_task
 
-        worker.CHUNK_ROWS, worker.SPOOL_BYTES = 250, 2000
+        step_task.StepTask.chunk_rows, spool.SPOOL_BYTES = 250, 2000
         yield from add_up(key, rows, state)
 
     try:
@@ -293,7 +294,7 @@ def idle(query) -> bool:
     return progress["batchId"] == query.summary.batches and not progress["numInputRows"]
 
 
-@pytest.mark.parametrize("fold_s", [0.0, 0.5, 3600.0])
+@pytest.mark.parametrize("fold_s", some([0.0, 0.5, 3600.0], 0.5))
 def test_epochs_that_follow_closely(spark, feed, tmp_path, monkeypatch, fold_s):
     """Each is closed after its micro-batch; they are logged, and folded now and then and in the end. What a reader is
     told meanwhile is the newest, and what the next run goes on from is all of it."""

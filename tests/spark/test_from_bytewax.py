@@ -104,6 +104,7 @@ def words(spark, tmp_path, feed):
     return run
 
 
+@pytest.mark.long
 def test_the_page(words, feed, tmp_path):
     """Setup, execution, resume after a bug is fixed, continuation with new data, restart, and copies of two times."""
     directory = tmp_path / "db_dir"

@@ -185,6 +185,7 @@ def test_a_stateful_operation_with_timeouts(spark, tmp_path, capsys):
         _ = GroupState.of().getCurrentProcessingTime
 
 
+@pytest.mark.long
 def test_windows_and_their_clean_up(spark, tmp_path):
     """The sliding window and the window per user run as they are. The watermark removes state, and Spark's report of
     it gives the five metrics; without it two of them are not measured."""

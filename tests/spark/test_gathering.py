@@ -153,6 +153,7 @@ def test_order_within_a_key(spark, feed, tmp_path):
         assert values == sorted(value for name, value in feed.rows if name == key)
 
 
+@pytest.mark.long
 def test_steps_in_a_chain_and_side_by_side(spark, feed, tmp_path):
     """Each has its own place; with a declared aggregate, whose rows are combined before."""
     for seed in range(4):
@@ -171,6 +172,7 @@ def test_steps_in_a_chain_and_side_by_side(spark, feed, tmp_path):
     assert calls == {key: sum(any(key == k for k, _ in rows) for rows in files) for key in feed.totals()}
 
 
+@pytest.mark.long
 def test_timeouts(spark, feed, tmp_path):
     """Of all partitions, in one task."""
     for number in range(3):
@@ -208,6 +210,7 @@ def test_what_is_below_goes_on_in_parallel(spark, feed, tmp_path, wide):
     assert plans.gathered == [[False, False]] * 3
 
 
+@pytest.mark.long
 def test_what_takes_long_is_exchanged(spark, feed, tmp_path, monkeypatch):
     """For some micro-batches: then it is tried again."""
     monkeypatch.setattr(gathering, "PAUSE", 2)
@@ -270,6 +273,7 @@ def test_a_task_that_runs_again_with_other_keys(spark, feed, tmp_path):
     assert states(tmp_path / "db", "totals") == {of[0]: [1, 1], of[1]: [2, 2], of[2]: [3, 3]}
 
 
+@pytest.mark.long
 def test_a_plan_that_spark_runs_twice(spark, feed, tmp_path):
     """To divide rows by ranges it looks at samples first, in a job of its own, for which the one task runs, too: what
     that left for keys that do not come again is undone."""
@@ -292,6 +296,7 @@ def test_a_plan_that_spark_runs_twice(spark, feed, tmp_path):
     assert times.stat().st_size > 3, "it ran more often than there were rows"
 
 
+@pytest.mark.long
 def test_a_large_one_beside_timeouts(spark, feed, tmp_path):
     """What the files tell of their size counts, although the ticks beside them tell nothing."""
     for seed in range(2):
@@ -341,6 +346,7 @@ def test_when_it_is_tried_again(spark, monkeypatch):
     assert not expected.few
 
 
+@pytest.mark.long
 def test_the_next_run_of_a_frame_knows_nothing(spark, feed, tmp_path):
     """What was expected at the end of a run is forgotten: the first micro-batch of the next may be large."""
     frame = feed.frame(spark).transform(totals_step())

@@ -44,9 +44,8 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[] if each == "unusual" else pytest.mark.long) for each in SCRIPTS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script(feed, tmp_path, name):
     """The session is made before the package is imported, another query runs beside the flow, and workers die: state
     and output are exact, also after going back, and what makes it slower is said once."""

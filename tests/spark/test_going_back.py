@@ -59,6 +59,7 @@ def test_a_rewind_is_made_once(spark, feed, tmp_path, capsys):
     assert run_to_end(frame, tmp_path / "db", resume_epoch=1).resume_after == 0
 
 
+@pytest.mark.long
 def test_rows_are_those_of_the_sources(spark, feed, tmp_path, capsys):
     """Batch lines and the summary count the same, whatever the flow makes of the rows."""
     frame = feed.frame(spark).where(F.col("key") != "none").transform(totals_step())

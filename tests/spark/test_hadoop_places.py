@@ -18,7 +18,8 @@ from tests.spark.test_crashes import finish, recovery_command
 from tests.spark.test_output_on_s3 import JARS, s3a_options
 
 
-@pytest.mark.parametrize("steps", [(17, 67), pytest.param((2, 7), marks=pytest.mark.long)], ids=["few", "many"])
+@pytest.mark.long
+@pytest.mark.parametrize("steps", [(17, 67), (2, 7)], ids=["few", "many"])
 def test_on_a_mount(spark, tmp_path, steps):
     """Whatever request of a run fails, partitions and output are exact after the next one."""
     address = f"file://{tmp_path}/share"

@@ -51,10 +51,8 @@ def test_each_row_once_through_a_rewind(spark, feed, tmp_path):
     assert before < {each.snapshot_id for each in table(tmp_path).snapshots()}
 
 
-@pytest.mark.parametrize(
-    "kills",
-    [pytest.param(each, id=i, marks=[] if i == "some" else pytest.mark.long) for i, each in points("iceberg").items()],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [pytest.param(each, id=i) for i, each in points("iceberg").items()])
 def test_killed_between_the_steps_of_publishing(feed, tmp_path, kills):
     """After kill -9 at each step of publishing and of going back, each row is in the table once."""
     flow = f"tests/flows/tables.py:make_iceberg({str(feed.path)!r}, {str(tmp_path)!r})"

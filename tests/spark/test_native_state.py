@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import itertools
 import json
 
 import pytest
@@ -12,8 +15,9 @@ from pyspark.sql import functions as F
 import recovery
 from recovery.cli import main
 from recovery.spark.jvm.versions import REPLACES_FORMATS
+from recovery.spark.sources import native_state
 from recovery.spark.sources.formats import register
-from tests.flows.native import STORES, events, join, timers, tumbling, write_events
+from tests.flows.native import BUSY, STORES, events, join, timers, tumbling, write_events
 from tests.spark.support import run_to_end, set_to
 from tests.spark.test_checkpoints import command
 
@@ -72,6 +76,7 @@ def by_value(spark, path):
     return events(spark, path).groupBy("key").agg(F.sum("value").alias("total")).orderBy("total")
 
 
+@pytest.mark.long
 def test_how_many_rows(spark, ran):
     """Of a join those that wait on both sides. RocksDB that is set not to count says 0: that is shown as unknown."""
     joined = ran(join, files=1)
@@ -81,6 +86,7 @@ def test_how_many_rows(spark, ran):
     check_unknown(spark, ran(tumbling, UNTRACKED))
 
 
+@pytest.mark.long
 def test_by_way_of_an_address(spark, ran, tmp_path):
     """The same frames, from a copy at a place that other hosts could read; made once for an epoch."""
     directory, place = ran(tumbling), f"file://{tmp_path}/share"
@@ -176,3 +182,113 @@ def test_the_commands_on_timers(spark, ran):
     assert len(changes) == recovery.native_state(spark, directory, timers=True, since=1).count() > 0
     got = command("state", "get", *options, "--key", min(known))["rows"]
     assert [row["expiration_timestamp_ms"] for row in got] == [known[min(known)]]
+
+
+def seen(spark, directory, **options):
+    """The values of every key at every held epoch, by `native_state`: JSON text by epoch, by key. Of a key with several
+    rows all of them."""
+    found: dict[str, dict[int, list[str]]] = {}
+    for epoch in filter(None, told(directory, "status")["window"]):
+        frame = recovery.native_state(spark, directory, epoch=epoch, **options)
+        [value] = [name for name in frame.columns if name not in ("key", "partition_id")]
+        rows = frame.select(F.to_json("key").alias("key"), F.to_json(F.struct(F.col(value).alias("value"))).alias("v"))
+        for key, text in sorted((row.key, row.v) for row in rows.collect()):
+            found.setdefault(key, {}).setdefault(epoch, []).append(json.loads(text)["value"])
+    return found
+
+
+def check_history(spark, directory, keys=1, **options):
+    """The history of the keys that changed most is that of what they were at every epoch. Returns that of the first."""
+    several = "store" in options or options.get("timers", False)
+    expected = seen(spark, directory, **options)
+    most = sorted(expected, key=lambda key: -len(set(map(str, expected[key].values()))))[:keys]
+    found = [recovery.native_history(spark, directory, key, **options) for key in most]
+    for key, history in zip(most, found, strict=True):
+        at, now = {}, None
+        versions = {each.epoch: each for each in history.versions}
+        for epoch in range(history.oldest, history.newest + 1):
+            version = versions.get(epoch)
+            if version is not None:
+                now = None if version.what == "removed" else version.value
+            if now is not None:
+                at[epoch] = now if several else [now]
+        assert at == expected[key], key
+        assert all(one.value != other.value for one, other in itertools.pairwise(history.versions))
+    return found[0]
+
+
+def test_how_a_key_came_to_its_value(spark, ran):
+    """At every held epoch: by whom, and what changed."""
+    directory = ran(tumbling, UNTRACKED)
+    history = check_history(spark, directory)
+    assert [each.what for each in history.versions] == ["written"] * len(history.versions)
+    assert all(each.closed is not None for each in history.versions)
+    assert {change.path for each in history.versions[1:] for change in each.changes} <= {"count", "sum"}
+    no_such = json.dumps({**json.loads(history.key), "key": "no such"})
+    with pytest.raises(recovery.StateNotFoundError, match="no state of key"):
+        recovery.native_history(spark, directory, no_such)
+
+
+@pytest.mark.long
+def test_how_several_values_came_about(spark, ran):
+    """Of a side of a join, of variables, and of timers."""
+    check_history(spark, ran(join, files=1), keys=2, store="left")
+    pytest.importorskip("google.protobuf", reason="transformWithState in Python needs it")
+    directory = ran(timers, STORES["rocksdb"], files=3)
+    check_history(spark, directory, keys=2, variable="total")
+    check_history(spark, directory, keys=2, timers=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("store", STORES)
+def test_how_a_key_came_to_its_value_over_many_epochs(spark, tmp_path, store):
+    """Where Spark writes snapshots and removes files meanwhile, after a rewind, and where old epochs were collected."""
+    source, directory = tmp_path / "in", tmp_path / "db"
+    with set_to(spark, {**STORES[store], **BUSY}):
+        for files, options in ((12, {}), (14, {"resume_epoch": 9}), (18, {"backup_interval": "3s"})):
+            write_events(source, 0, files)
+            run_to_end(tumbling(spark, source), directory, **{"backup_interval": "1h", **options}, discard_history=True)
+    check_history(spark, directory, keys=2)
+
+
+def test_what_spark_fails_to_read(spark, ran, monkeypatch):
+    """An error in a task is one of this package's. Here it is that of rows with a field more than their schema."""
+    monkeypatch.setattr(native_state, "sound", lambda frame, _: frame)
+    with pytest.raises(recovery.StateValueError, match="ArrayIndexOutOfBounds"):
+        native_state.rows_as_json(recovery.native_state(spark, ran(join, files=1), store="left"), 5)
+
+
+def test_history_and_diff_on_the_command_line(spark, ran, monkeypatch):
+    """Two epochs differ in an operator; a directory equals itself; without --operator nothing is taken for equal."""
+    directory = ran(tumbling, UNTRACKED)
+    for name in ("diff", "history", "native"):
+        module = importlib.import_module(f"recovery.cli.{name}")
+        monkeypatch.setattr(module, "session", lambda conf: contextlib.nullcontext(spark))
+
+    def call(*words, code=0):
+        done = CliRunner().invoke(main, [*map(str, words)])
+        assert done.exit_code == code, done.output
+        return done
+
+    sides = call("checkpoint", "show", ran(join, files=1), "--operator", 0, "--store", "left").stdout
+    assert sides.splitlines()[0].split() == ["key", "value"]
+    both = ["diff", directory, directory]
+    found = json.loads(call(*both, "--epoch-a", 1, "--operator", 0, "--json", "--limit", 1000, code=1).stdout)
+    counts = found["steps"]["operator 0"]
+    assert (counts["only_in_a"], counts["changed"] > 0, counts["only_in_b"] > 0) == (0, True, True)
+    changed = [each for each in found["differences"] if each["what"] == "changed"]
+    assert len(changed) == counts["changed"]
+    assert {field["path"] for each in changed for field in each["fields"]} == {"count", "sum"}
+    known = json.loads(call(*both, "--operator", 0, "--json").stdout)
+    assert known["equal"]
+    assert known["steps"]["operator 0"]["equal"] == recovery.native_state(spark, directory).count()
+    only = call(*both, "--epoch-a", 1, "--operator", 0, "--ignore-field", "count", "--ignore-field", "sum", code=1)
+    assert "only in B" in only.stdout
+    refused = call(*both, "--epoch-a", 1, code=recovery.ConfigurationError.exit_code)
+    assert "Give --operator N" in refused.stderr
+    key = changed[0]["key"]
+    text = call("history", directory, "--operator", 0, "--key", key).stdout
+    assert "sum: " in text
+    shown = json.loads(call("history", directory, "--operator", 0, "--key", key, "--json").stdout)
+    values = [each["value"] for each in shown["versions"]]
+    assert (changed[0]["a"] in values, changed[0]["b"], shown["operator"]) == (True, values[-1], 0)

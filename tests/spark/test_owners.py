@@ -16,7 +16,6 @@ from recovery.spark.clusters import check_spread
 from tests.cluster.support import Run, assert_exact, batches_in
 from tests.flows.cluster import truth
 from tests.owner.served import ROOT, Served, recovery, spread, token_file
-from tests.shares import some
 from tests.stores import state_at, window
 from tests.wire.certificates import make_certificates
 
@@ -69,7 +68,8 @@ def fleet(make_store, tmp_path):
     made.close()
 
 
-@pytest.mark.parametrize("returns", some([False, True], False))
+@pytest.mark.long
+@pytest.mark.parametrize("returns", [False, True])
 def test_an_owner_is_killed_in_the_midst_of_a_run(fleet, returns):
     """The run ends with 47, soon, whether the owner comes back; the same command goes on from the last closed epoch."""
     run = fleet.run("counts(2000, 99, 0.2)")

@@ -30,6 +30,7 @@ def rows(database) -> dict:
     return {key: [n, total] for key, n, total in database.execute("SELECT key, n, total FROM totals")}
 
 
+@pytest.mark.long
 def test_a_session_of_others_that_is_ended_and_a_rewind(spark, feed, tmp_path, server):
     """The server ends in the midst of a run: the next run and the one that goes back show each row once."""
     database = server.database("pg8000")

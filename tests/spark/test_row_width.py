@@ -109,6 +109,7 @@ def test_a_sessions_own_limit_stays(spark, feed, tmp_path):
     assert set(asked(tmp_path / "db")) == {"1m"}
 
 
+@pytest.mark.long
 def test_a_threads_own_limit_stays(spark, feed, tmp_path):
     add(feed)
     spark.sparkContext.setLocalProperty(LIMIT, "1m")
@@ -162,6 +163,7 @@ def test_an_error_stays_the_error_when_the_jvm_is_gone():
         1 / 0  # noqa: B018
 
 
+@pytest.mark.long
 def test_wide_rows_have_it_again(spark, feed, tmp_path):
     add(feed, files=2)
     add(feed, files=1, wide="x" * 300)
@@ -218,6 +220,7 @@ def test_table_functions_keep_it(spark, feed, tmp_path, lateral):
     assert set(asked(tmp_path / "db")) == {None}
 
 
+@pytest.mark.long
 def test_generators_of_sparks_own_do_not(spark, feed, tmp_path):
     add(feed)
     frame = feed.frame(spark).select("key", F.explode(F.array("value", "value")).alias("value"))
@@ -225,6 +228,7 @@ def test_generators_of_sparks_own_do_not(spark, feed, tmp_path):
     assert asked(tmp_path / "db") == [None, UNLIMITED, UNLIMITED]
 
 
+@pytest.mark.long
 def test_steps_behind_each_other(spark, feed, tmp_path):
     """The widest rows count, whichever step's they are."""
     add(feed)

@@ -13,6 +13,7 @@ import pytest
 
 from recovery import (
     ConfigurationError,
+    DeltaSink,
     DiscardSink,
     FileSink,
     OutputMismatchError,
@@ -20,6 +21,7 @@ from recovery import (
     UpsertSink,
     current_batch,
     init_partitions,
+    repartition,
 )
 from tests.spark.support import ROOT, run_to_end, states, totals_step
 from tests.spark.test_crashes import finish, recovery_run
@@ -190,6 +192,74 @@ def test_a_table_holds_the_state_of_the_closed_epochs(spark, feed, tmp_path):
     feed.add([("k1", 1000), ("new", 1)])
     run_to_end(frame, tmp_path / "db", UpsertSink(connect, "totals", ["key"]), backup_interval="1h", resume_epoch=2)
     assert table() == states(tmp_path / "db", "totals") == feed.totals()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "table",
+        "delta",
+        pytest.param("delta merge", marks=pytest.mark.long),
+        pytest.param("files", marks=pytest.mark.long),
+    ],
+)
+def test_output_goes_on_with_another_number_of_partitions(spark, feed, tmp_path, kind):
+    """Repartitioned after a publish that failed, run on, and gone back behind it: no row is lost or there twice. The
+    old store's next run is refused."""
+    frame = feed.frame(spark).transform(totals_step())
+    make, found = output_of(kind, tmp_path)
+    broken = []
+
+    class Breaks(type(make())):
+        def publish(self, output):
+            if output.epoch == 2 and not broken:
+                broken.append(True)
+                raise RuntimeError("no connection")
+            super().publish(output)
+
+    def wanted():
+        every = running_totals(feed.rows)
+        return sorted(every if kind in ("delta", "files") else {row[0]: row for row in every}.values())
+
+    for seed in range(3):
+        feed.add_random(seed)
+    breaking = make()
+    breaking.__class__ = Breaks
+    with pytest.raises(SinkFailedError, match="no connection"):
+        run_to_end(frame, tmp_path / "db", breaking, backup_interval="1h")
+    repartition(tmp_path / "db", tmp_path / "new", 5)
+    run_to_end(frame, tmp_path / "new", make(), backup_interval="1h")
+    assert found() == wanted()
+    feed.add_random(3)
+    run_to_end(frame, tmp_path / "new", make(), backup_interval="1h", resume_epoch=2)
+    assert found() == wanted()
+    assert states(tmp_path / "new", "totals") == feed.totals()
+    with pytest.raises(OutputMismatchError):
+        run_to_end(frame, tmp_path / "db", make(), backup_interval="1h")
+    assert found() == wanted()
+
+
+def output_of(kind, tmp_path):
+    """A function that makes a sink, and one that reads what is in its target, sorted."""
+    if kind == "files":
+        return lambda: FileSink(tmp_path / "out"), lambda: records(pandas.read_parquet(tmp_path / "out"))
+    if kind == "table":
+        path = tmp_path / "totals.db"
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE totals (key TEXT PRIMARY KEY, n INTEGER, total INTEGER)")
+
+        def rows():
+            with contextlib.closing(sqlite3.connect(path)) as connection:
+                return sorted(connection.execute("SELECT key, n, total FROM totals"))
+
+        return lambda: UpsertSink(lambda: sqlite3.connect(path), "totals", ["key"]), rows
+    deltalake = pytest.importorskip("deltalake")
+    mode, key = ("merge", ["key"]) if kind == "delta merge" else ("append", [])
+
+    def read():
+        return records(deltalake.DeltaTable(str(tmp_path / "t")).to_pandas())
+
+    return lambda: DeltaSink(tmp_path / "t", mode, key=key), read
 
 
 def test_a_sink_can_be_changed(spark, feed, tmp_path):

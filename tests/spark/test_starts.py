@@ -149,6 +149,7 @@ def test_a_source_that_is_new_in_a_flow(spark, tmp_path):
     assert states(left, "words") == {"a": ["a1", "a2"], "b": ["b1", "b2"]}
 
 
+@pytest.mark.long
 def test_sources_that_change_before_the_first_epoch(spark, tmp_path):
     """One goes on where it began, whatever comes beside it; one that is left out is no error, since nothing counts."""
     a, b, feed = tmp_path / "a", tmp_path / "b", Feed(tmp_path / "feed")
@@ -195,6 +196,7 @@ def test_a_source_that_logs_its_start(spark, tmp_path):
     assert first <= set(states(left, "words")["r"])
 
 
+@pytest.mark.long
 def test_state_of_sparks_own_operators(spark, tmp_path):
     """Its first version is made by micro-batch 0, which comes again."""
     path, seen = tmp_path / "a", {}

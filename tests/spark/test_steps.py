@@ -661,6 +661,7 @@ def test_a_step_gets_timeouts_and_loses_them(spark, feed, tmp_path):
         assert problems(tmp_path / "db") == []
 
 
+@pytest.mark.long
 def test_what_a_step_without_timeouts_holds_of_them_wakes_nobody(spark, feed, tmp_path):
     """They are due for ever, since no task of the step asks for them: another step's ticks do not come for them."""
 
@@ -700,6 +701,7 @@ def test_a_source_in_two_places(spark, feed, tmp_path):
         assert states(tmp_path / "db", "second") == other.totals()
 
 
+@pytest.mark.long
 def test_a_query_with_a_name_for_a_part_of_it(spark, feed, tmp_path):
     """What refers to that part is not a place where a source is read."""
     feed.frame(spark).createOrReplaceTempView("read")
@@ -764,6 +766,7 @@ def test_a_flow_that_goes_elsewhere(spark, feed, tmp_path, monkeypatch):
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_step_with_timeouts_is_dropped(spark, feed, tmp_path):
     """With its state, and the flow goes on."""
 

@@ -24,9 +24,8 @@ def recovery_run(target: str, directory: Path, *options: str) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
 
 
-@pytest.mark.parametrize(
-    "exchanged", [False, pytest.param(True, marks=pytest.mark.long)], ids=["gathered", "exchanged"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("exchanged", [False, True], ids=["gathered", "exchanged"])
 def test_killed_workers_cost_nothing(feed, tmp_path, exchanged):
     """Of a keyed step, of one over tables, and below declared aggregates: the state is that of a plain loop."""
     seed = int(os.environ.get("RECOVERY_TEST_SEED", random.randrange(10**6)))

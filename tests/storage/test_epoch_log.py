@@ -19,8 +19,8 @@ from recovery.planning.resume import plan_resume
 from recovery.storage.history import changes_between, few_states_at, states_at, steps_in
 from recovery.storage.scan import largest_states, read_step, scan, sizes_in
 from recovery.storage.sqlite.epoch_log import CHUNK_ROWS, FIRST_ROWS
+from recovery.storage.sqlite.file.opening import open_partition
 from recovery.storage.sqlite.rewind import rewind
-from recovery.storage.sqlite.schema import open_partition
 from tests.stores import ROOT, STEP, Driver, alter, content, paths_of, problems, query, run_python, state_at, window
 
 ODD_KEYS = {"": "0", "Ω": '"\\u0000"', "\x1f[\"'": "null", "😀": '{"a":[1,"\\"\x7f"]}'}

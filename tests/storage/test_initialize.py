@@ -29,7 +29,7 @@ from recovery.errors import (
 from recovery.planning.resume import plan_resume
 from recovery.storage import initialize
 from recovery.storage.scan import scan
-from recovery.storage.sqlite.tables import APPLICATION_ID, SCHEMA_VERSION
+from recovery.storage.sqlite.file.tables import APPLICATION_ID, SCHEMA_VERSION
 from tests.stores import ROOT, Driver, problems, run_python, state_at
 
 
@@ -400,7 +400,7 @@ def test_two_concurrent_attempts_do_not_clear_away_each_other(tmp_path, monkeypa
         thread = threading.Thread(target=lambda: outcome.append(init_partitions(tmp_path / "db", 2)))
         thread.start()
         assert reached.wait(30)
-        with pytest.raises(DirectoryLockedError, match="being made"):
+        with pytest.raises(DirectoryLockedError, match="another process is making partitions here"):
             init_partitions(tmp_path / "db", 2)
         go_on.set()
         thread.join()

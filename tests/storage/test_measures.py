@@ -9,7 +9,7 @@ from recovery.errors import CorruptPartitionError
 from recovery.planning.measures import Measure, StepSize, summed
 from recovery.planning.values import StepEdit
 from recovery.storage.scan import largest_states, read_measures, sizes_in
-from recovery.storage.sqlite.tables import SCHEMA_VERSION
+from recovery.storage.sqlite.file.tables import SCHEMA_VERSION
 from tests.stores import Driver, alter, paths_of, problems, query
 
 

@@ -18,7 +18,7 @@ from recovery.errors import InconsistentPartitionsError, LeaseLostError
 from recovery.storage.history import states_at, steps_in
 from recovery.storage.seam import StepEdit
 from recovery.storage.sqlite.describe import describe, step_values
-from recovery.storage.sqlite.schema import read_partition, reading
+from recovery.storage.sqlite.file.reading import read_partition, reading
 from recovery.values.keys import partition_of
 from tests.stores import Driver, State, problems, query, state_at
 
@@ -27,6 +27,8 @@ STEPS = ("a", "b$ '\"", "c")
 KEYS = ("", "1", "Ω", "😀\u2400\u2400", "it's\x1f;--")
 TEXTS = st.sampled_from(["0", "1", "null", '"1"', "[1,{}]", "1e5", '"😀"'])
 VALUES = st.none() | st.tuples(TEXTS, st.none() | st.integers(1, 40))
+POSITIONS = TEXTS | st.binary(max_size=6).map(b"\xff".__add__)
+"""Of rows of the run's own: text, or the content of a file."""
 CHANGES = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4)
 ATTEMPTS = st.lists(st.tuples(st.booleans(), st.sampled_from(STEPS), CHANGES), min_size=1, max_size=6)
 DRIVER_STEP = "$position"
@@ -177,7 +179,7 @@ class Histories(RuleBasedStateMachine):
         self.closed_batch = batch
         self.fenced = True
 
-    @rule(lag=st.integers(0, 1), floor=st.integers(0, 3), position=TEXTS, logged=st.booleans(), fold=st.booleans())
+    @rule(lag=st.integers(0, 1), floor=st.integers(0, 3), position=POSITIONS, logged=st.booleans(), fold=st.booleans())
     def close(self, lag, floor, position, logged, fold):
         """Move the epoch into the snapshots, or log it; and then fold it, or not."""
         if self.sealed is None:
@@ -273,7 +275,7 @@ class Histories(RuleBasedStateMachine):
         assert self.run.epoch == resume
 
     @precondition(lambda self: self.worked)
-    @rule(closed=st.integers(0, COUNT), position=TEXTS, logged=st.booleans())
+    @rule(closed=st.integers(0, COUNT), position=POSITIONS, logged=st.booleans())
     def crash_while_closing(self, closed, position, logged):
         """The epoch is closed in some partitions only: the next run starts it again, everywhere."""
         epoch = self.run.epoch

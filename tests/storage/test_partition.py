@@ -17,7 +17,7 @@ from recovery.planning.resume import plan_resume
 from recovery.storage.scan import scan
 from recovery.storage.seam import StepEdit
 from recovery.storage.sqlite import close, describe, fold, rewind, snap_rows
-from recovery.storage.sqlite.schema import transaction
+from recovery.storage.sqlite.file.statements import transaction
 from recovery.storage.sqlite.store import FilePartitions
 from recovery.values.keys import partition_of
 from tests.stores import STEP, Driver, alter, content, new_execution, paths_of, problems, query, state_at, window

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from recovery.base.task_key import task_key
+from recovery.base.credentials.task_key import task_key
 from recovery.owner.process import OwnerProcess
 from recovery.storage.reach import files_in, reach, with_files_at
 from recovery.storage.seam import BatchCount
@@ -15,7 +15,7 @@ def test_a_worker_without_sqlite_can_import_it():
     """Executors of a cluster have no apsw: only the store at the address decides what is imported."""
     printed = run_python(
         "import sys; sys.modules['apsw'] = None\n"
-        "import recovery.storage.reach, recovery.spark.tasks.step_task, recovery.spark.tasks.arrow_task\n"
+        "import recovery.storage.reach, recovery.spark.tasks.run_tasks, recovery.spark.tasks.arrow_task\n"
         "print('imported')"
     )
     assert printed.stdout.strip() == "imported"

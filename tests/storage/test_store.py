@@ -29,7 +29,9 @@ from recovery.planning.resume import plan_resume
 from recovery.storage.connect import left_executions
 from recovery.storage.copies import copy_with_log
 from recovery.storage.scan import scan, step_names
-from recovery.storage.sqlite import schema, tables
+from recovery.storage.sqlite.file import connections, tables
+from recovery.storage.sqlite.file.reading import read_partition
+from recovery.storage.sqlite.file.statements import translated, value
 from recovery.storage.sqlite.store import FilePartitions
 from recovery.storage.verify import PartitionCheck
 from tests.stores import (
@@ -118,14 +120,14 @@ class TestScan:
         reads = []
 
         def read(connection):
-            reads.append(schema.value(connection, "SELECT max(epoch) FROM epochs"))
+            reads.append(value(connection, "SELECT max(epoch) FROM epochs"))
             if len(reads) == 1:
                 filled(store_dir)
                 if torn:
                     raise CorruptPartitionError("torn")
             return reads[-1]
 
-        assert schema.read_partition(path, read) == 4
+        assert read_partition(path, read) == 4
         assert reads == [2, 4]
 
     def test_an_error_of_a_file_that_did_not_change_is_raised(self, store_dir):
@@ -137,7 +139,7 @@ class TestScan:
             raise CorruptPartitionError("torn")
 
         with pytest.raises(CorruptPartitionError, match="torn"):
-            schema.read_partition(store_dir / "part-0.sqlite3", read)
+            read_partition(store_dir / "part-0.sqlite3", read)
         assert len(reads) == 1
 
     @pytest.mark.parametrize("content", [b"", b"x", b"not a database" * 1000, b"SQLite format 3\0" + bytes(84)])
@@ -242,7 +244,7 @@ from recovery.storage.scan import scan
 from recovery.storage.verify import PartitionCheck
 from recovery.cli.status import collect_status
 from recovery.storage.locations import Locations
-from recovery.operational.step_edits import moment
+from recovery.operational.steps.step_edits import moment
 os.setgid(65534); os.setuid(65534)
 try:
     plan = plan_resume(scan(Path(sys.argv[1])))
@@ -603,7 +605,7 @@ class TestConnections:
 
     def test_a_tool_that_holds_a_file_locked_is_named_as_the_cause(self, store_dir, monkeypatch):
         """When the busy timeout has passed, the error says what to do."""
-        monkeypatch.setattr(schema, "BUSY_TIMEOUT_MS", 50)
+        monkeypatch.setattr(connections, "BUSY_TIMEOUT_MS", 50)
         other = apsw.Connection(str(store_dir / "part-1.sqlite3"))
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StorageError, match="kept the file locked") as raised:
@@ -699,7 +701,7 @@ def test_every_error_of_storage_is_a_recovery_error(store_dir):
     """Whichever SQLite error comes up, it is translated, with the path."""
     path = store_dir / "part-0.sqlite3"
     for kind in TRANSLATED:
-        with pytest.raises(RecoveryError) as raised, schema.translated(path):
+        with pytest.raises(RecoveryError) as raised, translated(path):
             raise kind("something")
         assert raised.value.path == str(path)
         assert raised.value.exit_code in (12, 23)

@@ -16,7 +16,7 @@ from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.storage import verify
 from recovery.storage.scan import scan
 from recovery.storage.sqlite.digests import load_digests
-from recovery.storage.sqlite.schema import connect
+from recovery.storage.sqlite.file.connections import connect
 from recovery.storage.verify import PartitionCheck, Verdict
 from tests.stores import Driver, alter, paths_of, problems, query, state_at
 

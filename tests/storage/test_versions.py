@@ -17,8 +17,9 @@ from recovery.planning.resume import plan_resume
 from recovery.storage.history import changes_between, few_states_at, sizes_at
 from recovery.storage.scan import read_step, scan
 from recovery.storage.sqlite.digests import MODULUS, load_digests, record_digest, row_digest_sql
-from recovery.storage.sqlite.schema import connect, transaction
-from recovery.storage.sqlite.tables import SCHEMA_VERSION
+from recovery.storage.sqlite.file.connections import connect
+from recovery.storage.sqlite.file.statements import transaction
+from recovery.storage.sqlite.file.tables import SCHEMA_VERSION
 from tests.stores import STEP, Driver, paths_of, problems, query, state_at
 
 KEYS = [f"k{number}" for number in range(30)]

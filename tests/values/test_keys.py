@@ -16,7 +16,8 @@ from recovery.base.ids import BatchId
 from recovery.errors import StateValueError
 from recovery.spark.steps.definition import HASH_BITS, KEY, PLACE, UNHASHED
 from recovery.spark.tasks.arrow_task import ArrowStepTask
-from recovery.spark.tasks.step_task import StepTask, run_tasks
+from recovery.spark.tasks.run_tasks import run_tasks
+from recovery.spark.tasks.step_task import StepTask
 from recovery.storage.initialize import init_partitions
 from recovery.values.keys import ESCAPE, decode_key, encode_key, partition_of
 from tests.stores import Driver

@@ -66,7 +66,7 @@ def parse_address(uri: str) -> Address:
         raise bad_address("it holds a #, which ends the path; one in a name is written %23")
     known = {*_OURS, *_SETTINGS[kind]}
     if not pairs.keys() <= known:
-        raise bad_address(f"unknown settings {sorted(pairs.keys() - known)}; there are {', '.join(sorted(known))}")
+        raise bad_address(f"unknown settings {sorted(pairs.keys() - known)}; known are {', '.join(sorted(known))}")
     if parts.scheme == "file":
         if parts.netloc or not parts.path.strip("/"):
             raise bad_address("a file URI names an absolute path: file:///srv/state")

@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from recovery.base.clock import Clock
-from recovery.base.intervals import format_interval
-from recovery.errors import CorruptPartitionError, StateLockedError
-from recovery.host.processes import describe_holder
+from recovery.errors import CorruptPartitionError
 from recovery.operational.backends.retry import Busy, RetryPolicy
 from recovery.operational.ids import StateId
 from recovery.storage.documents import (
@@ -31,7 +29,7 @@ from recovery.storage.documents import (
     place_states,
     read_prefix,
     read_states,
-    writer_of,
+    still_locked,
 )
 from recovery.storage.lock import lock_holder
 
@@ -163,16 +161,8 @@ class DirectoryBackend:
         try:
             return self._retry.run(once)
         except Busy as error:
-            waited = format_interval(self._clock.elapsed_s() - began_s)
-            raise StateLockedError(
-                f"{self._holder()} held the lock of the operational state for {waited}", path=home(self.directory)
-            ) from error
-
-    def _holder(self) -> str:
-        writer, run = writer_of(home(self.directory)), lock_holder(self.directory)
-        if run is not None and (writer is None or writer == run["pid"]):
-            return describe_holder(run)
-        return "another process" if writer is None else f"process {writer}"
+            waited_s = self._clock.elapsed_s() - began_s
+            raise still_locked(home(self.directory), waited_s, lock_holder(self.directory)) from error
 
 
 def same_place(one: Backend, other: Backend) -> bool:

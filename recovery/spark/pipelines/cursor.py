@@ -65,14 +65,14 @@ def check_text(found: Cursor, source: DataFrame, before: Any) -> None:
         F.max_by(text, F.when(shaped, shape)).alias("other"),
     ).collect()  # fmt: skip
     if row.unordered is not None:
-        raise _unordered(found, f"{row.unordered!r:.80} stands in it")
+        raise _unordered(found, f"it has {row.unordered!r:.80}")
     if row.shape_min is None:
         return
     mark = text_order.shape(before) if isinstance(before, str) else None
     if row.prefix_min == row.prefix_max and row.shape_min != row.shape_max:
-        raise _unordered(found, f"{row.one!r:.80} and {row.other!r:.80} stand in it")
+        raise _unordered(found, f"it has {row.one!r:.80} and {row.other!r:.80}")
     if mark is not None and mark[0] == row.prefix_min == row.prefix_max and mark[1] != row.shape_min:
-        raise _unordered(found, f"{row.one!r:.80} stands in it, and the mark is {before!r:.80}")
+        raise _unordered(found, f"it has {row.one!r:.80}, and the mark is {before!r:.80}")
 
 
 def collected(found: Cursor, value: Column) -> Column:
@@ -97,7 +97,7 @@ def python_value(found: Cursor, value: Any) -> Any:
         shown = f"{value} microseconds after 1970" if isinstance(value, int) else value
         raise HighWaterMarkError(
             f"the highest value of column {found.name!r} is {shown}, and no mark can be later than the year 9999",
-            cause="A row holds a time that stands for something else, such as one that never comes.",
+            cause="A row holds a placeholder instead of a real time, such as the year 9999 for never.",
             remedy="Leave such rows out in the reader, or make them NULL.",
         ) from error
     return value
@@ -147,13 +147,13 @@ def _check_kind(key: str, column: str, kind: T.DataType) -> None:
     if isinstance(kind, T.BooleanType):
         raise bad(key, f"column {column!r} is true or false, and nothing is newer than true", "Use another column.")
     if not isinstance(kind, _KINDS):
-        raise bad(key, f"column {column!r} of {kind.simpleString()} has no order that a mark can stand in",
+        raise bad(key, f"column {column!r} of {kind.simpleString()} has no order that a mark needs",
                   "Use a number, text, a date or a timestamp.")  # fmt: skip
 
 
 def _unordered(found: Cursor, what: str) -> ConfigurationError:
-    error = bad(found.key, f"the order of the texts in column {found.name!r} is not that of what they say: {what}",
-                text_order.DATE_REMEDY)  # fmt: skip
+    what = f"the texts in column {found.name!r} do not sort in the order of the values that they spell: {what}"
+    error = bad(found.key, what, text_order.DATE_REMEDY)
     error.cause = "Dates that do not begin with the year, and numbers of different lengths, sort wrongly as text."
     return error
 

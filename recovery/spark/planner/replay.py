@@ -19,12 +19,12 @@ from recovery.errors import UnsupportedPlanError
 from recovery.spark.jvm.plan_nodes import walk
 
 _IN_MEMORY = {
-    "TextSocketTable": "What came over the connection is in the memory of the process that read it, and nowhere else.",
-    "MemoryStreamTable": "Its rows are in the memory of the process that added them, and nowhere else.",
+    "TextSocketTable": "Input from a connection exists only in the memory of the process that read it.",
+    "MemoryStreamTable": "Its rows exist only in the memory of the process that added them.",
 }
 """Spark's sources that cannot replay, by the class of their table, and why. A source may have several names."""
 _REMEDY = (
-    "Have something write what comes into files, and read those (format 'appended' takes growing ones), or into Kafka. "
+    "Let another program write the input to files (format 'appended' reads growing ones) or to Kafka, and read that. "
     "To try the flow only, run it without a recovery directory."
 )
 
@@ -53,7 +53,7 @@ def _check_kept(node: Any) -> None:
     for name, value in options_of(node.dataSource()).items():
         if name.lower() == "cleansource" and value.lower() != "off":
             raise UnsupportedPlanError(
-                f"a file source is set to clean up behind itself: cleanSource={value}",
+                f"a file source removes or moves what it has read: cleanSource={value}",
                 cause="Spark removes files after each micro-batch, which a run that was killed has to read again.",
                 remedy="Leave it out, and remove files that are older than the epochs you want to go back to.",
             )
@@ -69,7 +69,7 @@ def _check_replays(spark: SparkSession, node: Any) -> None:
     if reader is not None:
         raise UnsupportedPlanError(
             f"the source {name!r} cannot be read again from a position: its reader {reader} has no readBetweenOffsets",
-            cause="Spark calls that for a micro-batch of which it knows the offsets, as it does after a crash.",
+            cause="Spark calls it for a micro-batch whose offsets it has logged, as after a crash.",
             remedy=f"Implement {reader}.readBetweenOffsets(start, end), which gives the same rows each time.",
         )
 

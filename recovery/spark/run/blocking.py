@@ -50,7 +50,7 @@ def run(
     # Report errors of the directory before Spark starts, and check the files while it starts.
     prepared = Prepared(config, flow.name, clock)
     own = spark is None
-    with _ending_at_once(prepared.temporary) if own else contextlib.nullcontext():
+    with _ending_immediately(prepared.temporary) if own else contextlib.nullcontext():
         try:
             session: Any = create_session(flow.name, master=master, conf=conf) if own else spark
         except BaseException:
@@ -79,7 +79,7 @@ def _stop_session(session: Any | None) -> None:
 
 
 @contextlib.contextmanager
-def _ending_at_once(temporary: Path | None) -> Iterator[None]:
+def _ending_immediately(temporary: Path | None) -> Iterator[None]:
     """Until the stream has started, end the process on a signal. The next run repairs what is half done, as after a
     kill. `temporary`: a directory to remove, because no next run would find it."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from recovery.base import faults
 from recovery.base.clock import Clock
-from recovery.base.task_key import task_key
+from recovery.base.credentials.task_key import task_key
 from recovery.checkpoint.home import CheckpointHome
 from recovery.config import RecoveryConfig, given_backup_interval_s
 from recovery.metrics.endpoint import MetricsEndpoint

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recovery.base.task_key import task_key
+from recovery.base.credentials.task_key import task_key
 from recovery.config import RecoveryConfig
 from recovery.owner.process import OwnerProcess
 from recovery.planning.values import Execution

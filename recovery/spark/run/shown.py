@@ -1,4 +1,4 @@
-"""How a run looks: its status line, and what a notebook shows of it."""
+"""How a run is shown: its status line, and its line in a notebook."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def status_line(batch: BatchDone, rows: int, rate: float, closed: EpochClosed | 
 
 
 def end_line(summary: RunSummary, error: BaseException | None) -> str:
-    """Return what is left of a run that has ended."""
+    """Return the line that stays when a run has ended."""
     if error is not None:
         return f"failed: {one_line(headline(error))}"
     return (

@@ -16,8 +16,8 @@ from recovery.checkpoint.sources import PLACES_KEY
 from recovery.checkpoint.until import fix_end
 from recovery.config import RecoveryConfig
 from recovery.errors import ConfigurationError, EpochNotHeldError, SparkCheckpointError, UnsupportedPlanError
-from recovery.operational.comparison import positions
-from recovery.operational.step_edits import Moment
+from recovery.operational.steps.comparison import positions
+from recovery.operational.steps.step_edits import Moment
 from recovery.planning.resume import ResumePlan, common_cuts, plan_resume
 from recovery.planning.timeline import fork, timeline
 from recovery.planning.values import ClosedEpoch
@@ -30,7 +30,7 @@ def check_fork(origins: Sequence[Origin], directory: Path) -> None:
     """Check that output may be dropped. Raises ConfigurationError unless the store was forked."""
     if all(each.how != "fork" for each in origins):
         raise ConfigurationError(
-            f"{directory} is not a fork: without output, that of what is processed would never appear",
+            f"{directory} is not a fork: without output, the results of this run would never appear",
             cause="no_output (--no-output) is for a store that recovery fork made.",
             remedy=f"Fork it: python -m recovery fork {directory} NEW_DIR",
         )
@@ -43,7 +43,7 @@ def find_until(until: int | str, plan: ResumePlan, origins: Sequence[Origin]) ->
     """
     if not origins:
         raise ConfigurationError(
-            "there is no origin whose input could be read up to a place",
+            "there is no origin whose input could be read up to a position",
             cause="until (--until) is for a store that recovery fork made.",
             remedy="Leave it out, or fork the store first.",
         )
@@ -93,8 +93,8 @@ def _is_at_one(
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """A position of the origin. on_its_way: whether all that this store has read, the origin has read on its way
-    there."""
+    """A position of the origin. on_its_way: whether the origin had read, before this position, everything that this
+    store has read."""
 
     at: Moment
     on_its_way: bool
@@ -105,7 +105,7 @@ class Until:
         if keeps_native_state:
             raise UnsupportedPlanError(
                 "the flow has Spark's own stateful operators, whose results depend on where micro-batches end",
-                cause="until (--until) reads all input up to a place as one micro-batch, under one watermark.",
+                cause="until (--until) reads all input up to a position as one micro-batch, under one watermark.",
                 remedy="Leave it out. The fork then reads to the end of the input; diff says where both are.",
             )
 
@@ -130,7 +130,7 @@ class Until:
             return NO_BATCH if batch is None else batch
         if not self.on_its_way:
             raise ConfigurationError(
-                f"this store has read on since it was forked, on another way than to {self.shown}",
+                f"since it was forked, this store has read other input than the origin had read at {self.shown}",
                 cause="A run without until (--until), or with another one, processed input here.",
                 remedy="Fork the origin again, or go back to where this one was forked: --resume-after.",
             )

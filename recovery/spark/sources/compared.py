@@ -1,5 +1,5 @@
-"""The other half of `format("recovery")` with the option `other`: the keys of a step that differ between two snapshots,
-of two directories or of one."""
+"""`format("recovery")` with the option `other`: the keys of a step that differ between two snapshots, of two
+directories or of one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from recovery.base.addresses import local_path
 from recovery.errors import ConfigurationError
 from recovery.host.identity import this_host
-from recovery.operational.step_edits import Moment
+from recovery.operational.steps.step_edits import Moment
 from recovery.spark.sources.native_source import check_is_here, number_of
 
 
@@ -47,7 +47,7 @@ class ComparedReader(DataSourceReader):
         self._epochs = [number_of(options, name) for name in ("epoch", "otherepoch")]
 
     def partitions(self) -> list[InputPartition]:
-        from recovery.operational.step_edits import moment
+        from recovery.operational.steps.step_edits import moment
 
         a, b = (moment(place, epoch) for place, epoch in zip(self._places, self._epochs, strict=True))
         if len(a.paths) != len(b.paths):
@@ -61,7 +61,7 @@ class ComparedReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         assert isinstance(partition, ComparedPartition)
         check_is_here(partition.host)
-        from recovery.operational.comparison import changed_states
+        from recovery.operational.steps.comparison import changed_states
         from recovery.owner.step_rows import change_rows
 
         yield from change_rows(self._step, changed_states(partition.a, partition.b, self._step))

@@ -33,14 +33,14 @@ from typing import Any
 import pyarrow
 from pyspark.sql import DataFrame, SparkSession
 
+from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import ExecutionNumber, Lease
-from recovery.base.task_key import task_key
 from recovery.errors import RecoveryError, StateValueError
 from recovery.host import private
 from recovery.host.durable import PRIVATE
 from recovery.host.peers import of_trusted_user
 from recovery.native.choose import Wanted
-from recovery.operational.step_edits import moments
+from recovery.operational.steps.step_edits import moments
 from recovery.owner.process import OwnerProcess
 from recovery.spark.clusters import Serving, is_cluster
 from recovery.spark.jvm.versions import as_type, to_arrow_schema

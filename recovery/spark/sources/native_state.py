@@ -12,12 +12,14 @@ import secrets
 import shutil
 import tempfile
 import threading
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
@@ -28,9 +30,14 @@ from recovery.hadoop.files import HadoopFiles
 from recovery.hadoop.home import HadoopHome
 from recovery.native.choose import JOIN_SIDES, Wanted, choose_operator
 from recovery.native.held import held_operators, materialise
-from recovery.operational.step_edits import Moment, moment, moments
+from recovery.operational.steps.step_edits import Moment, moment, moments
 from recovery.spark.clusters import check_one_host
 from recovery.spark.jvm.connect_sessions import check_classic
+
+SPARK_ERRORS = (PySparkException, Py4JJavaError)
+"""What Spark raises: the second, when a task failed."""
+EQUAL = "equal"
+"""The change of a key that is the same in both frames."""
 
 
 def native_state(
@@ -77,10 +84,25 @@ def state_frame(
     place = _place(spark, scratch_directory, "native_state")
     if before is None:
         return _read(spark, directory, now, wanted, place)
-    frame = _read(spark, directory, now, wanted, place, by_key=True)
-    if before.epoch == 0 or not any(each.number == wanted.operator for each in held_operators(before)):
-        return _changes(frame.limit(0), frame, wanted.timers)
-    return _changes(_read(spark, directory, before, wanted, place, by_key=True), frame, wanted.timers)
+    old, new = frames_by_key(spark, (directory, before), (directory, now), wanted, place)
+    return _changes(old, new, wanted.timers)
+
+
+def frames_by_key(
+    spark: SparkSession,
+    before: tuple[Path, Moment],
+    after: tuple[Path, Moment],
+    wanted: Wanted,
+    place: tuple[str, str] | None = None,
+) -> tuple[DataFrame, DataFrame]:
+    """Return the state at two moments, of the same directory or of two, a row for each key. A side on which the
+    operator has no state yet is empty. Raises what `native_state` raises, of `after` if it is on neither."""
+    there = [any(each.number == wanted.operator for each in held_operators(at)) for _, at in (before, after)]
+    if there == [True, False]:
+        frame = _read(spark, *before, wanted, place, by_key=True)
+        return frame, frame.limit(0)
+    frame = _read(spark, *after, wanted, place, by_key=True)
+    return _read(spark, *before, wanted, place, by_key=True) if there[0] else frame.limit(0), frame
 
 
 def native_operators(
@@ -141,7 +163,7 @@ def rows_as_json(frame: DataFrame, limit: int | None) -> tuple[list[dict[str, An
     texts = frame.select(F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("row")).orderBy("row")
     try:
         found = [row.row for row in (texts if limit is None else texts.limit(limit + 1)).collect()]
-    except PySparkException as error:
+    except SPARK_ERRORS as error:
         raise StateValueError(
             f"Spark cannot read this state: {first_line(error)}",
             cause="The key has another type, or the state is of a newer version of Spark.",
@@ -162,6 +184,12 @@ def _read(
     """Return the state at a moment. by_key: one row per key, where Spark would otherwise give one per element of a list
     or per row of a join."""
     choose_operator(held_operators(at), wanted, at.epoch)
+    with reading(directory, wanted):
+        return sound(reader_of(spark, wanted, by_key=by_key).load(_checkpoints.of(directory, at, place)), wanted)
+
+
+def reader_of(spark: SparkSession, wanted: Wanted, *, by_key: bool) -> DataFrameReader:
+    """Return Spark's reader of a state. by_key: as for `_read`."""
     reader = spark.read.format("statestore").option("operatorId", wanted.operator)
     store = wanted.store
     if store in JOIN_SIDES and by_key:
@@ -174,20 +202,40 @@ def _read(
         reader = reader.option("stateVarName", wanted.variable).option("flattenCollectionTypes", not by_key)
     if wanted.timers:
         reader = reader.option("readRegisteredTimers", True)
+    return reader
+
+
+def sound(frame: DataFrame, wanted: Wanted) -> DataFrame:
+    """Return Spark's frame of a state so that `to_json` can read it: the values of a side of a join have a field more
+    than their schema."""
+    kind = frame.schema["value"].dataType if wanted.store in JOIN_SIDES else None
+    if not isinstance(kind, StructType):
+        return frame
+    return frame.withColumn("value", F.struct(*(F.col("value")[name].alias(name) for name in kind.names)))
+
+
+@contextmanager
+def reading(directory: Path, wanted: Wanted) -> Iterator[None]:
+    """Raise StateValueError, with the directory, for what Spark says when it cannot read a state."""
     try:
-        return reader.load(_checkpoints.of(directory, at, place))
-    except PySparkException as error:
+        yield
+    except SPARK_ERRORS as error:
         raise StateValueError(
             f"Spark cannot read the state of operator {wanted.operator}: {first_line(error)}",
             path=directory,
             cause="",
-            remedy="Check --store and --variable; its files may be of a newer version of Spark.",
+            remedy="Check --store, --variable and the key; its files may be of a newer version of Spark.",
         ) from error
 
 
 def _changes(before: DataFrame, after: DataFrame, timers: bool) -> DataFrame:
-    """Return the keys whose value differs or exists in only one of the two frames. A key may have several timers, each
-    of which is compared by itself and can only be added or removed."""
+    """Return the keys whose value differs or exists in only one of the two frames."""
+    return compared(before, after, timers).where(F.col("change") != EQUAL)
+
+
+def compared(before: DataFrame, after: DataFrame, timers: bool) -> DataFrame:
+    """Return every key of two frames, with both values and how they differ. A key may have several timers, each of
+    which is compared by itself and can only be added or removed."""
     [value] = [name for name in after.columns if name not in ("key", "partition_id")]
     old = before.select(F.col("key").alias("old_key"), F.col(value).alias("before"), F.lit(True).alias("was"))
     new = after.select(F.col("key").alias("new_key"), F.col(value).alias("after"), F.lit(True).alias("is"))
@@ -195,11 +243,9 @@ def _changes(before: DataFrame, after: DataFrame, timers: bool) -> DataFrame:
     if timers:
         together = together & _same(old, "before", new, "after")
     joined = old.join(new, together, "full_outer")
-    kind = F.when(F.col("was").isNull(), "added").when(F.col("is").isNull(), "removed").otherwise("changed")
-    unequal = F.col("was").isNull() | F.col("is").isNull() | ~_same(old, "before", new, "after")
-    return joined.where(unequal).select(
-        kind.alias("change"), F.coalesce("old_key", "new_key").alias("key"), "before", "after"
-    )
+    kind = F.when(F.col("was").isNull(), "added").when(F.col("is").isNull(), "removed")
+    kind = kind.when(_same(old, "before", new, "after"), EQUAL).otherwise("changed")
+    return joined.select(kind.alias("change"), F.coalesce("old_key", "new_key").alias("key"), "before", "after")
 
 
 def _same(left: DataFrame, one: str, right: DataFrame, other: str) -> Any:
@@ -281,5 +327,6 @@ _checkpoints = _Checkpoints()
 
 
 def first_line(error: Exception) -> str:
-    """Return the first non-empty line of an error's text, or else its class name."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """Return the first non-empty line of an error's text, of Java's if it is from there, or else its class name."""
+    text = error.java_exception.toString() if isinstance(error, Py4JJavaError) else error
+    return next((line.strip() for line in str(text).splitlines() if line.strip()), type(error).__name__)

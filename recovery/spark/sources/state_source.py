@@ -116,7 +116,7 @@ class StateReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         if self._address is not None and self._address.cluster:
             return self._owned(self._address)
-        from recovery.operational.step_edits import moments
+        from recovery.operational.steps.step_edits import moments
 
         now, since = moments(self._directory, self._epoch, self._since)
         return [StatePartition(this_host(), path.absolute(), now.cut, since and since.cut) for path in now.paths]

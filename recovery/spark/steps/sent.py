@@ -60,7 +60,7 @@ def sent(definition: StepDefinition, name: str) -> Sent:
                     "wanted",
                     "The driver was upgraded and this executor was not, or the reverse.",
                 )
-            from recovery.spark.tasks.step_task import run_step
+            from recovery.spark.tasks.run_tasks import run_step
 
             definition: Any = pickle.loads(pickled)
             if definition.state_schema is None:

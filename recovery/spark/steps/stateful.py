@@ -3,7 +3,7 @@
 A step sends every row to the task of its key's recovery partition. There are as many tasks as Spark runs in parallel,
 and at most one per partition. The number of partitions is unknown while a plan is built, so the exchange is a
 placeholder, which `recovery.spark.planner.bind` replaces when a run starts. A small micro-batch needs no exchange: see
-`recovery.spark.tuning.gathering`. `recovery.spark.tasks.step_task` does the work of a task.
+`recovery.spark.tuning.gathering`. `recovery.spark.tasks.run_tasks` does the work of a task.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import StepId
-from recovery.base.task_key import task_key
 from recovery.errors import ConfigurationError
 from recovery.group_state import GroupState
 from recovery.spark.jvm.versions import repartition_by_id

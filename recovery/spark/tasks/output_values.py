@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
 from numbers import Number
+from operator import itemgetter
 from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo
 
@@ -18,7 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recovery.base.ids import StepId
+from recovery.base.wording import counted
+from recovery.errors import StateValueError
 from recovery.spark.steps.column_types import _OFFSET, arrow_zone
+from recovery.values.tables import refuse_null
 
 Fit: TypeAlias = Callable[[Any], Any]
 """A function that returns a value which Arrow converts without changing it, or raises. It is not called for None."""
@@ -27,6 +32,34 @@ _NUMBERS = {int, type(None)}
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)
 _LARGE = 1 << 31
 """The number of bytes from which on a column does not fit 32-bit offsets."""
+
+
+def to_batch(output: list[tuple[Any, ...]], schema: pa.Schema, step_id: StepId, time_zone: str) -> pa.RecordBatch:
+    """Return the rows that a step's `update` gave as arrays of the declared types: Spark does not cast. Raises
+    StateValueError."""
+    width = len(schema)
+    fit = {tuple, list}.issuperset(map(type, output)) and {width}.issuperset(map(len, output))
+    for row in () if fit else output:
+        if not isinstance(row, tuple | list) or len(row) != width:
+            raise StateValueError(
+                f"step {step_id!r} gave {row!r} where its output has {counted(width, 'column')}",
+                cause="update yields or returns single values, or tuples of another length.",
+                remedy=f"Yield tuples of ({', '.join(schema.names)}).",
+            )
+    arrays = []
+    for index, field in enumerate(schema):
+        column = list(map(itemgetter(index), output))
+        try:
+            array = to_array(column, field.type, time_zone)
+            refuse_null(array, field)
+            arrays.append(array)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
+            raise StateValueError(
+                f"step {step_id!r}: output column {field.name!r} ({field.type}): {error}",
+                cause="update gave a value that does not fit the declared output.",
+                remedy="Convert the value, or change output=.",
+            ) from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def to_array(column: Sequence[Any], kind: pa.DataType, time_zone: str) -> pa.Array[Any]:

@@ -1,8 +1,8 @@
 """Retries of tasks: a retry runs the task again, but repeats an error of the step's function without running it.
 
 Spark retries a task whatever the cause of its failure. With the default master, retries are meant for killed workers.
-An error of a step's function would come again, so it must not run the function three times and take three times as
-long. The first attempt therefore writes the error to a file, and later attempts raise it from there.
+An error of a step's function would occur again, and running the function three times would take three times as long.
+The first attempt therefore writes the error to a file, and later attempts raise it from there.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def raised_once(context: TaskContext) -> Iterator[None]:
 
 
 def _comes_again(error: Exception) -> bool:
-    """Return whether an error would come again: it is from the step's function or its result, and a note says where.
+    """Return whether an error would occur again: it comes from the step's function or its result, and has a note that
+    says where.
 
     Other errors may come from the disk, or from the input, which ends early if a worker below is killed."""
     if isinstance(error, RecoveryError):

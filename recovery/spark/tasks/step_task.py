@@ -1,4 +1,4 @@
-"""Tasks of a stateful step: sort Arrow batches by key, call `update`, and apply the changed states.
+"""The work of a stateful step on a recovery partition: sort rows by key, call `update`, apply the changed states.
 
 Memory stays bounded. Rows are sorted by key, past a limit on disk. A chunk of about ten thousand rows holds whole keys;
 only a key with more rows makes its chunk larger. Changed states are spooled to disk past a limit.
@@ -8,152 +8,42 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import chain, count, groupby
-from operator import itemgetter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
 
 from recovery.base.ids import BatchId, PartitionIndex
-from recovery.base.wording import counted
 from recovery.errors import RecoveryError, StateValueError, UnsupportedPlanError
 from recovery.group_state import CallFacts, GroupState, group_states
 from recovery.spark.jvm.versions import to_arrow_schema
 from recovery.spark.steps.definition import (
-    ADDRESS_PROPERTY,
-    BATCH_PROPERTY,
-    EVERYWHERE,
     HASH_BITS,
     NOW,
     PLACE,
-    TASKS_PROPERTY,
     UNHASHED,
     StepDefinition,
     Update,
 )
 from recovery.spark.steps.key_columns import parse_keys
-from recovery.spark.tasks.chunks import Width, partitions_of, pieces_of, whole_key_chunks
+from recovery.spark.tasks.chunks import Width, partitions_of, whole_key_chunks
 from recovery.spark.tasks.input_values import RowMaker, is_text, key_values, not_text, values_of
-from recovery.spark.tasks.output_values import in_known_zones, to_array
-from recovery.spark.tasks.retries import raised_once
+from recovery.spark.tasks.output_values import in_known_zones, to_batch
 from recovery.spark.tasks.sorting import sorted_by
 from recovery.spark.tasks.spool import Spool
-from recovery.storage.reach import reach
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, Keys, States, TaskStore
 from recovery.values.codec import StateCodec
 from recovery.values.keys import encode_key, is_escaped, partition_of
-from recovery.values.tables import refuse_null
 
 CHUNK_ROWS = 16_384
 SORTED_BYTES = 32 << 20
 REPLACED = "\ufffd"
 """The character that Spark writes into JSON for bytes that are not valid UTF-8."""
-_tasks = count()
-"""Counts the tasks that this process has run."""
 
 K = TypeVar("K")
 V = TypeVar("V", bound=int)
-
-
-def run_step(
-    definition: StepDefinition, batches: Iterator[pa.RecordBatch], kind: type[StepTask] | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Run a step over one Spark partition of one micro-batch, as a task of `kind` (StepTask).
-
-    Changes to a recovery partition are kept only if all of its rows were processed and their output was consumed.
-    """
-    _settle()
-    context = TaskContext.get()
-    address = context.getLocalProperty(ADDRESS_PROPERTY) if context else None
-    tasks = context.getLocalProperty(TASKS_PROPERTY) if context else None
-    batch_id = context.getLocalProperty(BATCH_PROPERTY) if context else None
-    if address is None or tasks is None or batch_id is None:
-        raise UnsupportedPlanError(
-            f"step {definition.step_id!r} runs outside a micro-batch of a recovery run",
-            cause="The streaming frame was started with writeStream, or its job was started from elsewhere.",
-            remedy="Start it with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
-        )
-    connect = partial(reach, address, task_key=definition.task_key)
-    with raised_once(context):
-        yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask, int(tasks))
-
-
-def run_tasks(
-    definition: StepDefinition,
-    batches: Iterator[pa.RecordBatch],
-    connect: Callable[[bool], tuple[TaskStore, int]],
-    batch: BatchId,
-    kind: type[StepTask],
-    tasks: int,
-) -> Iterator[pa.RecordBatch]:
-    """Run a task for the recovery partitions of the given rows.
-
-    After an exchange over `tasks` Spark partitions these are the recovery partitions whose number modulo `tasks` is
-    the Spark partition's number; if rows were gathered instead, all. `connect` takes whether rows were gathered, that
-    is, whether the task is one of many small ones. It returns a store, which opens nothing yet, and the number of
-    recovery partitions.
-
-    A gathered task may run twice: as another attempt, or in another job that Spark runs for the same plan. The plan
-    below it also runs again and may give other keys. So the second run undoes what the first left in partitions that
-    the second does not touch.
-    """
-    step = definition.step_id
-    given = (each for each in batches if each.num_rows)
-    first = next(given, None)
-    place = None if first is None else int(first.column(PLACE)[0].as_py()) >> HASH_BITS
-    gathered = place in (EVERYWHERE, UNHASHED)
-    store, count = connect(gathered)
-    try:
-        ran_before = (place is None or gathered) and store.gathered(step, batch, note=gathered)
-        touched: Iterable[PartitionIndex] = ()
-        if place is not None:
-            rows = chain([first], given)
-            del first
-            if gathered or tasks == count:
-                task = kind(definition, store, None if gathered else PartitionIndex(place), count, batch, place)
-                yield from task.run(rows)
-                touched = task.touched
-            else:
-                width, own = Width(), range(place, count, tasks)
-                for partition, share in _shares(definition, width.measured(rows), kind, count, own):
-                    yield from kind(definition, store, partition, count, batch, place).run(share, width)
-                    store.release()  # keep the files of only one partition open
-        if ran_before:
-            store.withdraw(step, batch, set(map(PartitionIndex, range(count))).difference(touched))
-    finally:
-        store.release()
-
-
-def _shares(
-    definition: StepDefinition, batches: Iterator[pa.RecordBatch], kind: type[StepTask], count: int, own: range
-) -> Iterator[tuple[PartitionIndex, Iterator[pa.RecordBatch]]]:
-    """Yield the rows' recovery partitions in order, each with its rows sorted by key. Consume a partition's rows before
-    asking for the next one. Raises UnsupportedPlanError for a partition that is not in `own` or comes again."""
-    partition_of_rows = partial(partitions_of, count=count)
-    if not definition.sorted_by_spark:
-        batches = sorted_by(definition.key_text, batches, kind.chunk_rows, kind.sorted_bytes, partition_of_rows)
-    newest = -1
-    for partition, pieces in groupby(pieces_of(batches, partition_of_rows), itemgetter(0)):
-        if partition not in own:
-            raise _of_several(definition)
-        if partition <= newest:
-            raise UnsupportedPlanError(f"step {definition.step_id!r}: its rows are not sorted by partition")
-        newest = partition
-        yield PartitionIndex(partition), map(itemgetter(1), pieces)
-
-
-def _settle() -> None:
-    """Exempt imported objects from cyclic garbage collection, before a worker's first and second tasks.
-
-    Spark's daemon runs a full collection after every task, while the driver waits for a processor. The second call
-    covers what the first task imported."""
-    if next(_tasks) < 2:
-        gc.freeze()
 
 
 class Runs(NamedTuple):
@@ -397,7 +287,7 @@ class StepTask:
             self._partition is not None and (partitions_of(chunk, self._partition_count) != self._partition).any()
         )
         if elsewhere or (places != self._place).any():
-            raise _of_several(self._definition)
+            raise mixed_partitions(self._definition)
         if self._definition.needs_time:
             self._now_ms = chunk.column(NOW)[0].as_py()
 
@@ -457,30 +347,7 @@ class StepTask:
         return key_values(definition.step_id, texts, definition.key_names, columns)
 
     def _to_arrow(self, output: list[tuple[Any, ...]]) -> pa.RecordBatch:
-        """Return the output as arrays of the declared types: Spark does not cast. Raises StateValueError."""
-        width = len(self._schema)
-        fit = {tuple, list}.issuperset(map(type, output)) and {width}.issuperset(map(len, output))
-        for row in () if fit else output:
-            if not isinstance(row, tuple | list) or len(row) != width:
-                raise StateValueError(
-                    f"step {self._definition.step_id!r} gave {row!r} where its output has {counted(width, 'column')}",
-                    cause="update yields or returns single values, or tuples of another length.",
-                    remedy=f"Yield tuples of ({', '.join(self._schema.names)}).",
-                )
-        arrays = []
-        for index, field in enumerate(self._schema):
-            column = list(map(itemgetter(index), output))
-            try:
-                array = to_array(column, field.type, self._definition.time_zone)
-                refuse_null(array, field)
-                arrays.append(array)
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
-                raise StateValueError(
-                    f"step {self._definition.step_id!r}: output column {field.name!r} ({field.type}): {error}",
-                    cause="update gave a value that does not fit the declared output.",
-                    remedy="Convert the value, or change output=.",
-                ) from error
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return to_batch(output, self._schema, self._definition.step_id, self._definition.time_zone)
 
     def _named(self, error: StateValueError, key: Any) -> RecoveryError:
         return StateValueError(
@@ -488,7 +355,8 @@ class StepTask:
         )
 
 
-def _of_several(definition: StepDefinition) -> UnsupportedPlanError:
+def mixed_partitions(definition: StepDefinition) -> UnsupportedPlanError:
+    """Return the error for rows of a recovery partition that the task does not have."""
     return UnsupportedPlanError(f"step {definition.step_id!r}: one call saw rows of several recovery partitions")
 
 

@@ -1,8 +1,8 @@
 """Combine a micro-batch's rows before the exchange, in the JVM: a partition's rows of one key become one row.
 
-Spark plans every aggregate of a stream with a state store of its own, so the plan holds a place instead: a function
-that the planner, with this package's strategy, replaces by an aggregate over each partition alone. The strategy is Java
-for the driver only (Combining.java), compiled by the compiler that Spark has for its own generated code.
+Spark plans every aggregate of a stream with a state store of its own, so the plan holds a placeholder: a function that
+the planner, with this package's strategy, replaces by an aggregate over each partition alone. The strategy is Java for
+the driver only (Combining.java), compiled by the compiler that Spark has for its own generated code.
 
 What it buys: with a thousand keys, the JVM's tasks take 7 to 8 s of processor time for ten million lines instead of 13
 to 14. With a million keys it would cost 3 s more, so it pauses there.
@@ -21,7 +21,7 @@ from recovery.spark.tuning.outcome import Outcome
 
 
 class Combiner:
-    """Combines rows at the places of one plan."""
+    """Combines rows at the placeholders of one plan."""
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
@@ -34,8 +34,8 @@ class Combiner:
 
 
 def install(spark: SparkSession, names: Sequence[str], *, combines: bool) -> Combiner | None:
-    """Make the session's planner plan the places of these functions, and combine rows there if it `combines`; return
-    None if there are none."""
+    """Make the session's planner plan the placeholders of these functions, and combine rows there if it `combines`;
+    return None if there are none."""
     if not names:
         return None
     strategy = planner_strategy(

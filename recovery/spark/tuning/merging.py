@@ -24,14 +24,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
+from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import BatchId
-from recovery.base.task_key import task_key
 from recovery.spark.jvm.plan_nodes import seq, with_children
 from recovery.spark.jvm.versions import to_arrow_schema
 from recovery.spark.steps.aggregate import Aggregation
 from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, KEY, PLACE, UDF_NAME, StepDefinition
 from recovery.spark.tasks.arrow_task import ArrowStepTask
-from recovery.spark.tasks.step_task import run_tasks
+from recovery.spark.tasks.run_tasks import run_tasks
 from recovery.spark.tuning.back_off import BackOff
 from recovery.spark.tuning.collecting import Collector, local_frame
 from recovery.spark.tuning.outcome import Outcome

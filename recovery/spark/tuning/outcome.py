@@ -1,4 +1,4 @@
-"""What a micro-batch turned out to be, for the tactics that decide about the next one."""
+"""The outcome of a micro-batch, by which the tactics decide about the next one."""
 
 from __future__ import annotations
 

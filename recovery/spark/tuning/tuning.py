@@ -96,7 +96,7 @@ class Tuning:
             copy._jdf.queryExecution().analyzed().rdd().unpersist(False)
 
     def learn(self, outcome: Outcome) -> None:
-        """Take what a micro-batch was; expect the same of the next."""
+        """Take the outcome of a micro-batch; expect the next one to be alike."""
         for tactic in (self._combiner, self._gathering, self._merging, self._row_width):
             if tactic is not None:
                 tactic.learn(outcome)

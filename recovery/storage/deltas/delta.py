@@ -28,7 +28,8 @@ from recovery.base.ids import NO_BATCH, BatchId, Lease, StepId
 from recovery.errors import LeaseLostError
 from recovery.storage.seam import BatchCount, Changes
 from recovery.storage.sqlite.epoch_log import Sealed
-from recovery.storage.sqlite.schema import connect, file_uri, rows, snapshot, transaction, translated, use_log, value
+from recovery.storage.sqlite.file.connections import connect, file_uri, use_log
+from recovery.storage.sqlite.file.statements import rows, snapshot, transaction, translated, value
 
 TABLES = ("touched_0", "touched_1")
 PAGE_BYTES = 8192

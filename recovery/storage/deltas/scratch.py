@@ -12,7 +12,7 @@ from recovery.base.ids import ExecutionNumber, Lease
 from recovery.errors import StorageError
 from recovery.host.durable import PRIVATE, make_directories, modes_beside
 from recovery.planning.values import Execution
-from recovery.storage.sqlite.watched_files import Watch
+from recovery.storage.sqlite.file.watched_files import Watch
 
 
 def left_executions(root: Path, directory: Path) -> list[Lease]:

@@ -22,9 +22,10 @@ from recovery.storage.sqlite.epoch_log import (
     append_rows,
     append_touched,
 )
+from recovery.storage.sqlite.file.statements import rows, transaction, translated
+from recovery.storage.sqlite.file.tables import ROW_BYTES
 from recovery.storage.sqlite.fold import collect, fold_into_snaps
 from recovery.storage.sqlite.measures import change_sizes, read_sizes
-from recovery.storage.sqlite.schema import rows, transaction, translated
 from recovery.storage.sqlite.snap_rows import (
     DISCARD,
     DRIVER_TABLE,
@@ -35,7 +36,6 @@ from recovery.storage.sqlite.snap_rows import (
     create_driver_table,
     live_rows_of,
 )
-from recovery.storage.sqlite.tables import ROW_BYTES
 
 # `{table}` holds the keys that the epoch touched, each with its value and timeout after the epoch.
 SUPERSEDE = """

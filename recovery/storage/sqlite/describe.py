@@ -1,4 +1,4 @@
-"""What one partition says of itself: its executions, its epochs, its steps, and who may write to it."""
+"""The description of one partition: its executions, epochs and steps, and who may write to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from recovery.storage.sqlite.digests import record_digest
 from recovery.storage.sqlite.epoch_log import (
     overlaid,
 )
-from recovery.storage.sqlite.schema import has_changes, rows, snapshot, translated, value
+from recovery.storage.sqlite.file.opening import has_changes
+from recovery.storage.sqlite.file.statements import rows, snapshot, translated, value
 
 PARTS = "SELECT part_index, part_count, store_id, flow_id, created_ms, digest FROM parts"
 COMMITS = "SELECT part_index, commit_epoch, digest FROM commits"

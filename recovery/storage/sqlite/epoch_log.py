@@ -23,7 +23,8 @@ from recovery.base.ids import BatchId, Epoch, StepId
 from recovery.errors import CorruptPartitionError
 from recovery.storage.sqlite.columns import check_columns, is_digest, whole
 from recovery.storage.sqlite.digests import MODULUS, load_digests, mismatch_text, record_digest, row_digest_sql
-from recovery.storage.sqlite.schema import has_changes, rows, value
+from recovery.storage.sqlite.file.opening import has_changes
+from recovery.storage.sqlite.file.statements import rows, value
 
 is_count = whole()
 CHUNK_ROWS = 4096

@@ -21,8 +21,8 @@ from recovery.storage.sqlite.epoch_log import (
     check_log,
     logged_steps,
 )
+from recovery.storage.sqlite.file.statements import rows, transaction, translated, value
 from recovery.storage.sqlite.measures import change_sizes, read_sizes
-from recovery.storage.sqlite.schema import rows, transaction, translated, value
 from recovery.storage.sqlite.snap_rows import (
     DISCARD,
     DRIVER_TABLE,

@@ -15,11 +15,11 @@ from recovery.storage.sqlite.digests import MODULUS, SUM_SQL, combine
 from recovery.storage.sqlite.epoch_log import (
     is_logged,
 )
+from recovery.storage.sqlite.file.statements import rows, transaction, translated, value
+from recovery.storage.sqlite.file.tables import ROW_BYTES
 from recovery.storage.sqlite.fold import fold_into_snaps
 from recovery.storage.sqlite.measures import change_sizes
-from recovery.storage.sqlite.schema import rows, transaction, translated, value
 from recovery.storage.sqlite.snap_rows import create_driver_table, live_rows_of
-from recovery.storage.sqlite.tables import ROW_BYTES
 
 # The state of a key before an epoch is the value that its first successor from that epoch on superseded. SQLite takes
 # the other columns of a min() from the row that has the minimum. If snap_epoch of that row is not earlier, the key was

@@ -6,7 +6,7 @@ import apsw
 
 from recovery.planning.values import ClosedEpoch
 from recovery.storage.sqlite.digests import SUM_SQL, row_digest_sql
-from recovery.storage.sqlite.tables import ROW_BYTES
+from recovery.storage.sqlite.file.tables import ROW_BYTES
 
 MOVED_DIGEST = row_digest_sql(":step", "state_key", ":epoch", "after", "after_timeout")
 WRITE = f"""

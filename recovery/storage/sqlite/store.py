@@ -23,28 +23,21 @@ from recovery.errors import (
 from recovery.host.open_files import allow_open_files
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.values import Execution, PartitionDescription
-from recovery.storage.deltas.delta import Delta, create_delta
 from recovery.storage.deltas.lifeline import Lifeline
 from recovery.storage.deltas.open_deltas import MOST_KEPT
 from recovery.storage.deltas.scratch import Scratch
 from recovery.storage.lock import held_lock
-from recovery.storage.seam import BatchCount, CloseRequest, Collected, added_up, of_all_steps
+from recovery.storage.seam import BatchCount, CloseRequest, Collected, of_all_steps
 from recovery.storage.sqlite import close, describe, fold, rewind
 from recovery.storage.sqlite.beginning import Beginning, keep_beginning, read_beginning
-from recovery.storage.sqlite.epoch_log import Sealed
+from recovery.storage.sqlite.execution_deltas import ExecutionDeltas
+from recovery.storage.sqlite.file.connections import prepare_writer
+from recovery.storage.sqlite.file.log_files import beside
+from recovery.storage.sqlite.file.opening import open_partition
+from recovery.storage.sqlite.file.reading import read_partition
+from recovery.storage.sqlite.file.statements import transaction, translated
+from recovery.storage.sqlite.file.watched_files import Watch, check_opened
 from recovery.storage.sqlite.measures import add_measure
-from recovery.storage.sqlite.schema import (
-    beside,
-    file_uri,
-    open_partition,
-    prepare_writer,
-    read_partition,
-    transaction,
-    translated,
-    value,
-)
-from recovery.storage.sqlite.task_store import delta_path
-from recovery.storage.sqlite.watched_files import Watch, check_opened
 
 CACHE_BYTES = 256 << 20
 MAX_THREADS = 16
@@ -88,7 +81,7 @@ class FilePartitions:
         self._scratch = Scratch(scratch, share.directory, modes_of)
         self._writers: list[apsw.Connection] = []
         self._reader: apsw.Connection | None = None
-        self._deltas: dict[StepId, list[Delta]] = {}
+        self._deltas = ExecutionDeltas()
         self._lifeline: Lifeline | None = None
         self._open_files = Watch(share.directory)
         held = max(1, len(self.paths))
@@ -156,7 +149,7 @@ class FilePartitions:
         if len(steps) > attachable:
             raise UnsupportedPlanError(
                 f"the flow has {len(steps)} stateful steps",
-                cause=f"A partition takes the state of {attachable} steps at once.",
+                cause=f"A partition takes the state of {attachable} steps at a time.",
                 remedy="Split the flow in two.",
             )
         # The driver may also do the work of tasks (see `recovery.spark.tuning.merging`).
@@ -200,23 +193,13 @@ class FilePartitions:
         """Create the deltas of the steps of an execution that has begun."""
         if self._deltas or not self._scratch.is_of(execution):
             self.prepare(execution)
-        scratch = self._scratch.files
-        assert scratch is not None
+        files = self._scratch.files
+        assert files is not None
         if steps:
             self._lifeline = Lifeline(execution.id, self._clock)
         for step in steps:
-            deltas = self._deltas.setdefault(step, [])
-            for index, base, writer in zip(self.indexes, self.paths, self._writers, strict=True):
-                path = delta_path(self.scratch, step, index)
-                create_delta(path, execution.lease)
-                # Kept open, because closing a file's last connection moves its whole log into it.
-                deltas.append(Delta(path, base, execution.lease, step))
-                scratch.add(path)
-                scratch.add(beside(path, "-wal"))
-                scratch.add(beside(path, "-shm"))
-                # Read-only: otherwise every transaction of the writer would lock out tasks of the next micro-batch.
-                with translated(path):
-                    writer.execute(f"ATTACH ? AS {_schema(self._deltas, step)}", (file_uri(path, "?mode=ro"),))
+            partitions = zip(self.indexes, self.paths, self._writers, strict=True)
+            self._deltas.create(step, execution.lease, self.scratch, files, partitions)
 
     @property
     def scratch(self) -> Path:
@@ -253,26 +236,18 @@ class FilePartitions:
         self._check_own(lease)
         if self._lifeline is not None:
             self._lifeline.admit()
-        for deltas in self._deltas.values():
-            for delta in deltas:
-                delta.open(batch)
+        self._deltas.open(batch)
 
     def seal(self, lease: Lease, batch: BatchId, *, apart: bool = True) -> None:
         """See `PartitionStore.seal`."""
-        for deltas in self._deltas.values():
-            for delta in deltas:
-                delta.seal(batch, apart=apart)
+        self._deltas.seal(batch, apart=apart)
         if not apart:
             self._each(self._hold)
 
     def _hold(self, index: int) -> None:
         """Make the partition's writer see its deltas as they are now, until its transaction ends."""
-        writer = self._writers[index]
         with translated(self.paths[index]):
-            if self._deltas and not writer.in_transaction:
-                writer.execute("BEGIN")
-            for step in self._deltas:
-                value(writer, f"SELECT turn FROM {_schema(self._deltas, step)}.meta")
+            self._deltas.hold(self._writers[index])
 
     def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
         """See `PartitionStore.close`."""
@@ -282,14 +257,14 @@ class FilePartitions:
         self.check(lease)
         faults.reach("close.3")
         if not all(request.logged for request in requests):
-            self._each(self._clear)
+            self._each(self._deltas.clear_apart)
         faults.reach("close.4")
         return written
 
     def close_partition(self, index: int, lease: Lease, request: CloseRequest) -> ClosedPartition:
         """Close an epoch in one partition. The epoch is closed when all partitions have it."""
         writer, path = self._writers[index], self.paths[index]
-        sealed = self._sealed(index, request.batch, apart=not request.logged)
+        sealed = self._deltas.sealed(index, request.batch, apart=not request.logged)
         if request.logged:
             return close.log_epoch(writer, path, lease, request, sealed)
         tables = {step: each.table for step, each in sealed.items()}
@@ -302,27 +277,14 @@ class FilePartitions:
         folded = self._each(lambda index: self.fold_partition(index, lease, epoch))
         self.check(lease)
         faults.reach("fold.3")
-        self._each(self._clear)
+        self._each(self._deltas.clear_apart)
         faults.reach("fold.4")
         return folded
 
     def fold_partition(self, index: int, lease: Lease, epoch: Epoch) -> Mapping[str, StepSize]:
         """Fold the log of one partition."""
-        tables = {
-            step: f"{_schema(self._deltas, step)}.{deltas[index].set_apart()}" for step, deltas in self._deltas.items()
-        }
+        tables = self._deltas.set_apart(index)
         return fold.fold(self._writers[index], self.paths[index], lease, epoch, tables)
-
-    def _sealed(self, index: int, batch: BatchId, *, apart: bool) -> dict[StepId, Sealed]:
-        """Return where a partition's deltas have the epoch's changes, with table names for the partition's writer."""
-        found = {step: deltas[index].seal(batch, apart=apart) for step, deltas in self._deltas.items()}
-        return {
-            step: each._replace(table=f"{_schema(self._deltas, step)}.{each.table}") for step, each in found.items()
-        }
-
-    def _clear(self, index: int) -> None:
-        for deltas in self._deltas.values():
-            deltas[index].clear()
 
     def begin_input(self, lease: Lease, content: str) -> None:
         """See `PartitionStore.begin_input`."""
@@ -394,13 +356,11 @@ class FilePartitions:
 
     def counts_of_steps(self, batch: BatchId) -> dict[StepId, BatchCount]:
         """Return what was applied for a batch so far, by step."""
-        return {step: added_up(delta.count(batch) for delta in deltas) for step, deltas in self._deltas.items()}
+        return self._deltas.counts(batch)
 
     def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None:
         """See `PartitionStore.next_due_ms`."""
-        wanted = self._deltas.keys() if steps is None else steps
-        found = [delta.next_due_ms() for step in wanted for delta in self._deltas[step]]
-        return min((due for due in found if due is not None), default=None)
+        return self._deltas.next_due_ms(steps)
 
     def driver_values(self, step: StepId, resume_epoch: Epoch | None = None) -> dict[str, str | bytes]:
         """See `PartitionStore.driver_values`."""
@@ -440,12 +400,7 @@ class FilePartitions:
         if self._lifeline is not None:
             self._lifeline.close()
             self._lifeline = None
-        for step, deltas in self._deltas.items():
-            for delta, writer in zip(deltas, self._writers, strict=False):
-                delta.close()
-                with contextlib.suppress(apsw.Error):
-                    writer.execute(f"DETACH {_schema(self._deltas, step)}")
-        self._deltas.clear()
+        self._deltas.close(self._writers)
         self._scratch.remove()
 
     def _each(self, work: Callable[[int], T], indexes: Sequence[int] | None = None) -> list[T]:
@@ -472,8 +427,3 @@ def _logged_frames(path: Path) -> int:
         return frames
     finally:
         connection.close()
-
-
-def _schema(deltas: dict[StepId, list[Delta]], step: StepId) -> str:
-    """Return the name under which a step's delta is attached to the writers."""
-    return f"delta_{list(deltas).index(step)}"

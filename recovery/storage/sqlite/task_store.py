@@ -21,7 +21,7 @@ from recovery.storage.deltas.delta import CACHE_BYTES as CACHE_BYTES_OF_DELTA
 from recovery.storage.deltas.delta import Delta
 from recovery.storage.deltas.open_deltas import MOST_KEPT, cache_bytes, kept
 from recovery.storage.seam import BatchCount, Changes, Keys, States
-from recovery.storage.sqlite.watched_files import Identity, not_the_same
+from recovery.storage.sqlite.file.watched_files import Identity, not_the_same
 
 _NOTE_BYTES = 20
 """Width of a micro-batch's number in a `.gathered` file."""

@@ -116,6 +116,7 @@ def run(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=place, env=environment, timeout=240)
 
 
+@pytest.mark.long
 def test_packages_and_jars_are_loaded(place):
     """As spark-submit takes them: a package from a repository that the settings name, and jars by a relative pattern.
     Ivy reports only what it downloads and what is wrong."""
@@ -127,6 +128,7 @@ def test_packages_and_jars_are_loaded(place):
     assert [line for line in done.stderr.splitlines() if "::" in line or "#" in line] == []
 
 
+@pytest.mark.long
 def test_a_package_that_no_repository_has(place):
     """Ivy's own reason is shown."""
     done = run(place, "--packages", "tests:word:2.0")

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from recovery.spark.run.blocking import _ending_at_once, _signals
+from recovery.spark.run.blocking import _ending_immediately, _signals
 from tests.stores import run_python
 
 NUMBERS = [signal.SIGTERM, signal.SIGINT]
@@ -114,7 +114,7 @@ def test_signals_of_a_run_in_another_thread_are_not_ours(others):
 
 TWICE = """
 import signal, threading, time
-from recovery.spark.run.blocking import _ending_at_once, _signals
+from recovery.spark.run.blocking import _ending_immediately, _signals
 
 class Query:
     stopping = threading.Event()
@@ -143,9 +143,9 @@ def test_the_second_signal_ends_the_process_immediately():
 AT_ONCE = """
 import signal, sys
 from pathlib import Path
-from recovery.spark.run.blocking import _ending_at_once
+from recovery.spark.run.blocking import _ending_immediately
 
-with _ending_at_once(Path(sys.argv[1])):
+with _ending_immediately(Path(sys.argv[1])):
     signal.raise_signal(int(sys.argv[2]))
     print("this is not said", flush=True)
 """
@@ -164,7 +164,7 @@ def test_before_the_stream_the_first_signal_ends_the_process(number, tmp_path):
 def test_a_query_that_runs_has_the_signals(others):
     """One does not end the process any more, and when all is over they are somebody else's again."""
     query = Query()
-    with _ending_at_once(None), _signals(query):
+    with _ending_immediately(None), _signals(query):
         signal.raise_signal(signal.SIGTERM)
         assert query.stopped.wait(30)
     signal.raise_signal(signal.SIGINT)

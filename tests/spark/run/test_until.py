@@ -17,7 +17,7 @@ from recovery import (
     run_pipeline,
 )
 from recovery.base.clock import SystemClock
-from recovery.operational.step_edits import moment
+from recovery.operational.steps.step_edits import moment
 from recovery.spark.run.prepare import Prepared
 from tests.backup.support import work
 from tests.spark.support import run_to_end, states, totals_step
@@ -54,7 +54,7 @@ def test_the_same_input_and_no_output(spark, feed, tmp_path):
     for until, batches, epoch in ((3, 1, 3), ("batch:2", 0, 3), (4, 1, 4), (4, 0, 4)):
         summary = run_to_end(frame, new, sink=never, no_output=True, until=until)
         assert (summary.batches, states(new, "totals")) == (batches, at(db, epoch)), until
-    with pytest.raises(ConfigurationError, match="on another way than to epoch 3"):
+    with pytest.raises(ConfigurationError, match="has read other input than the origin had read at epoch 3"):
         run_to_end(frame, new, until=3)
     with pytest.raises(EpochNotHeldError, match="not batch:77"):
         run_to_end(frame, new, until="batch:77")

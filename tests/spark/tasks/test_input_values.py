@@ -14,7 +14,8 @@ from recovery.errors import StateValueError
 from recovery.spark.steps.definition import HASH_BITS, KEY, PLACE
 from recovery.spark.steps.key_columns import parse_keys
 from recovery.spark.tasks.arrow_task import ArrowStepTask
-from recovery.spark.tasks.step_task import StepTask, run_tasks
+from recovery.spark.tasks.run_tasks import run_tasks
+from recovery.spark.tasks.step_task import StepTask
 from recovery.storage.memory import MemoryDirectory
 from tests.stores import Driver
 from tests.tasks import definition

@@ -19,7 +19,8 @@ from recovery.errors import StateValueError
 from recovery.spark.steps.column_types import arrow_zone
 from recovery.spark.steps.definition import PLACE
 from recovery.spark.tasks.output_values import in_known_zones, to_array, zone_of
-from recovery.spark.tasks.step_task import StepTask, run_tasks
+from recovery.spark.tasks.run_tasks import run_tasks
+from recovery.spark.tasks.step_task import StepTask
 from recovery.storage.initialize import init_partitions
 from tests.stores import Driver
 from tests.tasks import definition

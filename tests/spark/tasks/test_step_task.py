@@ -13,7 +13,8 @@ from recovery.base.ids import BatchId
 from recovery.errors import StateValueError, UnsupportedPlanError
 from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, KEY, NOW, PLACE, UNHASHED, StepDefinition
 from recovery.spark.tasks.arrow_task import ArrowStepTask
-from recovery.spark.tasks.step_task import StepTask, run_tasks
+from recovery.spark.tasks.run_tasks import run_tasks
+from recovery.spark.tasks.step_task import StepTask
 from recovery.storage.memory import MemoryDirectory
 from recovery.values.keys import encode_key, partition_of
 from tests.stores import STEP, Driver

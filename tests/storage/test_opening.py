@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 import recovery
-from recovery.storage.sqlite.schema import BUSY_TIMEOUT_MS, connect, has_log, open_partition, read_partition, reading
+from recovery.storage.sqlite.file.connections import connect
+from recovery.storage.sqlite.file.log_files import has_log
+from recovery.storage.sqlite.file.opening import open_partition
+from recovery.storage.sqlite.file.reading import read_partition, reading
+from recovery.storage.sqlite.file.statements import BUSY_TIMEOUT_MS
 from tests.stores import STEP, Driver, paths_of
 
 PACKAGE = Path(recovery.__file__).parent
@@ -74,7 +78,7 @@ def test_connections_are_made_in_one_place():
         name = path.relative_to(PACKAGE).as_posix()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr == "set_busy_timeout":
-                assert name in OWN_TIMEOUT | {"storage/sqlite/schema.py"}, f"{name}:{node.lineno}"
+                assert name in OWN_TIMEOUT | {"storage/sqlite/file/connections.py"}, f"{name}:{node.lineno}"
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("apsw.Connection", "sqlite3.connect")):
                 in_memory = ast.unparse(node.args[0]) == "':memory:'"
-                assert name == "storage/sqlite/schema.py" or in_memory, f"{name}:{node.lineno}"
+                assert name == "storage/sqlite/file/connections.py" or in_memory, f"{name}:{node.lineno}"

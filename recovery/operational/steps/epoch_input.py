@@ -1,4 +1,4 @@
-"""Where sources stand at an epoch, and which input an epoch read: of files that only grow, the bytes."""
+"""The position of each source at an epoch, and the input that an epoch read: for growing files, the bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recovery.checkpoint.offsets import labels, read_log
 from recovery.checkpoint.source_places import recorded_places
 from recovery.checkpoint.sources import PLACES_KEY
 from recovery.errors import RecoveryError
-from recovery.operational.step_edits import Moment
+from recovery.operational.steps.step_edits import Moment
 from recovery.planning.resume import Cut
 
 

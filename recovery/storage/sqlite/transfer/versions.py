@@ -1,6 +1,6 @@
 """All values that a partition holds of a span of epochs: the live rows as of its last epoch, and the superseded ones.
 
-Logged epochs count as folded (see `epoch_log.overlaid`). Epochs behind the span, which a killed run left in some
+Logged epochs count as folded (see `epoch_log.overlaid`). Epochs after the span, which a killed run left in some
 partitions only, count as taken back.
 """
 
@@ -16,13 +16,13 @@ from recovery.errors import CorruptPartitionError
 from recovery.planning.values import PartitionDescription
 from recovery.storage.sqlite.digests import SNAPS_DIGEST, SUM_SQL, combine
 from recovery.storage.sqlite.epoch_log import is_logged
-from recovery.storage.sqlite.schema import rows, translated, value
-from recovery.storage.sqlite.tables import ROW_BYTES
-from recovery.storage.sqlite.tally import Tally
+from recovery.storage.sqlite.file.statements import rows, translated, value
+from recovery.storage.sqlite.file.tables import ROW_BYTES
+from recovery.storage.sqlite.transfer.tally import Tally
 
 ROW = "step_id, state_key, snap_epoch, ser_change, timeout_ms, digest"
 LIVE = f"SELECT {ROW} FROM snaps"
-# Rows that come back when the epochs behind the span are taken back.
+# Rows that come back when the epochs after the span are taken back.
 LIVE_BEFORE = f"""
 {LIVE} WHERE snap_epoch <= :last
 UNION ALL SELECT {ROW} FROM superseded WHERE until_epoch > :last AND snap_epoch <= :last
@@ -48,7 +48,7 @@ class Versions:
     """The values of one partition from epoch `first` to epoch `last`, read within one transaction."""
 
     def __init__(self, connection: apsw.Connection, path: Path, newest: int, first: int, last: int) -> None:
-        """newest: the newest epoch of the partition, which may be behind the span."""
+        """newest: the newest epoch of the partition, which may come after the span."""
         self._connection = connection
         self._path = path
         self._span = {"first": first, "last": last}

@@ -36,9 +36,10 @@ from recovery.storage.sqlite.digests import (
     record_digest,
     row_digest_sql,
 )
-from recovery.storage.sqlite.schema import connect, file_uri, rows, transaction, translated, value
+from recovery.storage.sqlite.file.connections import connect, file_uri
+from recovery.storage.sqlite.file.statements import rows, transaction, translated, value
+from recovery.storage.sqlite.file.tables import OBJECTS
 from recovery.storage.sqlite.snap_rows import live_rows_of
-from recovery.storage.sqlite.tables import OBJECTS
 
 APPLICATION_ID = 0x52435643  # "RCVC"
 VERSION = 1
@@ -198,7 +199,7 @@ def write_link(
             marks = ", ".join("?" * len(rows(made, f"PRAGMA table_info({table})")))
             made.executemany(f"INSERT INTO {table} VALUES ({marks})", found)
         if since.operational[0] and not operational[0] and not rows(made, "SELECT 1 FROM totals"):
-            # An older copy took the partition's place. Without a row here, what the chain has would stay.
+            # An older copy took the partition's place. Without a row here, the chain's row would stay.
             none = (1, 0, 0)
             made.execute("INSERT INTO totals VALUES (?, ?, ?, ?)", (*none, record_digest(*none)))
         _write_changed(partition, made, path, link, after, description.epochs)
@@ -284,7 +285,7 @@ def attached(connection: apsw.Connection, path: Path) -> Iterator[None]:
 
 
 def read_links(path: Path) -> list[Link]:
-    """Return what the links of a changes file say of themselves. Raises CorruptPartitionError, UnsupportedVersionError
+    """Return the descriptions of the links in a changes file. Raises CorruptPartitionError, UnsupportedVersionError
     or StorageError."""
     with contextlib.closing(connect(path, "unshared")) as connection, translated(path):
         _check(connection, "main", path)

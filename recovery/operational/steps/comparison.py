@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from recovery.operational.epoch_input import position_of
+from recovery.base.addresses import local_path
+from recovery.errors import StateNotFoundError
 from recovery.operational.ids import matches
-from recovery.operational.step_edits import Moment
-from recovery.operational.step_history import content
+from recovery.operational.steps.epoch_input import position_of
+from recovery.operational.steps.step_edits import Moment, moment
+from recovery.operational.steps.step_history import content
 from recovery.planning.comparing import ABSENT, Comparison, Difference
 from recovery.storage.history import KeyChange, KeyState
 
@@ -52,6 +55,82 @@ class StepCounts:
     def differ(self) -> bool:
         """Whether any key differs."""
         return any(self.counts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePosition:
+    """The position of one source in both snapshots; None: the source is not read there, or nothing was read from it."""
+
+    source: str
+    a: str | None
+    b: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """How two snapshots differ.
+
+    sources: where each source stands in both. since: the epoch since which the changes are compared; None: all keys.
+    counts: how many keys of each step are equal or differ, once `differences` is exhausted; it yields the keys that
+    differ, by step and key, and may be read once.
+    """
+
+    epoch_a: int
+    epoch_b: int
+    sources: tuple[SourcePosition, ...]
+    since: int | None
+    counts: dict[str, StepCounts]
+    differences: Iterator[KeyDifference]
+
+    @property
+    def same_position(self) -> bool:
+        """Whether all sources stand at the same position in both."""
+        return all(each.a == each.b for each in self.sources)
+
+
+def diff(
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    *,
+    epoch_a: int | None = None,
+    epoch_b: int | None = None,
+    steps: Collection[str] = (),
+    key: str | None = None,
+    tolerance: float = 0.0,
+    ignore_fields: Collection[str] = (),
+    every_key: bool = False,
+) -> Diff:
+    """Compare the states of steps in two recovery directories, or in one at two epochs. Only reads; runs may be active.
+
+    epoch_a, epoch_b: a held epoch; None: the newest. steps: only these. key: only keys that match this glob.
+    tolerance: by how much floats may differ, absolutely or relatively. ignore_fields: names of fields that are not
+    compared, at any depth. every_key: read all keys also where both share a history.
+
+    Raises the errors of planning, EpochNotHeldError, StateNotFoundError for a step that is in neither, and
+    CorruptPartitionError, also while differences are read.
+    """
+    one, other = moment(local_path(a), epoch_a), moment(local_path(b), epoch_b)
+    return diff_moments(one, other, steps, key, Comparison(tolerance, frozenset(ignore_fields)), every_key=every_key)
+
+
+def diff_moments(
+    a: Moment, b: Moment, steps: Collection[str], pattern: str | None, comparison: Comparison, *, every_key: bool
+) -> Diff:
+    """Return the same for two snapshots."""
+    chosen = steps_of(a, b, steps)
+    for step in steps:
+        if step not in chosen:
+            raise StateNotFoundError(
+                f"there is no step {step!r:.80} in either directory",
+                remedy="List them: python -m recovery status DIR",
+            )
+    counts = {step: StepCounts() for step in chosen}
+    found = (
+        difference
+        for step in chosen
+        for difference in compare(a, b, step, comparison, counts[step], pattern, every_key=every_key)
+    )
+    return Diff(a.epoch, b.epoch, tuple(positions(a, b)), None if every_key else since(a, b), counts, found)
 
 
 def compare(
@@ -152,7 +231,9 @@ def difference_of(
     timeouts = (before.timeout_ms if before else None, after.timeout_ms if after else None)
     if before is None or after is None:
         found = before or after
-        assert found is not None
+        if found is None:
+            # Both have removed it since the snapshot that they share.
+            return None
         value = content(found.value)
         if before is None:
             return KeyDifference(step, key, ONLY_B, ABSENT, value, (), timeouts)
@@ -164,15 +245,6 @@ def difference_of(
     if not differences and timeouts[0] == timeouts[1]:
         return None
     return KeyDifference(step, key, CHANGED, one, other, tuple(differences), timeouts)
-
-
-@dataclass(frozen=True, slots=True)
-class SourcePosition:
-    """Where one source stands in both snapshots; None: it is not read there, or has read nothing."""
-
-    source: str
-    a: str | None
-    b: str | None
 
 
 def positions(a: Moment, b: Moment) -> list[SourcePosition]:

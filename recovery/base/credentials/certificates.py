@@ -1,4 +1,4 @@
-"""Certificates in PEM files, and what a client checks an owner's certificate with."""
+"""Certificates in PEM files, and the TLS settings with which a client checks an owner's certificate."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ROUNDS = 10
 
 
 def read_certificates(path: Path, option: str = "--tls-ca") -> str:
-    """Return the certificates in a PEM file, without what else is in it, such as a key. option: names the file in an
+    """Return the certificates in a PEM file, without its other content, such as a key. option: names the file in an
     error. Raises ConfigurationError."""
     try:
         found = "\n".join(_CERTIFICATE.findall(path.read_text(encoding="utf-8", errors="replace")))
         if not found:
-            raise ValueError("there is none in it")
+            raise ValueError("it contains no certificate")
         if len(found) > MOST_BYTES:
-            raise ValueError(f"{len(found)} bytes of them, where {MOST_BYTES} are allowed")
+            raise ValueError(f"they have {len(found)} bytes, where {MOST_BYTES} are allowed")
         client_context(found)
     except (OSError, ValueError, MemoryError) as error:
         raise ConfigurationError(
@@ -37,11 +37,11 @@ def read_certificates(path: Path, option: str = "--tls-ca") -> str:
 
 
 def client_context(pem: str) -> ssl.SSLContext:
-    """Return what a client checks with that a server's certificate is one of these, or signed by one of them, and names
-    the server. Raises ssl.SSLError, which is an OSError."""
+    """Return the TLS settings of a client that accepts a certificate that is one of these, or signed by one of them,
+    and names the server. Raises ssl.SSLError, which is an OSError."""
     context = ssl.create_default_context(cadata=pem)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # So that a certificate that an authority has signed can be given without that authority's.
+    # Accept a certificate that an authority has signed without that authority's.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 

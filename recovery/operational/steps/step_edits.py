@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from recovery.base.clock import Clock
+from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import NO_EPOCH, Epoch
 from recovery.base.reserved import RESERVED_PREFIX
-from recovery.base.task_key import task_key
 from recovery.epochs.writer import EpochWriter, StepKey
 from recovery.errors import ConfigurationError, EpochNotHeldError, FlowMismatchError, RecoveryError
 from recovery.host.scratch import scratch_directory

@@ -18,7 +18,7 @@ from pathlib import Path
 import apsw
 
 from recovery.errors import FileReplacedError, LinkedPartitionError, StorageError
-from recovery.storage.sqlite.forked import is_at
+from recovery.storage.sqlite.file.forked import is_at
 
 Identity = tuple[int, int]
 """Device and inode."""

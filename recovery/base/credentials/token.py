@@ -1,4 +1,4 @@
-"""The token that runs and owners on several hosts know each other by: a secret in a file."""
+"""The token by which runs and owners on several hosts recognise each other: a secret in a file."""
 
 from __future__ import annotations
 

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from recovery.base.addresses import local_path
+from recovery.base.clock import SystemClock
 from recovery.base.ids import NO_BATCH
 from recovery.base.reserved import EPOCH_STEP
 from recovery.errors import CorruptPartitionError, StateNotFoundError
 from recovery.operational import marks
-from recovery.operational.epoch_input import SourceInput, epoch_input
 from recovery.operational.ids import escape
-from recovery.operational.step_edits import Moment
+from recovery.operational.steps.epoch_input import SourceInput, epoch_input
+from recovery.operational.steps.step_edits import Moment
 from recovery.operational.targets import Steps, content_of, unknown_step
 from recovery.planning.comparing import ABSENT, Comparison, Difference
 from recovery.planning.values import ClosedEpoch
 from recovery.storage.history import KeyVersion
 
-WRITTEN, REMOVED, TIMED_OUT = "written", "removed", "timed out"
+WRITTEN, REMOVED, TIMED_OUT, HELD = "written", "removed", "timed out", "held"
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
     """What an epoch did to a key.
 
-    what: WRITTEN, REMOVED, or TIMED_OUT: removed after its timeout had passed. closed: when and by whom; None if that
-    epoch itself is not held any more. first_batch: of the micro-batches that the epoch holds. changes: what differs
-    from the version before; empty for the first one that is held.
+    what: WRITTEN, REMOVED, or TIMED_OUT: removed after its timeout had passed; HELD: the value at the oldest held
+    epoch, if nobody knows which epoch wrote it. closed: when and by whom; None if that is not held any more.
+    first_batch: of the micro-batches that the epoch holds. changes: what differs from the version before; empty for
+    the first one that is held.
     """
 
     epoch: int
@@ -74,6 +78,15 @@ class History:
                 "versions": found}  # fmt: skip
 
 
+def history(directory: str | os.PathLike[str], step: str, key: str, *, with_input: bool = False) -> History:
+    """Return how one key of a step came to its value: every version of it that a recovery directory holds.
+
+    Only reads; a run may be active. with_input: add what each epoch read. Raises the errors of planning and reading,
+    and StateNotFoundError for a step or key without any version.
+    """
+    return key_history(Steps(local_path(directory), step, SystemClock()), step, key, with_input=with_input)
+
+
 def key_history(target: Steps, step: str, key: str, *, with_input: bool = False) -> History:
     """Return every version of a key that a directory holds. Only reads; a run may be active. with_input: add what each
     epoch read.
@@ -100,6 +113,22 @@ def mark_history(target: Steps, environment: str, key: str, *, with_input: bool 
     return _history(target.moment, EPOCH_STEP, key, found, _mark_value, with_input)
 
 
+def seen_history(at: Moment, step: str, key: str, seen: Sequence[tuple[int, Any]], *, with_input: bool) -> History:
+    """Return the history of a key whose value is known at every held epoch, oldest first; ABSENT: it had none."""
+    closed = {int(each.epoch): each for each in at.epochs}
+    versions: list[Version] = []
+    before = ABSENT
+    for number, (epoch, value) in enumerate(seen):
+        changes = [] if ABSENT in (before, value) else Comparison().differences(before, value)
+        if changes or (value is ABSENT) != (before is ABSENT):
+            held = not number and epoch > 1
+            what = HELD if held else REMOVED if value is ABSENT else WRITTEN
+            by = None if held else closed.get(epoch)
+            versions.append(Version(epoch, what, value, None, by, _first(epoch, closed), tuple(changes)))
+        before = value
+    return _complete(at, step, key, versions, with_input)
+
+
 def _history(
     at: Moment,
     step: str,
@@ -109,6 +138,10 @@ def _history(
     with_input: bool,
 ) -> History:
     versions = _versions(found, {int(each.epoch): each for each in at.epochs}, value_of)
+    return _complete(at, step, key, versions, with_input)
+
+
+def _complete(at: Moment, step: str, key: str, versions: list[Version], with_input: bool) -> History:
     if with_input:
         versions = [replace(each, input=epoch_input(at, each.epoch)) for each in versions]
     return History(step, key, at.oldest, at.epoch, tuple(versions))

@@ -1,4 +1,4 @@
-"""A partition file that is filled with given rows, in the order of its keys, and becomes a whole partition last."""
+"""A new partition file: rows are appended in the order of their keys, and `finish` makes it a partition."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from recovery.planning.values import ClosedEpoch, Execution
 from recovery.storage.sqlite.beginning import Beginning
 from recovery.storage.sqlite.describe import bind, insert_epoch, insert_execution, insert_parts, set_collected
 from recovery.storage.sqlite.digests import load_digests, record_digest
+from recovery.storage.sqlite.file.connections import connect, file_uri, use_log
+from recovery.storage.sqlite.file.log_files import reading_mode
+from recovery.storage.sqlite.file.statements import rows, translated, value
+from recovery.storage.sqlite.file.tables import APPLICATION_ID, CREATE_ALL, CREATE_TIMEOUT_INDEX, SCHEMA_VERSION
 from recovery.storage.sqlite.measures import change_sizes
-from recovery.storage.sqlite.schema import connect, file_uri, reading_mode, rows, translated, use_log, value
-from recovery.storage.sqlite.tables import APPLICATION_ID, CREATE_ALL, CREATE_TIMEOUT_INDEX, SCHEMA_VERSION
-from recovery.storage.sqlite.tally import Tally
-from recovery.storage.sqlite.versions import Versions, sizes_if_sound
+from recovery.storage.sqlite.transfer.tally import Tally
+from recovery.storage.sqlite.transfer.versions import Versions, sizes_if_sound
 
 LIVE = "INSERT INTO snaps VALUES (?, ?, ?, ?, ?, ?)"
 EARLIER = "INSERT INTO superseded VALUES (?, ?, ?, ?, ?, ?, ?)"
-# The keys come in order, so that each row is found and appended in pages that are at hand.
+# The keys come in order, so the pages to read and to append to are in the cache.
 PULL = """
 INSERT INTO main.snaps
 SELECT s.* FROM carray(?) AS k CROSS JOIN {source}.snaps AS s WHERE s.step_id = ? AND s.state_key = k.value
@@ -42,8 +44,8 @@ DOCUMENTS = ("states", "totals", "measures")
 
 @dataclass(frozen=True, slots=True)
 class StoreRecord:
-    """What every partition of a new store says of it. epochs: all that it holds, with the counts of any partition;
-    collected: the oldest epoch that it can go back to."""
+    """The record of a new store, which each of its partitions holds. epochs: all that it holds, with the counts of any
+    partition; collected: the oldest epoch that it can go back to."""
 
     store_id: str
     created_ms: int

@@ -1,4 +1,4 @@
-"""Replaying changes files on the copy of a partition that they continue: it becomes what a whole copy would be.
+"""Replaying changes files on the copy of a partition that they continue: the result equals a whole copy.
 
 replay.1  Go back to the epoch that the link continues, if the copy holds later ones; fold its log. What the copy then
           holds must be what the link says.
@@ -18,16 +18,17 @@ import apsw
 from recovery.base.ids import Epoch
 from recovery.errors import CorruptPartitionError
 from recovery.planning.measures import outdated
-from recovery.storage.sqlite.changes_file import ATTACHED, EPOCHS, EXS, attached, replace_unlinked
 from recovery.storage.sqlite.describe import newest_epoch
 from recovery.storage.sqlite.digests import MODULUS, SUM_SQL, combine, load_digests, row_digest_sql
 from recovery.storage.sqlite.epoch_log import is_logged
+from recovery.storage.sqlite.file.opening import open_partition
+from recovery.storage.sqlite.file.statements import rows, transaction, translated, value
+from recovery.storage.sqlite.file.tables import ROW_BYTES
 from recovery.storage.sqlite.fold import collect, fold_into_snaps
 from recovery.storage.sqlite.measures import change_sizes
 from recovery.storage.sqlite.rewind import abandon
-from recovery.storage.sqlite.schema import open_partition, rows, transaction, translated, value
 from recovery.storage.sqlite.snap_rows import create_driver_table, live_rows_of
-from recovery.storage.sqlite.tables import ROW_BYTES
+from recovery.storage.sqlite.transfer.changes_file import ATTACHED, EPOCHS, EXS, attached, replace_unlinked
 
 OF_EPOCH = f"FROM {ATTACHED}.changed WHERE link = :link AND epoch = :epoch"
 SUPERSEDE = f"""
@@ -66,7 +67,7 @@ LINKS = f"SELECT link, after_epoch, after_rows, after_digest, collected FROM {AT
 
 def replay(path: Path, files: Sequence[Path], links: int, *, done: int = 0, collects: bool = True) -> None:
     """Replay changes files, the oldest first, on the copy at `path`, up to the chain's link number `links`. done: the
-    number of the link that the copy is as of. collects: give up the epochs that the partition had collected.
+    number of the link up to which the copy goes. collects: give up the epochs that the partition had collected.
 
     Not durable, and the copy is unusable after an error. Raises CorruptPartitionError if the files do not continue the
     copy, or are not what was stored; UnsupportedVersionError or StorageError.
@@ -91,7 +92,7 @@ def replay(path: Path, files: Sequence[Path], links: int, *, done: int = 0, coll
                 # replay.4
                 known = value(connection, "SELECT max(measure_id) FROM main.measures") or 0
                 replace_unlinked(connection)
-                # Also what measures made outdated that are gone themselves.
+                # Also the measures that were outdated by measures which are gone themselves.
                 added = value(connection, "SELECT max(measure_id) FROM main.measures") or 0
                 for measure in range(known + 1, added + 1):
                     for old in outdated(measure):

@@ -1,8 +1,28 @@
 """The tables of a recovery partition, by schema version, and the check that a file has exactly those.
 
-`recovery.storage.sqlite.schema` says what the tables are for. A file that somebody sent could have other objects under
-the same names: views that never end, triggers that change written rows, computed columns and indexes. So the SQL text
-of each object is compared with the text that this package creates it from. Objects under other names are never used.
+A partition is an ordinary SQLite database in WAL mode. Its tables:
+
+parts       one row: which partition this is, of how many, of which store, bound to which flow
+exs         one row per execution, a copy in every partition
+epochs      one row per closed epoch still held, with what is needed to check the snapshot
+commits     one row: the epoch up to which this partition has collected
+snaps       the newest snapshot of every key: step, key, epoch it was written in, value
+changes     changes of epochs that are closed but not folded into `snaps` yet, some thousand keys per row
+logged      one row per such epoch, with what is needed to check its changes
+superseded  earlier rows of `snaps`: one row per key and epoch that replaced it, append-only and
+            ordered by that epoch, so that collecting is a range delete at its front and rewinding reads its end;
+            version 3 also has rows without snap_epoch, for keys that the epoch made
+states      operational state: documents by id, immediately durable, untouched by rewinds; only part-0 has rows
+totals      one row: how many rows `states` has, and the sum of their digests
+sizes       one row per step in `snaps`: its rows, and the bytes of their keys and values
+measures    measurements of runs, one row per epoch and per start; untouched by rewinds; only part-0 has rows
+beginning   one row: the position in the input before the first micro-batch, the same in every partition
+
+Tables of other programs (Litestream keeps two) are tolerated and never touched.
+
+A file that somebody sent could have other objects under the same names: views that never end, triggers that change
+written rows, computed columns and indexes. So the SQL text of each object is compared with the text that this package
+creates it from. Objects under other names are never used.
 """
 
 from __future__ import annotations

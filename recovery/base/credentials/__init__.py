@@ -1,0 +1,1 @@
+"""Credentials by which processes on several hosts recognise each other: certificates, the token, the task key."""

@@ -1,0 +1,1 @@
+"""UpsertSink: a table of a database that has, by key, the rows of the closed epochs."""

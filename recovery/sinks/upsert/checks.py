@@ -1,0 +1,73 @@
+"""What a table must allow before anything depends on it: names, collation, and the right to write every column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recovery.errors import ConfigurationError, SinkFailedError
+from recovery.sinks.upsert.database import Session, listed, quoted, says_locked
+from recovery.sinks.upsert.going_back import GoingBack
+from recovery.sinks.upsert.table import BESIDE, CREATE_OWNER, CREATE_STAGED, UpsertTable, tables_beside
+
+# The columns of an SQLite table's unique indexes that do not compare byte by byte.
+COLLATED = """
+SELECT x.name, x.coll FROM pragma_index_list({p}) AS l, pragma_index_xinfo(l.name) AS x
+WHERE l."unique" AND x.key AND x.coll <> 'BINARY'
+"""
+
+
+def check_names(table: UpsertTable, database: Session) -> None:
+    """Check that the names of the sink's tables stay different if the database cuts long names."""
+    last = table.name.rpartition(".")[2]
+    kept = database.kept([last, *(last + end for end in BESIDE)])
+    if len(set(kept)) < len(kept):
+        # One letter after the last underscore distinguishes them.
+        longest = max(len(name.encode()) for name in kept) - len("_recovery_") - 1
+        raise ConfigurationError(
+            f"table {table.name}: its name is too long",
+            cause=f"The database would cut the names of {tables_beside(table.name)} to the same text.",
+            remedy=f"Give the table a name of at most {longest} bytes.",
+        )
+
+
+def check_collation(table: UpsertTable, database: Session) -> None:
+    """Refuse a collation under which keys that differ here are equal in the table: such rows could not be put back."""
+    if not database.is_sqlite:
+        return
+    for name, collation in database.run(COLLATED, (table.name.rpartition(".")[2],)):
+        if name in table.key:
+            raise ConfigurationError(
+                f"table {table.name}: the key's column {name} has the collation {collation}",
+                cause="The table treats different keys as equal, so which of them counts is undefined.",
+                remedy="Use a column with the collation BINARY, and let the flow write lower case into it.",
+            )
+
+
+def check_writable(table: UpsertTable, database: Session, columns: Sequence[str]) -> None:
+    """Refuse columns that only the database may write: going back writes rows with all columns."""
+    try:
+        database.run("EXPLAIN INSERT INTO {table} ({columns}) SELECT {columns} FROM {table}", columns=listed(columns))
+    except SinkFailedError as error:
+        if says_locked(error):
+            raise
+        raise ConfigurationError(
+            f"table {table.name}: its rows could not be put back: {error.found}",
+            cause="It has a column that only the database may write, such as a generated one, or this user may "
+            "not insert into it.",
+            remedy="Use a table without it, and compute it in a view or in the flow; or grant the right.",
+        ) from error
+
+
+def try_rights(database: Session, columns: Sequence[str], plan: GoingBack) -> None:
+    """Try everything for which `rollback` needs a right, in a transaction that the caller undoes. Once `rollback` runs,
+    the partitions have gone back already."""
+    if plan.known:
+        database.run("UPDATE {owner} SET execution_id = execution_id")
+        database.run("DROP TABLE {staged}")
+    else:
+        database.run(CREATE_OWNER)
+    database.run(CREATE_STAGED, columns=listed(columns))
+    if plan.takes_back:
+        sets = ", ".join(f"{quoted(column)} = {quoted(column)}" for column in columns)
+        database.run("EXPLAIN UPDATE {table} SET {sets}", sets=sets)
+        database.run("EXPLAIN DELETE FROM {table}")

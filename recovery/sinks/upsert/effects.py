@@ -1,0 +1,109 @@
+"""The effects of epochs on the user's table: write their rows; keep, restore and forget the rows that they replaced.
+
+Every function is a part of the caller's transaction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recovery.errors import SinkFailedError
+from recovery.sinks.upsert.database import Session, listed, quoted
+from recovery.sinks.upsert.table import CREATE_REPLACED, HISTORY, MARKS, UpsertTable
+
+# The rows of an epoch: for each key, those of the last micro-batch.
+LAST = """
+SELECT {columns} FROM (
+    SELECT {columns}, row_number() OVER (PARTITION BY {key} ORDER BY recovery_batch DESC) AS recovery_rank
+    FROM {staged} WHERE recovery_execution = {p} AND recovery_batch <= {p}
+) AS ranked WHERE recovery_rank = 1
+"""
+KEEP_REPLACED = """
+INSERT INTO {replaced} ({key}, {others}recovery_epoch, recovery_had)
+SELECT {s_key}, {t_others}{p}, CASE WHEN t.{first} IS NULL THEN 0 ELSE 1 END
+FROM ({rows}) AS s LEFT JOIN {table} AS t ON {same_key}
+"""
+UPSERT = "INSERT INTO {table} ({columns}) SELECT {columns} FROM ({rows}) AS s WHERE 1 = 1 ON CONFLICT ({key}) {action}"
+
+# The state of a key before the first of the epochs that are taken back; recovery_had is 0 for keys that did not exist.
+BEFORE = """
+SELECT {columns} FROM (
+    SELECT {columns}, recovery_had, row_number() OVER (PARTITION BY {key} ORDER BY recovery_epoch) AS recovery_rank
+    FROM {replaced} WHERE recovery_epoch > {p}
+) AS ranked WHERE recovery_rank = 1 AND recovery_had = {p}
+"""
+REMOVE = "DELETE FROM {table} AS t WHERE EXISTS (SELECT 1 FROM ({rows}) AS s WHERE {same_key})"
+
+
+def publish_epoch(
+    table: UpsertTable, database: Session, columns: list[str], epoch: int, batch: int, execution: str
+) -> None:
+    """Write the rows of a closed epoch, and record that it is published."""
+    try:
+        replace_rows(table, database, columns, epoch, batch, execution)
+    except SinkFailedError as error:
+        raise SinkFailedError(
+            f"table {table.name} does not take the rows of closed epoch {epoch}: {error.found}",
+            cause="Its constraints, the types of its columns, or the rows that it refers to were changed after the "
+            "epoch was prepared; or the database is full, failing or not reachable.",
+            remedy="Fix that and run again: the rows are written then. Or give the epoch up, and have it computed "
+            f"again with a corrected flow: --resume-epoch {epoch}, from the snapshot after epoch {epoch - 1}, as "
+            "long as that is held.",
+        ) from error
+    database.run("DELETE FROM {staged} WHERE recovery_execution = {p} AND recovery_batch <= {p}", (execution, batch))
+    database.run("UPDATE {epochs} SET published = 1 WHERE epoch = {p}", (epoch,))
+
+
+def replace_rows(
+    table: UpsertTable, database: Session, columns: list[str], epoch: int, batch: int, execution: str
+) -> None:
+    """Write an epoch's rows into the table, and keep what they replace."""
+    staged = [column for column in database.columns("staged") if column not in MARKS]
+    # The history lacks a column that was added since the run began; the next run starts the history again.
+    had = database.columns("replaced")
+    others = [column for column in columns if column not in table.key and column in had]
+    database.run(
+        KEEP_REPLACED,
+        (epoch, execution, batch),
+        rows=LAST,
+        columns=listed(staged),
+        others="".join(f"{quoted(column)}, " for column in others),
+        t_others="".join(f"t.{quoted(column)}, " for column in others),
+    )
+    _upsert(table, database, staged, LAST, (execution, batch))
+
+
+def take_back(table: UpsertTable, database: Session, columns: list[str], last: int) -> None:
+    """Restore the rows that the epochs after `last` replaced."""
+    _upsert(table, database, columns, BEFORE, (last, 1))
+    database.run(REMOVE, (last, 0), rows=BEFORE, columns=listed(columns))
+    database.run("DELETE FROM {replaced} WHERE recovery_epoch > {p}", (last,))
+
+
+def forget(database: Session, floor: int) -> None:
+    """Remove what is needed only to go back below the floor; the newest epoch at or below the floor stays known."""
+    database.run("DELETE FROM {replaced} WHERE recovery_epoch <= {p}", (floor,))
+    database.run("DELETE FROM {epochs} WHERE epoch < (SELECT max(epoch) FROM {epochs} WHERE epoch <= {p})", (floor,))
+    database.run("UPDATE {owner} SET history_from = {p} WHERE history_from < {p}", (floor, floor))
+
+
+def renew_history(database: Session, columns: list[str], last: int) -> None:
+    """Start the history again if the table's columns have changed: then nothing can be taken back beyond this point."""
+    if not has_history_of(database, columns):
+        database.run("DROP TABLE {replaced}")
+        database.run(CREATE_REPLACED, columns=listed(columns))
+        database.run("UPDATE {owner} SET history_from = {p}", (last,))
+
+
+def has_history_of(database: Session, columns: list[str]) -> bool:
+    """Whether the replaced rows are kept in the same columns with the same types: another type would change the
+    values."""
+    if database.columns("replaced") != [*columns, *HISTORY]:
+        return False
+    return database.types("replaced")[: len(columns)] == database.types("table")
+
+
+def _upsert(table: UpsertTable, database: Session, columns: list[str], rows: str, values: tuple[Any, ...]) -> None:
+    sets = ", ".join(f"{quoted(c)} = excluded.{quoted(c)}" for c in columns if c not in table.key)
+    action = f"DO UPDATE SET {sets}" if sets else "DO NOTHING"
+    database.run(UPSERT, values, rows=rows, columns=listed(columns), action=action)

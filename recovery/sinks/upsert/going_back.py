@@ -1,0 +1,110 @@
+"""What a start has to do to a table, from its record of epochs and the note in the partitions; or why it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from recovery.sinks.forks import check_not_of_origin
+from recovery.sinks.protocol import Resume
+from recovery.sinks.upsert.database import Session
+from recovery.sinks.upsert.effects import has_history_of
+from recovery.sinks.upsert.table import UpsertTable, tables_beside
+
+
+@dataclass(frozen=True, slots=True)
+class UpsertNote:
+    """The note in the partitions: the newest epoch that was written to the table."""
+
+    upsert: str
+    epoch: int
+    execution: str
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class GoingBack:
+    """What `rollback` has to do: `last` is the newest epoch that stays. known: whether the sink's own tables exist."""
+
+    known: bool
+    last: int
+    takes_back: bool
+
+
+def plan_going_back(table: UpsertTable, database: Session, resume: Resume) -> GoingBack:
+    """Return what `rollback` has to do. Raises OutputMismatchError if that is impossible."""
+    note = None if resume.note is None else _decode(table, resume.note)
+    last = 0 if note is None else note.epoch
+    if not database.exists("owner"):
+        if note is not None:
+            _check_same_table(table, note)
+            raise table.mismatch(
+                f"the snapshot says that epoch {note.epoch} was written to it, and it has no record of it",
+                "The connection leads to another database, or its tables were dropped.",
+                "Connect to the database that the run before wrote to, or restore partitions and database from "
+                f"the same backup. {table.begin_again()}",
+            )
+        return GoingBack(False, last, False)
+    [[sink, store_id, flow_id, history_from]] = database.run(
+        "SELECT sink, store_id, flow_id, history_from FROM {owner}"
+    )
+    check_not_of_origin(resume, store_id, f"table {table.name}")
+    if store_id not in resume.stores or flow_id != resume.flow_id:
+        raise table.mismatch(
+            f"it is written by flow {flow_id!r} on recovery directory {store_id}, "
+            f"not by {resume.flow_id!r} on {resume.store_id}",
+            *_cause_and_remedy(table, flow_id == resume.flow_id, store_id),
+        )
+    epochs = {epoch: rest for epoch, *rest in database.run("SELECT epoch, execution_id, published FROM {epochs}")}
+    if note is not None and (note.upsert != sink or epochs.get(note.epoch, [None])[0] != note.execution):
+        _check_same_table(table, note)
+        raise table.mismatch(
+            f"it does not know epoch {note.epoch}, to which the snapshot belongs",
+            "Database and partitions were restored from different times.",
+        )
+    abandoned = [epoch for epoch, (_, published) in epochs.items() if epoch > last and published]
+    if abandoned and min(abandoned) <= history_from:
+        raise table.mismatch(
+            f"what epochs {min(abandoned)} to {max(abandoned)} replaced would have to be put back, and it is known "
+            f"from epoch {history_from + 1} on",
+            "The partitions are older than the backup interval, or the table's columns were changed.",
+        )
+    if abandoned and not has_history_of(database, table.columns(database)):
+        raise table.mismatch(
+            f"epochs {min(abandoned)} to {max(abandoned)} would have to be taken back, and they had other columns",
+            "Columns were added or removed after those epochs.",
+        )
+    return GoingBack(True, last, bool(abandoned))
+
+
+def _decode(table: UpsertTable, text: str) -> UpsertNote:
+    try:
+        return msgspec.json.decode(text, type=UpsertNote)
+    except (ValueError, RecursionError):
+        raise table.mismatch(
+            "the flow's output so far was written by another kind of sink",
+            "The sink was changed.",
+            "Use the former sink again. To begin again with this one, use a new recovery directory.",
+        ) from None
+
+
+def _check_same_table(table: UpsertTable, note: UpsertNote) -> None:
+    if note.table != table.name:
+        raise table.mismatch(
+            f"the snapshot says that epoch {note.epoch} was written to table {note.table}",
+            "The sink was given another table.",
+            f"Give it {note.table} again; if that was renamed, rename {tables_beside(note.table)} likewise. "
+            f"To begin again in {table.name}, take a new recovery directory.",
+        )
+
+
+def _cause_and_remedy(table: UpsertTable, same_flow: bool, store_id: str) -> tuple[str, str]:
+    """Return cause and remedy for a table that belongs to another flow or store."""
+    if not same_flow:
+        return "Two flows use one table.", "Give each flow its own table."
+    return (
+        "The flow was run on two recovery directories, or its own was created a second time.",
+        f"Run it on recovery directory {store_id}, or give it another table. If that directory is given up for "
+        f"good, drop the tables {tables_beside(table.name)}: what it wrote to {table.name} stays.",
+    )

@@ -1,0 +1,266 @@
+"""UpsertSink: rows of the closed epochs, by key, in a table of a database; each row takes effect once.
+
+Everything is in the user's database, in tables beside the user's: what is staged, which epochs were prepared and
+published, and what each epoch replaced, so that it can be taken back. So every step is one transaction there, and a
+crash leaves nothing between two steps:
+
+1. `write`: stage the micro-batch's rows.
+2. `prepare`: try whether the staged rows up to a micro-batch can be published, and record that they are the epoch's.
+3. `publish`: keep what the epoch's rows will replace, write them into the table, record that the epoch is published.
+4. `rollback`: put back what abandoned epochs replaced, publish closed epochs that are only prepared, forget the rest.
+
+Each step checks the execution's right to write inside its transaction. The names upsert.1 to upsert.4 are crash points:
+that step was committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from recovery.base import faults
+from recovery.errors import ConfigurationError, FlowFailedError, LeaseLostError, SinkFailedError
+from recovery.sinks.protocol import EpochOutput, Resume
+from recovery.sinks.upsert.checks import check_collation, check_names, check_writable, try_rights
+from recovery.sinks.upsert.database import PLACE, PLACEHOLDERS, Session, listed, quoted, says_unfit, session
+from recovery.sinks.upsert.effects import forget, publish_epoch, renew_history, replace_rows, take_back
+from recovery.sinks.upsert.going_back import UpsertNote, plan_going_back
+from recovery.sinks.upsert.table import CREATE_STAGED, MARKS, UpsertTable, create_tables
+from recovery.sinks.upsert.values import changed, changes_of, for_sqlite, rows_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ROWS_PER_CALL = 1000
+TWICE = """
+SELECT {key} FROM {staged} WHERE recovery_execution = {p} AND recovery_batch = {p}
+GROUP BY {key} HAVING count(*) > 1 LIMIT 1
+"""
+
+
+class UpsertSink:
+    """An EpochSink that upserts rows into a table by key: a new key adds a row, a known key gets new values.
+
+    connect: returns a new DB-API connection each time; one thread uses it, and it is closed.
+    table: an existing table with a primary key or unique index on `key`.
+    key: the key's columns. A micro-batch may have one row per key; of several micro-batches the last one counts.
+    paramstyle: that of the database's module if it cannot be detected: "qmark", "format" or "pyformat".
+
+    The rows of an epoch appear when it is closed, in one transaction with the position. Going back restores the rows
+    that they replaced. Four tables beside the user's hold the data for that. The database must support INSERT … ON
+    CONFLICT and window functions, as SQLite, PostgreSQL and DuckDB do.
+    """
+
+    single_action = False
+
+    def __init__(
+        self, connect: Callable[[], Any], table: str, key: Sequence[str], *, paramstyle: str | None = None
+    ) -> None:
+        if isinstance(key, str) or not key:
+            raise ConfigurationError(f"UpsertSink: key={key!r}", remedy="Give a list of columns, like key=['word'].")
+        if paramstyle is not None and paramstyle not in PLACEHOLDERS:
+            raise ConfigurationError(f"UpsertSink: paramstyle={paramstyle!r}", remedy="Use qmark, format or pyformat.")
+        self.table = table
+        self.key = tuple(key)
+        self._connect = connect
+        self._paramstyle = paramstyle
+        self._execution = ""
+        # One transaction at a time: an epoch is closed on its own thread, while the next micro-batch is staged.
+        self._lock = threading.Lock()
+        self._table = UpsertTable(table, self.key)
+        self._names = self._table.names()
+
+    def __repr__(self) -> str:
+        return f"UpsertSink(table={self.table!r}, key={list(self.key)!r})"
+
+    # ---- the phases
+
+    def check(self, resume: Resume) -> None:
+        """Raise if `rollback` would be impossible; see `EpochSink`."""
+        with self._session() as database:
+            columns = self._table.columns(database)
+            self._table.require_key(columns, "table")
+            check_names(self._table, database)
+            check_collation(self._table, database)
+            plan = plan_going_back(self._table, database, resume)
+        with self._session() as database:
+            check_writable(self._table, database, columns)
+        # Not committed.
+        with self._session() as database:
+            try_rights(database, columns, plan)
+
+    def rollback(self, resume: Resume) -> None:
+        """Leave exactly the effect of the closed epochs; see `EpochSink`. One transaction."""
+        with self._session() as database:
+            owned = database.exists("owner")
+        with self._session() as database:
+            # Write first: SQLite does not wait for a writer that came between a read and the write.
+            if owned:
+                database.run("UPDATE {owner} SET execution_id = execution_id")
+            columns = self._table.columns(database)
+            plan = plan_going_back(self._table, database, resume)
+            if not plan.known:
+                create_tables(database, columns, resume)
+            # A store that was repartitioned loses the table to the new one.
+            values = (resume.store_id, resume.execution.id)
+            database.run("UPDATE {owner} SET store_id = {p}, execution_id = {p}", values)
+            if plan.takes_back:
+                take_back(self._table, database, columns, plan.last)
+            renew_history(database, columns, plan.last)
+            database.run("DELETE FROM {epochs} WHERE epoch > {p}", (plan.last,))
+            for waiting in database.run("SELECT epoch, batch_id, execution_id FROM {epochs} WHERE published = 0"):
+                publish_epoch(self._table, database, columns, *waiting)
+            # Create it again instead of emptying it: the table may have lost columns, or have others of the same names.
+            database.run("DROP TABLE {staged}")
+            database.run(CREATE_STAGED, columns=listed(columns))
+            database.commit()
+        self._execution = resume.execution.id
+        faults.reach("upsert.4")
+
+    def write(self, batch: DataFrame, batch_id: int) -> None:
+        """Stage the micro-batch's rows; see `EpochSink`. One transaction."""
+        moments = changes_of(batch.schema)
+        rows = rows_of(batch)
+        types = [field.dataType.simpleString() for field in batch.schema.fields]
+        self.stage(batch.columns, (changed(row, moments) for row in rows) if moments else rows, batch_id, types)
+
+    def stage(
+        self, columns: Sequence[str], rows: Iterable[Sequence[Any]], batch_id: int, types: Sequence[str] = ()
+    ) -> None:
+        """Do what `write` does, for rows that need not be Spark's. types: the flow's names of the column types, for
+        errors."""
+        self._table.refuse_own(columns)
+        self._table.require_key(columns, "output")
+        of_key = [list(columns).index(k) for k in self.key]
+        mark = (self._execution, batch_id)
+        all_columns = [*columns, *MARKS]
+        chunks = iter(rows)
+        chunk: list[Sequence[Any]] = []
+        try:
+            with self._session() as database:
+                self._hold(database)
+                self._table.refuse_unknown(columns, self._table.columns(database))
+                self._make_staged(database, columns)
+                database.run("DELETE FROM {staged} WHERE recovery_execution = {p} AND recovery_batch = {p}", mark)
+                while chunk := list(itertools.islice(chunks, ROWS_PER_CALL)):
+                    if database.is_sqlite:
+                        chunk = list(map(for_sqlite, chunk))
+                    for row in chunk:
+                        if any(row[position] is None for position in of_key):
+                            raise self._bad_row(batch_id, f"a row has NULL in its key: {tuple(row)!r}")
+                    database.run_many(
+                        "INSERT INTO {staged} ({columns}) VALUES ({places})",
+                        [(*row, *mark) for row in chunk],
+                        columns=listed(all_columns),
+                        places=", ".join([PLACE] * len(all_columns)),
+                    )
+                for twice in database.run(TWICE, mark):
+                    raise self._bad_row(
+                        batch_id, f"the key {twice!r} comes more than once, and no row counts as the last"
+                    )
+                database.commit()
+        except SinkFailedError as error:
+            named = self._not_taken(columns, chunk, types) if chunk and says_unfit(error) else None
+            raise named or error from error.__cause__
+        faults.reach("upsert.1")
+
+    def prepare(self, output: EpochOutput) -> str:
+        """Record which staged rows are the epoch's; see `EpochSink`. One transaction, after one that is undone."""
+        self._try_out(output)
+        with self._session() as database:
+            self._hold(database)
+            database.run("DELETE FROM {epochs} WHERE epoch = {p}", (output.epoch,))
+            values = (output.epoch, output.execution.id, output.batch)
+            database.run("INSERT INTO {epochs} VALUES ({p}, {p}, {p}, 0)", values)
+            [[sink]] = database.run("SELECT sink FROM {owner}")
+            database.commit()
+        faults.reach("upsert.2")
+        return msgspec.json.encode(UpsertNote(sink, output.epoch, output.execution.id, self.table)).decode()
+
+    def publish(self, output: EpochOutput) -> None:
+        """Write the epoch's rows into the table; see `EpochSink`. One transaction, with the position."""
+        with self._session() as database:
+            self._hold(database)
+            columns = self._table.columns(database)
+            if database.run("SELECT published FROM {epochs} WHERE epoch = {p}", (output.epoch,)) == [(0,)]:
+                publish_epoch(self._table, database, columns, output.epoch, output.batch, output.execution.id)
+                forget(database, output.floor)
+            database.commit()
+        faults.reach("upsert.3")
+
+    def _make_staged(self, database: Session, columns: Sequence[str]) -> None:
+        """Give the table of staged rows these columns."""
+        if database.columns("staged") != [*columns, *MARKS]:
+            database.run("DROP TABLE {staged}")
+            database.run(CREATE_STAGED, columns=listed(columns))
+
+    def _not_taken(
+        self, columns: Sequence[str], rows: Iterable[Sequence[Any]], types: Sequence[str]
+    ) -> SinkFailedError | None:
+        """Return the error that names the column whose value could not be staged; None if no value caused the failure.
+
+        It tries the values in a session of its own, which is undone: pg8000 mixes up the server's answers after a value
+        that it could not send.
+        """
+        one = "INSERT INTO {staged} ({column}) VALUES ({value})"
+        with contextlib.suppress(SinkFailedError), self._session() as database:
+            self._make_staged(database, columns)
+            # If even this fails, the values are not the cause.
+            database.run(one, column=quoted(columns[0]), value="NULL")
+            for row in rows:
+                for place, (column, value) in enumerate(zip(columns, row, strict=False)):
+                    try:
+                        database.run(one, (value,), column=quoted(column), value=PLACE)
+                    except SinkFailedError as error:
+                        kind = types[place] if types else type(value).__name__
+                        return SinkFailedError(
+                            f"table {self.table} does not take a value of column {column} ({kind}): {error.found}",
+                            cause="The database, or Python's module for it, knows no such value, or the column is of "
+                            "another type.",
+                            remedy="Cast it in the flow, for instance to a string (an array, a struct or a map with "
+                            "to_json), or give the table's column another type; then run the same command again.",
+                        )
+        return None
+
+    def _try_out(self, output: EpochOutput) -> None:
+        """Write the epoch's rows and undo it. Rows that the table refuses must be known before the epoch is closed in
+        the partitions: after that, nothing but these rows can follow."""
+        with self._session() as database:
+            self._hold(database)
+            try:
+                columns = self._table.columns(database)
+                replace_rows(self._table, database, columns, output.epoch, output.batch, output.execution.id)
+                database.check_constraints()
+            except SinkFailedError as error:
+                raise SinkFailedError(
+                    f"table {self.table} does not take the rows of epoch {output.epoch}: {error.found}",
+                    cause="A row breaks a constraint of the table, such as CHECK, NOT NULL or a foreign key, or the "
+                    "key has no unique index; or a column's type was changed since the run began; or the database is "
+                    "full, failing or not reachable.",
+                    remedy="Correct the flow or the table, and run again: the epoch was not closed, and its rows are "
+                    "computed again.",
+                ) from error
+
+    def _hold(self, database: Session) -> None:
+        """Check this execution's right to write, and keep others from taking it before the commit."""
+        database.run("UPDATE {owner} SET execution_id = execution_id")
+        [[execution]] = database.run("SELECT execution_id FROM {owner}")
+        if execution != self._execution:
+            raise LeaseLostError(f"table {self.table} is written by execution {execution} now")
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[Session]:
+        with self._lock, session(self._connect, self._names, self._paramstyle) as database:
+            yield database
+
+    def _bad_row(self, batch_id: int, found: str) -> FlowFailedError:
+        return FlowFailedError(
+            f"UpsertSink, micro-batch {batch_id}: {found}",
+            cause="An upsert needs a key in every row, and one row per key and micro-batch.",
+            remedy="Let the flow give one row per key, or make the column that tells them apart a part of the key.",
+        )

@@ -1,0 +1,130 @@
+"""Tasks of Spark that run a stateful step: a `StepTask` for each recovery partition that has rows."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain, count, groupby
+from operator import itemgetter
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from recovery.base.ids import BatchId, PartitionIndex
+from recovery.errors import UnsupportedPlanError
+from recovery.spark.steps.definition import (
+    ADDRESS_PROPERTY,
+    BATCH_PROPERTY,
+    EVERYWHERE,
+    HASH_BITS,
+    PLACE,
+    TASKS_PROPERTY,
+    UNHASHED,
+    StepDefinition,
+)
+from recovery.spark.tasks.chunks import Width, partitions_of, pieces_of
+from recovery.spark.tasks.retries import raised_once
+from recovery.spark.tasks.sorting import sorted_by
+from recovery.spark.tasks.step_task import StepTask, mixed_partitions
+from recovery.storage.reach import reach
+from recovery.storage.seam import TaskStore
+
+_tasks = count()
+"""Counts the tasks that this process has run."""
+
+
+def run_step(
+    definition: StepDefinition, batches: Iterator[pa.RecordBatch], kind: type[StepTask] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Run a step over one Spark partition of one micro-batch, as a task of `kind` (StepTask).
+
+    Changes to a recovery partition are kept only if all of its rows were processed and their output was consumed.
+    """
+    _settle()
+    context = TaskContext.get()
+    address = context.getLocalProperty(ADDRESS_PROPERTY) if context else None
+    tasks = context.getLocalProperty(TASKS_PROPERTY) if context else None
+    batch_id = context.getLocalProperty(BATCH_PROPERTY) if context else None
+    if address is None or tasks is None or batch_id is None:
+        raise UnsupportedPlanError(
+            f"step {definition.step_id!r} runs outside a micro-batch of a recovery run",
+            cause="The streaming frame was started with writeStream, or its job was started from elsewhere.",
+            remedy="Start it with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
+        )
+    connect = partial(reach, address, task_key=definition.task_key)
+    with raised_once(context):
+        yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask, int(tasks))
+
+
+def run_tasks(
+    definition: StepDefinition,
+    batches: Iterator[pa.RecordBatch],
+    connect: Callable[[bool], tuple[TaskStore, int]],
+    batch: BatchId,
+    kind: type[StepTask],
+    tasks: int,
+) -> Iterator[pa.RecordBatch]:
+    """Run a task for the recovery partitions of the given rows.
+
+    After an exchange over `tasks` Spark partitions these are the recovery partitions whose number modulo `tasks` is
+    the Spark partition's number; if rows were gathered instead, all. `connect` takes whether rows were gathered, that
+    is, whether the task is one of many small ones. It returns a store, which opens nothing yet, and the number of
+    recovery partitions.
+
+    A gathered task may run twice: as another attempt, or in another job that Spark runs for the same plan. The plan
+    below it also runs again and may give other keys. So the second run undoes what the first left in partitions that
+    the second does not touch.
+    """
+    step = definition.step_id
+    given = (each for each in batches if each.num_rows)
+    first = next(given, None)
+    place = None if first is None else int(first.column(PLACE)[0].as_py()) >> HASH_BITS
+    gathered = place in (EVERYWHERE, UNHASHED)
+    store, count = connect(gathered)
+    try:
+        ran_before = (place is None or gathered) and store.gathered(step, batch, note=gathered)
+        touched: Iterable[PartitionIndex] = ()
+        if place is not None:
+            rows = chain([first], given)
+            del first
+            if gathered or tasks == count:
+                task = kind(definition, store, None if gathered else PartitionIndex(place), count, batch, place)
+                yield from task.run(rows)
+                touched = task.touched
+            else:
+                width, own = Width(), range(place, count, tasks)
+                for partition, share in _shares(definition, width.measured(rows), kind, count, own):
+                    yield from kind(definition, store, partition, count, batch, place).run(share, width)
+                    store.release()  # keep the files of only one partition open
+        if ran_before:
+            store.withdraw(step, batch, set(map(PartitionIndex, range(count))).difference(touched))
+    finally:
+        store.release()
+
+
+def _shares(
+    definition: StepDefinition, batches: Iterator[pa.RecordBatch], kind: type[StepTask], count: int, own: range
+) -> Iterator[tuple[PartitionIndex, Iterator[pa.RecordBatch]]]:
+    """Yield the rows' recovery partitions in order, each with its rows sorted by key. Consume a partition's rows before
+    asking for the next one. Raises UnsupportedPlanError for a partition that is not in `own` or comes again."""
+    partition_of_rows = partial(partitions_of, count=count)
+    if not definition.sorted_by_spark:
+        batches = sorted_by(definition.key_text, batches, kind.chunk_rows, kind.sorted_bytes, partition_of_rows)
+    newest = -1
+    for partition, pieces in groupby(pieces_of(batches, partition_of_rows), itemgetter(0)):
+        if partition not in own:
+            raise mixed_partitions(definition)
+        if partition <= newest:
+            raise UnsupportedPlanError(f"step {definition.step_id!r}: its rows are not sorted by partition")
+        newest = partition
+        yield PartitionIndex(partition), map(itemgetter(1), pieces)
+
+
+def _settle() -> None:
+    """Exempt imported objects from cyclic garbage collection, before a worker's first and second tasks.
+
+    Spark's daemon runs a full collection after every task, while the driver waits for a processor. The second call
+    covers what the first task imported."""
+    if next(_tasks) < 2:
+        gc.freeze()
