@@ -464,7 +464,7 @@ class OutputLostError(RecoveryError):
     exit_code = 49
     default_cause = "The task ran on a host with a disk of its own, or something deletes files in the output directory."
     default_remedy = (
-        "Give the sink a place that all hosts reach: FileSink('s3a://bucket/out'), or 'file:///mnt/share/out' for a "
+        "Give the sink an address that all hosts reach, such as s3a://bucket/out, or file:///mnt/share/out for a "
         "share. Then run again: nothing of this micro-batch was published."
     )
 

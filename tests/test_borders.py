@@ -64,8 +64,8 @@ PURE = ("time", "random", "secrets", "os", "shutil", "subprocess", "socket")
 """What planning does not import: no clock, no chance, no files. What it needs comes in as arguments."""
 
 STORAGE = (
-    "bytewax connect copies documents history hydration initialize locations lock memory origin reach repartition scan "
-    "seam standby verify"
+    "bytewax connect copied copies documents history hydration initialize locations lock memory origin reach "
+    "repartition scan seam standby verify"
 )
 """The public modules of `recovery.storage`: all that other rooms may import of it."""
 

@@ -72,7 +72,7 @@ COVERED_BY = {
     "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe
         storage.sqlite.fold storage.sqlite.rewind storage.sqlite.snap_rows""",
     "storage/test_reach.py": "base.credentials.task_key",
-    "sinks/test_hadoop_disk.py": "hadoop.files hadoop.writing sinks.places",
+    "sinks/test_hadoop_disk.py": "hadoop.files hadoop.reports hadoop.writing sinks.places",
     "cluster/test_reading.py": "spark.jvm.executors",
     "spark/test_native_on_s3.py": "spark.run.checkpoint_home",
     "cluster/test_counts.py": "base.version host.identity spark.run.serving spark.steps.sent",
@@ -81,9 +81,11 @@ COVERED_BY = {
     "owner/test_step_rows.py": "owner.reading",
     "wire/test_connections.py": """wire.address wire.answers wire.client wire.messages wire.server wire.service
         wire.task_calls""",
-    "owner/test_service.py": """base.credentials.token cli.owners cli.serve cli.without_owners owner.holding owner.runs
-        storage.locations wire.calls
+    "owner/test_service.py": """base.credentials.token cli.owners cli.serve cli.without_owners owner.holding
+        owner.metrics
+        owner.runs storage.locations wire.calls
         wire.run_calls wire.run_client""",
+    "owner/test_copying.py": "storage.copied",
     "owner/test_process.py": "host.children owner.__main__ owner.serving owner.spool owner.tasks",
     "storage/test_epoch_log.py": "cli.gc storage.history",
     "storage/test_initialize.py": "storage.sqlite.file.tables",

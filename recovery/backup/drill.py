@@ -8,13 +8,13 @@ from pathlib import Path
 
 from recovery.backup.progress import Observer, ignore
 from recovery.backup.restore import Announce, Restored, restore
-from recovery.backup.scratch import scratch_directory
 from recovery.backup.sources import Source
 from recovery.base.clock import Clock
 from recovery.base.ids import Epoch
 from recovery.base.intervals import format_interval
 from recovery.epochs.execution import new_execution
 from recovery.errors import BackupDamagedError, BackupTooOldError, RecoveryError
+from recovery.host.scratch import scratch_directory
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.connect import connect_driver
 from recovery.storage.scan import scan, step_names

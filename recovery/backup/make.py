@@ -18,12 +18,12 @@ from recovery.backup.note import LastBackup, note_backup
 from recovery.backup.objects import SpoiledObject, bring, store_file
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.repository import begin, check_store, finish, give_up
-from recovery.backup.scratch import scratch_directory
 from recovery.backup.target import Target
 from recovery.base.clock import Clock
 from recovery.base.threads import each
 from recovery.errors import InconsistentPartitionsError, RecoveryError, StorageError
 from recovery.host.open_files import allow_open_files
+from recovery.host.scratch import scratch_directory
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.copies import PinnedPartition, pin
@@ -76,6 +76,7 @@ def make_backup(
     base: Manifest | None = None,
     staged: bool = False,
     may_count: Callable[[], None] = lambda: None,
+    home: Path | None = None,
 ) -> Made:
     """Back up the partitions of `directory`, whether a run is active or not. See `repository` for the steps.
 
@@ -88,6 +89,7 @@ def make_backup(
     directory, without looking at the others or at its objects. staged: write everything to `scratch` before the first
     byte goes to the target: then a slow one does not make the logs beside the partitions grow. may_count: called before
     the manifest is written; raises if the backup must not count.
+    home: the directory of the run, whose copies `directory` has.
     If anything fails, the backup does not count. Raises BackupTargetError, ForeignPartitionError, and the errors of
     `plan` for the directory.
     """
@@ -139,7 +141,9 @@ def make_backup(
         finish(target, manifest)
         catalog.add(manifest)
         chain = max(len(copy.objects) for copy in manifest.copies)
-        note_backup(directory, LastBackup(manifest.finished_ms, manifest.epoch, target.shown, incremental, chain))
+        note_backup(
+            home or directory, LastBackup(manifest.finished_ms, manifest.epoch, target.shown, incremental, chain)
+        )
     except BaseException:
         with contextlib.suppress(RecoveryError, FileNotFoundError):
             give_up(target, identity)

@@ -18,7 +18,6 @@ from typing import TypeVar
 
 from recovery.backup.places import open_target
 from recovery.backup.progress import Observer, Progressed, ignore
-from recovery.backup.scratch import scratch_directory
 from recovery.backup.sources import Source, open_source
 from recovery.base.clock import Clock
 from recovery.base.threads import each
@@ -30,6 +29,7 @@ from recovery.errors import (
     RecoveryError,
 )
 from recovery.host.durable import PRIVATE, UMASK
+from recovery.host.scratch import scratch_directory
 from recovery.planning.backups import Copy, RestorePlan, plan_restore
 from recovery.planning.resume import plan_resume
 from recovery.storage.copies import settle

@@ -10,9 +10,11 @@ import click
 from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.cli.common import INTERVAL, directory_argument, json_option, print_json, say, style, table
+from recovery.cli.owners import owner_options, to_read
 from recovery.planning.advice import Advice, Option, advise, format_share
 from recovery.planning.health import DEFAULTS, format_seconds
 from recovery.report.facts import Facts, gather, known
+from recovery.storage.locations import OwnerAccess
 
 
 @click.command(name="advise")
@@ -22,13 +24,14 @@ from recovery.report.facts import Facts, gather, known
 @click.option(
     "--cores", type=click.IntRange(min=1), help="Cores that the flow runs on; by default those of this machine."
 )
+@owner_options
 @json_option
-def advise_command(directory: Path, tolerate: float, cores: int | None, as_json: bool) -> None:
+def advise_command(directory: Path, tolerate: float, cores: int | None, access: OwnerAccess, as_json: bool) -> None:
     """Propose a snapshot interval, a number of partitions and a size of the state, from what runs have measured.
 
     Only reads; a run may be going on.
     """
-    facts = gather(directory, DEFAULTS, SystemClock().wall_ms())
+    facts = gather(to_read(directory, access), DEFAULTS, SystemClock().wall_ms(), home=directory)
     advice = advise(known(facts, cores or os.cpu_count() or 1), tolerate)
     if as_json:
         print_json({"directory": str(directory), **advice.as_json(), "unreadable": list(facts.problems)})

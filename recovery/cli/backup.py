@@ -29,9 +29,11 @@ from recovery.cli.common import (
     tell_error,
     umask_option,
 )
+from recovery.cli.owners import owner_options, whole_copies
 from recovery.cli.signals import StopSignals, answering
 from recovery.errors import BackupTargetError, ConfigurationError, NoBackupError, RecoveryError, StorageError
 from recovery.planning.backups import KeepRule, parse_keep
+from recovery.storage.locations import OwnerAccess
 
 if TYPE_CHECKING:
     # These import Arrow, which other commands need not wait for.
@@ -72,6 +74,7 @@ class KeepType(click.ParamType[KeepRule]):
                    "interval (-b) longer than the time between two backups.")  # fmt: skip
 @click.option("--check", is_flag=True, help="Read each copy in full and check every digest before it is stored.")
 @umask_option
+@owner_options
 @json_option
 def backup(
     places: tuple[str, ...],
@@ -82,6 +85,7 @@ def backup(
     incremental: bool,
     check: bool,
     umask: bool,
+    access: OwnerAccess,
     as_json: bool,
 ) -> None:
     """Copy the partitions of DIR to DEST, a directory or s3://, gs://, azure://; a run may be going on.
@@ -107,7 +111,7 @@ def backup(
         _say_pruned(target, prune(target, keep, SystemClock().wall_ms()), as_json)
         return
     directory = _directory(places)
-    how = _How(directory, target, keep, check, incremental, as_json, Catalog(target))
+    how = _How(directory, target, keep, check, incremental, as_json, Catalog(target), access)
     if every is None:
         unpruned = _once(how, CopyProgress(quiet=as_json))
         if unpruned is not None:
@@ -135,6 +139,7 @@ class _How(NamedTuple):
     incremental: bool
     as_json: bool
     catalog: Catalog
+    access: OwnerAccess
 
 
 def _once(how: _How, progress: CopyProgress, line: bool = False) -> RecoveryError | None:
@@ -143,10 +148,11 @@ def _once(how: _How, progress: CopyProgress, line: bool = False) -> RecoveryErro
     from recovery.backup.repository import prune
 
     clock, target, keep = SystemClock(), how.target, how.keep
-    made = make_backup(
-        how.directory, target, clock=clock, random_id=lambda: token_hex(4), check=how.check,
-        incremental=how.incremental, observe=progress.observe, catalog=how.catalog,
-    )  # fmt: skip
+    with whole_copies(how.directory, how.access) as directory:
+        made = make_backup(
+            directory, target, clock=clock, random_id=lambda: token_hex(4), check=how.check,
+            incremental=how.incremental, observe=progress.observe, catalog=how.catalog, home=how.directory,
+        )  # fmt: skip
     removed: Pruned | None = None
     unpruned: RecoveryError | None = None
     try:

@@ -15,6 +15,7 @@ from recovery.cli.common import json_option, print_json, say, table
 from recovery.cli.diff_output import differences_file
 from recovery.cli.history import SHOWN_CHANGES, difference_text
 from recovery.cli.native import session, store_option, timers_option, variable_option, wanted_state
+from recovery.cli.owners import owner_options
 from recovery.cli.readable import READABLE, Readable
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import short
@@ -33,6 +34,7 @@ from recovery.operational.steps.comparison import (
 )
 from recovery.operational.steps.step_edits import Moment, moment
 from recovery.planning.comparing import ABSENT, Comparison
+from recovery.storage.locations import OwnerAccess
 
 DIFFERENT = 1
 """Exit code when something differs; errors have 2 and up."""
@@ -75,6 +77,7 @@ class _Compares(click.Command):
     "--limit", type=click.IntRange(min=0), default=20, show_default=True, help="The most differences to show."
 )
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="All differences, as .csv or .parquet.")
+@owner_options
 @settings_options
 @json_option
 def diff(
@@ -93,18 +96,22 @@ def diff(
     ignored: tuple[str, ...],
     limit: int,
     output: Path | None,
+    access: OwnerAccess,
     conf: dict[str, str],
     as_json: bool,
 ) -> None:
     """Compare the states of two recovery directories, or of one at two epochs. Reads only; runs may be going on.
 
-    A and B may also be places of backups, which are read like a directory.
+    A and B may also be places of backups, which are read like a directory. --owner belongs to A, and to B if it is the
+    same directory.
 
     Exits with 0 when they are equal and with 1 when they differ.
     """
     wanted = wanted_state(operator, store, variable, timers=timers)
     if operator is not None and (steps or every_key):
         raise click.UsageError("Give --operator or --step; all keys of an operator are read.")
+    same, a = a.path == b.path, a.to_read(access)
+    b = a if same else b
     one, other = moment(a.path, epoch_a), moment(b.path, epoch_b)
     comparison = Comparison(tolerance, frozenset(ignored))
     shown: list[KeyDifference] = []

@@ -35,8 +35,8 @@ def drill(
     """
     from recovery.backup.drill import drill as rehearse
     from recovery.backup.places import open_target
-    from recovery.backup.scratch import scratch_directory
     from recovery.backup.sources import open_source
+    from recovery.host.scratch import scratch_directory
 
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")

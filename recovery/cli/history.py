@@ -13,13 +13,14 @@ from recovery.base.printable import one_line
 from recovery.base.reserved import EPOCH_STEP
 from recovery.cli.common import format_time, json_option, print_json, say, table
 from recovery.cli.native import session, store_option, timers_option, variable_option, wanted_state
-from recovery.cli.places import open_state, state_options
+from recovery.cli.places import chosen_access, chosen_backend, state_options
 from recovery.cli.readable import READABLE, Readable
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import json_text
 from recovery.errors import StateNotFoundError
 from recovery.native.choose import Wanted, choose_operator
 from recovery.native.held import held_operators
+from recovery.operational.manager import StateManager
 from recovery.operational.steps.step_edits import moment
 from recovery.operational.steps.step_history import History, Version, key_history, mark_history
 from recovery.operational.targets import Steps
@@ -67,6 +68,7 @@ def history(
     if given.count(True) != 1 or (hwm is None) != (key is not None):
         raise click.UsageError("Give --step and --key, or --hwm, or --operator and --key.")
     wanted = wanted_state(operator, store, variable, timers=timers)
+    directory = directory.to_read(chosen_access())
     now: dict[str, Any] = {}
     if hwm is not None:
         found = mark_history(Steps(directory.path, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input)
@@ -109,7 +111,8 @@ def _of_operator(directory: Path, wanted: Wanted, key: str, conf: Mapping[str, s
 def _mark_now(directory: Path, environment: str, key: str, found: History) -> dict[str, Any]:
     """Return what the mark is now, if it is not the newest version: it was set or removed outside of epochs. Raises
     StateNotFoundError if there is no such mark, and was none."""
-    mark = next((each for each in open_state(str(directory), environment).list_hwms() if each.key == key), None)
+    state = StateManager(directory, backend=chosen_backend(), environment=environment)
+    mark = next((each for each in state.list_hwms() if each.key == key), None)
     last = found.versions[-1].value if found.versions else ABSENT
     if mark is None:
         if not found.versions:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from recovery.base.printable import one_line
-from recovery.cli.common import say, table
+from recovery.cli.common import say, table, tell
 from recovery.config import checked_owners
 from recovery.errors import ConfigurationError
+from recovery.host.scratch import scratch_directory
 from recovery.planning.copies import Location
+from recovery.storage.copied import copied
 from recovery.storage.locations import Locations, OwnerAccess
 
 FILE = click.Path(path_type=Path)
@@ -52,6 +55,29 @@ def _checked(_ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) ->
 def locations(directory: Path, access: OwnerAccess) -> Locations:
     """Return the locations that a look asks."""
     return Locations(directory, access.connect(LOOK_S))
+
+
+@contextlib.contextmanager
+def whole_copies(directory: Path, access: OwnerAccess) -> Iterator[Path]:
+    """Yield a directory with all partitions: the given one, or with owners one of copies, as of one moment, which is
+    removed afterwards."""
+    if not access.owners:
+        yield directory
+        return
+    with scratch_directory("read") as room:
+        places = locations(directory, access)
+        try:
+            found = copied(places, room)
+        finally:
+            places.release()
+        for note in places.notes:
+            tell(one_line(note))
+        yield found
+
+
+def to_read(directory: Path, access: OwnerAccess) -> Path:
+    """Return what `whole_copies` yields; it is there until the command ends."""
+    return click.get_current_context().with_resource(whole_copies(directory, access))
 
 
 def shown_path(path: Path, directory: Path) -> str:

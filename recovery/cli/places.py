@@ -2,25 +2,63 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
 from recovery.base.addresses import local_path
+from recovery.base.clock import SystemClock
+from recovery.base.reserved import EPOCH_STEP
+from recovery.cli.owners import locations, owner_options
+from recovery.errors import ConfigurationError
 from recovery.operational.backends.address import is_uri
 from recovery.operational.backends.open import VARIABLE
+from recovery.operational.backends.owned import OwnerBackend, documents_of
+from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.manager import StateManager
+from recovery.storage.locations import Locations, OwnerAccess
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def state_options(function: F) -> F:
+    """Add `place_options`, and those that name owners."""
+    return place_options(remembered_owners(function))
+
+
+def place_options(function: F) -> F:
     """Add --environment, which separates for example dev from prod, and --state-backend: where operational state is."""
     environment = click.option("--environment", default="", envvar="RECOVERY_ENVIRONMENT", metavar="NAME",
                                help="Namespace of the state, for example dev or prod.")  # fmt: skip
     return environment(backend_option(function))
+
+
+def remembered_owners(function: F) -> F:
+    """Add the options that name owners: `chosen_access` returns what they say."""
+
+    @functools.wraps(function)
+    def command(*arguments: Any, access: OwnerAccess, **others: Any) -> Any:
+        click.get_current_context().meta["recovery.access"] = access
+        return function(*arguments, **others)
+
+    return cast("F", owner_options(command))
+
+
+def chosen_access() -> OwnerAccess:
+    """Return which owners the options name."""
+    found = click.get_current_context().meta.get("recovery.access")
+    return found if isinstance(found, OwnerAccess) else OwnerAccess()
+
+
+def chosen_places(directory: str) -> Locations:
+    """Return the places of the owners that the options name, with the chosen copies, until the command ends."""
+    places = locations(local_path(directory), chosen_access())
+    click.get_current_context().call_on_close(places.release)
+    places.found()
+    return places
 
 
 def backend_option(function: F) -> F:
@@ -44,8 +82,27 @@ def chosen_backend() -> str | None:
 
 
 def open_state(directory: str, environment: str = "") -> StateManager:
-    """Open the operational state of DIR, or of the backend that the options name."""
-    return StateManager(directory, backend=chosen_backend(), environment=environment)
+    """Open the operational state of DIR, or of the backend that the options name. With owners, it is where partition 0
+    is."""
+    backend: str | OwnerBackend | None = chosen_backend()
+    if backend is None and chosen_access().owners and not is_uri(directory):
+        places = chosen_places(directory)
+        _check_marks(places)
+        found = documents_of(places, SystemClock(), RetryPolicy())
+        backend = found if isinstance(found, OwnerBackend) else None
+    return StateManager(directory, backend=backend, environment=environment)
+
+
+def _check_marks(places: Locations) -> None:
+    """Raise ConfigurationError if epochs have moved marks, which no owner is asked for."""
+    [first, *_] = (file.description for file in places.found())
+    if first is not None and EPOCH_STEP in (places.sizes(first) or {}):
+        raise ConfigurationError(
+            "epochs of the flow have moved high-water marks",
+            path=first.path,
+            cause="Which of them count is read from all partitions, as files.",
+            remedy="Copy all partitions to one directory, and run the command there.",
+        )
 
 
 def directory_and(words: Sequence[str], names: Sequence[str], *, more: bool = False) -> tuple[str, list[str]]:

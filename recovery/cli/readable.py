@@ -11,13 +11,21 @@ import click
 from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.cli.common import DIRECTORY, tell
+from recovery.cli.owners import to_read
+from recovery.storage.locations import OwnerAccess
 
 
 class Readable(NamedTuple):
-    """A directory to read, and what to call it: for a place of backups the directory is a temporary one."""
+    """A directory to read, and what to call it. is_place: it names a place of backups, and the directory is a temporary
+    one."""
 
     path: Path
     shown: str
+    is_place: bool = False
+
+    def to_read(self, access: OwnerAccess) -> Readable:
+        """Return the same with the partitions that owners have; a place of backups has all."""
+        return self if self.is_place else self._replace(path=to_read(self.path, access))
 
 
 class ReadableType(click.ParamType[Readable]):
@@ -40,7 +48,7 @@ class ReadableType(click.ParamType[Readable]):
 
         assert ctx is not None
         restored = restored_to_read(value, SystemClock(), lambda: token_hex(4), lambda text: tell(one_line(text)))
-        return Readable(ctx.with_resource(restored), shown_address(value))
+        return Readable(ctx.with_resource(restored), shown_address(value), is_place=True)
 
 
 READABLE = ReadableType()

@@ -21,10 +21,12 @@ from recovery.cli.common import (
     threshold_option,
     write_whole,
 )
+from recovery.cli.owners import owner_options, to_read
 from recovery.errors import ConfigurationError
 from recovery.planning.advice import advise
 from recovery.planning.health import parse_targets
 from recovery.report.facts import gather, known, largest
+from recovery.storage.locations import OwnerAccess
 
 
 @click.command()
@@ -36,6 +38,7 @@ from recovery.report.facts import gather, known, largest
 @click.option("--tolerate", type=INTERVAL, default="30s", show_default=True,
               help="The longest acceptable recovery time, for the advice.")  # fmt: skip
 @threshold_option
+@owner_options
 @json_option
 def report(
     directory: Path,
@@ -44,6 +47,7 @@ def report(
     keys: int,
     tolerate: float,
     thresholds: dict[str, str],
+    access: OwnerAccess,
     as_json: bool,
 ) -> None:
     """Write one page that shows a directory: timeline, partitions, state and snapshots over time, health, advice.
@@ -58,7 +62,8 @@ def report(
         )
     from recovery.report.page import page
 
-    facts = gather(directory, parse_targets(thresholds), SystemClock().wall_ms())
+    targets = parse_targets(thresholds)
+    facts = gather(to_read(directory, access), targets, SystemClock().wall_ms(), home=directory)
     text = page(facts, advise(known(facts, os.cpu_count() or 1), tolerate), largest(facts, keys) if keys else [])
     if not write_whole(output, text):
         return

@@ -76,8 +76,8 @@ def restore(
     from recovery.backup.places import open_target
     from recovery.backup.restore import look_into_chains, plan_from
     from recovery.backup.restore import restore as restore_copies
-    from recovery.backup.scratch import scratch_directory
     from recovery.backup.sources import open_source
+    from recovery.host.scratch import scratch_directory
 
     clock = SystemClock()
     with scratch_directory("restore") as scratch:
@@ -140,8 +140,8 @@ def restore_missing(place: str, directory: Path, *, quiet: bool) -> None:
     from recovery.backup.lazy import lasting_place
     from recovery.backup.places import open_target
     from recovery.backup.restore import restore as restore_copies
-    from recovery.backup.scratch import scratch_directory
     from recovery.backup.sources import open_source
+    from recovery.host.scratch import scratch_directory
 
     clock = SystemClock()
     lasting = lasting_place(place)

@@ -26,7 +26,7 @@ from recovery.cli.common import (
 )
 from recovery.cli.nodes import run_nodes
 from recovery.cli.owners import owner_options
-from recovery.cli.places import chosen_backend, state_options
+from recovery.cli.places import chosen_backend, place_options
 from recovery.cli.progress import Progress, summary_text
 from recovery.cli.promote import take_over_before_run
 from recovery.cli.restore import restore_missing
@@ -151,7 +151,7 @@ WITH_DIRECTORY = (
 @click.option("--resume", is_flag=True, help="For a pipeline: skip nodes that succeeded in the last run.")
 @click.option("--full-refresh", is_flag=True, help="For a pipeline: load everything, as if there were no marks.")
 @click.option("--no-state-update", is_flag=True, help="For a pipeline: leave the marks where they are.")
-@state_options
+@place_options
 @json_option
 def run(
     target: str,

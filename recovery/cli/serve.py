@@ -28,6 +28,9 @@ CHECK_S = 5.0
 @click.option("--insecure", is_flag=True,
               help="Listen on another interface than loopback without TLS: states cross the network in plain "
                    "text.")  # fmt: skip
+@click.option("--metrics-at", metavar="[HOST]:PORT", envvar="RECOVERY_METRICS_AT",
+              help="Serve metrics for Prometheus here, and /health and /ready for probes; without a host, at the "
+                   "loopback interface.")  # fmt: skip
 @click.option("--check", metavar="HOST:PORT",
               help="Serve nothing: ask whether the owner there is ready, and whether a run has it.")  # fmt: skip
 @click.option("--tls-ca", type=FILE, help="For --check: certificates to check the owner's with.")
@@ -39,6 +42,7 @@ def serve(
     tls_key: Path | None,
     scratch: Path | None,
     insecure: bool,
+    metrics_at: str | None,
     check: str | None,
     tls_ca: Path | None,
 ) -> None:
@@ -62,6 +66,7 @@ def serve(
         tls_key=tls_key,
         scratch_directory=scratch,
         insecure=insecure,
+        metrics_at=metrics_at,
     )
 
 

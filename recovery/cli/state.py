@@ -12,6 +12,7 @@ import click
 
 from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line, printable
+from recovery.base.reserved import RESERVED_PREFIX
 from recovery.cli.common import echo_json, format_time, json_option, print_json, say, table
 from recovery.cli.hwm import VALUES
 from recovery.cli.native import (
@@ -21,7 +22,15 @@ from recovery.cli.native import (
     timers_option,
     variable_option,
 )
-from recovery.cli.places import chosen_backend, directory_and, open_state, state_options
+from recovery.cli.owners import to_read
+from recovery.cli.places import (
+    chosen_access,
+    chosen_backend,
+    chosen_places,
+    directory_and,
+    open_state,
+    state_options,
+)
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import (
     Where,
@@ -101,8 +110,8 @@ def list_(
         if step is not None or pattern is not None:
             raise click.UsageError("--operator cannot be combined with --step or --pattern.")
         print_state(
-            Path(directory), operator, epoch=epoch, store=store, variable=variable, timers=timers, conf=conf,
-            as_json=as_json,
+            to_read(Path(directory), chosen_access()), operator, epoch=epoch, store=store, variable=variable,
+            timers=timers, conf=conf, as_json=as_json,
         )  # fmt: skip
         return
     if timers:
@@ -159,8 +168,8 @@ def get(
             raise click.UsageError("--operator needs --key, and cannot be combined with --step.")
         directory, _ = directory_and(words, ())
         print_state(
-            Path(directory), operator, epoch=epoch, store=store, variable=variable, timers=timers, conf=conf,
-            as_json=as_json, key=key,
+            to_read(Path(directory), chosen_access()), operator, epoch=epoch, store=store, variable=variable,
+            timers=timers, conf=conf, as_json=as_json, key=key,
         )  # fmt: skip
         return
     if timers:
@@ -326,7 +335,13 @@ def backend(words: tuple[str, ...], environment: str, as_json: bool) -> None:
 
 
 def _steps(directory: str) -> list[str]:
-    return [] if is_uri(directory) else moment(Path(directory)).steps()
+    if is_uri(directory):
+        return []
+    if not chosen_access().owners:
+        return moment(Path(directory)).steps()
+    places = chosen_places(directory)
+    sizes = [places.sizes(file.description) or {} for file in places.found() if file.description is not None]
+    return sorted({step for each in sizes for step in each if not step.startswith(RESERVED_PREFIX)})
 
 
 for command in (copy, move, export, import_, migrate_, scopes, clean):

@@ -17,7 +17,8 @@ from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.cli.common import json_option, print_json, say
 from recovery.cli.native import refused_operator_option
-from recovery.cli.places import directory_and, open_state, state_options
+from recovery.cli.owners import locations, to_read
+from recovery.cli.places import chosen_access, directory_and, open_state, state_options
 from recovery.errors import ConfigurationError, CorruptStateError, StateValueError
 from recovery.operational.targets import Documents, Name, Steps, Target, unknown_step
 from recovery.operational.values import parse_json
@@ -38,7 +39,10 @@ class Where:
     def target(self) -> Target:
         """Return the target for reading and writing them."""
         if self.step is not None:
-            return Steps(Path(self.directory), self.step, SystemClock(), epoch=self.epoch, force=self.force)
+            directory, access = Path(self.directory), chosen_access()
+            places = locations(directory, access) if access.owners else None
+            copies = to_read(directory, access)
+            return Steps(copies, self.step, SystemClock(), epoch=self.epoch, force=self.force, places=places)
         if self.epoch is not None:
             raise click.UsageError("--epoch needs --step: operational state belongs to no epoch.")
         return self.documents()

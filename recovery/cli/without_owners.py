@@ -1,4 +1,4 @@
-"""Commands that read or write partitions as files only: what they say when somebody names owners."""
+"""Commands that need partitions as files of this host: what they say when somebody names owners."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class WithoutOwners(click.Group):
             raise ConfigurationError(
                 f"{error.ctx.command_path} does not reach partitions at owners",
                 cause="It uses files of this host only.",
-                remedy="For operational state, run it on the host that has part-0 (recovery plan --owner … names it). "
-                "Otherwise copy all partitions to one directory, and run it there; a replicator such as Litestream "
-                "backs up each host's files by itself.",
+                remedy="Bring all partitions to one directory (recovery backup DIR DEST --owner …, then recovery "
+                "restore DEST NEW), and run it there. Between runs, files can be copied to other hosts.",
             ) from error

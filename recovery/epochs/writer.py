@@ -14,7 +14,8 @@ from recovery.errors import RecoveryError
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import Execution, FoundFile, PartitionDescription
 from recovery.storage.connect import SCRATCH_NAME, connect_driver
-from recovery.storage.seam import DriverRows, Edited
+from recovery.storage.locations import Locations
+from recovery.storage.seam import DriverRows, Edited, PartitionStore
 
 StepKey = tuple[str, str]
 """Step id and state key."""
@@ -35,13 +36,22 @@ class EpochWriter:
         *,
         backup_interval_s: float,
         fence: Callable[[ResumePlan], None] | None = None,
+        places: Locations | None = None,
     ) -> None:
         """fence: given if another execution may be closing epochs. Once that is no longer possible, the plan is made
-        again and passed to `fence`. If `fence` raises, nothing changes and the other execution goes on."""
+        again and passed to `fence`. If `fence` raises, nothing changes and the other execution goes on. places: where
+        the partitions are, if owners have some; then there is no `fence`."""
         self.plan = plan
-        self._store = connect_driver(plan.partitions, directory / SCRATCH_NAME)
+        files = None if places is not None else connect_driver(plan.partitions, directory / SCRATCH_NAME)
+        self._store: PartitionStore
+        if files is not None:
+            self._store = files
+        else:
+            assert places is not None
+            self._store = places.connect(plan.partitions, directory / SCRATCH_NAME, clock)
         try:
             if fence is not None:
+                assert files is not None, "only partitions of one directory can be fenced"
                 decide = fence
 
                 def replanned(found: Sequence[PartitionDescription]) -> Execution:
@@ -49,7 +59,7 @@ class EpochWriter:
                     decide(self.plan)
                     return new_execution(self.plan, flow_id, clock, backup_interval_s=backup_interval_s)
 
-                self.execution = self._store.fence(replanned)
+                self.execution = files.fence(replanned)
             else:
                 self.execution = new_execution(self.plan, flow_id, clock, backup_interval_s=backup_interval_s)
                 self._store.start(self.execution, [], plan.partitions)

@@ -7,32 +7,22 @@ files has, is neither atomic on an object store, nor complete where the driver d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import PurePath
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-REPORTS = "_spark_metadata"
-"""The directory beside the files with the reports of the tasks."""
-REPORT_NAMES = ("0", "0.compact")
 _CLASSES = {"parquet": "parquet.ParquetFileFormat", "json": "json.JsonFileFormat", "csv": "csv.CSVFileFormat"}
-_MOST_TASKS = 1 << 20
 
 
-class _Report(msgspec.Struct):
-    path: str
-    size: int
-
-
-def write_files(frame: DataFrame, address: str, format: str, options: Mapping[str, str]) -> None:
+def write_files(
+    frame: DataFrame, address: str, format: str, options: Mapping[str, str], partition_by: Sequence[str] = ()
+) -> None:
     """Write the rows into a directory that is missing or empty. Raises Spark's errors.
 
-    address: with the scheme of its file system. format: "parquet", "json" or "csv".
+    address: with the scheme of its file system. format: "parquet", "json" or "csv". partition_by: columns whose values
+    become directories instead.
     """
     jvm: Any = frame.sparkSession._jvm
     package, name = _CLASSES[format].split(".")
@@ -45,33 +35,6 @@ def write_files(frame: DataFrame, address: str, format: str, options: Mapping[st
         frame.sparkSession._jsparkSession,
         address,
         kind(),
-        convert.toSeq([]).toList(),
+        convert.toSeq(list(partition_by)).toList(),
         convert.toScalaMap(dict(options)),
     ).addBatch(0, frame._jdf)
-
-
-def reported(content: bytes) -> dict[str, int]:
-    """Return the files by name, with their sizes in bytes, from the content of a file of `REPORTS`. Raises ValueError
-    if it is not what Spark writes."""
-    version, *lines = content.split(b"\n")
-    if version != b"v1":
-        raise ValueError(f"version {version[:40]!r}")
-    each = (msgspec.json.decode(line, type=_Report) for line in lines if line)
-    return {PurePath(report.path).name: report.size for report in each}
-
-
-def host_of_task(frame: DataFrame, file: str) -> str | None:
-    """Return the host where the task ran that wrote a file in the newest job of this thread's group; None if it is not
-    known."""
-    number = file.removeprefix("part-").partition("-")[0]
-    with suppress(Exception):
-        # Spark's own records, which may be gone: this only makes an error clearer.
-        context: Any = frame.sparkSession.sparkContext
-        tracker = context.statusTracker()
-        jobs = tracker.getJobIdsForGroup(context.getLocalProperty("spark.jobGroup.id"))
-        stage = max(tracker.getJobInfo(max(jobs)).stageIds)
-        tasks = context._jsc.sc().statusStore().taskList(stage, 0, _MOST_TASKS)
-        found = [tasks.apply(i) for i in range(tasks.size())]
-        hosts = {str(task.host()) for task in found if task.index() == int(number) and task.status() == "SUCCESS"}
-        return ", ".join(sorted(hosts)) or None
-    return None

@@ -1,4 +1,4 @@
-"""The endpoint that Prometheus scrapes: one page of text over HTTP, during the whole run."""
+"""The endpoint that Prometheus scrapes: one page of text over HTTP; and pages that probes of a service ask."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from recovery.errors import ConfigurationError
 from recovery.metrics.exposition import CONTENT_TYPE
 
 PATH = "/metrics"
+HEALTH, READY = "/health", "/ready"
 TIMEOUT_S = 10.0
 MOST_CONNECTIONS = 16
 """The most simultaneous connections. More are closed unanswered, so clients cannot exhaust files and threads."""
@@ -27,6 +28,7 @@ class MetricsEndpoint:
     def __init__(self, host: str, port: int) -> None:
         """port: 0 takes any free one."""
         self._text: Callable[[], str] = lambda: "# The run is starting.\n"
+        self._reason: Callable[[], str] | None = None
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
             self._server = _server(self, family, host, port)
@@ -34,19 +36,27 @@ class MetricsEndpoint:
             raise ConfigurationError(
                 f"metrics cannot be served at {_shown(host)}:{port}: {error}",
                 cause="Another process listens there, or the address is not one of this machine.",
-                remedy="Choose another --metrics-port; 0 takes a free one and shows it.",
+                remedy="Choose another port (--metrics-port; --metrics-at of serve); 0 takes a free one and shows it.",
             ) from error
         self.url = f"http://{_shown(host)}:{self._server.server_address[1]}{PATH}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True)
         self._thread.start()
 
-    def serve(self, text: Callable[[], str]) -> None:
-        """Answer with the result of `text` from now on; the endpoint's own threads call it."""
-        self._text = text
+    def serve(self, text: Callable[[], str], not_ready: Callable[[], str] | None = None) -> None:
+        """Answer with the result of `text` from now on; the endpoint's own threads call it. not_ready: returns why a
+        service is not ready, empty if it is; then probes get answers, too."""
+        self._text, self._reason = text, not_ready
 
-    def text(self) -> str:
-        """Return the present answer."""
-        return self._text()
+    def answer(self, path: str) -> tuple[HTTPStatus, str] | None:
+        """Return the present answer of any page; None if there is no such page."""
+        if path == PATH:
+            return HTTPStatus.OK, self._text()
+        if path == "/":
+            return HTTPStatus.OK, f"recovery: see {PATH}\n"
+        if self._reason is None or path not in (HEALTH, READY):
+            return None
+        reason = self._reason() if path == READY else ""
+        return HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, f"{reason or 'ok'}\n"
 
     def close(self) -> None:
         """Stop listening. Safe to repeat."""
@@ -60,16 +70,16 @@ def _server(endpoint: MetricsEndpoint, family: int, host: str, port: int) -> Thr
         timeout = TIMEOUT_S
 
         def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            if path not in (PATH, "/"):
-                self.send_error(HTTPStatus.NOT_FOUND)
-                return
             try:
-                content = (endpoint.text() if path == PATH else f"recovery: see {PATH}\n").encode()
+                answer = endpoint.answer(self.path.partition("?")[0])
             except Exception as error:
                 self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, explain=type(error).__name__)
                 return
-            self.send_response(HTTPStatus.OK)
+            if answer is None:
+                self.send_error(HTTPStatus.NOT_FOUND)
+                return
+            status, content = answer[0], answer[1].encode()
+            self.send_response(status)
             self.send_header("Content-Type", CONTENT_TYPE)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()

@@ -14,6 +14,7 @@ from recovery.operational import marks, scopes
 from recovery.operational.backends.backend import Backend, Document
 from recovery.operational.backends.custom import StateStore
 from recovery.operational.backends.open import Location, choose_backend
+from recovery.operational.backends.owned import OwnerBackend
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.closed_marks import closed_marks, standing_marks
 from recovery.operational.ids import check, escape, matches, unescape
@@ -44,7 +45,7 @@ class StateManager:
         self,
         directory: Location | None = None,
         *,
-        backend: str | StateStore | None = None,
+        backend: str | StateStore | OwnerBackend | None = None,
         environment: str = "",
         default_retention: Retention | None = None,
         retry: RetryPolicy | None = None,

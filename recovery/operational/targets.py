@@ -23,6 +23,7 @@ from recovery.operational.runs import read_run
 from recovery.operational.steps.step_edits import Moment, edit_states, moment
 from recovery.operational.values import from_json
 from recovery.storage.history import KeyState
+from recovery.storage.locations import Locations
 from recovery.storage.seam import Edited
 
 Name = str | StepKey
@@ -170,9 +171,18 @@ class Steps:
     """The states of a flow's steps, at the newest epoch or at a held one. Writing makes a new epoch."""
 
     def __init__(
-        self, directory: Path, step: str, clock: Clock, *, epoch: int | None = None, force: bool = False
+        self,
+        directory: Path,
+        step: str,
+        clock: Clock,
+        *,
+        epoch: int | None = None,
+        force: bool = False,
+        places: Locations | None = None,
     ) -> None:
-        self._directory = directory
+        """places: where the partitions are, if owners have some; `directory` then has copies."""
+        self._directory = directory if places is None else places.directory
+        self._places = places
         self._step = step
         self._clock = clock
         self._force = force
@@ -230,7 +240,7 @@ class Steps:
             edited = compute(newest)
             return edited
 
-        epoch = edit_states(self._directory, verb, computed, clock=self._clock, force=self._force)
+        epoch = edit_states(self._directory, verb, computed, clock=self._clock, force=self._force, places=self._places)
         count = counted(len(edited), "key")
         return "nothing to change" if epoch is None else f"epoch {epoch} closed: {count} edited"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from recovery.base.clock import Clock
 from recovery.base.ids import PartitionIndex
 from recovery.errors import LeaseLostError, RecoveryError
+from recovery.owner.given import GivenRows
 from recovery.storage.connect import FilePartitions, Share, connect_share
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.verify import PartitionCheck
@@ -27,6 +28,7 @@ class Holding:
         self.store: FilePartitions | None = None
         self.cuts: set[Callable[[], None]] = set()
         """What ends the connections of this run."""
+        self.given = GivenRows()
         self._directory = directory
         self._scratch = scratch
         self._clock = clock
@@ -98,4 +100,5 @@ class Holding:
                 with contextlib.suppress(RecoveryError):
                     self.store.release()
         finally:
+            self.given.clear()
             self._lock.release()

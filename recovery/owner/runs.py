@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from recovery.base.clock import Clock
 from recovery.base.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
@@ -20,6 +21,8 @@ from recovery.errors import (
 )
 from recovery.host.processes import describe_holder
 from recovery.owner import documents
+from recovery.owner.copying import copies
+from recovery.owner.given import Given
 from recovery.owner.holding import Holding
 from recovery.owner.tasks import TaskService
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
@@ -34,6 +37,8 @@ from recovery.wire.calls import (
     Edit,
     FileFacts,
     Found,
+    Part,
+    Piece,
     Row,
     Serving,
     Stored,
@@ -64,6 +69,9 @@ class OwnedRuns:
         self.scratch = scratch
         self.stops = False
         """Whether no further run may hold the directory."""
+        self.epoch: Epoch | None = None
+        """The newest epoch that was closed here since the service began."""
+        self.epochs_closed = 0
         self._clock = clock
         self._serve_tasks = serve_tasks
         self._log = log
@@ -213,6 +221,10 @@ class Connection:
         verdicts = [check.run() for check in checks]
         return [Checked(each.path.name, each.rows, each.problems) for each in verdicts]
 
+    def copies(self, names: list[str]) -> Iterator[Piece]:
+        """See `OwnerCalls.copies`."""
+        return copies([self._owner.path(name) for name in names], self._owner.scratch)
+
     def documents(self, ids: list[str]) -> list[Stored]:
         """See `OwnerCalls.documents`."""
         return documents.read(self._owner.directory, ids)
@@ -313,10 +325,22 @@ class Connection:
         with self._held.using(closes=True) as store:
             store.seal(lease, batch, apart=apart)
 
+    def give(self, epoch: Epoch, part: Part) -> None:
+        """See `OwnerCalls.give`."""
+        with self._held.using() as store:
+            self._held.given.add(epoch, part, store.scratch)
+
     def close(self, lease: Lease, requests: list[Closing]) -> list[ClosedPartition]:
         """See `OwnerCalls.close`."""
+        given = self._held.given
         with self._held.using(closes=False) as store:
-            return store.close(lease, [_request(each) for each in requests])
+            indexed = zip(store.indexes, requests, strict=True)
+            closed = store.close(lease, [_request(each, given.of(index, each)) for index, each in indexed])
+        given.clear()
+        for each in requests[:1]:
+            self._owner.epoch = each.epoch
+            self._owner.epochs_closed += 1
+        return closed
 
     def fold(self, lease: Lease, epoch: Epoch) -> list[dict[str, StepSize]]:
         """See `OwnerCalls.fold`."""
@@ -378,8 +402,8 @@ class Connection:
             return store.known_steps(resume_epoch)
 
 
-def _request(closing: Closing) -> CloseRequest:
-    """Return what a run has sent as the seam has it."""
+def _request(closing: Closing, given: Given) -> CloseRequest:
+    """Return what a run has sent as the seam has it. given: what came ahead."""
     for rows in closing.driver_rows.values():
         check_values(rows.values())
     return CloseRequest(
@@ -388,18 +412,23 @@ def _request(closing: Closing) -> CloseRequest:
         closed_ms=closing.closed_ms,
         clock_ms=closing.clock_ms,
         floor=closing.floor,
-        driver_rows=closing.driver_rows,
-        edits=_edits(closing.edits),
-        state_rows=closing.state_rows,
+        driver_rows=given.driver_rows(closing),
+        edits=_edits(closing.edits, given),
+        state_rows=given.state_rows(closing),
         logged=closing.logged,
         notes_made=closing.notes_made,
     )
 
 
-def _edits(edits: Sequence[Edit]) -> list[StepEdit]:
-    def converter(converted: dict[str, str | None]) -> Callable[[str, str], str | None]:
+def _edits(edits: Sequence[Edit], given: Given) -> list[StepEdit]:
+    def converter(converted: Mapping[str, Any]) -> Callable[[str, str], str | None]:
         return lambda key, _text: converted[key]
 
     return [
-        StepEdit(each.old, each.new, None if each.converted is None else converter(each.converted)) for each in edits
+        StepEdit(
+            each.old,
+            each.new,
+            None if each.converted is None else converter(given.converted(each.old, each.converted)),
+        )
+        for each in edits
     ]

@@ -18,6 +18,8 @@ from recovery.base.credentials.token import read_token
 from recovery.errors import ConfigurationError, NoPartitionsError
 from recovery.host.open_files import allow_open_files
 from recovery.host.signals import handle
+from recovery.metrics.endpoint import HEALTH, READY, MetricsEndpoint
+from recovery.owner import metrics
 from recovery.owner.process import WAITING
 from recovery.owner.runs import OwnedRuns
 from recovery.owner.serving import FILES_OF_DELTAS, STACK_BYTES, port_of, tls_context
@@ -48,10 +50,12 @@ class OwnerService:
         tls_key: Path | None = None,
         scratch: Path | None = None,
         insecure: bool = False,
+        metrics_at: str | None = None,
         clock: Clock | None = None,
         log: Callable[[str], None] = _say,
     ) -> None:
         """at: "HOST:PORT" or ":PORT", which is the loopback interface. insecure: listen elsewhere without TLS.
+        metrics_at: the same for metrics and probes; None: nowhere.
 
         Raises ConfigurationError, NoPartitionsError if there is no such directory.
         """
@@ -81,7 +85,11 @@ class OwnerService:
             log,
         )
         self._server = OwnerServer(self._listener, None, runs=self.runs, token=token, tls=tls, log=log)
+        self._endpoint = None if metrics_at is None else _endpoint(metrics_at)
         self._server.start()
+        if self._endpoint is not None:
+            self._endpoint.serve(lambda: metrics.text(self.runs, self._server), self._not_ready)
+            log(f"metrics at {self._endpoint.url}, probes at {HEALTH} and {READY}")
         kind = "TLS" if tls is not None else "no TLS"
         log(f"serving {directory} at {location(host, self.port)}, {kind}; {len(self.runs.scan())} partitions")
 
@@ -97,7 +105,12 @@ class OwnerService:
         if holding is not None:
             self.runs.let_go(holding)
         self._listener.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
         self._log("stopped")
+
+    def _not_ready(self) -> str:
+        return "the owner is being stopped" if self.runs.stops else ""
 
 
 def serve(
@@ -109,12 +122,14 @@ def serve(
     tls_key: str | os.PathLike[str] | None = None,
     scratch_directory: str | os.PathLike[str] | None = None,
     insecure: bool = False,
+    metrics_at: str | None = None,
 ) -> None:
     """Serve the partitions in a directory to runs of other hosts, until SIGTERM or Ctrl-C. Call it in the main thread.
 
     at: "HOST:PORT", or ":PORT" for the loopback interface. token_file: has the secret that runs have, too. tls_cert,
     tls_key: PEM files. scratch_directory: for what need not survive an execution; None: inside the directory.
-    insecure: listen on another interface without TLS. Raises ConfigurationError or NoPartitionsError.
+    insecure: listen on another interface without TLS. metrics_at: where to serve metrics for Prometheus and probes,
+    without a secret: "HOST:PORT" or ":PORT". Raises ConfigurationError or NoPartitionsError.
     """
     threading.stack_size(STACK_BYTES)
     reading, writing = os.pipe()
@@ -131,9 +146,15 @@ def serve(
         tls_key=_path(tls_key),
         scratch=_path(scratch_directory),
         insecure=insecure,
+        metrics_at=metrics_at,
     )
     select.select([reading], [], [])
     service.stop()
+
+
+def _endpoint(at: str) -> MetricsEndpoint:
+    host, port = host_and_port(at)
+    return MetricsEndpoint(host.strip("[]") or "127.0.0.1", port)
 
 
 def _path(given: str | os.PathLike[str] | None) -> Path | None:

@@ -75,12 +75,20 @@ class Facts:
         return [measure for measure in self.measures if measure.epoch]
 
 
-def gather(directory: Path, targets: Sequence[Target], now_ms: int, places: Locations | None = None) -> Facts:
+def gather(
+    directory: Path,
+    targets: Sequence[Target],
+    now_ms: int,
+    places: Locations | None = None,
+    *,
+    home: Path | None = None,
+) -> Facts:
     """Read all facts about a directory, even if a part is damaged. Raises NoPartitionsError, StorageError.
 
     places: the directory, and owners that have other partitions; then also raises what `Locations.found` does, and
-    Spark's own operators are not looked at.
+    Spark's own operators are not looked at. home: the directory of the run, whose copies `directory` has.
     """
+    home = home or directory
     places = places or Locations(directory)
     found = places.found()
     problems: list[str] = []
@@ -107,7 +115,7 @@ def gather(directory: Path, targets: Sequence[Target], now_ms: int, places: Loca
     operators, operator_rows = (
         _operators(directory, sizes, measures) if problem is None and not places.owners else (0, None)
     )
-    backup, replica = last_backup(directory), last_replica(directory)
+    backup, replica = last_backup(home), last_replica(home)
     behind = _behind(replica, found, now_ms)
     state_bytes = _state_bytes(sizes, max((file.description.count for file in found if file.description), default=0))
     lag_s = None if backup is None else max(0, now_ms - backup.finished_ms) / 1000
@@ -115,7 +123,7 @@ def gather(directory: Path, targets: Sequence[Target], now_ms: int, places: Loca
     waiting_s = unsaved_s(began, now_ms)
     origins = _origins(places, problems) if problem is None else ()
     return Facts(
-        directory=directory,
+        directory=home,
         now_ms=now_ms,
         found=tuple(found),
         plan=plan,
@@ -123,7 +131,7 @@ def gather(directory: Path, targets: Sequence[Target], now_ms: int, places: Loca
         measures=tuple(measures),
         sizes=sizes,
         backup=backup,
-        holder=lock_holder(directory),
+        holder=lock_holder(home),
         health=findings(
             measures, targets, state_bytes=state_bytes, backup_lag_s=lag_s, unsaved_s=waiting_s,
             replica_lag_s=None if behind is None else behind.seconds,

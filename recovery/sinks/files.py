@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
-from recovery.errors import ConfigurationError, OutputLostError
-from recovery.hadoop.writing import REPORT_NAMES, REPORTS, host_of_task, reported, write_files
+from recovery.errors import ConfigurationError
+from recovery.hadoop.reports import REPORT_NAMES, REPORTS, host_of_task, reported
+from recovery.hadoop.writing import write_files
 from recovery.sinks.disk import Disk
 from recovery.sinks.manifest import Entry
 from recovery.sinks.output import OutputDirectory
@@ -92,10 +93,8 @@ class FileSink:
         frame = batch if self._files_per_batch is None else batch.coalesce(self._files_per_batch)
         write_files(frame, self._disk.address(directory), self.format, self._options)
         reports = [self._output.read(directory / REPORTS / name) for name in REPORT_NAMES]
-        content = next((each for each in reports if each is not None), None)
-        if content is None:
-            raise OutputLostError("the report of its tasks is missing", path=self._disk.shown(directory))
-        self._output.stage(batch_id, directory, reported(content), self._is_empty, partial(host_of_task, frame))
+        found = {PurePath(path).name: size for path, size in reported(reports, self._disk.shown(directory)).items()}
+        self._output.stage(batch_id, directory, found, self._is_empty, partial(host_of_task, frame))
 
     def prepare(self, output: EpochOutput) -> str:
         """Make the epoch's files durable; see `EpochSink`."""

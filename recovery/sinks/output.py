@@ -32,13 +32,13 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recovery.base import faults
-from recovery.errors import LeaseLostError, OutputLostError, OutputMismatchError, StorageError
+from recovery.errors import LeaseLostError, OutputMismatchError, StorageError
+from recovery.hadoop.reports import PATIENCE_S, check_reported
 from recovery.sinks.disk import Disk
 from recovery.sinks.manifest import (
     VISIBLE_NAME,
@@ -59,8 +59,6 @@ from recovery.sinks.manifest import (
 from recovery.sinks.protocol import EpochOutput, Resume
 
 HIDDEN = "_recovery"
-PATIENCE_S = 10.0
-"""How long to wait for a file that a task on another host wrote to a mount."""
 
 
 @dataclass(slots=True)
@@ -170,33 +168,18 @@ class OutputDirectory:
         Raises OutputLostError unless each file is here at its size: nothing that a task wrote is left out silently.
         """
         with self._translated():
-            self._check_reported(directory, reported, host_of)
+            check_reported(
+                reported,
+                lambda: self._disk.files(directory),
+                self._disk.shown(directory),
+                host_of,
+                patience_s=PATIENCE_S if self._shared else 0,
+            )
             self._staged[batch] = [
                 Staged(directory / name, name[name.index(".") :], size, self._disk.sha256(directory / name))
                 for name, size in sorted(reported.items())
                 if not is_empty(directory / name, size)
             ]
-
-    def _check_reported(
-        self, directory: Path, reported: Mapping[str, int], host_of: Callable[[str], str | None]
-    ) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            found = self._disk.files(directory)
-            wrong = sorted(name for name, size in reported.items() if found.get(name) != size)
-            # A mount may show files of other hosts with a delay.
-            if not wrong or not self._shared or time.monotonic() > deadline:
-                break
-            time.sleep(0.2)
-        if wrong:
-            size, host = found.get(wrong[0]), host_of(wrong[0])
-            where = f"a task on host {host}" if host else "a task"
-            here = "it is missing here" if size is None else f"it has {size} bytes here"
-            more = f"; {len(wrong) - 1} more of {len(reported)} files are not here either" if len(wrong) > 1 else ""
-            raise OutputLostError(
-                f"{where} wrote {wrong[0]} with {reported[wrong[0]]} bytes, and {here}{more}",
-                path=self._disk.shown(directory),
-            )
 
     def prepare(self, output: EpochOutput) -> str:
         """Make the epoch's files durable, in prepared/; returns the note."""

@@ -202,8 +202,12 @@ def _table_sink(planned: Planned) -> str | None:
     sink = planned.sink
     if isinstance(sink, DeltaSink) and not looks_like_address(sink.uri):
         return f"DeltaSink({sink.uri!r}) names a directory of the driver's host"
-    if isinstance(sink, IcebergSink) and sink.warehouse and not looks_like_address(sink.warehouse):
-        return f"IcebergSink({sink.table!r}) has its warehouse, {sink.warehouse}, in a directory of the driver's host"
+    if isinstance(sink, IcebergSink):
+        if sink.warehouse and not looks_like_address(sink.warehouse):
+            return f"{sink!r} has its warehouse, {sink.warehouse}, in a directory of the driver's host"
+        place = sink.place()
+        if place and not looks_like_address(place):
+            return f"{sink!r} has its table in {place}, a directory of the driver's host"
     return None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from recovery.base.clock import Clock
 from recovery.errors import FileReplacedError
 from recovery.planning.values import PartitionDescription
+from recovery.storage.deltas.scratch import left_executions
 from recovery.storage.memory import MemoryPartitions
 from recovery.storage.owned import OwnedPartitions
 from recovery.storage.scan import describe_file
@@ -15,7 +16,7 @@ from recovery.storage.seam import FencingStore, PartitionStore
 from recovery.storage.sqlite.file.opening import partition_path
 from recovery.storage.sqlite.store import FilePartitions, Share
 
-__all__ = ["SCRATCH_NAME", "FilePartitions", "Share", "connect_driver", "connect_share"]
+__all__ = ["SCRATCH_NAME", "FilePartitions", "Share", "connect_driver", "connect_share", "left_executions"]
 
 SCRATCH_NAME = "scratch"
 """The directory inside a recovery directory for files that need not survive an execution."""

@@ -6,23 +6,24 @@ closed when every owner has said that its partitions have it, as with files: the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from recovery.base.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
+from recovery.base.ids import NO_EPOCH, BatchId, Epoch, Lease, PartitionIndex, StepId
 from recovery.errors import OwnerUnreachableError
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.values import Execution, PartitionDescription, StepEdit
 from recovery.storage.reach import spread_address
-from recovery.storage.seam import BatchCount, CloseRequest, Collected, added_up, of_all_steps
+from recovery.storage.seam import BatchCount, CloseRequest, Collected, Edited, added_up, of_all_steps
 from recovery.storage.sqlite.store import FilePartitions, epoch_of
 from recovery.values.keys import home_of
 from recovery.wire.address import owner_address
-from recovery.wire.calls import Closing, Edit, OwnerCalls
+from recovery.wire.calls import CONVERTED, DRIVER, EDITED, Closing, Edit, OwnerCalls, Part
 from recovery.wire.run_client import Owner
 
 T = TypeVar("T")
@@ -57,6 +58,45 @@ class Place(Protocol):
     ) -> Generator[tuple[str, str | bytes], None, None]: ...
     def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]: ...
     def release(self) -> None: ...
+
+
+PART_BYTES = 8 << 20
+"""Of rows that are sent ahead of a close in one call."""
+ROW_BYTES = 16
+"""About what a row takes besides key and value."""
+
+
+class SentAhead:
+    """The rows of one epoch on their way to an owner. What is too much for the close goes ahead of it in parts."""
+
+    def __init__(self, owner: Owner, epoch: Epoch) -> None:
+        self.parts: Counter[PartitionIndex] = Counter()
+        """How many were sent for each partition."""
+        self._owner = owner
+        self._epoch = epoch
+        self._rows: dict[tuple[PartitionIndex, str, StepId], list[tuple[str, Any, int | None]]] = {}
+        self._size_bytes = 0
+
+    def add(
+        self, index: PartitionIndex, what: str, step: StepId, key: str, value: str | bytes | None,
+        timeout_ms: int | None = None,
+    ) -> None:  # fmt: skip
+        """Add a row; see `Part`."""
+        self._rows.setdefault((index, what, step), []).append((key, value, timeout_ms))
+        self._size_bytes += len(key) + len(value or "") + ROW_BYTES
+        if self._size_bytes > PART_BYTES:
+            for (to, kind, of), rows in self._rows.items():
+                self._owner.ask(OwnerCalls.give, self._epoch, Part(to, kind, of, rows))
+                self.parts[to] += 1
+            self._rows, self._size_bytes = {}, 0
+
+    def left(self, index: PartitionIndex, what: str, step: StepId) -> Iterator[tuple[str, Any]]:
+        """Yield key and value of the rows that were not sent."""
+        return ((key, value) for key, value, _ in self._rows.get((index, what, step), ()))
+
+    def left_states(self, index: PartitionIndex, step: StepId) -> dict[str, Edited]:
+        """Return the edited states that were not sent."""
+        return {key: (text, timeout_ms) for key, text, timeout_ms in self._rows.get((index, EDITED, step), ())}
 
 
 class OwnerPlace:
@@ -100,9 +140,17 @@ class OwnerPlace:
         self._owner.ask(OwnerCalls.seal, lease, batch, apart)
 
     def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
-        # A function cannot be sent: the driver converts the states, and sends each partition the new values of its
-        # keys.
-        converted = {edit: self._converted(edit) for request in requests[:1] for edit in request.edits}
+        # An owner may have none of the partitions.
+        ahead = SentAhead(self._owner, requests[0].epoch if requests else NO_EPOCH)
+        for index, request in zip(self.indexes, requests, strict=True):
+            for step, values in request.driver_rows.items():
+                for key, value in values.items():
+                    ahead.add(index, DRIVER, step, key, value)
+            for step, states in request.state_rows.items():
+                for key, (text, timeout_ms) in states.items():
+                    ahead.add(index, EDITED, step, key, text, timeout_ms)
+        for edit in requests[0].edits if requests else ():
+            self._convert(edit, ahead)
         given = [
             Closing(
                 request.epoch,
@@ -110,26 +158,28 @@ class OwnerPlace:
                 request.closed_ms,
                 request.clock_ms,
                 request.floor,
-                {step: dict(values) for step, values in request.driver_rows.items()},
-                [Edit(edit.old, edit.new, converted[edit].get(index)) for edit in request.edits],
-                {step: dict(states) for step, states in request.state_rows.items()},
+                {step: dict(ahead.left(index, DRIVER, step)) for step in request.driver_rows},
+                [
+                    Edit(each.old, each.new, each.convert and dict(ahead.left(index, CONVERTED, each.old)))
+                    for each in request.edits
+                ],
+                {step: ahead.left_states(index, step) for step in request.state_rows},
                 request.logged,
                 request.notes_made,
+                ahead.parts[index],
             )
             for index, request in zip(self.indexes, requests, strict=True)
         ]
         return self._owner.ask(OwnerCalls.close, lease, given)
 
-    def _converted(self, edit: StepEdit) -> dict[PartitionIndex, dict[str, str | None]]:
-        """Return the new values of an edited step's keys, for each partition; nothing if the edit converts none."""
+    def _convert(self, edit: StepEdit, ahead: SentAhead) -> None:
+        """Convert an edited step. A function cannot be sent: each partition gets what comes out for its keys."""
         if edit.convert is None:
-            return {}
-        found: dict[PartitionIndex, dict[str, str | None]] = {index: {} for index in self.indexes}
+            return
         with closing(self.driver_rows(edit.old)) as rows:
             for key, text in rows:
                 assert isinstance(text, str)
-                found[home_of(edit.old, self._count, key)][key] = edit.convert(key, text)
-        return found
+                ahead.add(home_of(edit.old, self._count, key), CONVERTED, edit.old, key, edit.convert(key, text))
 
     def fold(self, lease: Lease, epoch: Epoch) -> Sequence[Mapping[str, StepSize]]:
         return self._owner.ask(OwnerCalls.fold, lease, epoch)

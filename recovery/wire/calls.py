@@ -47,6 +47,13 @@ class Checked(msgspec.Struct, frozen=True):
     problems: tuple[str, ...]
 
 
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a copied file. Those of one file follow each other."""
+
+    name: str
+    data: bytes
+
+
 class Serving(msgspec.Struct, frozen=True):
     """An owner's status. holder: a sentence about the process that has locked its directory; empty if none has. stops:
     it ends as soon as the run has closed its epoch."""
@@ -81,8 +88,22 @@ class Edit(msgspec.Struct, frozen=True, array_like=True):
     converted: dict[str, str | None] | None
 
 
+DRIVER, CONVERTED, EDITED = "driver", "converted", "edited"
+"""What the rows of a part are: the driver's, new values of an edited step (of the old id), edited states."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of one step that a close writes to one partition, sent ahead of it: key, value, timeout of an edited
+    state."""
+
+    index: PartitionIndex
+    what: str
+    step: StepId
+    rows: list[tuple[str, Value, int | None]]
+
+
 class Closing(msgspec.Struct, frozen=True, array_like=True):
-    """`CloseRequest`."""
+    """`CloseRequest`. parts: how many parts with further rows were sent ahead of it."""
 
     epoch: Epoch
     batch: BatchId
@@ -94,6 +115,7 @@ class Closing(msgspec.Struct, frozen=True, array_like=True):
     state_rows: dict[StepId, dict[str, Edited]]
     logged: bool
     notes_made: bool = False
+    parts: int = 0
 
 
 class OwnerCalls(Protocol):
@@ -118,6 +140,10 @@ class OwnerCalls(Protocol):
 
     def verify(self, names: list[str]) -> list[Checked]:
         """Check files in full."""
+        ...
+
+    def copies(self, names: list[str]) -> Iterator[Piece]:
+        """Copy files, all as of the moment at which the first piece comes, which is empty. A run may be going on."""
         ...
 
     def documents(self, ids: list[str]) -> list[Stored]:
@@ -195,6 +221,10 @@ class OwnerCalls(Protocol):
 
     def seal(self, lease: Lease, batch: BatchId, apart: bool) -> None:
         """See `PartitionStore.seal`."""
+        ...
+
+    def give(self, epoch: Epoch, part: Part) -> None:
+        """Take rows of the next close, which are too many for one call. Parts of another epoch are forgotten."""
         ...
 
     def close(self, lease: Lease, requests: list[Closing]) -> list[ClosedPartition]:

@@ -28,7 +28,7 @@ def serve_call(answers: Answers, run: RunConnection, log: Callable[[str], None])
             if is_stream:
                 with contextlib.closing(result):
                     while (some := _done(partial(next, result, None), log)) is not None:
-                        answers.put(Kind.STATES, calls.encode(some))
+                        answers.send(Kind.STATES, calls.encode(some))
     except RecoveryError as error:
         answers.refuse(error)
         return

@@ -113,8 +113,7 @@ class Owner:
             if len(body) > VALUE_BYTES:
                 raise StorageError(
                     f"a call of {len(body)} bytes is too large for the owner at {self.location}",
-                    cause="The checkpoint files of an epoch, or the states of an edited step, come in one message.",
-                    remedy="Spread the partitions over more owners, or close epochs more often.",
+                    cause="A single value, or a list in this call, is larger than the wire takes.",
                 )
             channel.send(Kind.CALL, body)
             kind, body = next_message(channel)
@@ -219,7 +218,9 @@ class Owner:
             pass
         finally:
             line.drop()
-        return self._gone(reason)
+        # The owner lets a run go whose connection has ended.
+        self._lost = self._gone(reason)
+        return self._lost
 
     def _keep(self) -> None:
         """Say that the run goes on, until it ends or the owner is lost."""

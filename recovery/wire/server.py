@@ -17,10 +17,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import NoReturn
 
 from recovery.base.version import VERSION
-from recovery.errors import LeaseLostError, OwnerRefusedError, OwnerUnreachableError
+from recovery.errors import LeaseLostError, OwnerRefusedError, OwnerUnreachableError, RecoveryError
 from recovery.wire import messages
 from recovery.wire.answers import Answers
 from recovery.wire.frames import HELLO_BYTES, PROGRESS_S, SILENCE_S, Channel, Kind, WireError, settle, wait_at_most
@@ -36,6 +38,15 @@ HOLD_S = 45.0
 """A run that says nothing for so long no longer holds the partitions."""
 TLS_HANDSHAKE = 0x16
 """First byte of a client that speaks TLS."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a server has done. Threads add to it without a lock, so a number may be a little low."""
+
+    proven: int = 0
+    refused: int = 0
+    calls: int = 0
 
 
 class OwnerServer:
@@ -58,6 +69,7 @@ class OwnerServer:
         self.tls = tls
         self.log = log
         self.turns = Turns()
+        self.counts = Counts()
         self._tasks = tasks
         self._listener = listener
         self._lock = threading.Lock()
@@ -70,6 +82,11 @@ class OwnerServer:
         """Begin to serve, on threads of its own."""
         for work, name in ((self._accept, "owner-accept"), (self._send_progress, "owner-progress")):
             threading.Thread(target=work, name=name, daemon=True).start()
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections."""
+        return len(self._open)
 
     @property
     def tasks(self) -> Tasks | None:
@@ -173,8 +190,10 @@ class Session:
         log = self._server.log
         try:
             serve = self._begin()
+            self._server.counts.proven += 1
             while True:
                 serve()
+                self._server.counts.calls += 1
         except (OSError, WireError) as error:
             if isinstance(error, WireError):
                 log(f"{self._peer}: {error}")
@@ -246,13 +265,18 @@ class Session:
         assert self._run is not None
         return partial(serve_call, self.answers, self._run, server.log)
 
+    def _refuse(self, error: RecoveryError) -> NoReturn:
+        """Refuse a client that cannot prove itself."""
+        self._server.counts.refused += 1
+        self.answers.end_with(error)
+
     def _accept(self, role: str, found: messages.Proof, facts: tuple[str, ...]) -> bytes:
         """Return the key by which the client has proved itself. Refuses it otherwise."""
         server = self._server
         if role == messages.RUN and server.token is not None and server.runs is not None:
             if not is_proof(found.proof, server.token, role, *facts):
                 server.log(f"{self._peer}: wrong token")
-                self.answers.end_with(
+                self._refuse(
                     OwnerRefusedError(
                         "the owner refused the token",
                         cause="It was started with another one.",
@@ -273,7 +297,7 @@ class Session:
             )
         if role != messages.TASK or tasks is None or not is_proof(found.proof, tasks.key, role, *facts):
             server.log(f"{self._peer}: wrong proof")
-            self.answers.end_with(
+            self._refuse(
                 OwnerRefusedError(
                     f"the owner refused the {role:.10}'s proof",
                     cause="Another run listens at this address, or the task belongs to an earlier run.",
@@ -281,7 +305,7 @@ class Session:
                 )
             )
         if (found.number, found.id) != (tasks.lease.number, tasks.lease.id):
-            self.answers.end_with(
+            self._refuse(
                 LeaseLostError(f"execution {found.number} may not write any more: {tasks.lease.number} began here")
             )
         self._calls = TaskCalls(self.answers, tasks, server.turns, server.log)

@@ -175,6 +175,30 @@ def refused(what, path):
     return Flow("refused", build, sink=sink, output_mode="update" if what == "native" else "append")
 
 
+def table(kind, share, rows_per_batch=500, last=3):
+    """The numbers of rows as a table on a share, until micro-batch number `last`. kind: "delta" or "iceberg"."""
+    from recovery import DeltaSink, IcebergSink
+
+    def build(spark):
+        return rows(spark, rows_per_batch).transform(
+            stateful("counts", key="key", update=count, output="key string, n long")
+        )
+
+    place = f"file://{share}"
+    catalog = {"type": "sql", "uri": f"sqlite:///{share}/catalog.db", "warehouse": place}
+    sink = DeltaSink(f"{place}/table") if kind == "delta" else IcebergSink("db.t", properties=catalog)
+    write = sink.write
+
+    def ending(batch, batch_id):
+        write(batch, batch_id)
+        print(f"batch {batch_id}", flush=True)
+        if batch_id >= last:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    sink.write = ending
+    return Flow("counts", build, sink=sink)
+
+
 def every_key(path, last=3):
     """The number of rows of every key, whenever an epoch is closed, until epoch number `last` or a little later."""
     step = aggregate("totals", key="key", n=number_of())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -96,9 +95,6 @@ def test_what_a_killed_run_leaves_is_removed_by_the_next_and_nothing_else(tmp_pa
     """Also where that one is killed while it removes; places of others stay."""
     files = LocalFiles(tmp_path)
     leases = [Lease(number, f"{number:016x}") for number in (1, 2)]
-    plan = SimpleNamespace(
-        store_id="5e1f", partitions=[SimpleNamespace(executions=[SimpleNamespace(lease=each) for each in leases])]
-    )
     names = [checkpoint_home._name("5e1f", each) for each in leases]
     others = ["recovery-5e1f-3-0000000000000003", "recovery-0000-1-0000000000000001", "mine"]
     for name in (*names, *others):
@@ -106,6 +102,6 @@ def test_what_a_killed_run_leaves_is_removed_by_the_next_and_nothing_else(tmp_pa
     faulty = Faulty(files, at=2, killed=True)
     monkeypatch.setattr(checkpoint_home, "HadoopFiles", lambda system: faulty)
     with pytest.raises(Killed):
-        checkpoint_home.discard_earlier("test://place/scratch", plan)
-    checkpoint_home.discard_earlier("test://place/scratch", plan)
+        checkpoint_home.discard_earlier("test://place/scratch", "5e1f", leases)
+    checkpoint_home.discard_earlier("test://place/scratch", "5e1f", leases)
     assert sorted(files.directories(ROOT)) == sorted(others)

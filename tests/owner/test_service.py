@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -248,13 +251,11 @@ class TestProcess:
         finally:
             owner.kill()
 
-    @pytest.mark.parametrize(
-        "command", ["backup db there", "report db", "state list db", "history db --step a --key b"]
-    )
+    @pytest.mark.parametrize("command", ["restore there db", "fork db new", "repartition db 4"])
     def test_what_needs_files_names_the_way(self, command):
         found = recovery(*command.split(), "--owner", "h1:7337")
         assert found.returncode == 11, found.stderr
-        assert "copy all partitions to one directory" in found.stderr
+        assert "Bring all partitions to one directory" in found.stderr
 
     def test_a_missing_partition_is_named(self, make_store, tmp_path):
         token = token_file(tmp_path)
@@ -266,6 +267,41 @@ class TestProcess:
             assert "part-2.sqlite3 of 3 partitions missing" in found.stderr
         finally:
             owner.kill()
+
+
+def test_metrics_and_probes(make_store, tmp_path):
+    """What it does can be scraped, and a probe learns that it stops."""
+    made = OwnerService(
+        make_store(2), "127.0.0.1:0", token_file(tmp_path), metrics_at="127.0.0.1:0", log=lambda _: None
+    )
+    endpoint = made._endpoint
+
+    def page(path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(endpoint.url.replace("/metrics", path), timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def value(name: str) -> float:
+        [line] = re.findall(rf"^recovery_owner_{name} (\S+)$", page("/metrics")[1], re.MULTILINE)
+        return float(line)
+
+    try:
+        assert (page("/health"), page("/ready")) == ((200, "ok\n"), (200, "ok\n"))
+        assert page("/other")[0] == 404
+        with pytest.raises(OwnerRefusedError):
+            client(made.port, "another token of 32 characters").ask(OwnerCalls.serving)
+        run = client(made.port)
+        run.hold("one", "a run", KEY)
+        assert (value("held"), value("refused_total"), value("stopping")) == (1, 1, 0)
+        assert value("calls_total") >= 1
+        assert value("memory_bytes") > 1e6
+        made.runs.stops = True
+        assert (page("/health")[0], page("/ready")[0], value("stopping")) == (200, 503, 1)
+        run.release()
+    finally:
+        made.stop(0.1)
 
 
 def test_a_missing_directory_is_named(tmp_path):

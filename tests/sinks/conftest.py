@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.sinks import postgresql
+from tests.sinks import postgresql, tables
 
 
 class Real:
@@ -27,6 +27,12 @@ class Real:
                 found = connection.execute(statement).fetchall()
             connection.commit()
         return found
+
+
+@pytest.fixture(autouse=True)
+def files_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets pyarrow write the files of tables in place of Spark."""
+    monkeypatch.setattr("recovery.sinks.tables.sink.write_files", tables.write_files)
 
 
 @pytest.fixture(scope="session")

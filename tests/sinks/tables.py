@@ -9,14 +9,17 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from recovery.base import faults
-from recovery.errors import OutputMismatchError
+from recovery.errors import OutputLostError, OutputMismatchError
+from recovery.hadoop.reports import REPORTS
 from recovery.sinks.protocol import EpochOutput
+from recovery.sinks.tables import log, sink
 from tests.sinks.support import Closed, Store
 
 _numbers = itertools.count(1)
@@ -26,10 +29,10 @@ ODD = ["a", "b c", "d:e", "f%2Fg", "é/ü", "k=v", None]
 
 
 class Batch:
-    """The part of a DataFrame that the sink uses: rows of key and n, written as Spark does."""
+    """The part of a DataFrame that the sink uses: rows of key and n."""
 
     def __init__(self, rows, types=TYPES) -> None:
-        self.rows, self.types, self.columns = rows, types, ()
+        self.rows, self.types = rows, types
         fields = [{"name": name, "type": kind, "nullable": False, "metadata": {}} for name, kind in types.items()]
         self.schema = self
         self.text = json.dumps({"type": "struct", "fields": fields})
@@ -37,33 +40,28 @@ class Batch:
     def json(self):
         return self.text
 
-    @property
-    def write(self):
-        return self
 
-    def options(self, **_):
-        return self
-
-    def mode(self, _):
-        return self
-
-    def partitionBy(self, *columns):  # noqa: N802 - Spark's name
-        self.columns = columns
-        return self
-
-    def parquet(self, address):
-        directory = Path(address.removeprefix("file:"))
-        table = pa.table({name: [row[at] for row in self.rows] for at, name in enumerate(self.types)})
-        if not self.columns:
-            for number, part in enumerate([table.slice(0, 1), table.slice(1), table.slice(0, 0)]):
-                directory.mkdir(parents=True, exist_ok=True)
-                pq.write_table(part, directory / f"part-{number:05}.parquet")
-            return
-        for key in dict.fromkeys(row[0] for row in self.rows):
+def write_files(batch, address, format, options, partition_by=()) -> None:
+    """Write rows as Spark does, in the place of `recovery.hadoop.writing.write_files`."""
+    directory = Path(address.removeprefix("file://").removeprefix("file:"))
+    table = pa.table({name: [row[at] for row in batch.rows] for at, name in enumerate(batch.types)})
+    files = {}
+    if not partition_by:
+        for number, part in enumerate([table.slice(0, 1), table.slice(1), table.slice(0, 0)]):
+            files[directory / f"part-{number:05}.parquet"] = part
+    else:
+        for key in dict.fromkeys(row[0] for row in batch.rows):
             escaped = "".join(f"%{ord(c):02X}" if c in "\"#%'*/:=?\\{[]^" else c for c in str(key))
             below = directory / f"key={'__HIVE_DEFAULT_PARTITION__' if key is None else escaped}"
-            below.mkdir(parents=True, exist_ok=True)
-            pq.write_table(pa.table({"n": [n for k, n in self.rows if k == key]}), below / "part-0.parquet")
+            files[below / "part-0.parquet"] = pa.table({"n": [n for k, n in batch.rows if k == key]})
+    lines = ["v1"]
+    for path, part in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(part, path)
+        lines.append(json.dumps({"path": f"file://{quote(str(path))}", "size": path.stat().st_size, "action": "add"}))
+    (directory / "part-00009-failed.parquet").write_bytes(b"of an attempt that failed")
+    (directory / REPORTS).mkdir()
+    (directory / REPORTS / "0").write_text("\n".join(lines))
 
 
 class Killed(BaseException):
@@ -174,3 +172,20 @@ def check_repartitioned(make: Callable, shown: Callable[[], list], mode: str = "
     with pytest.raises(OutputMismatchError, match="repartitioned from the same one"):
         Run(other, make())
     assert shown() == truth(new, mode)
+
+
+def check_missing_files(monkeypatch, make: Callable, shown: Callable[[], list]) -> None:
+    """A task whose host has no mount reports a file that is not here: the micro-batch fails, and nothing is committed.
+    The arguments are as above."""
+    store, run = two_epochs(make())
+
+    def written_elsewhere(batch, address, format, options, partition_by=()) -> None:
+        write_files(batch, address, format, options, partition_by)
+        path = sorted(Path(address.removeprefix("file://").removeprefix("file:")).rglob("part-0*.parquet"))[0]
+        path.unlink()
+
+    monkeypatch.setattr(log, "PATIENCE_S", 0)
+    monkeypatch.setattr(sink, "write_files", written_elsewhere)
+    with pytest.raises(OutputLostError, match=r"a task wrote .*, and it is missing here"):
+        run.write([("lost", 1), ("lost", 2)])
+    assert shown() == truth(store)

@@ -11,7 +11,15 @@ from recovery import DeltaSink
 from recovery.errors import ConfigurationError, FlowFailedError, LeaseLostError, OutputMismatchError
 from recovery.sinks.protocol import EpochOutput
 from tests.sinks.support import Store
-from tests.sinks.tables import Batch, Run, check_random_history, check_repartitioned, truth, two_epochs
+from tests.sinks.tables import (
+    Batch,
+    Run,
+    check_missing_files,
+    check_random_history,
+    check_repartitioned,
+    truth,
+    two_epochs,
+)
 
 deltalake = pytest.importorskip("deltalake")
 from deltalake import DeltaTable, write_deltalake  # noqa: E402
@@ -37,6 +45,14 @@ def test_random_histories(tmp_path, monkeypatch, kind):
     table, mode = tmp_path / "table", KINDS[kind].get("mode", "append")
     check_random_history(monkeypatch, lambda: DeltaSink(table, **KINDS[kind]), lambda: shown(table), mode)
     assert DeltaTable(str(table)).history()[-1]["operation"] == "CREATE TABLE"
+
+
+@pytest.mark.parametrize("kind", ["append", "partitioned"])
+def test_a_file_that_only_a_task_sees(tmp_path, monkeypatch, kind):
+    """The error says so; no row is missing silently."""
+    check_missing_files(
+        monkeypatch, lambda: DeltaSink(tmp_path / "table", **KINDS[kind]), lambda: shown(tmp_path / "table")
+    )
 
 
 def test_rows_of_others_stay(tmp_path):

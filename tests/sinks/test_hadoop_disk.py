@@ -10,7 +10,7 @@ import pytest
 
 from recovery import ConfigurationError, FileSink, OutputLostError
 from recovery.errors import StorageError
-from recovery.hadoop.writing import reported
+from recovery.hadoop.reports import reported
 from recovery.sinks import hadoop_disk
 from tests.shares import some
 from tests.sinks.memory_disk import Killed
@@ -136,12 +136,14 @@ def test_a_file_that_a_task_reported_is_there_or_the_run_ends(found):
 
 
 def test_reports_of_tasks():
-    """Names and sizes as Spark writes them, and an error for anything else."""
+    """Paths and sizes as Spark writes them, and an error for anything else."""
     line = b'{"path":"s3a://b/a%20b/part-00000-x-c000.json","size":12,"isDir":false,"action":"add"}'
-    assert reported(b"v1\n" + line) == {"part-00000-x-c000.json": 12}
-    assert reported(b"v1") == {}
+    assert reported([None, b"v1\n" + line], "out") == {"s3a://b/a b/part-00000-x-c000.json": 12}
+    assert reported([b"v1", None], "out") == {}
     with pytest.raises(ValueError):
-        reported(b"v2\n" + line)
+        reported([b"v2\n" + line], "out")
+    with pytest.raises(OutputLostError, match="report of its tasks is missing"):
+        reported([None, None], "out")
 
 
 def test_addresses():

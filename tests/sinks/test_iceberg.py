@@ -13,9 +13,18 @@ from recovery import IcebergSink
 from recovery.errors import ConfigurationError, LeaseLostError, OutputMismatchError, SinkFailedError
 from recovery.sinks.protocol import EpochOutput
 from recovery.sinks.tables import log
+from recovery.spark.clusters import Planned, check_plan
 from recovery.storage.origin import Origin
 from tests.sinks.support import Store
-from tests.sinks.tables import Batch, Run, check_random_history, check_repartitioned, truth, two_epochs
+from tests.sinks.tables import (
+    Batch,
+    Run,
+    check_missing_files,
+    check_random_history,
+    check_repartitioned,
+    truth,
+    two_epochs,
+)
 
 pytest.importorskip("pyiceberg")
 pytest.importorskip("sqlalchemy", reason="the catalog of these tests: pip install 'pyiceberg[sql-sqlite]'")
@@ -95,6 +104,23 @@ def test_random_histories(warehouse, monkeypatch):
     check_random_history(monkeypatch, warehouse.sink, warehouse.rows)
     numbers = [each.sequence_number for each in warehouse.table.snapshots()]
     assert sorted(numbers) == list(range(1, len(numbers) + 1))
+
+
+def test_a_file_that_only_a_task_sees(warehouse, monkeypatch):
+    """The error says so; no row is missing silently."""
+    check_missing_files(monkeypatch, warehouse.sink, warehouse.rows)
+
+
+def test_where_a_table_is(warehouse, tmp_path):
+    """A table may be elsewhere than its catalog keeps tables. On a cluster one on a disk of the driver is refused."""
+    assert warehouse.sink().place() == ""
+    check_plan("spark://m:7077", Planned(warehouse.sink()))
+    warehouse.catalog.create_namespace("db")
+    schema = Schema(NestedField(1, "key", StringType()), NestedField(2, "n", LongType()))
+    warehouse.catalog.create_table(NAME, schema, location=f"{tmp_path}/elsewhere")
+    assert warehouse.sink().place() == f"{tmp_path}/elsewhere"
+    with pytest.raises(ConfigurationError, match=r"elsewhere, a directory of the driver's host, on master spark://m"):
+        check_plan("spark://m:7077", Planned(warehouse.sink()))
 
 
 def test_rows_of_others_stay(warehouse):

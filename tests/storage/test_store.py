@@ -26,6 +26,7 @@ from recovery.errors import (
     UnsupportedVersionError,
 )
 from recovery.planning.resume import plan_resume
+from recovery.storage.connect import left_executions
 from recovery.storage.copies import copy_with_log
 from recovery.storage.scan import scan, step_names
 from recovery.storage.sqlite.file import connections, tables
@@ -508,6 +509,16 @@ class TestScratch:
             first.close(1)
         assert state_at(one, 1) == {(STEP, "a"): ("1", None), (STEP, "b"): ("1", None)}
         assert not shared.exists()
+
+    def test_executions_that_left_scratch_files(self, make_store, tmp_path):
+        """Those of this directory, also in a scratch directory that others share; not those of a copy's origin."""
+        one, two, shared = make_store(1), make_store(1), tmp_path / "scratch"
+        with Driver(one, scratch=shared) as first, Driver(two, scratch=shared) as second:
+            assert left_executions(shared, one) == [first.lease]
+            assert left_executions(shared, two) == [second.lease]
+            shutil.copytree(shared, tmp_path / "copy" / "scratch")
+            assert left_executions(tmp_path / "copy" / "scratch", tmp_path / "copy") == []
+        assert left_executions(shared, one) == []
 
     def test_scratch_that_cannot_be_made_is_a_storage_error(self, store_dir, tmp_path):
         """The error names the directory; the partitions can be used again immediately."""

@@ -12,6 +12,7 @@ from recovery.operational.backends.backend import Backend, DirectoryBackend
 from recovery.operational.backends.custom import StateStore, StoreObjects
 from recovery.operational.backends.leases import LeaseTerms
 from recovery.operational.backends.objects import open_objects
+from recovery.operational.backends.owned import OwnerBackend
 from recovery.operational.backends.remote import RemoteBackend
 from recovery.operational.backends.retry import RetryPolicy
 
@@ -23,9 +24,12 @@ Location = str | os.PathLike[str]
 
 
 def choose_backend(
-    directory: Location | None, backend: str | StateStore | None, clock: Clock, retry: RetryPolicy
+    directory: Location | None, backend: str | StateStore | OwnerBackend | None, clock: Clock, retry: RetryPolicy
 ) -> Backend:
-    """Return the backend that `choose` names, or one on a store that the caller provides. Raises as `open_backend`."""
+    """Return the backend that `choose` names, the given one, or one on a store that the caller provides. Raises as
+    `open_backend`."""
+    if isinstance(backend, OwnerBackend):
+        return backend
     if backend is None or isinstance(backend, str):
         return open_backend(choose(directory, backend), clock, retry)
     return RemoteBackend(StoreObjects(backend), clock, retry, LeaseTerms())

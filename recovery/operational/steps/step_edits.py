@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import heapq
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -12,17 +13,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from recovery.base.clock import Clock
+from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import NO_EPOCH, Epoch
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.epochs.writer import EpochWriter, StepKey
 from recovery.errors import ConfigurationError, EpochNotHeldError, FlowMismatchError, RecoveryError
+from recovery.host.scratch import scratch_directory
 from recovery.operational.backends.open import choose, open_backend
+from recovery.operational.backends.owned import documents_of
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.runs import EDIT, RunHistory, RunRecorder
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
 from recovery.planning.timeline import TimelinePart, fork, timeline
 from recovery.planning.values import ClosedEpoch
+from recovery.storage.copied import copied
 from recovery.storage.history import (
     KeyChange,
     KeyState,
@@ -35,10 +40,11 @@ from recovery.storage.history import (
     steps_in,
     versions_of,
 )
+from recovery.storage.locations import Locations
 from recovery.storage.lock import DirectoryLock, lock_holder
 from recovery.storage.scan import scan
 from recovery.storage.seam import Edited
-from recovery.storage.verify import check_all
+from recovery.storage.verify import check_all, run_all
 from recovery.values.keys import home_of
 
 E = TypeVar("E")
@@ -171,35 +177,63 @@ def edit_states(
     *,
     clock: Clock,
     force: bool = False,
+    places: Locations | None = None,
 ) -> Epoch | None:
     """Change states of steps as a new epoch; returns that epoch, or None if there was nothing to change.
 
     `compute` returns the changes, given the newest snapshot under the directory's lock; with `force` it may be called
     twice. The input position stays, so the next run continues where the last one stopped. With `force` the edit does
     not wait for a run that holds the lock, but fences it: nothing that the run does from then on counts. The edit is an
-    execution with an entry in the run history; going back before its epoch undoes it. Raises DirectoryLockedError,
+    execution with an entry in the run history; going back before its epoch undoes it. places: where the partitions are,
+    if owners have some; a run is then never fenced. Raises DirectoryLockedError,
     FlowMismatchError, CorruptPartitionError, and the errors of planning, of `compute` and of the run history's backend;
     then nothing was changed and no run fenced.
     """
+    if places is not None:
+        return _edit_at_owners(places, what, compute, clock)
     scan(directory)
     with ExitStack() as held:
         fence = force and lock_holder(directory) is not None
         if not fence:
             held.enter_context(DirectoryLock(directory, clock, f"state {what}"))
         plan = plan_resume(scan(directory))
-        if plan.flow_id is None:
-            raise FlowMismatchError(
-                "no flow has used it yet, so there is no state to edit",
-                path=directory,
-                cause="No flow has run on it.",
-                remedy="Run the flow once.",
-            )
+        _check_used(plan, directory)
         check_whole(plan)
         if fence:
             return _edit_by_force(directory, what, compute, clock)
         changes = _changes(plan, compute)
         facts = {"what": what, "keys": len(changes)}
         return _audited(directory, plan, facts, lambda writer: writer.close(changes), clock) if changes else None
+
+
+def _edit_at_owners(
+    places: Locations, what: str, compute: Callable[[Moment], Mapping[StepKey, Edited]], clock: Clock
+) -> Epoch | None:
+    """Edit while this process holds all places. What is edited is read from copies."""
+    with ExitStack() as held:
+        held.callback(places.release)
+        held.enter_context(DirectoryLock(places.directory, clock, f"state {what}"))
+        places.hold(secrets.token_hex(8), f"state {what}", task_key())
+        plan = plan_resume(places.found())
+        _check_used(plan, places.directory)
+        for verdict in run_all(places.checks(plan.partitions)):
+            verdict.raise_if_damaged()
+        room = held.enter_context(scratch_directory("read"))
+        changes = _changes(plan_resume(scan(copied(places, room))), compute)
+        facts = {"what": what, "keys": len(changes)}
+        if not changes:
+            return None
+        return _audited(places.directory, plan, facts, lambda writer: writer.close(changes), clock, places=places)
+
+
+def _check_used(plan: ResumePlan, directory: Path) -> None:
+    if plan.flow_id is None:
+        raise FlowMismatchError(
+            "no flow has used it yet, so there is no state to edit",
+            path=directory,
+            cause="No flow has run on it.",
+            remedy="Run the flow once.",
+        )
 
 
 def _changes(plan: ResumePlan, compute: Callable[[Moment], Mapping[StepKey, Edited]]) -> Mapping[StepKey, Edited]:
@@ -258,16 +292,24 @@ def close_audited(
     clock: Clock,
     backup_interval_s: float,
     fence: Callable[[ResumePlan], None] | None = None,
+    places: Locations | None = None,
 ) -> E:
     """Close an epoch in an execution of its own. Its entry in the run history holds `facts` and the user's name.
 
-    `close` gets the writer. The caller holds the directory's lock, or fences.
+    `close` gets the writer. The caller holds the directory's lock, or fences; with `places`, it holds them all.
     """
-    history = RunHistory(open_backend(choose(directory, None), clock, RetryPolicy()), clock)
+    chosen, retry = choose(directory, None), RetryPolicy()
+    if places is not None and chosen == directory:
+        backend = documents_of(places, clock, retry)
+    else:
+        backend = open_backend(chosen, clock, retry)
+    history = RunHistory(backend, clock)
     # Record the edit before it begins, above all before it fences another run.
     record = history.begin(flow_id, EDIT, {**_numbers(plan), **facts, "by": _user()})
     try:
-        writer = EpochWriter(directory, plan, flow_id, clock, backup_interval_s=backup_interval_s, fence=fence)
+        writer = EpochWriter(
+            directory, plan, flow_id, clock, backup_interval_s=backup_interval_s, fence=fence, places=places
+        )
         record.note(**_numbers(writer.plan), **facts)
         try:
             closed = close(writer)
@@ -295,6 +337,7 @@ def _audited(
     clock: Clock,
     *,
     fence: Callable[[ResumePlan], None] | None = None,
+    places: Locations | None = None,
 ) -> E:
     assert plan.flow_id is not None
     return close_audited(
@@ -307,6 +350,7 @@ def _audited(
         # An edit keeps history for as long as the last run.
         backup_interval_s=kept_interval_s(plan.partitions, None),
         fence=fence,
+        places=places,
     )
 
 

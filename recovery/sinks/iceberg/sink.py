@@ -7,9 +7,10 @@ committed. Files that no snapshot names are left to `remove_orphan_files`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from recovery.errors import ConfigurationError
+from recovery.errors import ConfigurationError, SinkFailedError
 from recovery.sinks.iceberg.table import IcebergLog
 from recovery.sinks.tables.sink import TableSink
 
@@ -49,10 +50,18 @@ class IcebergSink(TableSink):
         self.table = table
         log = IcebergLog(table, catalog, properties or {})
         self.warehouse = log.warehouse
+        self._location = log.location
         super().__init__(log, options=options, fresh=fresh)
 
     def __repr__(self) -> str:
         return f"IcebergSink({self.table!r})"
+
+    def place(self) -> str:
+        """Return where the table is; empty if there is none yet, or if its catalog does not answer, of which `check`
+        says why."""
+        with suppress(SinkFailedError), self._translated():
+            return self._location()
+        return ""
 
     def write(self, batch: DataFrame, batch_id: int) -> None:
         """Write the micro-batch's files, which no snapshot names yet; see `EpochSink`."""

@@ -66,6 +66,11 @@ class IcebergLog(TableLog):
         configured: Mapping[str, Any] = Config().get_catalog_config(self._catalog_name) or {}
         return str({**configured, **self._properties}.get("warehouse", ""))
 
+    def location(self) -> str:
+        """Return where the table is, as its catalog has it; empty if there is no table."""
+        table = self.open()
+        return "" if table is None else str(table.location())
+
     @property
     def _catalog(self) -> Any:
         if self._kept_catalog is None:

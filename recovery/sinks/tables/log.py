@@ -21,11 +21,12 @@ import msgspec
 
 from recovery.base.untrusted_json import decode_json
 from recovery.errors import LeaseLostError, OutputMismatchError, SinkFailedError
+from recovery.hadoop.reports import PATIENCE_S, REPORT_NAMES, REPORTS, check_reported, reported
 from recovery.host.durable import sync
 from recovery.sinks.protocol import Resume
 
 if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
+    from pyarrow.fs import FileInfo, FileSystem
 
 RECORD = "recovery"
 """The field of a commit's metadata that holds its record."""
@@ -199,26 +200,34 @@ class TableLog(ABC):
             remedy="Run the same command again, when others write less.",
         )
 
-    def written(self, directory: str) -> list[AddedFile]:
-        """Return the files with rows below a directory that Spark has written, in the order of their names."""
-        import pyarrow.parquet as pq
-        from pyarrow.fs import FileSelector, FileType
+    def written(self, directory: str, host_of: Callable[[str], str | None]) -> list[AddedFile]:
+        """Return the files with rows that Spark's tasks have written below a directory, in the order of their names.
 
-        files, found = self.files(), []
-        for info in files.get_file_info(FileSelector(directory, recursive=True, allow_not_found=True)):
-            if (
-                info.type == FileType.File
-                and info.path.endswith(".parquet")
-                and not info.base_name.startswith(("_", "."))
-            ):
-                with files.open_input_file(info.path) as opened:
-                    rows = pq.read_metadata(opened).num_rows
-                if rows:
-                    modified_ms = int((info.mtime_ns or 0) // 1_000_000)
-                    path = PurePosixPath(info.path)
-                    partition = dict(_partition_value(part) for part in path.parts[3:-1])
-                    found.append(AddedFile(str(path), info.size, rows, modified_ms, partition))
-        return sorted(found, key=lambda file: file.path)
+        host_of: where the task of a file ran, if it is known. Raises OutputLostError if one of them is not here.
+        """
+        import pyarrow.parquet as pq
+
+        files, shown = self.files(), f"{self.name}: {directory}"
+        reports = [_content(files, f"{directory}/{REPORTS}/{name}") for name in REPORT_NAMES]
+        sizes = {f"{directory}/{_below(directory, path)}": size for path, size in reported(reports, shown).items()}
+        infos: dict[str, FileInfo] = {}
+
+        def look() -> dict[str, int]:
+            infos.update((info.path, info) for info in files.get_file_info(list(sizes)) if info.size is not None)
+            return {path: info.size for path, info in infos.items()}
+
+        check_reported(sizes, look, shown, host_of, patience_s=PATIENCE_S)
+        self.remove_directory(f"{directory}/{REPORTS}")
+        found = []
+        for path in sorted(sizes):
+            with files.open_input_file(path) as opened:
+                rows = pq.read_metadata(opened).num_rows
+            if rows:
+                partition = dict(map(_partition_value, PurePosixPath(path).parts[3:-1]))
+                found.append(
+                    AddedFile(path, sizes[path], rows, int((infos[path].mtime_ns or 0) // 1_000_000), partition)
+                )
+        return found
 
     def sync_files(self, paths: Sequence[str]) -> None:
         """Make files below a local table durable, with their names."""
@@ -260,3 +269,17 @@ def spark_uri(uri: str) -> str:
 def _partition_value(part: str) -> tuple[str, str | None]:
     name, _, value = part.partition("=")
     return unquote(name), None if value == _NULL else unquote(value)
+
+
+def _below(directory: str, path: str) -> str:
+    """Return the part of a reported path that is below a directory of the table."""
+    return path.rpartition(f"/{directory}/")[2]
+
+
+def _content(files: FileSystem, path: str) -> bytes | None:
+    """Return the content of a small file, None if there is none."""
+    try:
+        with files.open_input_file(path) as opened:
+            return bytes(opened.read())
+    except FileNotFoundError:
+        return None

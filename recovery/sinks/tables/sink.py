@@ -4,7 +4,7 @@ once.
 Spark's tasks write a micro-batch's Parquet files to their final place below the table, where no commit names them yet.
 Nothing is copied or renamed later, so an object store serves as well as a disk. In the order of events:
 
-1. `write`: files under `recovery-<store>/<execution>/<micro-batch>/`.
+1. `write`: files under `recovery-<store>/<execution>/<micro-batch>-<random>/`. Each that a task reports must be there.
 2. `prepare`: make the epoch's files durable. The note in the partitions lists them.
 3. `publish`: one commit adds them.
 4. `rollback`, when a run starts: commit what the note lists, if that was not done; take back what abandoned epochs
@@ -20,7 +20,9 @@ The crash points are 1: written, 2: prepared, 3 and 4: before and after the comm
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -28,6 +30,8 @@ import msgspec
 from recovery.base import faults
 from recovery.base.untrusted_json import decode_json
 from recovery.errors import ConfigurationError, OutputMismatchError, RecoveryError, SinkFailedError
+from recovery.hadoop.reports import host_of_task
+from recovery.hadoop.writing import write_files
 from recovery.sinks.protocol import EpochOutput, Resume
 from recovery.sinks.tables.columns import fields_of, nullable
 from recovery.sinks.tables.log import AddedFile, Change, Record, TableLog
@@ -114,13 +118,13 @@ class TableSink:
         schema = nullable(batch.schema.json())
         if schema != self._schema:
             self._check_schema(schema)
-        directory = f"recovery-{self.resume.store_id}/{self.resume.execution.id}/{batch_id:08}"
-        writer = batch.write.options(**{**_PARQUET, **self._options}, **_COMMITTER)
-        if self.partition_by:
-            writer = writer.partitionBy(*self.partition_by)
-        writer.mode("overwrite").parquet(f"{self._log.address()}/{directory}")
+        # A name that no earlier attempt has used: Spark writes only where nothing is.
+        name = f"{batch_id:08}-{secrets.token_hex(4)}"
+        directory = f"recovery-{self.resume.store_id}/{self.resume.execution.id}/{name}"
+        address = f"{self._log.address()}/{directory}"
+        write_files(batch, address, "parquet", {**_PARQUET, **self._options}, self.partition_by)
         with self._translated():
-            self._files[batch_id] = self._log.written(directory)
+            self._files[batch_id] = self._log.written(directory, partial(host_of_task, batch))
         faults.reach(self.points[0])
 
     def prepare(self, output: EpochOutput) -> str:
@@ -247,11 +251,6 @@ class TableSink:
         return _Translated(self._log)
 
 
-_COMMITTER = {
-    # Version 2 shows a task's files before the job is done; nothing here reads the marker file.
-    "mapreduce.fileoutputcommitter.algorithm.version": "1",
-    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-}
 _PARQUET = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from recovery.base.addresses import file_system
@@ -9,7 +10,6 @@ from recovery.base.ids import Lease
 from recovery.checkpoint.home import CheckpointHome, LocalHome
 from recovery.hadoop.files import HadoopFiles
 from recovery.hadoop.home import HadoopHome
-from recovery.planning.resume import ResumePlan
 
 
 def checkpoint_home(address: str | None, scratch: Path, store_id: str, lease: Lease) -> CheckpointHome:
@@ -22,14 +22,16 @@ def checkpoint_home(address: str | None, scratch: Path, store_id: str, lease: Le
     return HadoopHome(HadoopFiles(system), system, Path(path, _name(store_id, lease)), scratch / "checkpoint")
 
 
-def discard_earlier(address: str | None, plan: ResumePlan) -> None:
-    """Remove what executions of this directory left at the address, because they were killed. Raises OSError."""
+def discard_earlier(address: str | None, store_id: str, leases: Iterable[Lease]) -> None:
+    """Remove what executions of this directory left at the address, because they were killed. Raises OSError.
+
+    leases: executions that are known to be of this directory: one of a copy of it may be under way.
+    """
     found = None if address is None else file_system(address, "scratch_directory")
     if found is not None:
         system, path = found
         files = HadoopFiles(system)
-        # Only executions that this directory knows: one of a copy of it may be under way.
-        known = {_name(plan.store_id, each.lease) for each in plan.partitions[0].executions}
+        known = {_name(store_id, lease) for lease in leases}
         for name in known.intersection(files.directories(Path(path))):
             files.delete(Path(path, name))
 

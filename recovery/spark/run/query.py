@@ -19,7 +19,7 @@ from recovery.base.notebooks import html_table
 from recovery.base.tracebacks import essence_of
 from recovery.base.wording import counted
 from recovery.epochs.closer import EpochCloser
-from recovery.errors import FlowFailedError
+from recovery.errors import FlowFailedError, OwnerUnreachableError
 from recovery.metrics.meter import BatchMeasure
 from recovery.sinks.delivery import Delivery
 from recovery.spark.jvm.errors import JVM_GONE, may_still_close
@@ -37,6 +37,9 @@ from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
 from recovery.spark.tuning.outcome import Outcome
 from recovery.storage.seam import PartitionStore
+
+CANCEL_S = 0.5
+"""How often a micro-batch that has to end is told so: between two of its jobs nothing hears it."""
 
 
 @dataclass(frozen=True)
@@ -276,6 +279,18 @@ class RecoveryQuery:
             except BaseException as error:
                 self._status.note(error)
                 self._status.over.set()
+                if isinstance(error, OwnerUnreachableError):
+                    self._cancel_batch()
+
+    def _cancel_batch(self) -> None:
+        """End the running micro-batch. Its tasks would try for long to reach an owner that no longer knows the run."""
+        context = self._bound.frame.sparkSession.sparkContext
+        while not self._finished:
+            if self._closer.lock.acquire(timeout=CANCEL_S):
+                self._closer.lock.release()
+                return
+            with contextlib.suppress(Exception):
+                context.cancelJobGroup(str(self._status.query.runId))
 
     # ---- the end
 

@@ -51,6 +51,7 @@ from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
 from recovery.spark.sources.formats import register_serving
 from recovery.spark.tuning import appended_lines
+from recovery.storage.connect import left_executions
 
 if TYPE_CHECKING:
     from recovery.flow import SinkLike
@@ -219,9 +220,12 @@ class Beginning:
         """Begin the execution; return the scratch checkpoint, and the position that Spark continues from."""
         prepared, bound, plan, store = self._prepared, self._bound, self._plan, self._store
         config = prepared.config
-        scratch = store.prepare(self._execution)
         # Without such state only this host writes the checkpoint.
         address = checkpoint_address(config) if bound.keeps_native_state else None
+        with storage_errors(prepared.scratch):
+            # Those that were killed before the partitions knew them: this directory's lock is ours.
+            discard_earlier(address, plan.store_id, left_executions(prepared.scratch, config.path))
+        scratch = store.prepare(self._execution)
         prepared.home = home = checkpoint_home(address, scratch, plan.store_id, self._execution.lease)
         position = restore_position(
             store, plan, bound.sources, home.directory, config.path, config.rename_steps, self._steps.edits,
@@ -235,7 +239,7 @@ class Beginning:
         self._access = TaskAccess(bound.frame.sparkSession.sparkContext, store, self._execution, scratch, config)
         prepared.record_run(self._execution, self._clock)
         with storage_errors(scratch):
-            discard_earlier(address, plan)
+            discard_earlier(address, plan.store_id, (each.lease for each in plan.partitions[0].executions))
         self._replicated.begun()
         self._delivery.rollback()
         return home, position

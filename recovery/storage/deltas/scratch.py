@@ -8,10 +8,26 @@ import os
 import shutil
 from pathlib import Path
 
+from recovery.base.ids import ExecutionNumber, Lease
 from recovery.errors import StorageError
 from recovery.host.durable import PRIVATE, make_directories, modes_beside
 from recovery.planning.values import Execution
 from recovery.storage.sqlite.file.watched_files import Watch
+
+
+def left_executions(root: Path, directory: Path) -> list[Lease]:
+    """Return the executions of a recovery directory whose scratch directories are in `root`: those
+    under way, and killed ones. What a copy of the directory at another path has of its origin's is not among them."""
+    found, prefix = [], _prefix(directory.resolve())
+    for path in root.glob(f"{prefix}*"):
+        number, _, execution = path.name.removeprefix(prefix).partition("-")
+        if number.isdecimal():
+            found.append(Lease(ExecutionNumber(int(number)), execution))
+    return found
+
+
+def _prefix(directory: Path) -> str:
+    return f"ex-{hashlib.sha1(os.fsencode(directory)).hexdigest()[:12]}-"
 
 
 class Scratch:
@@ -23,7 +39,7 @@ class Scratch:
         self._root = root
         self._modes_of = modes_of
         directory = directory.resolve()
-        self._prefix = f"ex-{hashlib.sha1(os.fsencode(directory)).hexdigest()[:12]}-"
+        self._prefix = _prefix(directory)
         # If the scratch directory belongs to this directory alone, files from before the directory was moved are
         # stale too.
         self._stale = "ex-*" if root.resolve().parent == directory else f"{self._prefix}*"

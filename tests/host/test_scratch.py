@@ -8,7 +8,7 @@ import signal
 import socket
 from pathlib import Path
 
-from recovery.backup.scratch import MARK, scratch_directory
+from recovery.host.scratch import MARK, scratch_directory
 from tests.backup.support import work
 from tests.stores import run_python
 

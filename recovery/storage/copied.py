@@ -1,0 +1,86 @@
+"""All partitions of a store as files of this host: whole copies of those that are elsewhere, for commands that read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Collection, Generator, Sequence
+from functools import partial
+from pathlib import Path
+
+from recovery.base.threads import each, is_stopped
+from recovery.errors import InconsistentPartitionsError, StorageError
+from recovery.host.durable import create
+from recovery.planning.resume import plan_resume
+from recovery.planning.values import PartitionDescription
+from recovery.storage.copies import pin
+from recovery.storage.locations import AT_ONCE, Locations
+from recovery.storage.scan import scan
+from recovery.wire.calls import OwnerCalls, Piece
+
+ATTEMPTS = 3
+
+
+def copied(places: Locations, room: Path) -> Path:
+    """Copy the partitions of all places to a new directory in `room`, and return it. A run may be going on.
+
+    The copies are of one moment, so they hold the newest epoch that was closed in all partitions. Raises the errors of
+    planning, StorageError, and what the owners refuse with.
+    """
+    for attempt in range(ATTEMPTS):
+        directory = room / f"copies-{attempt}"
+        directory.mkdir()
+        _copy(places, plan_resume(places.found()).partitions, directory)
+        try:
+            plan_resume(scan(directory))
+        except InconsistentPartitionsError:
+            shutil.rmtree(directory)
+        else:
+            return directory
+    raise StorageError(
+        "no consistent copies could be taken",
+        path=places.directory,
+        cause="Runs kept starting and ending while the partitions were copied.",
+        remedy="Run the command again; it also works during a run.",
+    )
+
+
+def _copy(places: Locations, partitions: Sequence[PartitionDescription], directory: Path) -> None:
+    """Copy these partitions. Their transactions begin within milliseconds of each other, wherever they are."""
+    with contextlib.ExitStack() as held:
+        coming: list[tuple[Generator[Piece, None, None], list[str]]] = []
+        for owner in places.owners:
+            names = [each.path.name for each in partitions if places.owner_of(each.index) is owner]
+            if names:
+                pieces = owner.stream(OwnerCalls.copies, names)
+                held.enter_context(contextlib.closing(pieces))
+                coming.append((pieces, names))
+        each(lambda source: next(source[0]), coming, at_once=AT_ONCE, name="owner")
+        pinned = pin(each.path for each in partitions if places.owner_of(each.index) is None)
+        for one in pinned:
+            held.callback(one.release)
+        takes: list[Callable[[], object]] = [partial(_receive, pieces, names, directory) for pieces, names in coming]
+        takes += [partial(one.copy_to, directory / one.path.name) for one in pinned]
+        each(lambda take: take(), takes, at_once=AT_ONCE, name="copy")
+
+
+def _receive(pieces: Generator[Piece, None, None], names: Collection[str], directory: Path) -> None:
+    """Write what an owner sends to files of these names. Raises StorageError if it sends anything else."""
+    came: list[str] = []
+    with contextlib.ExitStack() as opened:
+        for piece in pieces:
+            if is_stopped():
+                return
+            try:
+                if not came or came[-1] != piece.name:
+                    if piece.name not in names or piece.name in came:
+                        raise StorageError(f"an owner sent {piece.name!r:.80}, which is not due")
+                    came.append(piece.name)
+                    opened.close()
+                    file = opened.enter_context(os.fdopen(create(directory / piece.name), "wb"))
+                file.write(piece.data)
+            except OSError as error:
+                raise StorageError(str(error), path=directory) from error
+    if sorted(came) != sorted(names):
+        raise StorageError(f"an owner sent {', '.join(came) or 'nothing'} instead of {', '.join(names)}")
