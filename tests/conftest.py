@@ -24,6 +24,9 @@ settings.load_profile("recovery")
 # itself that compiler keeps room for a fifth of what both have, and stops when it is full.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC")
 
+# And what they leave in the user's cache directory would be of such JVMs.
+os.environ.setdefault("RECOVERY_CLASS_ARCHIVE", "off")
+
 StoreMaker = Callable[[int], Path]
 
 BEGUN = time.monotonic()

@@ -67,6 +67,7 @@ def run_child(
         "TMPDIR": str(scratch),
         # No archive of classes, but for those that say so.
         "RECOVERY_CACHE": str(scratch),
+        "RECOVERY_CLASS_ARCHIVE": "off",
         **environment,
     }
     errors = directory / "stderr.log"

@@ -36,7 +36,7 @@ PROFILING_JAVA = 25
 
 _TRAINING_S = 600
 _DUMP_S = 1200
-_OF_THE_KIND = re.compile(r"-Xshare|SharedArchiveFile|SharedClassListFile|DumpLoadedClassList|-XX:AOT")
+_OF_THE_KIND = re.compile(r"-Xshare|SharedArchive|ArchiveClassesAtExit|SharedClassListFile|DumpLoadedClassList|-XX:AOT")
 """User options that set up class sharing; together with the archive's options the JVM may refuse to start."""
 _LATER_COMPILATION = (
     "-XX:Tier4InvocationThreshold=15000",
@@ -46,36 +46,52 @@ _LATER_COMPILATION = (
 )
 """Three times Java's own thresholds. Its second compiler takes a quarter of a short run's processor time, mostly for
 code that hardly runs again. Without profiles, small micro-batches would be slow for longer."""
+QUIET = "-Xlog:cds*=off -Xlog:aot*=off"
+"""Keeps Java 25 and newer from saying why they do not use an archive."""
 _OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
 
 
 def archive_path(java_home: Path) -> Path | None:
     """The path of the archive for this Java and this PySpark; None if there is no place for it."""
-    home = _cache_directory()
+    home, name = cache_directory(), identity(java_home)
+    if home is None or name is None:
+        return None
+    kind = PROFILES if java_version(java_home) >= PROFILING_JAVA else CLASSES
+    return home / f"spark-{name}{kind}"
+
+
+def identity(java_home: Path) -> str | None:
+    """A name for this Java with this PySpark; None if the directory is not Java's."""
     library = next((java_home / "lib" / "server").glob("libjvm.*"), None)
-    if home is None or library is None:
+    if library is None:
         return None
     import pyspark
 
     real, found = library.resolve(), library.stat()
-    identity = f"{real}\n{found.st_size}\n{found.st_mtime_ns}\n{Path(pyspark.__file__).resolve().parent}"
-    digest = hashlib.sha1(identity.encode()).hexdigest()[:12]
-    kind = PROFILES if java_version(java_home) >= PROFILING_JAVA else CLASSES
-    # The JVM takes a colon in the name for a separator between two archives.
-    return None if ":" in str(home) else home / f"spark-{pyspark.__version__}-{digest}{kind}"
+    facts = f"{real}\n{found.st_size}\n{found.st_mtime_ns}\n{Path(pyspark.__file__).resolve().parent}"
+    return f"{pyspark.__version__}-{hashlib.sha1(facts.encode()).hexdigest()[:12]}"
 
 
 def archive_options(path: Path | None, given: str) -> str:
     """Java options to start with the archive at `path`. Empty without an archive, or if the user set up class sharing,
     in `given` or in the environment."""
-    texts = (given, *(os.environ.get(name, "") for name in _OPTION_VARIABLES))
-    # Another user's archive may lie where this one may not look: that is no error of a run.
-    usable = path is not None and os.access(path, os.R_OK) and path.is_file()
-    if path is None or not usable or any(map(_OF_THE_KIND.search, texts)):
+    if path is None or not is_readable(path) or shares_by_itself(given):
         return ""
     if path.suffix == CLASSES:
         return f"{_sharing(path)} -Xlog:cds*=off"
-    return f"{_sharing(path)} -Xlog:cds*=off -Xlog:aot*=off {' '.join(_LATER_COMPILATION)}"
+    return f"{_sharing(path)} {QUIET} {' '.join(_LATER_COMPILATION)}"
+
+
+def is_readable(path: Path) -> bool:
+    """Whether there is an archive that this user may read. Another user's may lie where this one may not look: that is
+    no error of a run."""
+    return os.access(path, os.R_OK) and path.is_file()
+
+
+def shares_by_itself(given: str) -> bool:
+    """Whether the user set up class sharing, in these Java options or in the environment."""
+    texts = (given, *(os.environ.get(name, "") for name in _OPTION_VARIABLES))
+    return any(map(_OF_THE_KIND.search, texts))
 
 
 def make_archive(java_home: Path, observe: Callable[[str], None] = lambda _: None) -> Path:
@@ -123,23 +139,25 @@ def make_archive(java_home: Path, observe: Callable[[str], None] = lambda _: Non
 
 def remove_archives() -> list[Path]:
     """Remove the archives of all versions; return their paths. Raises StorageError."""
-    home = _cache_directory()
-    found = sorted(path for kind in (CLASSES, PROFILES) for path in home.glob(f"spark-*{kind}")) if home else []
+    home = cache_directory()
+    patterns = (f"spark-*{CLASSES}", f"spark-*{PROFILES}", "left-*", "base-*")
+    found = sorted(path for pattern in patterns for path in home.glob(pattern)) if home else []
     for path in found:
         with _storage_errors(path):
             path.unlink(missing_ok=True)
     return found
 
 
-def _cache_directory() -> Path | None:
-    named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return local_path(named).absolute()
-    shared = os.environ.get("XDG_CACHE_HOME")
+def cache_directory() -> Path | None:
+    """The directory for files that can be made again; None if there is no place for archives."""
+    named, shared = os.environ.get(CACHE_VARIABLE), os.environ.get("XDG_CACHE_HOME")
     try:
-        return Path(shared, "recovery") if shared else Path.home() / ".cache" / "recovery"
+        home = Path(shared, "recovery") if shared else Path.home() / ".cache" / "recovery"
     except RuntimeError:
-        return None
+        home = None
+    home = local_path(named).absolute() if named else home
+    # The JVM takes a colon in the name for a separator between two archives.
+    return None if home is None or ":" in str(home) else home
 
 
 def _sharing(path: Path) -> str:
@@ -150,18 +168,18 @@ def _sharing(path: Path) -> str:
 def _train(java_options: str, *arguments: str) -> dict[str, Any]:
     """Run the flows in a separate process, which ends with its JVM; return what it reports about that JVM."""
     command = [sys.executable, "-m", "recovery.spark.run.warmup_flows", java_options, *arguments]
-    printed = _run(command, _TRAINING_S, _environment())
+    printed = _run(command, _TRAINING_S, plain_environment())
     trained: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return trained
 
 
 def _dump(java_home: Path, class_path: str, options: list[str], archive: Path) -> None:
-    _run([str(java_home / "bin" / "java"), *options, "-Xlog:disable", "-cp", class_path], _DUMP_S, _environment())
+    _run([str(java_home / "bin" / "java"), *options, "-Xlog:disable", "-cp", class_path], _DUMP_S, plain_environment())
     if not archive.is_file():
         raise _failed("Java wrote nothing")
 
 
-def _environment() -> dict[str, str]:
+def plain_environment() -> dict[str, str]:
     """This process's environment without options for Java: an archive fits only the garbage collector it was made with,
     and options for a second archive would conflict."""
     return {name: text for name, text in os.environ.items() if name not in _OPTION_VARIABLES}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -20,7 +21,7 @@ from recovery.config import DEFAULT_MASTER
 from recovery.errors import SparkUnavailableError
 from recovery.host import private
 from recovery.spark.clusters import check_master, is_cluster
-from recovery.spark.jvm import executors, local_files, versions
+from recovery.spark.jvm import executors, left_archive, local_files, versions
 from recovery.spark.jvm.class_archive import archive_options, archive_path
 from recovery.spark.jvm.jars import advice, check_jars, check_loaded
 from recovery.spark.jvm.java import choose_java, java_home
@@ -81,12 +82,15 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
         for key, value in {**DEFAULTS, **_of_master(master), **conf}.items():
             settings.set(key, value)
         given = settings.get("spark.driver.extraJavaOptions", "")
-        shared = archive_options(archive_path(java_home()), given)
+        home = java_home()
+        shared = archive_options(archive_path(home), given) or left_archive.options(home, given)
         ours = [_log4j_options(), shared, f'"-Djava.io.tmpdir={private.home()}"', user_options()]
         settings.set("spark.driver.extraJavaOptions", " ".join(filter(None, [*ours, given])))
         if SparkContext._gateway is None:
             # A process has one JVM: later contexts are made in it.
             gateway = launch(settings, _for_cluster() if is_cluster(master) else _for_python())
+            if left_archive.LEAVING in shared:
+                atexit.register(left_archive.let_go, gateway)
         with _signal_kept():
             context = SparkContext(conf=settings, gateway=gateway)
         context.setLogLevel("ERROR")

@@ -1,0 +1,150 @@
+"""Archives of classes that runs leave: when one is left, used, adopted and removed. The JVM is a script here, but for
+the long test."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from recovery.spark.jvm import left_archive
+from recovery.spark.jvm.class_archive import CACHE_VARIABLE, remove_archives
+from recovery.spark.jvm.java import _bundled_java
+from tests.spark.test_warmup import made_java, recovery
+
+LEAVING = re.compile(r'"-XX:ArchiveClassesAtExit=(.*?)"')
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """The directory of archives, with a space in its name; runs leave some."""
+    path = tmp_path / "a cache"
+    monkeypatch.setenv(CACHE_VARIABLE, str(path))
+    monkeypatch.delenv(left_archive.VARIABLE, raising=False)
+    return path
+
+
+@pytest.fixture
+def java(tmp_path) -> Path:
+    """A Java with an archive of its own classes."""
+    home = made_java(tmp_path / "java", "a build")
+    (home / "lib" / "server" / "classes.jsa").touch()
+    return home
+
+
+def left(options: str, content: bytes = b"magic") -> Path:
+    """What the JVM of these options leaves."""
+    found = LEAVING.search(options)
+    assert found, options
+    Path(found[1]).write_bytes(content)
+    return Path(found[1])
+
+
+def test_a_run_leaves_one_and_the_next_uses_it(cache, java):
+    """It gets its name when the next run begins, and its parts no name at all."""
+    draft = left(left_archive.options(java, ""))
+    top = draft.with_suffix("")
+    assert f'"-XX:SharedArchiveFile={top}"' in left_archive.options(java, "")
+    assert list(cache.iterdir()) == [top]
+    assert remove_archives() == [top]
+
+
+def test_a_file_without_a_header_is_not_used(cache, java):
+    """While it may still be written, no other run leaves one; a torn one is removed and left again."""
+    draft = left(left_archive.options(java, ""), bytes(100))
+    assert left_archive.options(java, "") == ""
+    os.utime(draft, (1, 1))
+    assert LEAVING.search(left_archive.options(java, ""))
+    assert not draft.exists()
+
+
+@pytest.mark.parametrize("given", ["-Xshare:off", "-XX:ArchiveClassesAtExit=x", "-XX:+AutoCreateSharedArchive"])
+def test_the_users_own_options_win(cache, java, given):
+    """Java would not start with both."""
+    assert left_archive.options(java, f"-Xmx1g {given}") == ""
+
+
+def test_it_can_be_switched_off(cache, java, monkeypatch):
+    """Then none is used either; or none is left, and one that is there is used."""
+    monkeypatch.setenv(left_archive.VARIABLE, "use")
+    assert left_archive.options(java, "") == ""
+    monkeypatch.delenv(left_archive.VARIABLE)
+    left(left_archive.options(java, ""))
+    monkeypatch.setenv(left_archive.VARIABLE, "use")
+    assert "-XX:SharedArchiveFile=" in left_archive.options(java, "")
+    monkeypatch.setenv(left_archive.VARIABLE, "off")
+    assert left_archive.options(java, "") == ""
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, java, monkeypatch):
+    """Runs start as they always did, also on a Java that lacks an archive of its own."""
+    (tmp_path / "file").touch()
+    monkeypatch.delenv(left_archive.VARIABLE, raising=False)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+    assert left_archive.options(java, "") == ""
+    (java / "lib" / "server" / "classes.jsa").unlink()
+    assert left_archive.options(java, "") == ""
+
+
+def test_few_are_kept(cache, java):
+    """The oldest go, of other versions too."""
+    cache.mkdir()
+    for number in range(left_archive.KEPT + 3):
+        path = cache / f"left-4.{number}.jsa"
+        path.touch()
+        os.utime(path, (number, number))
+    left(left_archive.options(java, ""))
+    left_archive.options(java, "")
+    kept = sorted(path.name for path in cache.iterdir())
+    assert len(kept) == left_archive.KEPT
+    assert f"left-4.{left_archive.KEPT + 2}.jsa" in kept
+    assert "left-4.0.jsa" not in kept
+
+
+def test_a_java_without_an_archive_of_its_own_gets_one(cache, java):
+    """The file is made once, below that of the run; if Java cannot make it, a run starts without both."""
+    (java / "lib" / "server" / "classes.jsa").unlink()
+    script = java / "bin" / "java"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\nexit 1\n")
+    script.chmod(0o755)
+    assert left_archive.options(java, "") == ""
+    assert list(cache.iterdir()) == []
+    script.write_text('#!/bin/sh\nfor each; do case $each in *File=*) echo x > "${each#*=}";; esac; done\n')
+    draft = left(left_archive.options(java, ""))
+    [base] = cache.glob("base-*")
+    script.write_text("#!/bin/sh\nexit 1\n")
+    assert f'"-XX:SharedArchiveFile={base}:{draft.with_suffix("")}"' in left_archive.options(java, "")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("bundled", [False, True], ids=["java of runs", "java of the extra"])
+def test_the_second_run_maps_the_classes_of_the_first(cache, tmp_path, monkeypatch, bundled):
+    """As users run it, with nothing said about it."""
+    if bundled:
+        monkeypatch.setenv("JAVA_HOME", str(_bundled_java()))
+    (tmp_path / "input").mkdir()
+    (tmp_path / "input" / "lines").write_text("to be or not to be\n")
+    loaded = tmp_path / "loaded"
+
+    def shared_classes() -> int:
+        assert recovery("init", tmp_path / "db", 2).returncode == 0
+        flow = f"examples/word_count.py:make({str(tmp_path / 'input')!r})"
+        option = f'spark.driver.extraJavaOptions="-Xlog:class+load:file={loaded}"'
+        done = recovery("run", flow, "-r", tmp_path / "db", "-s", "1h", "--conf", option)
+        assert done.returncode == 0, done.stderr
+        assert "archive" not in done.stdout + done.stderr
+        for file in (tmp_path / "db").iterdir():
+            file.unlink()
+        lines = loaded.read_text().splitlines()
+        return sum("org.apache.spark" in line and "shared objects file" in line for line in lines)
+
+    assert shared_classes() == 0
+    end = time.monotonic() + 120
+    while not any(map(left_archive._is_complete, cache.glob("left-*"))):
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    assert shared_classes() > 2_000
