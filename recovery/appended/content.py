@@ -90,7 +90,7 @@ def _windows(piece: Slice, read: Read, window_bytes: int) -> Iterator[tuple[int,
             end = find_line_end(read, place + len(data), piece.whole.end) or piece.whole.end
             length = end - place
             if length > MAX_LINE_BYTES:
-                raise _too_long(display(piece.whole.expected.path), place, length)
+                raise too_long(display(piece.whole.expected.path), place, length)
             data = read(place, length)
         yield place, data, length
         place += length
@@ -114,11 +114,11 @@ def _batches(path: str, offset: int, data: bytes, length: int, shape: Shape) -> 
     starts, ends = _bounds(data, length)
     places = starts + offset if "offset" in names else starts
     if "value" in names and not _is_utf8(data, length):
-        data = _decoded(path, offset, data[:length], shape)
+        data = decoded(path, offset, data[:length], shape.encoding_errors)
         length = len(data)
         if length > MAX_LINE_BYTES:
             # Each replaced byte became three.
-            raise _too_long(path, offset, length)
+            raise too_long(path, offset, length)
         starts, ends = _bounds(data, length)
     if offset == 0 and data.startswith(BYTE_ORDER_MARK):
         starts[0] = len(BYTE_ORDER_MARK)
@@ -188,12 +188,12 @@ def _is_utf8(data: bytes, length: int) -> bool:
     return True
 
 
-def _decoded(path: str, offset: int, data: bytes, shape: Shape) -> bytes:
-    """Return `data` with U+FFFD for bytes that are not UTF-8, or raise FlowFailedError for them, as `shape` says.
+def decoded(path: str, offset: int, data: bytes, encoding_errors: str) -> bytes:
+    """Return `data` with U+FFFD for bytes that are not UTF-8, or raise FlowFailedError if `encoding_errors` is "fail".
 
     The number of lines stays the same, because line ends are never replaced.
     """
-    if shape.encoding_errors == "replace":
+    if encoding_errors == "replace":
         return data.decode("utf-8", "replace").encode()
     try:
         data.decode("utf-8")
@@ -207,7 +207,8 @@ def _decoded(path: str, offset: int, data: bytes, shape: Shape) -> bytes:
     return data
 
 
-def _too_long(path: str, place: int, length: int) -> FlowFailedError:
+def too_long(path: str, place: int, length: int) -> FlowFailedError:
+    """The error for a line that is too long for one value."""
     return FlowFailedError(
         f"The line at byte {place} has {length} bytes; the longest possible is {MAX_LINE_BYTES}.",
         path=path,

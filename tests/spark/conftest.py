@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from recovery.spark.tuning.appended_lines import install
 from recovery.spark.tuning.tuning import TACTICS, VARIABLE
 from tests.kafka import CONNECTOR
 from tests.shares import some
@@ -20,6 +21,7 @@ def spark():
     # A JVM loads jars when it starts, so Kafka's come with it, where there are some.
     conf = {"spark.sql.shuffle.partitions": "2", "spark.jars": ",".join(map(str, CONNECTOR))}
     session = create_session("tests", master="local[2,4]", conf=conf)
+    install(session)
     yield session
     session.stop()
 

@@ -15,7 +15,10 @@ from recovery import DiscardSink, RecoveryConfig, init_partitions, start
 from recovery.errors import InputRewrittenError
 from recovery.spark.jvm.versions import VERSION
 
-pytestmark = pytest.mark.skipif(VERSION < (4, 2), reason="tests/spark/jvm/test_versions.py: before 4.2 in flows only")
+pytestmark = [
+    pytest.mark.skipif(VERSION < (4, 2), reason="tests/spark/jvm/test_versions.py: before 4.2 in flows only"),
+    pytest.mark.usefixtures("tuning"),
+]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "appended.md"
 
 

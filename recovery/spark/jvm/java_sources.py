@@ -14,12 +14,21 @@ _installing = threading.Lock()
 
 def compiled(spark: SparkSession, source: str) -> Any:
     """Compile the file `source` of this package; return a class loader for it, which also finds Spark's classes."""
+    return _compiler(spark, source).getClassLoader()
+
+
+def bytecodes(spark: SparkSession, source: str) -> dict[str, bytes]:
+    """Compile the file `source` of this package; return the code of its classes by their names."""
+    return dict(_compiler(spark, source).getBytecodes())
+
+
+def _compiler(spark: SparkSession, source: str) -> Any:
     jvm = spark._jvm
     assert jvm is not None
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(jvm.Thread.currentThread().getContextClassLoader())
     compiler.cook((files("recovery.spark").joinpath(source)).read_text())
-    return compiler.getClassLoader()
+    return compiler
 
 
 def planner_strategy(spark: SparkSession, name: str, arguments: Callable[[Any], Sequence[Any]]) -> Any:

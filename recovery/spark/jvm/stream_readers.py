@@ -87,7 +87,10 @@ def _with_starts(spark: SparkSession, node: Any, names: tuple[str, ...], tables:
 
 
 def _is_named(node: Any, names: tuple[str, ...]) -> bool:
-    return node.nodeName() == "StreamingRelationV2" and node.sourceName().lower() in names
+    """Whether a node reads such a source. One that the JVM reads (tuning/AppendedLines.java) has the start anyway."""
+    if node.nodeName() != "StreamingRelationV2" or node.sourceName().lower() not in names:
+        return False
+    return bool(node.table().getClass().getSimpleName() == "PythonTable")
 
 
 class _OlderReader(DataSourceStreamReader):

@@ -30,6 +30,7 @@ from recovery.spark.clusters import Planned, Serving, check_master, check_plan, 
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.jvm.errors import as_recovery_error
 from recovery.spark.jvm.given_sessions import log_slower_settings
+from recovery.spark.jvm.session import is_made_here
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan, bind
 from recovery.spark.run.checkpoint_home import checkpoint_home, discard_earlier
@@ -46,6 +47,7 @@ from recovery.spark.run.shown import notebook_line
 from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
 from recovery.spark.sources.formats import register_serving
+from recovery.spark.tuning import appended_lines
 
 if TYPE_CHECKING:
     from recovery.flow import SinkLike
@@ -114,6 +116,8 @@ def start_prepared(
             serving.check(settings)
             # So that the flow can read format("recovery").
             register_serving(session, serving.at_a_free_port())
+        if is_made_here(session):
+            appended_lines.install(session)
         frame = build_flow(flow, session) if isinstance(flow, Flow) else flow
         parse_trigger(trigger)
         bound = bind(frame, prepared.plan.partitions[0].count, output_mode, keeps_position=not prepared.temporary)

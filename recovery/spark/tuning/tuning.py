@@ -27,7 +27,12 @@ from recovery.spark.tuning.outcome import Outcome
 from recovery.spark.tuning.row_width import RowWidth
 
 VARIABLE = "RECOVERY_TUNING"
-TACTICS = frozenset({"combining", "gathering", "merging", "row-width"})
+TACTICS = frozenset({"appended-lines", "combining", "gathering", "merging", "row-width"})
+
+
+def is_switched_on(tactic: str) -> bool:
+    """Whether a tactic is to be used. Raises ConfigurationError."""
+    return tactic in switched_on(os.environ.get(VARIABLE, ""))
 
 
 def switched_on(text: str) -> frozenset[str]:
