@@ -6,7 +6,8 @@ package made, a class of the format's name takes the place of all that (Appended
 the plan, which `recovery.appended` makes as before, and reads the planned bytes itself. Positions are the same. What
 the JVM does not read with certainty, a file that rotation moved or a name that is not ASCII, this process reads for it.
 
-What it buys: see benchmarks/TRIALS.md.
+What it buys: reading and splitting 4 million lines takes 0.74 times the processor time of Spark's text source, instead
+of 1.9 times. Compiling the class, half a second in a new JVM, takes as long as the processes that it saves at a start.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from recovery import register
 from recovery.errors import ConfigurationError
 from recovery.spark.jvm import versions
 from recovery.spark.jvm.installed import installed_version, version_of
+from recovery.spark.tuning.tuning import VARIABLE
 from tests.spark.support import run_to_end
 
 NESTED = "at timestamp, many array<struct<at: timestamp, n: int>>, named map<string, timestamp>, plain timestamp_ntz"
@@ -84,8 +85,10 @@ def test_rows_go_to_the_partition_that_is_named(spark, monkeypatch, count):
         assert placed.rdd.getNumPartitions() == count
 
 
-def test_a_flow_reads_growing_files(spark, tmp_path):
+@pytest.mark.parametrize("off", ["", "-appended-lines"], ids=["by the JVM", "by Python"])
+def test_a_flow_reads_growing_files(spark, tmp_path, monkeypatch, off):
     """In micro-batches of the size that is asked for, over two runs; each line once."""
+    monkeypatch.setenv(VARIABLE, off)
     log, seen = tmp_path / "app.log", []
 
     class Seen:
@@ -111,8 +114,9 @@ def test_a_format_that_spark_has_found_by_itself(spark):
 
 
 @pytest.mark.skipif(versions.VERSION >= (4, 2), reason="since 4.2 any query can")
-def test_growing_files_in_a_query_of_somebody_else(spark, tmp_path):
-    """The reader does not know where the micro-batch starts, and says so."""
+def test_growing_files_in_a_query_of_somebody_else(spark, tmp_path, monkeypatch):
+    """A reader in Python does not know where the micro-batch starts, and says so."""
+    monkeypatch.setenv(VARIABLE, "-appended-lines")
     (tmp_path / "app.log").write_text("line\n")
     query = spark.readStream.format("appended").load(str(tmp_path / "app.log")).writeStream.format("noop")
     with pytest.raises(StreamingQueryException, match="'appended' is read by a query that this package has not"):
