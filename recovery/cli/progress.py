@@ -47,6 +47,7 @@ class Progress:
         self._closed: EpochClosed | None = None
         self._closed_at = 0.0
         self._warned: dict[str, int] = {}
+        self._doing, self._doing_since = "Spark starts, and builds the flow's plan", time.monotonic()
         self._above = contextlib.ExitStack()
 
     def __enter__(self) -> Progress:
@@ -75,6 +76,7 @@ class Progress:
         with self._lock:
             if kind == "Resumed":
                 self._say(_resumed_text(event))  # type: ignore[arg-type]
+                self._doing, self._doing_since = "the first micro-batch", time.monotonic()
                 if event.metrics_url is not None:  # type: ignore[union-attr]
                     self._say(f"metrics at {event.metrics_url}")  # type: ignore[union-attr]
             elif kind == "Stopping":
@@ -125,9 +127,14 @@ class Progress:
     def _redraw(self) -> None:
         while not self._over.wait(0.5):
             with self._lock:
-                if self._batch is not None and _at_start():
+                if _at_start():
+                    text = self._line_before() if self._batch is None else self._line(self._batch)
                     # A line that wraps could not be cleared.
-                    tell(fitted(self._line(self._batch), _width(self._stream) - 1), self._stream, start=CLEAR, end="")
+                    tell(fitted(text, _width(self._stream) - 1), self._stream, start=CLEAR, end="")
+
+    def _line_before(self) -> str:
+        """Return the status line before the first micro-batch is done."""
+        return one_line(f"{self._flow}: {self._doing} … {time.monotonic() - self._doing_since:.0f} s")
 
     def _line(self, batch: BatchDone) -> str:
         """Return the status line. Its rows are those that the sources read since the run began, as in the summary."""

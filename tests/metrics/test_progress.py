@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 import sys
 import time
@@ -70,6 +71,20 @@ def test_the_line_on_a_terminal(monkeypatch):
     drawn = terminal.getvalue().replace("\r\x1b[K", "\n").split("\n")
     assert max(len(line) for line in drawn if line.startswith("batch")) == 39
     assert {"{'a': 1}", "half a line", "cut off", "at the end"} <= set(drawn)
+
+
+def test_the_line_before_the_first_micro_batch():
+    """It says what is under way, and for how long."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    with Progress("words", stream=stream):
+        while " s\r" not in stream.getvalue():
+            time.sleep(0.01)
+    assert re.search(r"\r\x1b\[Kwords: Spark starts, and builds the flow's plan … \d+ s\r", stream.getvalue())
 
 
 def test_a_signal_is_answered():
