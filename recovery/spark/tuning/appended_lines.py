@@ -118,7 +118,11 @@ class Answers:
         return self._planned(stream, lambda planner, _: json.dumps(planner.initial()))
 
     def _fix_end(self, stream: str) -> str:
-        return self._planned(stream, lambda planner, _: str(planner.fix_end()))
+        def fix(planner: Planner, _: int | None) -> str:
+            planner.fix_end()
+            return ""
+
+        return self._planned(stream, fix)
 
     def _latest(self, stream: str, start: str, limited: bool) -> str:
         def latest(planner: Planner, limit: int | None) -> str:
