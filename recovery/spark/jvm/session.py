@@ -90,7 +90,7 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
             # A process has one JVM: later contexts are made in it.
             gateway = launch(settings, _for_cluster() if is_cluster(master) else _for_python())
             if left_archive.LEAVING in shared:
-                atexit.register(left_archive.let_go, gateway)
+                atexit.register(left_archive.leave, gateway, home)
         with _signal_kept():
             context = SparkContext(conf=settings, gateway=gateway)
         context.setLogLevel("ERROR")
