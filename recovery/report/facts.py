@@ -97,21 +97,7 @@ def gather(
         plan = plan_resume(found)
     except RecoveryError as error:
         problem = error
-    sizes: dict[str, Mapping[str, StepSize] | None] = {}
-    measures: list[Measure] = []
-    for file in found:
-        if file.description is None:
-            problems.append(f"{file.path.name}: {file.error.found if file.error else 'it cannot be read'}")
-            continue
-        if file.path.name != f"part-{file.description.index}.sqlite3":
-            continue
-        try:
-            sizes[file.path.name] = places.sizes(file.description)
-            if file.description.index == 0:
-                measures = places.measures(file.description)
-        except (RecoveryError, ValueError) as error:
-            sizes.setdefault(file.path.name, None)
-            problems.append(f"{file.path.name}: {error.found if isinstance(error, RecoveryError) else error}")
+    sizes, measures = _contents(places, found, problems)
     operators, operator_rows = (
         _operators(directory, sizes, measures) if problem is None and not places.owners else (0, None)
     )
@@ -143,6 +129,29 @@ def gather(
         replica=replica,
         replica_lag=behind,
     )  # fmt: skip
+
+
+def _contents(
+    places: Locations, found: Sequence[FoundFile], problems: list[str]
+) -> tuple[dict[str, Mapping[str, StepSize] | None], list[Measure]]:
+    """Return the sizes of the steps by file name, None for a file that cannot be read, and the measures. Adds to
+    `problems`."""
+    sizes: dict[str, Mapping[str, StepSize] | None] = {}
+    measures: list[Measure] = []
+    for file in found:
+        if file.description is None:
+            problems.append(f"{file.path.name}: {file.error.found if file.error else 'it cannot be read'}")
+            continue
+        if file.path.name != f"part-{file.description.index}.sqlite3":
+            continue
+        try:
+            sizes[file.path.name] = places.sizes(file.description)
+            if file.description.index == 0:
+                measures = places.measures(file.description)
+        except (RecoveryError, ValueError) as error:
+            sizes.setdefault(file.path.name, None)
+            problems.append(f"{file.path.name}: {error.found if isinstance(error, RecoveryError) else error}")
+    return sizes, measures
 
 
 def _behind(replica: LastReplica | None, found: Sequence[FoundFile], now_ms: int) -> ReplicaLag | None:

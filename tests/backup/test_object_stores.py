@@ -34,6 +34,7 @@ from tests.backup.support import assert_sound, back_up, bring_back, states, work
 from tests.backup.test_commands import call
 from tests.backup.test_incremental import fill
 from tests.backup.test_incremental_faults import change
+from tests.shares import some
 from tests.stores import ROOT, Driver
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -120,6 +121,7 @@ def test_a_chain(store, place, tmp_path, monkeypatch):
     assert states(tmp_path / "new") == states(store)
 
 
+@pytest.mark.parametrize("emulator", some(["s3", "gs", "abfs"], "s3"), indirect=True)
 def test_a_replica_in_a_service_that_stands_still(store, place, emulator, tmp_path):
     """Epochs are closed without it; when it answers again, one shipping covers what waits, and the chain restores."""
     pytest.importorskip("obstore", reason="obstore is not installed (the test extra has it)")

@@ -25,6 +25,7 @@ def db(tmp_path: Path) -> Path:
     return tmp_path / "db"
 
 
+@pytest.mark.long
 def test_a_word_count(lab, db):
     """On two hosts without the directory."""
     lab.run("cluster.py:counts(2000, 2)", db, "-s", "0").succeed()

@@ -49,7 +49,7 @@ def undisturbed(make_story):
 KINDS = [(way, lasting, killed) for way in WAYS for lasting, killed in ((False, False), (True, False), (False, True))]
 
 
-@pytest.mark.parametrize("step", [19, pytest.param(1, marks=pytest.mark.long)], ids=["some", "every"])
+@pytest.mark.parametrize("step", [53, pytest.param(1, marks=pytest.mark.long)], ids=["some", "every"])
 @pytest.mark.parametrize(("way", "lasting", "killed"), KINDS)
 def test_requests_of_a_run_and_of_the_next_one(make_story, undisturbed, way, lasting, killed, step):
     """Whatever happens, the partitions hold what a run without faults gives them as of the same micro-batch; the run

@@ -218,17 +218,17 @@ HUGE = "cast(value AS decimal(38,0)) * 20000000000000000000bd"
     ("function", "value", "advice", "wider", "wanted"),
     [
         (sum_, "value", "in sum_(...) to decimal(38,0), with", "cast(value AS decimal(38,0))", {"t": str(2 * LARGE)}),
-        (sum_, "value", "or to double, with --keep-step", "cast(value AS double)", {"t": 2.0 * LARGE}),
-        (
-            mean,
-            "value",
-            "in mean(...) to double, with --keep-step",
-            "cast(value AS double)",
-            {"t.sum": 2.0 * LARGE, "t.count": 2},
+        pytest.param(
+            sum_, "value", "or to double, with --keep-step", "cast(value AS double)", {"t": 2.0 * LARGE},
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            mean, "value", "in mean(...) to double, with --keep-step", "cast(value AS double)",
+            {"t.sum": 2.0 * LARGE, "t.count": 2}, marks=pytest.mark.long,
         ),
         (sum_, HUGE, "in sum_(...) to double, with aggregate", f"cast({HUGE} AS double)", {"t": 4e19 * LARGE}),
     ],
-)
+)  # fmt: skip
 def test_sums_go_on_in_a_larger_type(spark, feed, tmp_path, function, value, advice, wider, wanted):
     """By the way that the error names: under the same id, with all that the states hold."""
 

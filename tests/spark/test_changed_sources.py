@@ -39,6 +39,7 @@ def read(spark, feed, kind):
     return lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", some(["files", "appended"], "files"))
 def test_sources_that_change_their_order_and_one_more(spark, tmp_path, kind):
     feeds = [Feed(tmp_path / name) for name in "abc"]

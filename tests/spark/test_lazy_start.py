@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from recovery import init_partitions
@@ -14,6 +15,7 @@ from tests.spark.test_crashes import finish, recovery_run
 from tests.stores import problems
 
 
+@pytest.mark.long
 def test_a_run_from_a_backup(feed, tmp_path):
     """What its tasks read is fetched by them; the same command goes on when the directory is there."""
     for seed in range(4):

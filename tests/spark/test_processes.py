@@ -68,6 +68,7 @@ def end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
+@pytest.mark.long
 @needs_linux
 def test_nothing_outlives_a_killed_driver(tmp_path):
     """Also not the process that plans a source, in the midst of its code; nor a file."""

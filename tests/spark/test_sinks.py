@@ -198,7 +198,7 @@ def test_a_table_holds_the_state_of_the_closed_epochs(spark, feed, tmp_path):
     "kind",
     [
         "table",
-        "delta",
+        pytest.param("delta", marks=pytest.mark.long),
         pytest.param("delta merge", marks=pytest.mark.long),
         pytest.param("files", marks=pytest.mark.long),
     ],
