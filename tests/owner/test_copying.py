@@ -120,7 +120,9 @@ def test_an_edit_of_a_step(there, here, options):
     one, other = (called("state", "list", where, "--step", "count", "--json", *named)
                   for where, named in ((here, []), (directory, options)))  # fmt: skip
     assert one == other
-    assert [each["details"]["what"] for each in called("runs", directory, "--json", *options)][-1] == "clear"
+    edits = called("runs", directory, "--json", *options)
+    assert edits[-1]["details"]["what"] == "clear"
+    assert [each["status"] for each in edits] == ["succeeded"] * 4
     run = there.locations(run="one")
     refused = CliRunner().invoke(main, ["state", "clear", str(directory), "--key", "b", *words, "--force",
                                         *map(str, options)])  # fmt: skip

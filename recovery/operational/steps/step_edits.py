@@ -306,22 +306,22 @@ def close_audited(
     history = RunHistory(backend, clock)
     # Record the edit before it begins, above all before it fences another run.
     record = history.begin(flow_id, EDIT, {**_numbers(plan), **facts, "by": _user()})
-    try:
-        writer = EpochWriter(
-            directory, plan, flow_id, clock, backup_interval_s=backup_interval_s, fence=fence, places=places
-        )
-        record.note(**_numbers(writer.plan), **facts)
+    # Owners take the record's end as long as they are held.
+    with ExitStack() as held:
         try:
+            writer = EpochWriter(
+                directory, plan, flow_id, clock, backup_interval_s=backup_interval_s, fence=fence, places=places
+            )
+            held.callback(writer.release)
+            record.note(**_numbers(writer.plan), **facts)
             closed = close(writer)
-        finally:
-            writer.release()
-    except _NothingToChange:
-        _end(record, None, **{**dict.fromkeys(_numbers(plan)), **facts})
-        raise
-    except BaseException as error:
-        _end(record, error)
-        raise
-    _end(record, None)
+        except _NothingToChange:
+            _end(record, None, **{**dict.fromkeys(_numbers(plan)), **facts})
+            raise
+        except BaseException as error:
+            _end(record, error)
+            raise
+        _end(record, None)
     return closed
 
 
