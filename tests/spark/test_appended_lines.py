@@ -12,12 +12,15 @@ import random
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyspark
 import pytest
 from py4j.java_gateway import CallbackServerParameters, GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
+from pyspark.sql.types import StructType
 
 from recovery.appended.content import Shape, read_task
 from recovery.appended.files import LocalFiles
@@ -185,6 +188,16 @@ def test_bytes_that_are_not_utf8_can_be_an_error(jvm, tmp_path):
     whole = planned(path, 0, path.stat().st_size)
     with pytest.raises(Py4JJavaError, match=rf"{FlowFailedError.__name__}: (?s:.*)The bytes at 7 are not UTF-8"):
         by_jvm(jvm, [Slice(whole, 0, whole.end)], fails=True)
+
+
+@pytest.mark.parametrize(("master", "here"), [("local[2]", True), ("spark://h1:7077", False)])
+def test_a_later_session_on_a_cluster_reads_in_python(monkeypatch, master, here):
+    """The class stays in the JVM, and executors on other hosts do not have it."""
+    monkeypatch.setattr(SparkContext, "_active_spark_context", SimpleNamespace(master=master))
+    question = {"ask": "schema", "options": {"path": "/nowhere"}}
+    assert (Answers().apply(json.dumps(question)) != "=") == here
+    question |= {"ask": "table", "schema": StructType().add("value", "string").json()}
+    assert (Answers().apply(json.dumps(question)) != "=") == here
 
 
 def test_a_slice_is_sent_whole():

@@ -24,6 +24,7 @@ from hashlib import sha256
 from typing import Any
 from weakref import WeakSet
 
+from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
@@ -56,7 +57,7 @@ def install(spark: SparkSession) -> None:
     assert jvm is not None
     assert gateway is not None
     with _installing:
-        if gateway in _installed or is_cluster(spark.sparkContext.master) or sys.byteorder != "little":
+        if gateway in _installed or not _reads_here() or sys.byteorder != "little":
             return
         loader = jvm.Thread.currentThread().getContextClassLoader()
         if loader.getClass().getName() != _LOADER:
@@ -71,6 +72,13 @@ def install(spark: SparkSession) -> None:
         made = loader.loadClass(_CLASS).getConstructors()[0].newInstance(gateway.new_array(jvm.Object, 0))
         made.answerBy(Answers())
         _installed.add(gateway)
+
+
+def _reads_here() -> bool:
+    """Whether the JVM is to read for the present session. Its class stays when a later session's tasks run elsewhere,
+    or the tactic is switched off."""
+    context = SparkContext._active_spark_context
+    return is_switched_on(TACTIC) and (context is None or not is_cluster(context.master))
 
 
 class Answers:
@@ -95,13 +103,13 @@ class Answers:
             return _printable(traceback.format_exc())
 
     def _schema(self, options: dict[str, str]) -> str:
-        if not is_switched_on(TACTIC):
+        if not _reads_here():
             return ""
         parse_options(options)
         return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 
     def _table(self, options: dict[str, str], schema: str) -> str:
-        if not is_switched_on(TACTIC):
+        if not _reads_here():
             return ""
         parse_options(options)
         check_schema(StructType.fromJson(json.loads(schema)))
