@@ -23,6 +23,7 @@ from recovery.owner.serving import tls_context
 from recovery.sinks import AllKeysSink, DeltaSink, FileSink, IcebergSink
 from recovery.wire.address import DEADLINE_S
 
+_ONE_PROCESS = re.compile(r"local(\[[^\]]*\])?")
 _ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
 _CLUSTER = re.compile(r"spark://[\w.:,\[\]-]+|yarn|k8s://[^\s]+")
 DEPLOY_MODE = "spark.submit.deployMode"
@@ -30,6 +31,11 @@ PARALLELISM = "spark.default.parallelism"
 INSTANCES, CORES = "spark.executor.instances", "spark.executor.cores"
 ANY = ("0.0.0.0", "::")
 """Addresses to listen at that no task can reach."""
+
+
+def is_one_process(master: str) -> bool:
+    """Whether tasks run in the driver's own JVM. Those of `local-cluster[…]` run in others, on the same host."""
+    return _ONE_PROCESS.fullmatch(master) is not None
 
 
 def is_cluster(master: str) -> bool:

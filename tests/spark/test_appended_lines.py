@@ -190,9 +190,18 @@ def test_bytes_that_are_not_utf8_can_be_an_error(jvm, tmp_path):
         by_jvm(jvm, [Slice(whole, 0, whole.end)], fails=True)
 
 
-@pytest.mark.parametrize(("master", "here"), [("local[2]", True), ("spark://h1:7077", False)])
-def test_a_later_session_on_a_cluster_reads_in_python(monkeypatch, master, here):
-    """The class stays in the JVM, and executors on other hosts do not have it."""
+@pytest.mark.parametrize(
+    ("master", "here"),
+    [
+        ("local", True),
+        ("local[2,4]", True),
+        ("local-cluster[1,2,1024]", False),
+        ("spark://localhost:7077", False),
+        ("spark://h1:7077", False),
+    ],
+)
+def test_only_tasks_in_the_drivers_jvm_find_the_class(monkeypatch, master, here):
+    """It stays there when a later session has executors, which do not have it."""
     monkeypatch.setattr(SparkContext, "_active_spark_context", SimpleNamespace(master=master))
     question = {"ask": "schema", "options": {"path": "/nowhere"}}
     assert (Answers().apply(json.dumps(question)) != "=") == here

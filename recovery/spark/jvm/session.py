@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import logging
 import os
-import re
 import shutil
 import signal
 import socket
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from recovery.config import DEFAULT_MASTER
 from recovery.errors import SparkUnavailableError
 from recovery.host import private
-from recovery.spark.clusters import check_master, is_cluster
+from recovery.spark.clusters import check_master, is_cluster, is_one_process
 from recovery.spark.jvm import executors, left_archive, local_files, versions
 from recovery.spark.jvm.class_archive import archive_options, archive_path
 from recovery.spark.jvm.jars import advice, check_jars, check_loaded
@@ -30,7 +29,6 @@ from recovery.spark.jvm.launch import LaunchError, end, launch, user_options
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_LOCAL = re.compile(r"local(\[[^\]]*\])?")
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -144,7 +142,7 @@ def _private(master: str) -> dict[str, str]:
         settings["spark.python.unix.domain.socket.enabled"] = "false"
     else:
         settings["spark.python.unix.domain.socket.dir"] = str(sockets)
-    if _LOCAL.fullmatch(master):
+    if is_one_process(master):
         # With other masters Spark does not generate a secret by itself.
         settings["spark.authenticate"] = "true"
     return settings

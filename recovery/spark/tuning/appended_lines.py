@@ -38,7 +38,7 @@ from recovery.appended.position import HEAD_BYTES, TAIL_BYTES, FilePosition
 from recovery.appended.reach import TaskFiles
 from recovery.errors import RecoveryError
 from recovery.host import private
-from recovery.spark.clusters import is_cluster
+from recovery.spark.clusters import is_one_process
 from recovery.spark.jvm.java_sources import bytecodes
 from recovery.spark.sources.appended import check_schema
 from recovery.spark.tuning.tuning import is_switched_on
@@ -52,7 +52,7 @@ _installed: WeakSet[Any] = WeakSet()
 
 
 def install(spark: SparkSession) -> None:
-    """Make Spark find the class for `appended` in this session's JVM, unless its tasks may run elsewhere."""
+    """Make Spark find the class for `appended` in this session's JVM, if its tasks run there."""
     jvm, gateway = spark._jvm, spark.sparkContext._gateway
     assert jvm is not None
     assert gateway is not None
@@ -75,10 +75,10 @@ def install(spark: SparkSession) -> None:
 
 
 def _reads_here() -> bool:
-    """Whether the JVM is to read for the present session. Its class stays when a later session's tasks run elsewhere,
-    or the tactic is switched off."""
+    """Whether the JVM is to read for the present session. Its class stays when a later session's tasks run in other
+    JVMs, or the tactic is switched off."""
     context = SparkContext._active_spark_context
-    return is_switched_on(TACTIC) and (context is None or not is_cluster(context.master))
+    return is_switched_on(TACTIC) and (context is None or is_one_process(context.master))
 
 
 class Answers:
