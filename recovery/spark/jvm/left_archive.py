@@ -58,7 +58,9 @@ def options(java_home: Path, given: str) -> str:
         return ""
     top = home / f"left-{name}.jsa"
     try:
-        _adopt(home, top)
+        with contextlib.suppress(OSError):
+            # Where nothing can be written, or another run does the same, what is there still serves.
+            _adopt(home, top)
         if is_readable(top):
             return f'"-XX:SharedArchiveFile={top}" {_quiet(java_home)}'
         if wish == USE or any(map(_is_new, home.glob(f"{top.name}.*"))):

@@ -3,6 +3,7 @@ the long test."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
@@ -91,6 +92,22 @@ def test_a_cache_that_cannot_be_written(tmp_path, java, monkeypatch):
     monkeypatch.delenv(left_archive.VARIABLE, raising=False)
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
     assert left_archive.options(java, "") == ""
+
+
+def test_an_archive_in_a_cache_that_cannot_be_written(cache, java, monkeypatch):
+    """It is used, whatever lies beside it that would be removed elsewhere."""
+    left(left_archive.options(java, ""))
+    assert "-XX:SharedArchiveFile=" in left_archive.options(java, "")
+    [top] = cache.iterdir()
+    old = top.with_name(f"{top.stem}.classes.7")
+    old.touch()
+    os.utime(old, (1, 1))
+
+    def refuse(self: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert f'"-XX:SharedArchiveFile={top}"' in left_archive.options(java, "")
 
 
 def test_few_are_kept(cache, java):
