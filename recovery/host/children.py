@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,3 +24,15 @@ def exit_text(code: int | None) -> str:
     if code is None:
         return "too late"
     return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def end(process: subprocess.Popen[bytes], wait_s: float) -> None:
+    """End a process that ends by itself when its standard input does; kill it if that takes longer than `wait_s`."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    try:
+        process.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -21,7 +21,7 @@ import msgspec
 
 from recovery.base.ids import Lease
 from recovery.errors import ConfigurationError, RecoveryError, StorageError, error_named
-from recovery.host.children import exit_text, own_module
+from recovery.host.children import end, exit_text, own_module
 from recovery.metrics.memory import resident_bytes
 from recovery.owner.serving import Failed, Ready, Task, port_of, tls_context
 from recovery.wire.address import DEADLINE_S, location, owner_address
@@ -126,7 +126,7 @@ class OwnerProcess:
         self._stopped.set()
         process = self._process
         if process is not None:
-            _end(process)
+            end(process, END_S)
         self._thread.join()
         self._listener.close()
 
@@ -169,7 +169,7 @@ class OwnerProcess:
             raise StorageError(f"the owner's process cannot be started: {error}") from error
         self._process = process
         if self._stopped.is_set():
-            _end(process)
+            end(process, END_S)
             return
         assert process.stdin is not None
         with contextlib.suppress(OSError):
@@ -179,7 +179,7 @@ class OwnerProcess:
         try:
             self.incarnation = msgspec.json.decode(line, type=Ready).incarnation
         except (msgspec.DecodeError, msgspec.ValidationError):
-            _end(process)
+            end(process, END_S)
             raise _start_error(line, process) from None
 
 
@@ -206,18 +206,6 @@ def _start_error(line: bytes, process: subprocess.Popen[bytes]) -> RecoveryError
         cause="Its error is above; or this host is too busy, or has too little memory.",
         remedy="Fix it and run the same command again: nothing was changed.",
     )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process; it ends by itself when its standard input does."""
-    assert process.stdin is not None
-    with contextlib.suppress(OSError):
-        process.stdin.close()
-    try:
-        process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _listening(bind: str, port: int) -> socket.socket:

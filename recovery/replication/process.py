@@ -23,7 +23,7 @@ import msgspec
 from recovery.backup.places import shown_address
 from recovery.base.clock import Clock
 from recovery.errors import BackupTargetError, RecoveryError, StorageError
-from recovery.host.children import exit_text, own_module
+from recovery.host.children import end, exit_text, own_module
 from recovery.planning.replica import NO_LAG, NOTHING, ReplicaLag, ReplicaState, Shipped, pause_s
 from recovery.replication.messages import Answer, Ship, Task
 
@@ -32,6 +32,7 @@ END_S = 30.0
 RECORD_S = 5.0
 """How long it waits besides for that to be recorded."""
 STOP_S = 2.0
+"""How long to wait for the process to end by itself. What it ships then does not count."""
 
 
 class _Waiting(NamedTuple):
@@ -170,7 +171,7 @@ class Replication:
             self._changed.notify_all()
         process = self._process
         if process is not None:
-            _end(process)
+            end(process, STOP_S)
         self._thread.join()
 
     # ---- the thread
@@ -254,7 +255,7 @@ class Replication:
             return StorageError(f"the shipping process cannot be started: {error}")
         self._process = process
         if self._stopped:
-            _end(process)
+            end(process, STOP_S)
         return _answer(process, msgspec.json.encode(self._task))
 
     # ---- errors
@@ -285,17 +286,5 @@ def _answer(process: subprocess.Popen[bytes], line: bytes) -> Answer | RecoveryE
     try:
         return msgspec.json.decode(answer, type=Answer)
     except (msgspec.DecodeError, msgspec.ValidationError):
-        _end(process)
+        end(process, STOP_S)
         return StorageError(f"the shipping process ended ({exit_text(process.returncode)})")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process; it ends by itself when its standard input does. What it ships then does not count."""
-    assert process.stdin is not None
-    with contextlib.suppress(OSError):
-        process.stdin.close()
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
