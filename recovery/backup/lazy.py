@@ -17,7 +17,7 @@ from recovery.backup.progress import Observer
 from recovery.backup.target import Target, UnreadableError
 from recovery.base.addresses import local_path
 from recovery.errors import BackupDamagedError, ConfigurationError, StorageError
-from recovery.storage.hydration import FrameIndex, Source, create_lazy
+from recovery.storage.hydration import FrameIndex, Source, create_lazy, page_bytes_of
 
 
 def lasting_place(place: str) -> str:
@@ -59,8 +59,7 @@ def bring_lazily(
     try:
         index = FrameIndex(encoded)
         first = index.unpacked(0, _read(target, name, *index.place(0, 1)))
-        page_bytes = int.from_bytes(first[16:18], "big")
-        source = Source(place, name, end, stored.index_bytes, 65536 if page_bytes == 1 else page_bytes)
+        source = Source(place, name, end, stored.index_bytes, page_bytes_of(first))
         create_lazy(path, source, encoded, first)
     except ConfigurationError:
         raise
