@@ -161,8 +161,16 @@ def give_up(target: Target, identity: str) -> None:
     target.delete(_running_name(identity))
 
 
-def prune(target: Target, rules: Sequence[KeepRule], now_ms: int, catalog: Catalog | None = None) -> Pruned:
-    """Remove the backups that no rule keeps, and objects that no backup needs. The newest backup always stays.
+def prune(
+    target: Target,
+    rules: Sequence[KeepRule],
+    now_ms: int,
+    catalog: Catalog | None = None,
+    *,
+    made: Manifest | None = None,
+) -> Pruned:
+    """Remove the backups that no rule keeps, and objects that no backup needs. The newest backup always stays, and so
+    does `made`, which this process has just made: by their times, those of a host whose clock is ahead look newer.
 
     The next pruning completes one that was cut off. catalog: what this process knows of the place. Raises
     BackupTargetError.
@@ -172,7 +180,7 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int, catalog: Catal
     objects = entries_of(target, OBJECTS)
     contents = catalog.look()
     taken = [(each.id, each.started_ms) for each in contents.backups]
-    kept_ids = backups_to_keep(taken, rules, now_ms)
+    kept_ids = backups_to_keep(taken, rules, now_ms) | ({made.id} if made is not None else set())
     kept = [each for each in contents.backups if each.id in kept_ids]
     removed = [each.id for each in contents.backups if each.id not in kept_ids]
     refuse_other_versions(target, contents.unreadable)

@@ -100,15 +100,15 @@ class Shipper:
         note_replica(
             self._directory, LastReplica(self._target.shown, newest.epoch, newest.execution, made.manifest.finished_ms)
         )
-        return ShippedEpoch(newest, made, self._prune())
+        return ShippedEpoch(newest, made, self._prune(made.manifest))
 
-    def _prune(self) -> RecoveryError | None:
+    def _prune(self, made: Manifest) -> RecoveryError | None:
         now_s = self._clock.elapsed_s()
         if not self._keep or now_s - self._pruned_s < PRUNE_S:
             return None
         self._pruned_s = now_s
         try:
-            prune(self._target, self._keep, self._clock.wall_ms(), self._catalog)
+            prune(self._target, self._keep, self._clock.wall_ms(), self._catalog, made=made)
         except RecoveryError as error:
             # The epoch is shipped nevertheless.
             return error
