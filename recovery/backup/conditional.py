@@ -31,6 +31,8 @@ class Documents:
 
     def __init__(self, objects: Objects, shown: str) -> None:
         self.shown = shown
+        self.location = objects.location
+        """The place's one name, however its address was written."""
         self._objects = objects
 
     def get(self, name: str) -> Found | None:

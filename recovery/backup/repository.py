@@ -162,18 +162,12 @@ def give_up(target: Target, identity: str) -> None:
 
 
 def prune(
-    target: Target,
-    rules: Sequence[KeepRule],
-    now_ms: int,
-    catalog: Catalog | None = None,
-    *,
-    made: Manifest | None = None,
+    target: Target, rules: Sequence[KeepRule], now_ms: int, catalog: Catalog | None = None, made: Manifest | None = None
 ) -> Pruned:
-    """Remove the backups that no rule keeps, and objects that no backup needs. The newest backup always stays, and so
-    does `made`, which this process has just made: by their times, those of a host whose clock is ahead look newer.
+    """Remove the backups that no rule keeps, and objects that no backup needs. The newest backup always stays.
 
-    The next pruning completes one that was cut off. catalog: what this process knows of the place. Raises
-    BackupTargetError.
+    The next pruning completes one that was cut off. catalog: what this process knows of the place. made: a backup that
+    stays, although those of a host whose clock is ahead look newer. Raises BackupTargetError.
     """
     catalog = catalog or Catalog(target)
     # prune.1

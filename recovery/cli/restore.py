@@ -16,9 +16,12 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_size, format_time, json_option, print_json, say, table, umask_option
+from recovery.errors import StorageError
+from recovery.host.durable import PRIVATE, make_directories, sync
 from recovery.planning.backups import RestorePlan
 from recovery.planning.going_back import after_text
 from recovery.storage.hydration import Progress, Stop, hydrate_directory, hydrating
+from recovery.storage.initialize import clear_killed_attempt
 
 if TYPE_CHECKING:
     # It imports Arrow, which other commands need not wait for.
@@ -131,9 +134,12 @@ def restore(
     )
 
 
-def restore_missing(place: str, directory: Path, *, quiet: bool) -> None:
-    """Restore the newest backup at a place lazily into a directory, unless that holds partitions already."""
+def restore_missing(place: str, directory: Path, *, takes_over: str | None = None, quiet: bool) -> None:
+    """Restore the newest backup at a place lazily into a directory, unless that holds partitions already. takes_over:
+    the place whose writer the directory replaces; before the backups are read, so what that writer publishes is in
+    them."""
     progress = CopyProgress(quiet=quiet)
+    clear_killed_attempt(directory)
     if any(directory.glob("part-*.sqlite3*")):
         progress.say(one_line(f"{directory} holds partitions; nothing was restored"))
         return
@@ -145,6 +151,8 @@ def restore_missing(place: str, directory: Path, *, quiet: bool) -> None:
 
     clock = SystemClock()
     lasting = lasting_place(place)
+    if takes_over is not None:
+        _claim(takes_over, directory, clock)
     with scratch_directory("restore") as scratch:
         found = open_source(open_target(place), scratch, clock)
         done = restore_copies(
@@ -152,6 +160,18 @@ def restore_missing(place: str, directory: Path, *, quiet: bool) -> None:
             announce=announcing(progress, found, clock), observe=progress.observe,
         )  # fmt: skip
     progress.say(f"{one_line(directory)} can be used after {done.timings.total_s:.1f} s")
+
+
+def _claim(place: str, directory: Path, clock: Clock) -> None:
+    from recovery.backup.conditional import open_documents
+    from recovery.backup.lease import claim_to_restore
+
+    try:
+        make_directories(directory)
+        sync(directory.absolute().parent)
+    except OSError as error:
+        raise StorageError(str(error), path=directory) from error
+    claim_to_restore(open_documents(place, PRIVATE), directory, clock, lambda: token_hex(8))
 
 
 def continue_hydration(directory: Path, progress: CopyProgress) -> None:
