@@ -71,7 +71,8 @@ class Replication:
         """Called when a problem begins, and when it is over; on a thread of this object."""
         self._destination = shown_address(destination)
         self._clock = clock
-        self._log = log
+        self.log = log
+        self.directory = directory
         self._task = Task(
             str(directory), store_id, destination, str(scratch), os.getpid(), list(keep), execution, sync, takeover
         )
@@ -232,7 +233,7 @@ class Replication:
             with contextlib.suppress(Exception):
                 self.on_change(self.state)
         if isinstance(answer, Answer) and answer.pruning_problem is not None:
-            self._log(f"recovery: older backups in {self._destination} could not be removed: {answer.pruning_problem}")
+            self.log(f"recovery: older backups in {self._destination} could not be removed: {answer.pruning_problem}")
 
     def _ask(self, wanted: Ship) -> Answer | RecoveryError:
         """Have something done by the process. Starts it again if it has ended."""

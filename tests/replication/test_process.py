@@ -21,11 +21,14 @@ from recovery.planning.replica import ReplicaLag, Shipped
 from recovery.planning.resume import plan_resume
 from recovery.replication.process import Replication
 from recovery.replication.shipper import newest_of
+from recovery.spark.run.replicating import ReplicatedClosing
+from recovery.storage.hydration import hydrating
 from recovery.storage.scan import scan
 from tests.backup.standby.support import followed, promoted
 from tests.backup.support import back_up, bring_back, states
 from tests.backup.test_incremental import fill
 from tests.backup.test_incremental_faults import change
+from tests.backup.test_lazy import begin as lazily_restored
 from tests.stores import ROOT
 
 
@@ -171,6 +174,21 @@ class TestSync:
             replication.wait(lambda: False, once=True)
         with pytest.raises(BackupTargetError):
             replication.ready(60)
+
+    def test_a_start_fetches_the_rest_of_a_lazy_restore(self, store, begin, tmp_path):
+        """Nothing could be shipped before, and so nothing shown."""
+        back_up(store, tmp_path / "dest")
+        wanted = states(store)
+        shutil.rmtree(store)
+        lazily_restored(tmp_path / "dest", store)
+        assert hydrating(store)
+        told = []
+        replication = begin(sync=True, log=told.append)
+        ReplicatedClosing(replication, lambda: False).begun()
+        assert hydrating(store) == []
+        assert (replication.state.shippings, replication.state.problem) == (1, None)
+        assert told == ["recovery: --replicate-sync: fetching the rest of the lazy restore first"]
+        assert states(store) == wanted
 
 
 DRIVER = """
