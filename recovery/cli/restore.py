@@ -69,14 +69,13 @@ def restore(
     """
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")
-    from recovery.backup.lazy import lasting_place
+    from recovery.backup.places import lasting_place, open_target
 
     if lazy and not dry_run and any(each.place == lasting_place(source) for each in hydrating(directory)):
         continue_hydration(directory, CopyProgress(quiet=as_json))
         if as_json:
             print_json({"directory": str(directory), "dry_run": False, "continued": True})
         return
-    from recovery.backup.places import open_target
     from recovery.backup.restore import look_into_chains, plan_from
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
@@ -143,8 +142,7 @@ def restore_missing(place: str, directory: Path, *, takes_over: str | None = Non
     if any(directory.glob("part-*.sqlite3*")):
         progress.say(one_line(f"{directory} holds partitions; nothing was restored"))
         return
-    from recovery.backup.lazy import lasting_place
-    from recovery.backup.places import open_target
+    from recovery.backup.places import lasting_place, open_target
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory

@@ -18,8 +18,8 @@ import apsw
 import pytest
 
 from recovery.backup.frames import FRAME_BYTES, FrameIndex, digest_of, encode_index, pack
-from recovery.backup.lazy import lasting_place
 from recovery.backup.manifest import Manifest, encode, manifest_name
+from recovery.backup.places import lasting_place
 from recovery.backup.repository import list_backups
 from recovery.backup.target import DirectoryTarget
 from recovery.base.faults import VARIABLE

@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from recovery.backup.conditional import absolute_place
 from recovery.backup.lease import Term, read_term
 from recovery.backup.manifest import Manifest, manifest_name
 from recovery.backup.objects import SpoiledObject
-from recovery.backup.places import open_target
+from recovery.backup.places import lasting_place, open_target
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.repository import (
     Listing,
@@ -111,7 +110,7 @@ class Follower:
         standby, ConfigurationError, CorruptPartitionError or StorageError.
         """
         self.directory = directory
-        self._place = None if place is None else absolute_place(place)
+        self._place = None if place is None else lasting_place(place)
         self._clock = clock
         self._modes = modes
         self._observe = observe
