@@ -206,14 +206,16 @@ def claim(
     return Lease(documents, term, found)
 
 
-def claim_to_restore(documents: Documents, directory: Path, clock: Clock, random_id: Callable[[], str]) -> Lease | None:
-    """Claim the next term of a place, whoever holds it, for a directory that is restored from it next; None if nobody
-    holds it. It may be repeated. Raises what `claim` raises."""
+def claim_to_restore(
+    documents: Documents, directory: Path, clock: Clock, random_id: Callable[[], str], *, takeover: bool
+) -> Lease | None:
+    """Claim the next term of a place for a directory that is restored from it next; None if nobody holds one. It may be
+    repeated. takeover, and what it raises: see `claim`."""
     found, _ = _read(documents)
     if found is None:
         return None
     claimant = Claimant(directory, found.store_id, "takeover", os.getpid())
-    return claim(documents, claimant, clock, random_id, takeover=True)
+    return claim(documents, claimant, clock, random_id, takeover=takeover)
 
 
 def _nonce(term: Term | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_size, format_time, json_option, print_json, say, table, umask_option
-from recovery.errors import StorageError
+from recovery.errors import BackupTargetError, StorageError
 from recovery.host.durable import PRIVATE, make_directories, sync
 from recovery.planning.backups import RestorePlan
 from recovery.planning.going_back import after_text
@@ -133,10 +134,10 @@ def restore(
     )
 
 
-def restore_missing(place: str, directory: Path, *, takes_over: str | None = None, quiet: bool) -> None:
-    """Restore the newest backup at a place lazily into a directory, unless that holds partitions already. takes_over:
-    the place whose writer the directory replaces; before the backups are read, so what that writer publishes is in
-    them."""
+def restore_missing(place: str, directory: Path, *, replicate: str | None, takeover: bool, quiet: bool) -> None:
+    """Restore the newest backup at a place lazily into a directory, unless that holds partitions already. replicate:
+    where the run replicates to. The directory takes that place's lease before the backups are read, so that what its
+    writer publishes is in them; without `takeover` it is refused instead, before anything is restored."""
     progress = CopyProgress(quiet=quiet)
     clear_killed_attempt(directory)
     if any(directory.glob("part-*.sqlite3*")):
@@ -149,8 +150,8 @@ def restore_missing(place: str, directory: Path, *, takes_over: str | None = Non
 
     clock = SystemClock()
     lasting = lasting_place(place)
-    if takes_over is not None:
-        _claim(takes_over, directory, clock)
+    if replicate is not None:
+        _claim(replicate, directory, clock, takeover)
     with scratch_directory("restore") as scratch:
         found = open_source(open_target(place), scratch, clock)
         done = restore_copies(
@@ -160,7 +161,7 @@ def restore_missing(place: str, directory: Path, *, takes_over: str | None = Non
     progress.say(f"{one_line(directory)} can be used after {done.timings.total_s:.1f} s")
 
 
-def _claim(place: str, directory: Path, clock: Clock) -> None:
+def _claim(place: str, directory: Path, clock: Clock, takeover: bool) -> None:
     from recovery.backup.conditional import open_documents
     from recovery.backup.lease import claim_to_restore
 
@@ -169,7 +170,9 @@ def _claim(place: str, directory: Path, clock: Clock) -> None:
         sync(directory.absolute().parent)
     except OSError as error:
         raise StorageError(str(error), path=directory) from error
-    claim_to_restore(open_documents(place, PRIVATE), directory, clock, lambda: token_hex(8))
+    # The run may begin while its replica cannot be reached.
+    with contextlib.nullcontext() if takeover else contextlib.suppress(BackupTargetError):
+        claim_to_restore(open_documents(place, PRIVATE), directory, clock, lambda: token_hex(8), takeover=takeover)
 
 
 def continue_hydration(directory: Path, progress: CopyProgress) -> None:

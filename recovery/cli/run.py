@@ -260,6 +260,9 @@ def run(
             raise click.UsageError("--replicate is for flows: a pipeline closes no epochs.")
         if metrics_port is not None:
             raise click.UsageError("--metrics-port is for flows; `recovery runs` shows what a pipeline did.")
+        if config is not None:
+            # The variable is meant for flows.
+            config = replace(config, replicate=None, replicate_sync=False, replicate_keep=())
     elif resume:
         raise click.UsageError("--resume is for pipelines; a flow resumes by itself.")
     elif full_refresh or no_state_update:
@@ -302,8 +305,8 @@ def _with_partitions(config: RecoveryConfig, source: str | None, *, quiet: bool)
         take_over_before_run(config.path, quiet=quiet)
         config = replace(config, takeover=False)
     if source is not None:
-        taken = os.fspath(config.replicate) if config.takeover and config.replicate is not None else None
-        restore_missing(source, config.path, takes_over=taken, quiet=quiet)
+        replicate = None if config.replicate is None else os.fspath(config.replicate)
+        restore_missing(source, config.path, replicate=replicate, takeover=config.takeover, quiet=quiet)
     return config
 
 

@@ -173,7 +173,10 @@ def test_a_run_from_a_backup_takes_over_before_it_reads_the_place(store, tmp_pat
         raise FlowFailedError("it ran")
 
     monkeypatch.setattr("recovery.spark.run.blocking.run", run)
-    command = ["run", str(flow), "-r", str(new), "--from", str(place), "--replicate", str(place), "--takeover"]
+    command = ["run", str(flow), "-r", str(new), "--from", str(place), "--replicate", str(place)]
+    assert CliRunner().invoke(main, command).exit_code == 59
+    assert not any(new.glob("part-*"))
+    command.append("--takeover")
     assert CliRunner().invoke(main, [*command, "--resume"]).exit_code == 2
     old.check()
     assert CliRunner().invoke(main, command).exit_code == 60
