@@ -77,8 +77,14 @@ def test_promote(store, tmp_path):
     result = CliRunner().invoke(main, ["fork", str(standby), str(tmp_path / "fork")])
     assert result.exit_code == 58
     assert f"it follows {place}" in result.stderr
-    for command in (["gc", str(standby)], ["hwm", "set", str(standby), "orders", "5"], ["init", str(standby), "2"]):
-        assert CliRunner().invoke(main, command).exit_code == 58, command
+    for command in (
+        ["gc", standby],
+        ["hwm", "set", standby, "orders", "5"],
+        ["init", standby, "2"],
+        ["repartition", standby, tmp_path / "new", "3", "--dry-run"],
+        ["fork", standby, tmp_path / "new", "--dry-run"],
+    ):
+        assert CliRunner().invoke(main, [str(each) for each in command]).exit_code == 58, command
     facts = json.loads(call("promote", standby, "--json"))
     assert (facts["epoch"], facts["fenced"], facts["before"], facts["unseen"]) == (1, True, None, "unknown")
     assert facts["term"]["term"] == 1
