@@ -19,6 +19,7 @@ from recovery.base.clock import SystemClock
 from recovery.errors import BackupTargetError, ForeignPartitionError, TakenOverError
 from recovery.planning.replica import ReplicaLag, Shipped
 from recovery.planning.resume import plan_resume
+from recovery.replication.messages import Answer
 from recovery.replication.process import Replication
 from recovery.replication.shipper import newest_of
 from recovery.spark.run.replicating import ReplicatedClosing
@@ -146,6 +147,20 @@ def test_a_place_of_another_store_ends_the_run(store, make_store, begin, tmp_pat
     assert replication.state.shippings == 0
 
 
+def test_nobody_reads_what_it_says(store, begin, monkeypatch):
+    """It ships on."""
+    monkeypatch.setattr("recovery.replication.process._answer", lambda *_: Answer(epoch=1, pruning_problem="no answer"))
+
+    def closed(text: str) -> None:
+        raise BrokenPipeError(text)
+
+    replication = begin(log=closed)
+    for shippings in (1, 2):
+        replication.closed()
+        replication.wait(lambda: False)
+        assert replication.state.shippings == shippings
+
+
 class TestSync:
     """An epoch counts when it is shipped."""
 
@@ -195,6 +210,7 @@ DRIVER = """
 import sys, time
 from pathlib import Path
 from recovery.base.clock import SystemClock
+from recovery.replication.messages import Answer
 from recovery.replication.process import Replication
 replication = Replication(Path(sys.argv[1]), "id", sys.argv[2], Path(sys.argv[3]), clock=SystemClock())
 replication.ready(60)

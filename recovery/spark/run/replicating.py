@@ -90,7 +90,7 @@ class ReplicatedClosing:
         from. With sync, wait for that, and first for the rest of a lazy restore; raises if it fails."""
         if self._replication is not None:
             if self._replication.sync and hydrating(self._replication.directory):
-                self._replication.log("recovery: --replicate-sync: fetching the rest of the lazy restore first")
+                self._replication.say("--replicate-sync: fetching the rest of the lazy restore first")
                 hydrate_directory(self._replication.directory, Stop())
             self._replication.closed(0)
             if self._replication.sync:
