@@ -237,6 +237,8 @@ class Replication:
         if (before is None) != (problem is None):
             with contextlib.suppress(Exception):
                 self.on_change(self.state)
+        if isinstance(answer, Answer) and answer.lacks is not None:
+            self.say(answer.lacks)
         if isinstance(answer, Answer) and answer.pruning_problem is not None:
             self.say(f"older backups in {self._destination} could not be removed: {answer.pruning_problem}")
 

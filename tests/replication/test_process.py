@@ -272,17 +272,22 @@ class TestTakenOver:
         assert states(tmp_path / "standby") == states(store)
 
     def test_a_restored_directory_replaces_the_writer_on_request(self, store, begin, tmp_path):
-        """Without that it is refused: the other one may still run."""
+        """Without that it is refused: the other one may still run. What that shipped since the restore is said."""
         replication = begin()
         closes(store, replication)
-        replication.end()
+        replication.wait(lambda: False)
         bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+        closes(store, replication)
+        replication.end()
         shutil.rmtree(store)
         shutil.move(tmp_path / "new", store)
         with pytest.raises(TakenOverError, match="--takeover"):
             begin(execution=2).ready(60)
-        again = begin(execution=2, takeover=True)
+        told = []
+        again = begin(execution=2, takeover=True, log=told.append)
         again.ready(60)
         closes(store, again)
         again.end()
         assert again.state.problem is None
+        [lacks] = told
+        assert lacks.startswith(f"recovery: {tmp_path / 'dest'} has epoch 3, in backup ")

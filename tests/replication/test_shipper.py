@@ -161,6 +161,22 @@ def test_a_place_of_another_store_is_refused(store, make_store, tmp_path):
         shipper(store, tmp_path / "dest").ship()
 
 
+def test_what_the_place_holds_besides_is_said(store, tmp_path):
+    """A copy of the directory, or one that was restored while the run went on, lacks what was shipped since."""
+    place = tmp_path / "dest"
+    ours = shipper(store, place)
+    ours.ship()
+    copy = Path(shutil.copytree(store, tmp_path / "copy"))
+    assert shipper(copy, place).lacks() is None
+    change(store)
+    assert shipper(store, place).lacks() is None
+    ours.ship()
+    assert shipper(store, place).lacks() is None
+    assert f"{place} has epoch 2, in backup " in shipper(copy, place).lacks()
+    (tmp_path / "empty").mkdir()
+    assert shipper(copy, tmp_path / "empty").lacks() is None
+
+
 @pytest.mark.parametrize("passed", [2, 3])
 def test_a_fence_that_is_down_stops_the_shipping(store, tmp_path, passed):
     """Before the manifest is written, and when it is there: then the epoch does not count as shipped."""
