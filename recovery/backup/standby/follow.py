@@ -184,7 +184,7 @@ class Follower:
                     if not is_listed(self._target, manifest.id):
                         # It was pruned meanwhile, so there is a later one.
                         break
-                    missed.append(Missed(manifest.id, _epoch_of(manifest), error.found))
+                    missed.append(Missed(manifest.id, manifest.epoch, error.found))
             else:
                 return self._looked(listing, None, missed)
             if followed is not None and self.at is not None and self.at.is_whole:
@@ -287,7 +287,7 @@ class Follower:
             raise StorageError(str(error), path=self._staging) from error
         faults.reach("follow.3")
         # follow.4
-        epoch = _epoch_of(manifest)
+        epoch = manifest.epoch
         closed = next((e for e in manifest.copies[0].description.epochs if e.epoch == epoch), None)
         coming = At(
             manifest=manifest.id,
@@ -391,8 +391,3 @@ def _no_standby(directory: Path) -> ConfigurationError:
 
 def _stage(manifest: Manifest) -> Stage:
     return stage_of([copy.description for copy in manifest.copies], manifest.started_ms, manifest.id)
-
-
-def _epoch_of(manifest: Manifest) -> int:
-    """Return the newest epoch that all copies of a backup hold; they are of one moment, and so of one timeline."""
-    return min(copy.description.newest_epoch for copy in manifest.copies)
