@@ -299,8 +299,8 @@ def run(
 
 
 def _with_partitions(config: RecoveryConfig, source: str | None, *, quiet: bool) -> RecoveryConfig:
-    """Take over the store and restore the directory, as the options say. Comes when nothing else is left to refuse:
-    who was taken over from stays so."""
+    """Take over the store and restore the directory, as the options say. Last before the run, because a takeover cannot
+    be undone."""
     if config.takeover and (config.replicate is None or is_standby(config.path)):
         take_over_before_run(config.path, quiet=quiet)
         config = replace(config, takeover=False)
