@@ -125,7 +125,7 @@ class Shipper:
             return None
         self._pruned_s = now_s
         try:
-            prune(self._target, self._keep, self._clock.wall_ms(), self._catalog, made=made)
+            prune(self._target, self._keep, self._clock.wall_ms(), self._catalog, made)
         except RecoveryError as error:
             # The epoch is shipped nevertheless.
             return error

@@ -207,7 +207,7 @@ def test_older_backups_are_removed_from_time_to_time(store, tmp_path, monkeypatc
         assert ours.ship().pruning_problem is None
     assert len(list_backups(target).manifests) == 2
 
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(*_: object) -> None:
         raise BackupTargetError("no answer for 60 s")
 
     monkeypatch.setattr("recovery.replication.shipper.prune", refuse)
