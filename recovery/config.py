@@ -211,7 +211,14 @@ class RecoveryConfig:
         place = os.fspath(self.replicate)
         # The flow may change the working directory while it runs.
         set_field(self, "replicate", place if not place or "://" in place else os.fspath(local_path(place).absolute()))
-        if self.backup_interval == 0:
+        if "://" not in place and os.path.realpath(place) == os.path.realpath(self.path):
+            raise ConfigurationError(
+                "the recovery directory would be its own replica",
+                path=place,
+                cause="Whatever happens to the partitions happens to a copy beside them.",
+                remedy="Name another place, best on another host.",
+            )
+        if given_backup_interval_s(self) == 0:
             raise ConfigurationError(
                 "a run that replicates needs a backup interval, and 0 is given",
                 cause="What an epoch replaced has to stay until it is shipped.",

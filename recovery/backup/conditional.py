@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
-from recovery.backup.places import open_target, shown_address
+from recovery.backup.places import open_target
 from recovery.backup.target import DirectoryTarget
 from recovery.errors import BackupTargetError, ConfigurationError, StateBackendError
 from recovery.host.buckets import KINDS, azure_place
@@ -31,6 +30,8 @@ class Documents:
 
     def __init__(self, objects: Objects, shown: str) -> None:
         self.shown = shown
+        self.location = objects.location
+        """The place's one name, however its address was written."""
         self._objects = objects
 
     def get(self, name: str) -> Found | None:
@@ -96,19 +97,6 @@ def open_documents(place: str, make: Modes | None = None) -> Documents:
     return Documents(BucketObjects(_address(place)), target.shown)
 
 
-def refuse_credentials(place: str) -> None:
-    """Raises ConfigurationError for an address with credentials: it is kept in a file and read by other processes."""
-    parts = urlsplit(place) if "://" in place else SplitResult("", "", place, "", "")
-    named = parts.username is not None and KINDS.get(parts.scheme) == "s3"
-    if parts.password is not None or named:
-        raise ConfigurationError(
-            "the address holds credentials",
-            path=shown_address(place),
-            cause="It is kept, so that a later command finds the place again.",
-            remedy="Leave them out, and give them by the environment: see docs/backup.md.",
-        )
-
-
 def _address(place: str) -> Address:
     """Return a bucket's address for the client of operational state."""
     parts = urlsplit(place)
@@ -152,11 +140,3 @@ def _not_conditional(shown: str, found: str) -> ConfigurationError:
         remedy="Use S3, Google Cloud Storage, Azure or a directory. Here, back up beside the run instead (recovery "
         "backup --every --incremental), and promote a standby with --unfenced when that run has certainly ended.",
     )
-
-
-def absolute_place(place: str) -> str:
-    """Return a place so that it can be kept: a path as an absolute one. Raises ConfigurationError for an address with
-    credentials."""
-    refuse_credentials(place)
-    target = open_target(place)
-    return str(Path(target.root).absolute()) if isinstance(target, DirectoryTarget) else place

@@ -12,27 +12,10 @@ from pathlib import Path
 
 from recovery.backup.manifest import StoredCopy
 from recovery.backup.objects import SpoiledObject, replay_changes
-from recovery.backup.places import shown_address
 from recovery.backup.progress import Observer
 from recovery.backup.target import Target, UnreadableError
-from recovery.base.addresses import local_path
 from recovery.errors import BackupDamagedError, ConfigurationError, StorageError
-from recovery.storage.hydration import FrameIndex, Source, create_lazy
-
-
-def lasting_place(place: str) -> str:
-    """Return an address by which other processes, also later ones, reach a place of backups. Raises ConfigurationError
-    if it has credentials, which are not to be written into files."""
-    if "://" not in place:
-        return str(local_path(place).absolute())
-    if shown_address(place) != place.partition("?")[0]:
-        raise ConfigurationError(
-            "its address has credentials, which a lazy restore would write into files",
-            path=shown_address(place),
-            cause="Processes that read a partition later find the place by its address.",
-            remedy="Leave credentials to the environment: see docs/backup.md.",
-        )
-    return place
+from recovery.storage.hydration import FrameIndex, Source, create_lazy, page_bytes_of
 
 
 def bring_lazily(
@@ -59,8 +42,7 @@ def bring_lazily(
     try:
         index = FrameIndex(encoded)
         first = index.unpacked(0, _read(target, name, *index.place(0, 1)))
-        page_bytes = int.from_bytes(first[16:18], "big")
-        source = Source(place, name, end, stored.index_bytes, 65536 if page_bytes == 1 else page_bytes)
+        source = Source(place, name, end, stored.index_bytes, page_bytes_of(first))
         create_lazy(path, source, encoded, first)
     except ConfigurationError:
         raise

@@ -6,17 +6,19 @@ written conditionally, so of several writers that want the next term one gets it
 1. A run claims a new term when it starts. It may if the place has none yet, or if its directory held the term before:
    `lease.json` in the directory has the random nonce of that term. A copy of the directory has it too; the first of
    both to start takes it away from the other.
-2. A promotion claims a new term from the writer that the standby last saw. It reads the place after that. A takeover
-   by a directory that never held a term, such as a restored one, claims it whoever holds it.
+2. A promotion claims a new term from the writer that the standby last saw. It reads the place after that. So does
+   `run --from --takeover`, whoever holds the term. A takeover by a directory that holds partitions and never held a
+   term, such as a restored one, claims it too, but does not know what was stored since the directory was restored.
 3. A run checks, for each epoch, that its term is the place's: after it has stored the epoch there, and before it
    publishes the epoch's output. So an epoch that is published was in the place before a later term began, and whoever
-   has the later term has found it there. No clock is compared.
+   read the place after that has found it there. No clock is compared.
 
 A run that does not wait for 3 before it publishes may publish epochs that its successor does not know.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -171,7 +173,7 @@ def claim(
             f"it belongs to store {found.store_id}, and this is store {claimant.store_id}", path=documents.shown
         )
     held = _read_held(claimant.directory)
-    if held is not None and held.place != documents.shown:
+    if held is not None and held.place != documents.location:
         # It replicated to another place before.
         held = None
     if held is not None and found is not None and found.nonce == held.nonce and not claimant.execution:
@@ -193,7 +195,7 @@ def claim(
         sync=claimant.sync,
     )
     # Before the claim: if this process is killed after it, the directory still holds the term.
-    _write_held(claimant.directory, _Held(documents.shown, term.nonce, found))
+    _write_held(claimant.directory, _Held(documents.location, term.nonce, found))
     try:
         documents.put(NAME, _encode(term), token)
     except Conflict:
@@ -202,6 +204,18 @@ def claim(
         if now is None or now.nonce != term.nonce:
             raise _taken_over(documents.shown, now) from None
     return Lease(documents, term, found)
+
+
+def claim_to_restore(
+    documents: Documents, directory: Path, clock: Clock, random_id: Callable[[], str], *, takeover: bool
+) -> Lease | None:
+    """Claim the next term of a place for a directory that is restored from it next; None if nobody holds one. It may be
+    repeated. takeover, and what it raises: see `claim`."""
+    found, _ = _read(documents)
+    if found is None:
+        return None
+    claimant = Claimant(directory, found.store_id, "takeover", os.getpid())
+    return claim(documents, claimant, clock, random_id, takeover=takeover)
 
 
 def _nonce(term: Term | None) -> str:

@@ -117,6 +117,23 @@ def open_target(
     return ObjectTarget(filesystem, root, shown, secrets=secrets, no_answer_s=no_answer_s, looked_at=access.looked_at)
 
 
+def lasting_place(place: str) -> str:
+    """Return an address by which a later process finds a place again: a path as an absolute one. Raises
+    ConfigurationError for an address with credentials, which would be written into files."""
+    target = open_target(place)
+    if isinstance(target, DirectoryTarget):
+        return str(target.root.absolute())
+    parts = urlsplit(place)
+    if parts.password is not None or (parts.username is not None and KINDS.get(parts.scheme) == "s3"):
+        raise ConfigurationError(
+            "the address holds credentials",
+            path=target.shown,
+            cause="It is kept in a file, so that other processes and later commands find the place.",
+            remedy="Leave them out, and give them by the environment: see docs/backup.md.",
+        )
+    return place
+
+
 def shown_address(place: str) -> str:
     """Return the address without credentials and query: safe in messages and logs."""
     bare = place.partition("?")[0]

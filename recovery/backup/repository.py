@@ -161,18 +161,20 @@ def give_up(target: Target, identity: str) -> None:
     target.delete(_running_name(identity))
 
 
-def prune(target: Target, rules: Sequence[KeepRule], now_ms: int, catalog: Catalog | None = None) -> Pruned:
+def prune(
+    target: Target, rules: Sequence[KeepRule], now_ms: int, catalog: Catalog | None = None, made: Manifest | None = None
+) -> Pruned:
     """Remove the backups that no rule keeps, and objects that no backup needs. The newest backup always stays.
 
-    The next pruning completes one that was cut off. catalog: what this process knows of the place. Raises
-    BackupTargetError.
+    The next pruning completes one that was cut off. catalog: what this process knows of the place. made: a backup that
+    stays, although those of a host whose clock is ahead look newer. Raises BackupTargetError.
     """
     catalog = catalog or Catalog(target)
     # prune.1
     objects = entries_of(target, OBJECTS)
     contents = catalog.look()
     taken = [(each.id, each.started_ms) for each in contents.backups]
-    kept_ids = backups_to_keep(taken, rules, now_ms)
+    kept_ids = backups_to_keep(taken, rules, now_ms) | ({made.id} if made is not None else set())
     kept = [each for each in contents.backups if each.id in kept_ids]
     removed = [each.id for each in contents.backups if each.id not in kept_ids]
     refuse_other_versions(target, contents.unreadable)

@@ -156,7 +156,7 @@ def _once(how: _How, progress: CopyProgress, line: bool = False) -> RecoveryErro
     removed: Pruned | None = None
     unpruned: RecoveryError | None = None
     try:
-        removed = prune(target, keep, clock.wall_ms(), how.catalog) if keep else None
+        removed = prune(target, keep, clock.wall_ms(), how.catalog, made.manifest) if keep else None
     except RecoveryError as error:
         unpruned = error
     if how.as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,9 +17,12 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_size, format_time, json_option, print_json, say, table, umask_option
+from recovery.errors import BackupTargetError, StorageError
+from recovery.host.durable import PRIVATE, make_directories, sync
 from recovery.planning.backups import RestorePlan
 from recovery.planning.going_back import after_text
 from recovery.storage.hydration import Progress, Stop, hydrate_directory, hydrating
+from recovery.storage.initialize import clear_killed_attempt
 
 if TYPE_CHECKING:
     # It imports Arrow, which other commands need not wait for.
@@ -66,14 +70,13 @@ def restore(
     """
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")
-    from recovery.backup.lazy import lasting_place
+    from recovery.backup.places import lasting_place, open_target
 
     if lazy and not dry_run and any(each.place == lasting_place(source) for each in hydrating(directory)):
         continue_hydration(directory, CopyProgress(quiet=as_json))
         if as_json:
             print_json({"directory": str(directory), "dry_run": False, "continued": True})
         return
-    from recovery.backup.places import open_target
     from recovery.backup.restore import look_into_chains, plan_from
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
@@ -131,20 +134,24 @@ def restore(
     )
 
 
-def restore_missing(place: str, directory: Path, *, quiet: bool) -> None:
-    """Restore the newest backup at a place lazily into a directory, unless that holds partitions already."""
+def restore_missing(place: str, directory: Path, *, replicate: str | None, takeover: bool, quiet: bool) -> None:
+    """Restore the newest backup at a place lazily into a directory, unless that holds partitions already. replicate:
+    where the run replicates to. The directory takes that place's lease before the backups are read, so that what its
+    writer publishes is in them; without `takeover` it is refused instead, before anything is restored."""
     progress = CopyProgress(quiet=quiet)
+    clear_killed_attempt(directory)
     if any(directory.glob("part-*.sqlite3*")):
         progress.say(one_line(f"{directory} holds partitions; nothing was restored"))
         return
-    from recovery.backup.lazy import lasting_place
-    from recovery.backup.places import open_target
+    from recovery.backup.places import lasting_place, open_target
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
 
     clock = SystemClock()
     lasting = lasting_place(place)
+    if replicate is not None:
+        _claim(replicate, directory, clock, takeover)
     with scratch_directory("restore") as scratch:
         found = open_source(open_target(place), scratch, clock)
         done = restore_copies(
@@ -152,6 +159,20 @@ def restore_missing(place: str, directory: Path, *, quiet: bool) -> None:
             announce=announcing(progress, found, clock), observe=progress.observe,
         )  # fmt: skip
     progress.say(f"{one_line(directory)} can be used after {done.timings.total_s:.1f} s")
+
+
+def _claim(place: str, directory: Path, clock: Clock, takeover: bool) -> None:
+    from recovery.backup.conditional import open_documents
+    from recovery.backup.lease import claim_to_restore
+
+    try:
+        make_directories(directory)
+        sync(directory.absolute().parent)
+    except OSError as error:
+        raise StorageError(str(error), path=directory) from error
+    # The run may begin while its replica cannot be reached.
+    with contextlib.nullcontext() if takeover else contextlib.suppress(BackupTargetError):
+        claim_to_restore(open_documents(place, PRIVATE), directory, clock, lambda: token_hex(8), takeover=takeover)
 
 
 def continue_hydration(directory: Path, progress: CopyProgress) -> None:

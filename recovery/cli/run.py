@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -252,11 +253,6 @@ def run(
     conf = with_jars(conf, jars, packages)
     prepare_environment(*import_paths(target), master=master)
     flow = load(target)
-    if config is not None and takeover and directory is not None and (replicate is None or is_standby(directory)):
-        take_over_before_run(directory, quiet=as_json)
-        config = replace(config, takeover=False)
-    if source is not None and directory is not None:
-        restore_missing(source, directory, quiet=as_json)
     if isinstance(flow, Pipeline):
         if no_output or until is not None:
             raise click.UsageError("--no-output and --until are for flows.")
@@ -264,6 +260,16 @@ def run(
             raise click.UsageError("--replicate is for flows: a pipeline closes no epochs.")
         if metrics_port is not None:
             raise click.UsageError("--metrics-port is for flows; `recovery runs` shows what a pipeline did.")
+        if config is not None:
+            # The variable is meant for flows.
+            config = replace(config, replicate=None, replicate_sync=False, replicate_keep=())
+    elif resume:
+        raise click.UsageError("--resume is for pipelines; a flow resumes by itself.")
+    elif full_refresh or no_state_update:
+        raise click.UsageError("--full-refresh and --no-state-update are for pipelines.")
+    if config is not None:
+        config = _with_partitions(config, source, quiet=as_json)
+    if isinstance(flow, Pipeline):
 
         def run_them(config: RecoveryConfig | None) -> None:
             run_nodes(
@@ -273,10 +279,6 @@ def run(
 
         asking(run_them, config)
         return
-    if resume:
-        raise click.UsageError("--resume is for pipelines; a flow resumes by itself.")
-    if full_refresh or no_state_update:
-        raise click.UsageError("--full-refresh and --no-state-update are for pipelines.")
     if config is None and not as_json:
         tell("No -r given: running without recovery, state is lost at the end.")
 
@@ -294,6 +296,18 @@ def run(
         print_json(asdict(summary))
     else:
         tell(summary_text(summary))
+
+
+def _with_partitions(config: RecoveryConfig, source: str | None, *, quiet: bool) -> RecoveryConfig:
+    """Take over the store and restore the directory, as the options say. Last before the run, because a takeover cannot
+    be undone."""
+    if config.takeover and (config.replicate is None or is_standby(config.path)):
+        take_over_before_run(config.path, quiet=quiet)
+        config = replace(config, takeover=False)
+    if source is not None:
+        replicate = None if config.replicate is None else os.fspath(config.replicate)
+        restore_missing(source, config.path, replicate=replicate, takeover=config.takeover, quiet=quiet)
+    return config
 
 
 def _sink_text(sink: object) -> str:

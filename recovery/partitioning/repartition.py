@@ -37,6 +37,7 @@ from recovery.storage.lock import DirectoryLock, check_unlocked
 from recovery.storage.origin import How, Origin, add_origin, origin_of
 from recovery.storage.repartition import MAX_PARTITIONS, StepTally, Tally
 from recovery.storage.scan import scan
+from recovery.storage.standby import refuse_standby
 
 VERB: How = "repartition"
 FEW_ROWS = 200_000
@@ -111,6 +112,7 @@ def plan_repartition(
     """Return what `repartition` will do with these arguments; changes nothing. Raises what that raises."""
     source, target = local_path(directory), None if new_directory is None else local_path(new_directory)
     scan(source)
+    refuse_standby(source)
     check_unlocked(source)
     plan, _ = _planned(source, target, count)
     return plan

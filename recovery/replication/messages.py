@@ -51,7 +51,8 @@ class Problem(msgspec.Struct, frozen=True):
 
 class Answer(msgspec.Struct, frozen=True):
     """What the process answers: first whether the place can be used, then to each `Ship`. Without a problem it has
-    shipped the epoch. pruning_problem: why older backups could not be removed."""
+    shipped the epoch. pruning_problem: why older backups could not be removed. lacks: what the place holds and the
+    directory does not, a sentence."""
 
     problem: Problem | None = None
     epoch: int = 0
@@ -59,6 +60,7 @@ class Answer(msgspec.Struct, frozen=True):
     stored_bytes: int = 0
     whole: int = 0
     pruning_problem: str | None = None
+    lacks: str | None = None
 
 
 def problem_of(error: RecoveryError, *, passes: bool) -> Problem:

@@ -73,6 +73,7 @@ class Replication:
         self._destination = shown_address(destination)
         self._clock = clock
         self._log = log
+        self.directory = directory
         self._task = Task(
             str(directory), store_id, destination, str(scratch), os.getpid(), list(keep), execution, sync, takeover
         )
@@ -132,6 +133,11 @@ class Replication:
                 if self._stopped or (until_s is not None and self._clock.elapsed_s() >= until_s):
                     raise self._behind()
                 self._changed.wait(0.2)
+
+    def say(self, text: str) -> None:
+        """Tell the user. Whether anybody listens does not matter."""
+        with contextlib.suppress(OSError, ValueError):
+            self._log(f"recovery: {text}")
 
     def check(self) -> None:
         """Raise the error of a place that refuses, if there is one by now."""
@@ -232,8 +238,10 @@ class Replication:
         if (before is None) != (problem is None):
             with contextlib.suppress(Exception):
                 self.on_change(self.state)
+        if isinstance(answer, Answer) and answer.lacks is not None:
+            self.say(answer.lacks)
         if isinstance(answer, Answer) and answer.pruning_problem is not None:
-            self._log(f"recovery: older backups in {self._destination} could not be removed: {answer.pruning_problem}")
+            self.say(f"older backups in {self._destination} could not be removed: {answer.pruning_problem}")
 
     def _ask(self, wanted: Ship) -> Answer | RecoveryError:
         """Have something done by the process. Starts it again if it has ended."""

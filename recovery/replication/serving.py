@@ -54,7 +54,8 @@ def main() -> int:
         )  # fmt: skip
         shipper.look(task.store_id)
         fence.check()
-        _print(Answer())
+        # After the claim: who wrote before adds nothing any more.
+        _print(Answer(lacks=shipper.lacks()))
     except RecoveryError as error:
         _print(_failed(error))
         if shipper is None:

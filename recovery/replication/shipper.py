@@ -20,8 +20,10 @@ from recovery.backup.target import Target
 from recovery.base.clock import Clock
 from recovery.errors import BackupDamagedError, BackupTargetError, HydratingError, RecoveryError, StorageError
 from recovery.planning.backups import KeepRule
+from recovery.planning.following import is_later, stage_of
 from recovery.planning.replica import NOTHING, Shipped
 from recovery.storage.origin import read_origins
+from recovery.storage.scan import scan
 
 LOOK_S = 600.0
 """How often a shipping looks at all objects and manifests of the place, as a backup command does. In between it asks
@@ -76,6 +78,21 @@ class Shipper:
         origins = functools.partial(read_origins, self._directory)
         check_store(self._catalog.look().backups, store_id, self._target.shown, origins)
 
+    def lacks(self) -> str | None:
+        """Return what the newest backup holds and the directory lacks, as a sentence; None if nothing. Raises
+        BackupTargetError."""
+        newest = self._catalog.newest()
+        here = [found.description for found in scan(self._directory) if found.description is not None]
+        if newest is None or not here:
+            return None
+        there = stage_of([copy.description for copy in newest.copies], 0, "")
+        if not is_later(there, stage_of(here, 0, "")):
+            return None
+        return (
+            f"{self._target.shown} has epoch {newest.epoch}, in backup {newest.id}, of a run that this directory does "
+            "not know: from here on it is computed again"
+        )
+
     def ship(self) -> ShippedEpoch:
         """Ship the newest epoch that is closed in all partitions. Raises what `make_backup` raises, and the fence."""
         now_s = self._clock.elapsed_s()
@@ -100,15 +117,15 @@ class Shipper:
         note_replica(
             self._directory, LastReplica(self._target.shown, newest.epoch, newest.execution, made.manifest.finished_ms)
         )
-        return ShippedEpoch(newest, made, self._prune())
+        return ShippedEpoch(newest, made, self._prune(made.manifest))
 
-    def _prune(self) -> RecoveryError | None:
+    def _prune(self, made: Manifest) -> RecoveryError | None:
         now_s = self._clock.elapsed_s()
         if not self._keep or now_s - self._pruned_s < PRUNE_S:
             return None
         self._pruned_s = now_s
         try:
-            prune(self._target, self._keep, self._clock.wall_ms(), self._catalog)
+            prune(self._target, self._keep, self._clock.wall_ms(), self._catalog, made)
         except RecoveryError as error:
             # The epoch is shipped nevertheless.
             return error

@@ -25,7 +25,7 @@ from recovery.backup.frames import FrameIndex
 from recovery.base import faults
 from recovery.errors import BackupTargetError, CorruptPartitionError, HydratingError, RecoveryError, StorageError
 from recovery.storage.lazy.names import is_lazy, lazy_path
-from recovery.storage.lazy.pages import Pages, Progress, Source, create_lazy, pages_at
+from recovery.storage.lazy.pages import Pages, Progress, Source, create_lazy, page_bytes_of, pages_at
 from recovery.storage.sqlite.file.connections import use_log
 from recovery.storage.sqlite.file.opening import open_partition
 from recovery.storage.sqlite.file.statements import rows, translated
@@ -42,6 +42,7 @@ __all__ = [
     "hydrate_directory",
     "hydrating",
     "is_lazy",
+    "page_bytes_of",
     "refuse_hydrating",
 ]
 

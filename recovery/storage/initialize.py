@@ -87,6 +87,15 @@ def place_restored(
     return _place(directory, f"{RESTORING}{newest_execution}-{random_id()}", fill, modes)
 
 
+def clear_killed_attempt(directory: Path) -> None:
+    """Remove what a killed `init_partitions` or `place_restored` left, if it had not placed all files. Raises
+    DirectoryLockedError while another one is under way, or StorageError."""
+    with translated(directory):
+        if directory.is_dir() and any(map(_is_staging, directory.iterdir())):
+            with _alone(directory):
+                _clear_killed_attempt(directory)
+
+
 def _place(target: Path, staging_name: str, fill: Callable[[Path], int], modes: Modes) -> list[Path]:
     with translated(target):
         missing = [each for each in (target, *target.parents) if not each.exists()]

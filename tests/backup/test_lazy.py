@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -16,8 +18,8 @@ import apsw
 import pytest
 
 from recovery.backup.frames import FRAME_BYTES, FrameIndex, digest_of, encode_index, pack
-from recovery.backup.lazy import lasting_place
 from recovery.backup.manifest import Manifest, encode, manifest_name
+from recovery.backup.places import lasting_place
 from recovery.backup.repository import list_backups
 from recovery.backup.target import DirectoryTarget
 from recovery.base.faults import VARIABLE
@@ -35,6 +37,7 @@ from recovery.storage import hydration
 from recovery.storage.hydration import Stop, hydrate_directory, hydrating
 from recovery.storage.lazy import pages as pages_module
 from recovery.storage.lazy.names import lazy_path
+from recovery.storage.lazy.pages import Pages
 from recovery.storage.scan import scan
 from recovery.storage.sqlite.file.connections import connect
 from tests.backup.lazy_run import changes, close_epochs, state_of
@@ -509,6 +512,44 @@ def test_an_altered_lazy_file(lazy, at):
     except RecoveryError:
         return
     assert found == state_of(4)
+
+
+@pytest.mark.parametrize("page_bytes", [513, 1 << 15 | 512])
+def test_a_lazy_file_whose_frames_are_not_whole_pages(lazy, page_bytes):
+    """Its marks would not be those of the frames' pages: it is refused before a hole is read, or fetched for ever."""
+    side = lazy_path(lazy / "part-0.sqlite3")
+    content = side.read_bytes()
+    (length,) = struct.unpack_from("<I", content, 64)
+    source = {**json.loads(content[68 : 68 + length]), "page_bytes": page_bytes}
+    changed = json.dumps(source).encode()
+    index = content[8192 : 8192 + source["index_bytes"]]
+    marks = bytes([1]) * (FrameIndex(index).size_bytes // page_bytes)
+    side.write_bytes((content[:64] + struct.pack("<I", len(changed)) + changed).ljust(8192, b"\0") + index + marks)
+    with pytest.raises(CorruptPartitionError, match="ends within a page"):
+        state_at(lazy, 4)
+    with pytest.raises(CorruptPartitionError, match="ends within a page"):
+        hydrate_directory(lazy, Stop())
+
+
+def test_marks_of_a_killed_process_are_synced_by_the_next_checkpoint(lazy, monkeypatch):
+    """SQLite empties the log after it, which had those pages until then."""
+    synced = []
+
+    class Marks(mmap.mmap):
+        def flush(self, *range_):
+            synced.append(self[:])
+            return super().flush(*range_)
+
+    monkeypatch.setattr(pages_module.mmap, "mmap", Marks)
+    side = lazy_path(lazy / "part-0.sqlite3")
+    killed, later = Pages(side), Pages(side)
+    page = next(page for page in range(killed.count) if not killed.keeps(page))
+    with killed.locked():
+        killed.keep(page, page + 1)
+    synced.clear()
+    assert later.keeps(page)
+    later.sync_marks()
+    assert [each[len(each) - later.count + page] for each in synced] == [2]
 
 
 def test_a_backup_whose_disk_is_away(place, tmp_path):

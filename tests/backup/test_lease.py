@@ -107,6 +107,19 @@ def test_another_directory_takes_over_only_on_request(documents, tmp_path):
         claimed(documents, run(tmp_path / "restored", 3))
 
 
+def test_a_place_has_one_name(tmp_path):
+    """However it is written: a directory that was taken over gets nothing by another spelling of the place."""
+    (tmp_path / "place").mkdir()
+    (tmp_path / "link").symlink_to("place")
+    documents = open_documents(str(tmp_path / "place"))
+    first = claimed(documents, run(tmp_path / "a"))
+    claimed(documents, promotion(tmp_path / "b"), seen=first.term.nonce)
+    for spelled in ("link", "link/../place", "place/"):
+        with pytest.raises(TakenOverError):
+            claimed(open_documents(f"{tmp_path}/{spelled}"), run(tmp_path / "a", 2), takeover=True)
+    claimed(open_documents(f"{tmp_path}/link"), run(tmp_path / "b", 2))
+
+
 def test_an_ended_run_says_after_which_epoch(documents, tmp_path):
     """A successor knows that nothing is lost; the directory goes on."""
     first = claimed(documents, run(tmp_path / "a"))

@@ -19,13 +19,17 @@ from recovery.base.clock import SystemClock
 from recovery.errors import BackupTargetError, ForeignPartitionError, TakenOverError
 from recovery.planning.replica import ReplicaLag, Shipped
 from recovery.planning.resume import plan_resume
+from recovery.replication.messages import Answer
 from recovery.replication.process import Replication
 from recovery.replication.shipper import newest_of
+from recovery.spark.run.replicating import ReplicatedClosing
+from recovery.storage.hydration import hydrating
 from recovery.storage.scan import scan
 from tests.backup.standby.support import followed, promoted
 from tests.backup.support import back_up, bring_back, states
 from tests.backup.test_incremental import fill
 from tests.backup.test_incremental_faults import change
+from tests.backup.test_lazy import begin as lazily_restored
 from tests.stores import ROOT
 
 
@@ -143,6 +147,20 @@ def test_a_place_of_another_store_ends_the_run(store, make_store, begin, tmp_pat
     assert replication.state.shippings == 0
 
 
+def test_nobody_reads_what_it_says(store, begin, monkeypatch):
+    """It ships on."""
+    monkeypatch.setattr("recovery.replication.process._answer", lambda *_: Answer(epoch=1, pruning_problem="no answer"))
+
+    def closed(text: str) -> None:
+        raise BrokenPipeError(text)
+
+    replication = begin(log=closed)
+    for shippings in (1, 2):
+        replication.closed()
+        replication.wait(lambda: False)
+        assert replication.state.shippings == shippings
+
+
 class TestSync:
     """An epoch counts when it is shipped."""
 
@@ -172,11 +190,27 @@ class TestSync:
         with pytest.raises(BackupTargetError):
             replication.ready(60)
 
+    def test_a_start_fetches_the_rest_of_a_lazy_restore(self, store, begin, tmp_path):
+        """Nothing could be shipped before, and so nothing shown."""
+        back_up(store, tmp_path / "dest")
+        wanted = states(store)
+        shutil.rmtree(store)
+        lazily_restored(tmp_path / "dest", store)
+        assert hydrating(store)
+        told = []
+        replication = begin(sync=True, log=told.append)
+        ReplicatedClosing(replication, lambda: False).begun()
+        assert hydrating(store) == []
+        assert (replication.state.shippings, replication.state.problem) == (1, None)
+        assert told == ["recovery: --replicate-sync: fetching the rest of the lazy restore first"]
+        assert states(store) == wanted
+
 
 DRIVER = """
 import sys, time
 from pathlib import Path
 from recovery.base.clock import SystemClock
+from recovery.replication.messages import Answer
 from recovery.replication.process import Replication
 replication = Replication(Path(sys.argv[1]), "id", sys.argv[2], Path(sys.argv[3]), clock=SystemClock())
 replication.ready(60)
@@ -238,17 +272,22 @@ class TestTakenOver:
         assert states(tmp_path / "standby") == states(store)
 
     def test_a_restored_directory_replaces_the_writer_on_request(self, store, begin, tmp_path):
-        """Without that it is refused: the other one may still run."""
+        """Without that it is refused: the other one may still run. What that shipped since the restore is said."""
         replication = begin()
         closes(store, replication)
-        replication.end()
+        replication.wait(lambda: False)
         bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+        closes(store, replication)
+        replication.end()
         shutil.rmtree(store)
         shutil.move(tmp_path / "new", store)
         with pytest.raises(TakenOverError, match="--takeover"):
             begin(execution=2).ready(60)
-        again = begin(execution=2, takeover=True)
+        told = []
+        again = begin(execution=2, takeover=True, log=told.append)
         again.ready(60)
         closes(store, again)
         again.end()
         assert again.state.problem is None
+        [lacks] = told
+        assert lacks.startswith(f"recovery: {tmp_path / 'dest'} has epoch 3, in backup ")

@@ -19,7 +19,7 @@ from recovery.errors import BackupTargetError, ForeignPartitionError, LeaseLostE
 from recovery.planning.backups import KeepRule
 from recovery.planning.replica import Shipped
 from recovery.replication.shipper import PASSING, Shipper
-from tests.backup.support import bring_back, random_id, states
+from tests.backup.support import back_up, bring_back, random_id, states
 from tests.backup.test_faults import NOW_MS, FailingTarget, one_at_a_time  # noqa: F401
 from tests.backup.test_incremental import History, assert_every_epoch_is_there, fill
 from tests.backup.test_incremental_faults import change, objects
@@ -161,6 +161,22 @@ def test_a_place_of_another_store_is_refused(store, make_store, tmp_path):
         shipper(store, tmp_path / "dest").ship()
 
 
+def test_what_the_place_holds_besides_is_said(store, tmp_path):
+    """A copy of the directory, or one that was restored while the run went on, lacks what was shipped since."""
+    place = tmp_path / "dest"
+    ours = shipper(store, place)
+    ours.ship()
+    copy = Path(shutil.copytree(store, tmp_path / "copy"))
+    assert shipper(copy, place).lacks() is None
+    change(store)
+    assert shipper(store, place).lacks() is None
+    ours.ship()
+    assert shipper(store, place).lacks() is None
+    assert f"{place} has epoch 2, in backup " in shipper(copy, place).lacks()
+    (tmp_path / "empty").mkdir()
+    assert shipper(copy, tmp_path / "empty").lacks() is None
+
+
 @pytest.mark.parametrize("passed", [2, 3])
 def test_a_fence_that_is_down_stops_the_shipping(store, tmp_path, passed):
     """Before the manifest is written, and when it is there: then the epoch does not count as shipped."""
@@ -199,6 +215,25 @@ def test_older_backups_are_removed_from_time_to_time(store, tmp_path, monkeypatc
     done = ours.ship()
     assert done.newest.epoch == 6
     assert done.pruning_problem.found == "no answer for 60 s"
+
+
+def test_what_was_shipped_stays_although_the_clock_went_back(store, tmp_path, monkeypatch):
+    """Backups of a host whose clock is ahead look newer. The epoch that was just shipped must not be removed for them:
+    its output may be shown."""
+    monkeypatch.setattr("recovery.replication.shipper.PRUNE_S", 0.0)
+    target, place = DirectoryTarget(tmp_path / "dest"), tmp_path / "dest"
+    with monkeypatch.context() as ahead:
+        now_ms = SystemClock.wall_ms
+        ahead.setattr(SystemClock, "wall_ms", lambda clock: now_ms(clock) + 3_600_000)
+        back_up(store, place)
+    ours = shipper(store, target, keep=[KeepRule(count=1)])
+    for _ in range(3):
+        change(store)
+        assert ours.ship().pruning_problem is None
+        bring_back(place, tmp_path / "new", tmp_path)
+        assert states(tmp_path / "new") == states(store)
+        shutil.rmtree(tmp_path / "new")
+    assert len(list_backups(target).manifests) == 2
 
 
 def test_a_lazy_restore_under_way(store, tmp_path):

@@ -149,6 +149,8 @@ class TestSettings:
         ("given", "found"),
         [
             ({"backup_interval": 0}, "needs a backup interval"),
+            ({"backup_interval": "0s"}, "needs a backup interval"),
+            ({"replicate": "../db/../dest/../db"}, "its own replica"),
             ({"owners": ("host:7337",), "backup_interval": "1h"}, "owners cannot replicate"),
             ({"replicate_keep": "0"}, "0 backups"),
         ],
@@ -156,7 +158,7 @@ class TestSettings:
     def test_of_replication(self, given, found):
         """Before anything is opened."""
         with pytest.raises(ConfigurationError, match=found):
-            RecoveryConfig("db", replicate="dest", **given)
+            RecoveryConfig("../db", **{"replicate": "dest", **given})
 
     @pytest.mark.parametrize("given", [{"replicate_sync": True}, {"replicate_keep": ("1",)}])
     def test_without_a_place(self, given):

@@ -336,6 +336,23 @@ def test_an_attempt_that_was_killed_is_cleared_by_the_next(tmp_path):
     assert outcomes == ["anew"] * 9 + ["kept"] * 3, "3 connects, 3 inserts, 3 links, then 2 syncs and clearing up"
 
 
+@pytest.mark.parametrize("placed", [0, 1, 2])
+def test_what_a_killed_attempt_left_is_cleared_without_another_one(tmp_path, placed):
+    """So `run --from` restores again, unless all partitions are there."""
+    init_partitions(tmp_path / "db", 2)
+    staging = tmp_path / "db" / ".restore-0-0a1b"
+    staging.mkdir()
+    for index in (0, 1):
+        path = tmp_path / "db" / f"part-{index}.sqlite3"
+        (staging / path.name).hardlink_to(path)
+        if index + placed < 2:
+            path.unlink()
+    initialize.clear_killed_attempt(tmp_path / "db")
+    assert names(tmp_path / "db") == (["part-0.sqlite3", "part-1.sqlite3"] if placed == 2 else [])
+    initialize.clear_killed_attempt(tmp_path / "db")
+    initialize.clear_killed_attempt(tmp_path / "missing")
+
+
 def test_leftovers_of_a_killed_init_never_cost_a_partition_that_was_used(tmp_path):
     """A run may begin on partitions whose init was killed at its very end; a later init by mistake removes nothing."""
     directory = tmp_path / "db"

@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from recovery.backup.conditional import absolute_place
 from recovery.backup.lease import Term, read_term
 from recovery.backup.manifest import Manifest, manifest_name
 from recovery.backup.objects import SpoiledObject
-from recovery.backup.places import open_target
+from recovery.backup.places import lasting_place, open_target
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.repository import (
     Listing,
@@ -111,7 +110,7 @@ class Follower:
         standby, ConfigurationError, CorruptPartitionError or StorageError.
         """
         self.directory = directory
-        self._place = None if place is None else absolute_place(place)
+        self._place = None if place is None else lasting_place(place)
         self._clock = clock
         self._modes = modes
         self._observe = observe
@@ -185,7 +184,7 @@ class Follower:
                     if not is_listed(self._target, manifest.id):
                         # It was pruned meanwhile, so there is a later one.
                         break
-                    missed.append(Missed(manifest.id, _epoch_of(manifest), error.found))
+                    missed.append(Missed(manifest.id, manifest.epoch, error.found))
             else:
                 return self._looked(listing, None, missed)
             if followed is not None and self.at is not None and self.at.is_whole:
@@ -288,7 +287,7 @@ class Follower:
             raise StorageError(str(error), path=self._staging) from error
         faults.reach("follow.3")
         # follow.4
-        epoch = _epoch_of(manifest)
+        epoch = manifest.epoch
         closed = next((e for e in manifest.copies[0].description.epochs if e.epoch == epoch), None)
         coming = At(
             manifest=manifest.id,
@@ -392,8 +391,3 @@ def _no_standby(directory: Path) -> ConfigurationError:
 
 def _stage(manifest: Manifest) -> Stage:
     return stage_of([copy.description for copy in manifest.copies], manifest.started_ms, manifest.id)
-
-
-def _epoch_of(manifest: Manifest) -> int:
-    """Return the newest epoch that all copies of a backup hold; they are of one moment, and so of one timeline."""
-    return min(copy.description.newest_epoch for copy in manifest.copies)

@@ -18,6 +18,7 @@ from recovery.errors import ConfigurationError
 from recovery.planning.replica import NOTHING, Shipped, lag_of
 from recovery.planning.resume import ResumePlan
 from recovery.replication.process import Replication
+from recovery.storage.hydration import Stop, hydrate_directory, hydrating
 from recovery.storage.standby import is_standby
 
 REPLICATED_KEEPS_S = 600.0
@@ -86,8 +87,11 @@ class ReplicatedClosing:
 
     def begun(self) -> None:
         """Before the sink goes back, which shows what was closed and not shown: ship the snapshot that the run begins
-        from. With sync, wait for that; raises if it fails."""
+        from. With sync, wait for that, and first for the rest of a lazy restore; raises if it fails."""
         if self._replication is not None:
+            if self._replication.sync and hydrating(self._replication.directory):
+                self._replication.say("--replicate-sync: fetching the rest of the lazy restore first")
+                hydrate_directory(self._replication.directory, Stop())
             self._replication.closed(0)
             if self._replication.sync:
                 self._replication.wait(lambda: False, once=True)

@@ -82,13 +82,10 @@ class Progress(NamedTuple):
 def create_lazy(path: Path, source: Source, encoded_index: bytes, first: bytes) -> None:
     """Create a partition of which only the first frame is there. Nothing is synced. Raises ValueError if the frame does
     not begin a database with pages of this size; OSError."""
-    index = FrameIndex(encoded_index)
-    page_bytes = int.from_bytes(first[16:18], "big")
-    page_bytes = 65536 if page_bytes == 1 else page_bytes
-    if not first.startswith(HEADER) or page_bytes != source.page_bytes:
+    page_bytes = source.page_bytes
+    index = _index_of_pages(encoded_index, page_bytes)
+    if not first.startswith(HEADER) or page_bytes_of(first) != page_bytes:
         raise ValueError("it does not begin like a partition")
-    if index.size_bytes % page_bytes or index.frame_bytes % page_bytes:
-        raise ValueError("it ends within a page")
     encoded = msgspec.json.encode(source)
     if _SOURCE_AT + _LENGTH.size + len(encoded) > _INDEX_AT:
         raise ValueError("the address of its place is too long")
@@ -130,7 +127,6 @@ class Pages:
         self._at = _INDEX_AT + self.source.index_bytes
         self._mutex = threading.Lock()
         self._fetching = [threading.Lock() for _ in range(16)]
-        self._unsynced = False
         # A file of its own: SQLite's files may each be used by one thread at a time.
         self._file = apsw.VFSFile("unix", str(self.path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READWRITE, 0])
         self._forget_unsynced()
@@ -143,7 +139,7 @@ class Pages:
             raise ValueError("its first part is too long")
         text = self._map[_SOURCE_AT + _LENGTH.size : _SOURCE_AT + _LENGTH.size + length]
         source = msgspec.json.decode(text, type=Source)
-        index = FrameIndex(self._map[_INDEX_AT : _INDEX_AT + source.index_bytes])
+        index = _index_of_pages(self._map[_INDEX_AT : _INDEX_AT + source.index_bytes], source.page_bytes)
         if len(self._map) != _INDEX_AT + source.index_bytes + index.size_bytes // source.page_bytes:
             raise ValueError("its marks are cut off")
         return source, index
@@ -183,15 +179,12 @@ class Pages:
     def keep(self, first: int, end: int) -> None:
         """Mark pages as written by SQLite; the caller holds the lock and has written them."""
         for page in range(first, min(end, self.count)):
-            if self._map[self._at + page] != KEPT:
-                self._map[self._at + page] = KEPT
-                self._unsynced = True
+            self._map[self._at + page] = KEPT
 
     def sync_marks(self) -> None:
-        """Make the marks of `keep` durable. The file was synced before."""
-        if self._unsynced:
-            self._unsynced = False
-            self._map.flush()
+        """Make the marks of `keep` durable, also those of a process that was killed before it did. The file was synced
+        before: the log, which has the pages until then, may be emptied next."""
+        self._map.flush()
 
     def missing(self, most_bytes: int) -> tuple[int, int] | None:
         """Return the first frames that lie side by side and miss pages, with up to this many bytes as stored, as first
@@ -315,6 +308,20 @@ class Pages:
                 self._map.flush()
                 self._map[_BOOT_AT : _BOOT_AT + _BOOT_BYTES] = now
                 self._map.flush()
+
+
+def page_bytes_of(first: bytes) -> int:
+    """Return the size of a database's pages, which its first bytes say."""
+    found = int.from_bytes(first[16:18], "big")
+    return 65536 if found == 1 else found
+
+
+def _index_of_pages(encoded: bytes, page_bytes: int) -> FrameIndex:
+    """Return the index of frames that consist of whole pages. Raises ValueError."""
+    index = FrameIndex(encoded)
+    if index.size_bytes % page_bytes or index.frame_bytes % page_bytes:
+        raise ValueError("it ends within a page")
+    return index
 
 
 def without_header(content: bytes, offset: int) -> tuple[bytes, int]:

@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from recovery.backup import sources
+from recovery.backup.conditional import open_documents
+from recovery.backup.lease import Claimant, claim, read_term
+from recovery.backup.target import DirectoryTarget
+from recovery.base.clock import SystemClock
 from recovery.cli import main
-from recovery.errors import FlowFailedError, StandbyDirectoryError
-from tests.backup.standby.support import assert_follows, newest_state
-from tests.backup.support import back_up
+from recovery.errors import BackupTargetError, FlowFailedError, StandbyDirectoryError, TakenOverError
+from tests.backup.standby.support import assert_follows, newest_state, writer
+from tests.backup.support import back_up, random_id
 from tests.backup.test_commands import call
 from tests.backup.test_incremental_faults import change, flip
 from tests.faults.minirun import MiniRun
@@ -72,8 +77,14 @@ def test_promote(store, tmp_path):
     result = CliRunner().invoke(main, ["fork", str(standby), str(tmp_path / "fork")])
     assert result.exit_code == 58
     assert f"it follows {place}" in result.stderr
-    for command in (["gc", str(standby)], ["hwm", "set", str(standby), "orders", "5"], ["init", str(standby), "2"]):
-        assert CliRunner().invoke(main, command).exit_code == 58, command
+    for command in (
+        ["gc", standby],
+        ["hwm", "set", standby, "orders", "5"],
+        ["init", standby, "2"],
+        ["repartition", standby, tmp_path / "new", "3", "--dry-run"],
+        ["fork", standby, tmp_path / "new", "--dry-run"],
+    ):
+        assert CliRunner().invoke(main, [str(each) for each in command]).exit_code == 58, command
     facts = json.loads(call("promote", standby, "--json"))
     assert (facts["epoch"], facts["fenced"], facts["before"], facts["unseen"]) == (1, True, None, "unknown")
     assert facts["term"]["term"] == 1
@@ -142,3 +153,53 @@ def test_it_follows_until_it_is_stopped(store, following):
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     assert newest_state(standby)[0] == 3
+
+
+def test_a_run_from_a_backup_takes_over_before_it_reads_the_place(store, tmp_path, monkeypatch):
+    """So what the other run publishes is in what is restored: once the backups are read, it is refused."""
+    place, new, flow = tmp_path / "place", tmp_path / "new", tmp_path / "flow.py"
+    old = writer(store, place, sync=True)
+    back_up(store, place, incremental=True)
+    flow.write_text("from recovery import Flow\nflow = Flow('flow', lambda spark: spark)\n")
+    seen = []
+    whole = sources.open_source
+
+    def open_source(*arguments: object):
+        with pytest.raises(TakenOverError, match="a takeover on"):
+            old.check()
+        seen.append(read_term(DirectoryTarget(place)).term)
+        if len(seen) == 1:
+            raise BackupTargetError("no answer")
+        return whole(*arguments)
+
+    monkeypatch.setattr(sources, "open_source", open_source)
+
+    def run(flow, config, **_) -> None:
+        seen.append(config.takeover)
+        raise FlowFailedError("it ran")
+
+    monkeypatch.setattr("recovery.spark.run.blocking.run", run)
+    command = ["run", str(flow), "-r", str(new), "--from", str(place), "--replicate", str(place)]
+    assert CliRunner().invoke(main, command).exit_code == 59
+    assert not any(new.glob("part-*"))
+    command.append("--takeover")
+    assert CliRunner().invoke(main, [*command, "--resume"]).exit_code == 2
+    old.check()
+    assert CliRunner().invoke(main, command).exit_code == 60
+    done = CliRunner().invoke(main, command)
+    assert (done.exit_code, seen) == (35, [2, 2, True]), done.output
+    claimant = Claimant(new, old.term.store_id, "flow x", 1, 2)
+    assert claim(open_documents(str(place)), claimant, SystemClock(), random_id).term.term == 3
+
+
+def test_usage_is_refused_before_a_store_is_taken_over(store, tmp_path):
+    """Nobody can undo that."""
+    place, standby, pipeline = tmp_path / "place", tmp_path / "standby", tmp_path / "pipeline.py"
+    back_up(store, place, incremental=True)
+    call("follow", place, standby, "--once")
+    pipeline.write_text("from recovery import Pipeline\npipeline = Pipeline('p', [])\n")
+    command = ["run", str(pipeline), "-r", str(standby), "--takeover"]
+    for wrong in (["--no-output"], ["--metrics-port", "0"]):
+        result = CliRunner().invoke(main, [*command, *wrong])
+        assert result.exit_code == 2, result.output
+        assert (standby / "standby.json").exists()
