@@ -29,6 +29,7 @@ from recovery.errors import (
     CorruptPartitionError,
     HydratingError,
     RecoveryError,
+    StorageError,
 )
 from recovery.planning.resume import plan_resume
 from recovery.storage import hydration
@@ -509,6 +510,15 @@ def test_an_altered_lazy_file(lazy, at):
     except RecoveryError:
         return
     assert found == state_of(4)
+
+
+def test_the_lazy_file_of_another_user(lazy, monkeypatch):
+    """It names the place from which pages are fetched, so nobody reads another user's, root included."""
+    path = paths_of(lazy)[0]
+    pages_module.Pages(lazy_path(path))
+    monkeypatch.setattr(os, "geteuid", lambda: lazy_path(path).stat().st_uid + 1)
+    with pytest.raises(StorageError, match="belongs to another user"):
+        pages_module.Pages(lazy_path(path))
 
 
 def test_a_backup_whose_disk_is_away(place, tmp_path):
