@@ -117,6 +117,12 @@ def open_target(
     return ObjectTarget(filesystem, root, shown, secrets=secrets, no_answer_s=no_answer_s, looked_at=access.looked_at)
 
 
+def is_place(text: str) -> bool:
+    """Return whether a text names a place of backups, and not a recovery directory: an address, or a directory of
+    manifests."""
+    return "://" in text or (Path(text) / "manifests").is_dir()
+
+
 def shown_address(place: str) -> str:
     """Return the address without credentials and query: safe in messages and logs."""
     bare = place.partition("?")[0]
