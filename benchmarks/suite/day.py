@@ -79,7 +79,9 @@ def report(measurements: Sequence[Measurement], arguments: argparse.Namespace) -
                 table.mebibytes(_of_all(summaries, name, "written_bytes", "minutes")),
                 table.mebibytes(_of_all(summaries, name, "stored_bytes", "backups")),
                 table.count(_of_all(summaries, name, "objects", "backups")),
-                *(table.count(_of_all(summaries, name, asked, "minutes")) for asked in ASKED),
+                *(table.count(_of_all(summaries, name, asked, "minutes")) for asked in ASKED[:-1]),
+                # In the first minutes nothing is old enough.
+                table.NONE if is_part else table.count(_middle(summary, ASKED[-1])),
                 table.NONE if per_key is None else f"{per_key * 1e6:,.1f}",
                 table.ratio(per_key, base),
                 "correct" if summary.problem is None else "failed",
