@@ -18,7 +18,7 @@ from benchmarks.harness import pictures, processes, table
 from benchmarks.harness.processes import ROOT, ChildFailedError, Usage, parse_stat, run_child
 from benchmarks.harness.report import Report, replace_section
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
-from benchmarks.suite import scale, storage, throughput, wire
+from benchmarks.suite import day, scale, storage, throughput, wire
 
 CHILD = """
 import pathlib, subprocess, time
@@ -311,3 +311,24 @@ def test_pictures_show_whoever_has_a_time(tmp_path: Path, picture: pictures.Pict
     assert "wrong" not in text
     assert text.count("peer") >= 1
     assert (tmp_path / "two.svg").read_text() == text
+
+
+def test_a_day_of_backups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways restore what was written; an epoch's changes are less than a whole copy; what was measured for a part
+    of the minutes is calculated for all."""
+    words = ["day", "--keys", "400", "--touched", "10", "--minutes", "6", "--whole-minutes", "3", "--retain", "4m"]
+    arguments = parser().parse_args([*words, "--repeat", "1"])
+    arguments.work = tmp_path
+    found = []
+    for name, minutes in ((day.WHOLE, 3), (day.INCREMENTAL, 6)):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        given = {"incremental": name == day.INCREMENTAL, "minutes": minutes, "keys": 400, "touched": 10}
+        found.append(Measurement(name, 0, day.measure({**given, "retain": ["4m"]}), Usage(total_s=1.0), None))
+    whole, changes = (each.answer for each in found)
+    assert whole["wrong"] == changes["wrong"] == ""
+    assert (whole["backups"], changes["backups"]) == (4, 5)
+    assert whole["written_bytes"] / 3 > changes["written_bytes"] / 6
+    rows = {row[0]: row for row in day.report(found, arguments).rows}
+    assert rows["whole copies, calculated from 3 minutes"][4] == f"{2 * whole['writes']:,}"
+    assert rows["incremental"][4] == f"{changes['writes']:,}"

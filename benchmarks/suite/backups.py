@@ -1,13 +1,13 @@
-"""What a backup costs when few keys changed since the one before: whole copies, and incremental ones.
+"""What a backup costs when few keys changed since the one before: whole copies, incremental ones, and Litestream.
 
 Each case closes epochs on partitions without Spark, and backs them up to a directory after each one. A tenth of the
 touched keys are new. The processor time is that of the backup, or of the restore of the last one with all its checks.
+Litestream, if it is installed, ships each epoch to a directory; its restore checks no row, and each file by itself.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import time
 from collections.abc import Sequence
@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import litestream
+from benchmarks.epoch_store import DIRECTORY, EpochStore, key, rows_of, value
 from benchmarks.harness import environments, table
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
@@ -59,6 +61,12 @@ def run(arguments: argparse.Namespace) -> Report:
         )
         for case in CASES
     ]
+    program = litestream.program()
+    if program is not None:
+        given = {"program": program, **sizes}
+        contenders.append(
+            Contender(litestream.NAME, environments.own_python(), f"{__name__}:measure_litestream", given)
+        )
 
     def check(contender: Contender, answer: dict[str, Any], directory: Path) -> str | None:
         return answer["wrong"] or None
@@ -72,16 +80,15 @@ def report(measurements: Sequence[Measurement], arguments: argparse.Namespace) -
     summaries = {summary.contender: summary for summary in table.summarise(measurements)}
     whole = summaries[CASES[0].name].seconds
     rows = []
-    for case in CASES:
-        summary = summaries[case.name]
+    for summary in summaries.values():
 
         def shown(name: str, each: float, digits: int, summary: table.Summary = summary) -> str:
-            found = summary.middle(lambda run: run.answer[name])
+            found = summary.middle(lambda run: run.answer[name]) if name in _measured(summary) else None
             return table.NONE if found is None else f"{found / each:,.{digits}f}"
 
         rows.append(
             (
-                case.name,
+                summary.contender,
                 shown("stored_bytes", arguments.touched, 0),
                 shown("seconds", arguments.touched / 1e6, 1),
                 table.ratio(summary.seconds, whole),
@@ -101,9 +108,14 @@ def report(measurements: Sequence[Measurement], arguments: argparse.Namespace) -
         notes=[
             f"{arguments.keys:,} keys in {PARTITIONS} partitions, {arguments.touched:,} touched in each of "
             f"{arguments.backups} epochs, a tenth of them new, with a backup after each; medians over the backups. "
-            "Bytes and processor time per touched key. `objects`: what a restore reads for a partition."
+            "Bytes and processor time per touched key. `objects`: what a restore reads for a partition.",
+            *([] if litestream.NAME in summaries else [litestream.MISSING]),
         ],
     )  # fmt: skip
+
+
+def _measured(summary: table.Summary) -> set[str]:
+    return set.intersection(*(set(run.answer) for run in summary.runs)) if summary.runs else set()
 
 
 def measure(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -124,30 +136,26 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         return f"{next(ids):08x}"
 
     clock, target, chance = SystemClock(), DirectoryTarget(Path("backups")), random.Random(1)
-    store = _Store(arguments["noted"])
-    keys, touched = arguments["keys"], arguments["touched"]
-    store.close({f"key-{n:08d}": _value(chance) for n in range(keys)})
+    store = EpochStore(PARTITIONS, noted=arguments["noted"])
+    store.fill(arguments["keys"], chance)
     samples = []
     close_s = 0.0
     try:
         for number in range(arguments["backups"] + 1):
             began_s = time.process_time()
             made = make_backup(
-                Path("recovery"), target, clock=clock, random_id=random_id, incremental=arguments["incremental"]
+                DIRECTORY, target, clock=clock, random_id=random_id, incremental=arguments["incremental"]
             )
             backup_s = time.process_time() - began_s
             if number:
                 samples.append((made.stored_bytes, backup_s, close_s))
-            changed = chance.sample(range(keys), touched * 9 // 10)
-            new = range(keys + number * touched, keys + number * touched + touched // 10)
-            close_s = store.close({f"key-{n:08d}": _value(chance) for n in (*changed, *new)})
+            close_s = store.close(_touched(arguments, number, chance))
     finally:
         store.release()
     manifest = list_backups(target).manifests[-1]
     began_s = time.process_time()
     done = restore(open_source(target, Path(), clock), Path("restored"), clock=clock, random_id=random_id)
     restore_s = time.process_time() - began_s
-    expected = keys + arguments["backups"] * (touched // 10)
     stored_bytes, backup_s, close_s = (median(values) for values in zip(*samples, strict=True))
     return {
         "versions": {"python": platform.python_version(), "recovery": version("recovery"), "apsw": version("apsw")},
@@ -156,67 +164,51 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         "close_s": close_s,
         "restore_s": restore_s,
         "objects": sum(len(copy.objects) for copy in manifest.copies),
-        "wrong": "" if store.rows_of(done.paths) == expected else "the restored directory has other keys",
+        "wrong": _wrong(arguments, done.paths),
     }
 
 
-def _value(chance: random.Random) -> str:
-    return f'{{"count":{chance.randrange(10**6)},"sum":{chance.random()}}}'
+def measure_litestream(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The child that ships epochs by Litestream."""
+    import platform
+    from importlib.metadata import version
+
+    chance = random.Random(1)
+    store = EpochStore(PARTITIONS, noted=False)
+    store.fill(arguments["keys"], chance)
+    replicating = litestream.Replicating(arguments["program"], store.paths)
+    samples = []
+    try:
+        for number in range(arguments["backups"]):
+            close_s = store.close(_touched(arguments, number, chance))
+            samples.append((*replicating.shipped(), close_s))
+    finally:
+        replicating.end()
+        store.release()
+    restored, restore_s = replicating.restore(Path("restored"))
+    stored_bytes, shipping_s, close_s = (median(values) for values in zip(*samples, strict=True))
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            "recovery": version("recovery"),
+            "litestream": litestream.version(arguments["program"]),
+        },
+        "seconds": shipping_s,
+        "stored_bytes": stored_bytes,
+        "close_s": close_s,
+        "restore_s": restore_s,
+        "wrong": _wrong(arguments, restored),
+    }
 
 
-class _Store:
-    """Partitions on which epochs are closed, with a backup interval that keeps everything."""
+def _touched(arguments: dict[str, Any], number: int, chance: random.Random) -> dict[str, str]:
+    """What an epoch writes: a tenth are new keys."""
+    keys, touched = arguments["keys"], arguments["touched"]
+    changed = chance.sample(range(keys), touched * 9 // 10)
+    new = range(keys + number * touched, keys + number * touched + touched // 10)
+    return {key(n): value(chance) for n in (*changed, *new)}
 
-    def __init__(self, noted: bool) -> None:
-        from recovery.base.ids import ExecutionNumber, StepId
-        from recovery.planning.resume import plan_resume
-        from recovery.planning.values import Execution
-        from recovery.storage.initialize import init_partitions
-        from recovery.storage.scan import scan
-        from recovery.storage.sqlite.store import FilePartitions
 
-        paths = init_partitions("recovery", PARTITIONS)
-        plan = plan_resume(scan(Path("recovery")))
-        self._store = FilePartitions(paths, Path("recovery/scratch"))
-        execution = Execution(
-            ExecutionNumber(1), "benchmark", "benchmark", plan.resume_epoch, 0, 10.0, 3600.0, "host", os.getpid(), "0"
-        )
-        self._step = StepId("totals")
-        self._store.start(execution, [self._step])
-        self._lease = execution.lease
-        self._epoch = 0
-        self._noted = noted
-
-    def close(self, states: dict[str, str]) -> float:
-        """Close an epoch that writes these states; the processor time of the closing."""
-        from recovery.base.ids import BatchId, Epoch
-        from recovery.storage.reach import reach
-        from recovery.storage.seam import BatchCount, Changes, CloseRequest
-        from recovery.values.keys import partition_of
-
-        self._epoch += 1
-        batch = BatchId(self._epoch)
-        by_partition: dict[int, list[str]] = {index: [] for index in range(PARTITIONS)}
-        for key, value in states.items():
-            by_partition[partition_of(key, PARTITIONS)].append(f"{value}\x1f{key}")
-        task = reach(self._store.address(self._lease), keep=False)[0]
-        changes = {index: [Changes(tuple(packed), False)] for index, packed in by_partition.items()}
-        task.apply(self._step, batch, changes, BatchCount(len(states), len(states)))
-        task.release()
-        now_ms = time.time_ns() // 1_000_000
-        request = CloseRequest(Epoch(self._epoch), batch, now_ms, now_ms, Epoch(0), {}, notes_made=self._noted)
-        began_s = time.process_time()
-        self._store.close(self._lease, [request] * PARTITIONS)
-        spent_s = time.process_time() - began_s
-        self._store.checkpoint()
-        return spent_s
-
-    def rows_of(self, paths: Sequence[Path]) -> int:
-        """The number of keys in partitions."""
-        from recovery.storage.scan import scan
-
-        return sum(found.description.newest.live_rows for found in scan(paths[0].parent))  # type: ignore[union-attr]
-
-    def release(self) -> None:
-        """Close the partitions."""
-        self._store.release()
+def _wrong(arguments: dict[str, Any], restored: Sequence[Path]) -> str:
+    expected = arguments["keys"] + arguments["backups"] * (arguments["touched"] // 10)
+    return "" if rows_of(restored) == expected else "the restored directory has other keys"

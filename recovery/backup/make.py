@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
-from recovery.backup.catalog import Catalog
+from recovery.backup.catalog import Backup, Catalog
 from recovery.backup.links import Linking, NoLink, WrittenLink, merge_link, store_link, write_link
 from recovery.backup.manifest import OBJECTS, Manifest, StoredCopy, backup_id, fingerprint, object_name
 from recovery.backup.note import LastBackup, note_backup
@@ -19,7 +19,7 @@ from recovery.backup.objects import SpoiledObject, bring, store_file
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.repository import begin, check_store, finish, give_up
 from recovery.backup.target import Target
-from recovery.base.clock import Clock
+from recovery.base.clock import LATEST_MS, Clock
 from recovery.base.threads import each
 from recovery.errors import InconsistentPartitionsError, RecoveryError, StorageError
 from recovery.host.open_files import allow_open_files
@@ -95,21 +95,22 @@ def make_backup(
     """
     started = clock.elapsed_s()
     refuse_hydrating(directory, "a backup")
-    identity = backup_id(clock.wall_ms(), random_id())
     catalog = catalog or Catalog(target)
     contents = catalog.look() if base is None else None
+    identity = backup_id(_moment_after([base] if contents is None else contents.backups, clock), random_id())
     planned = plan_resume(scan(directory))
     if contents is not None:
         check_store(contents.backups, planned.store_id, target.shown, lambda: read_origins(directory))
     given = iter([base])
-    before = begin(target, identity, lambda: next(given, None) or catalog.newest(), clock.wall_ms())
+    found = begin(target, identity, lambda: next(given, None) or catalog.newest(), clock.wall_ms())
+    before = found.copies if found is not None else ()
     try:
         allow_open_files(len(planned.partitions) * FILES_PER_COPY)
         usable = before if base is not None else _present(target, before)
         paths = [d.path for d in planned.partitions]
         spoiled_because: dict[str, str] = {}
         for attempt in range(ATTEMPTS):
-            taken_ms = clock.wall_ms()
+            taken_ms = _moment_after([found], clock)
             linking = Linking(target, f"{identity}.{attempt}" if attempt else identity, taken_ms, check, observe)
             with scratch_directory("backup", scratch) as room:
                 storing = _Storing(linking, room, usable, incremental=incremental, staged=staged)
@@ -159,6 +160,13 @@ def make_backup(
         elapsed_s=clock.elapsed_s() - started,
         whole_because=storing.whole_because | spoiled_because,
     )
+
+
+def _moment_after(backups: Iterable[Backup | Manifest | None], clock: Clock) -> int:
+    """Return the time, or one after all of these backups: by their times the newest is found, and the clock of another
+    host, or this one before it was set, may be ahead."""
+    latest = max((each.started_ms for each in backups if each is not None), default=0)
+    return min(max(clock.wall_ms(), latest + 1), LATEST_MS)
 
 
 def _present(target: Target, copies: Sequence[StoredCopy]) -> list[StoredCopy]:

@@ -134,6 +134,12 @@ def lasting_place(place: str) -> str:
     return place
 
 
+def is_place(text: str) -> bool:
+    """Return whether a text names a place of backups, and not a recovery directory: an address, or a directory of
+    manifests."""
+    return "://" in text or (Path(text) / "manifests").is_dir()
+
+
 def shown_address(place: str) -> str:
     """Return the address without credentials and query: safe in messages and logs."""
     bare = place.partition("?")[0]

@@ -42,7 +42,6 @@ from recovery.backup.manifest import (
     SUFFIX,
     Manifest,
     OtherFormatError,
-    StoredCopy,
     decode,
     decode_needs,
     encode,
@@ -127,8 +126,8 @@ def check_store(
 
 def begin(
     target: Target, identity: str, choose_base: Callable[[], Manifest | None], started_ms: int
-) -> list[StoredCopy]:
-    """Steps make.1 and make.2: announce the backup; returns the base's copies, which the backup may list again."""
+) -> Manifest | None:
+    """Steps make.1 and make.2: announce the backup; returns the base, whose copies the backup may list again."""
     while True:
         base = choose_base()
         copies = list(base.copies) if base is not None else []
@@ -139,7 +138,7 @@ def begin(
         }
         target.write(_running_name(identity), [gzip.compress(json.dumps(note).encode(), mtime=0)])
         if base is None or _exists(target, manifest_name(base.id)):
-            return copies
+            return base
         target.delete(_running_name(identity))
 
 

@@ -291,12 +291,16 @@ def _misdescribed(copy: Copy, path: Path, exact: bool) -> str | None:
 
 @contextlib.contextmanager
 def restored_to_read(
-    place: str, clock: Clock, random_id: Callable[[], str], warn: Callable[[str], None]
+    place: str,
+    clock: Clock,
+    random_id: Callable[[], str],
+    warn: Callable[[str], None],
+    parent: Path | None = None,
 ) -> Iterator[Path]:
     """Restore the newest backup at a place into a temporary directory, with all epochs that its chains hold, until the
-    block ends. warn: called with a sentence for each copy that is not used. Raises what `open_source` and `restore`
-    raise."""
-    with scratch_directory("read") as room:
+    block ends. warn: called with a sentence for each copy that is not used. parent: where the directory is made, by
+    default the system's temporary directory. Raises what `open_source` and `restore` raise."""
+    with scratch_directory("read", parent) as room:
         source = open_source(open_target(place), room, clock)
         done = restore(source, room / "restored", clock=clock, random_id=random_id, collects=False)
         for problem in (*source.problems, *done.left_out):

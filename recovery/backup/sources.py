@@ -6,7 +6,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from recovery.backup.lazy import bring_lazily
 from recovery.backup.manifest import MANIFESTS, StoredCopy
@@ -35,6 +35,15 @@ from recovery.storage.scan import SUFFIX
 from recovery.storage.sqlite.file.statements import translated
 
 
+class Read(NamedTuple):
+    """An object or a file that a restore reads, and its size in bytes. before_bytes: of them, what is read at least
+    before the restored directory can be used."""
+
+    name: str
+    size_bytes: int
+    before_bytes: int
+
+
 class Source(Protocol):
     """Copies of partitions, and their bytes."""
 
@@ -57,8 +66,9 @@ class Source(Protocol):
         """
         ...
 
-    def objects(self, copy: Copy) -> Sequence[tuple[str, int]]:
-        """Return name and size in bytes of each object or file that `fetch` reads for a copy."""
+    def reads(self, copy: Copy, *, lazily: bool = False) -> Sequence[Read]:
+        """Return each object or file that `fetch` reads for a copy. lazily: with a place from which pages are
+        fetched."""
         ...
 
     def describe_chains(self) -> None:
@@ -123,9 +133,12 @@ class BackupSource:
                 self._spoiled[error.name, stored.digests[error.name]] = error.found
             raise BackupDamagedError(error.found, path=self.shown) from error
 
-    def objects(self, copy: Copy) -> Sequence[tuple[str, int]]:
-        """See `Source.objects`."""
-        return self._stored[copy.origin].objects
+    def reads(self, copy: Copy, *, lazily: bool = False) -> Sequence[Read]:
+        """See `Source.reads`."""
+        stored = self._stored[copy.origin]
+        (name, size), *changes = stored.objects
+        whole = Read(name, size, stored.index_bytes if lazily and stored.index_bytes else size)
+        return [whole, *(Read(name, size, size) for name, size in changes)]
 
     def describe_chains(self) -> None:
         """See `Source.describe_chains`."""
@@ -204,9 +217,10 @@ class PlainSource:
             copy_with_log(source, path)
         observe(Progressed("fetch", path.name, size, size))
 
-    def objects(self, copy: Copy) -> Sequence[tuple[str, int]]:
-        """See `Source.objects`."""
-        return ((copy.origin, copy.description.size_bytes),)
+    def reads(self, copy: Copy, *, lazily: bool = False) -> Sequence[Read]:
+        """See `Source.reads`."""
+        size = copy.description.size_bytes
+        return [Read(copy.origin, size, size)]
 
     def describe_chains(self) -> None:
         """See `Source.describe_chains`. Files are no chains."""

@@ -40,10 +40,11 @@ class ReadableType(click.ParamType[Readable]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Readable:
         if isinstance(value, Readable):
             return value
-        if "://" not in value and not (Path(value) / "manifests").is_dir():
+        from recovery.backup.places import is_place, shown_address
+
+        if not is_place(value):
             return Readable(DIRECTORY.convert(value, param, ctx), value)
-        # These import Arrow, which other commands need not wait for.
-        from recovery.backup.places import shown_address
+        # It imports Arrow, which other commands need not wait for.
         from recovery.backup.restore import restored_to_read
 
         assert ctx is not None

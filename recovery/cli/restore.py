@@ -85,16 +85,16 @@ def restore(
     clock = SystemClock()
     with scratch_directory("restore") as scratch:
         found = open_source(open_target(source), scratch, clock)
+        lazy_from = lasting_place(source) if lazy else None
         if dry_run:
             look_into_chains(found, epoch, at_ms)
             plan = plan_from(found, epoch=epoch, at_ms=at_ms)
-            read = [each for copy in plan.copies for each in found.objects(copy)]
             if as_json:
                 facts = {**plan_facts(plan, found, clock.wall_ms()), "directory": str(directory), "dry_run": True}
-                print_json({**facts, "objects": [{"name": name, "bytes": size} for name, size in read]})
+                print_json({**facts, **reads_facts(plan, found, lazy)})
             else:
                 say(plan_text(plan, found, clock.wall_ms()))
-                say(f"it would read {counted(len(read), 'file')}, {format_size(sum(size for _, size in read))}")
+                say(reads_text(plan, found, lazy))
             return
         progress = CopyProgress(quiet=as_json)
         done = restore_copies(
@@ -105,7 +105,7 @@ def restore(
             epoch=epoch,
             at_ms=at_ms,
             umask=umask,
-            lazy_from=lasting_place(source) if lazy else None,
+            lazy_from=lazy_from,
             announce=announcing(progress, found, clock),
             observe=progress.observe,
         )
@@ -222,6 +222,36 @@ def plan_text(plan: RestorePlan, source: Source, now_ms: int) -> str:
     lines.append(table(("file", "from", "copied", "epochs"), rows))
     lines += [one_line(f"not used: {problem}") for problem in source.problems]
     return "\n".join(lines)
+
+
+def reads_text(plan: RestorePlan, source: Source, lazy: bool) -> str:
+    """Return what the restore would read, for people. lazy: what of it before the directory can be used."""
+    found = [(copy, each) for copy in plan.copies for each in source.reads(copy, lazily=lazy)]
+    total, before = sum(each.size_bytes for _, each in found), sum(each.before_bytes for _, each in found)
+    head = ["file", "read", "size", *(["before the start"] if lazy else [])]
+    rows = []
+    for copy, each in found:
+        row = (f"part-{copy.index}.sqlite3", one_line(each.name), format_size(each.size_bytes))
+        rows.append((*row, format_size(each.before_bytes)) if lazy else row)
+    lines = [f"it would read {counted(len(found), 'file')}, {format_size(total)}", table(head, rows)]
+    if lazy:
+        lines.append(
+            f"before the directory can be used at least {format_size(before)}, and the pages that beginning reads; "
+            f"the rest, up to {format_size(total - before)}, in the background"
+        )
+    return "\n".join(lines)
+
+
+def reads_facts(plan: RestorePlan, source: Source, lazy: bool) -> dict[str, Any]:
+    """Return the same for programs."""
+    found = [each for copy in plan.copies for each in source.reads(copy, lazily=lazy)]
+    return {
+        "objects": [
+            {"name": each.name, "bytes": each.size_bytes, "bytes_before_start": each.before_bytes} for each in found
+        ],
+        "read_bytes": sum(each.size_bytes for each in found),
+        "read_bytes_before_start": sum(each.before_bytes for each in found),
+    }
 
 
 def plan_facts(plan: RestorePlan, source: Source, now_ms: int) -> dict[str, Any]:

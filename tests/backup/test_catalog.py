@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from recovery.backup.catalog import Catalog
+from recovery.backup.make import Made, make_backup
 from recovery.backup.manifest import MANIFESTS
 from recovery.backup.repository import list_backups, prune
 from recovery.backup.target import DirectoryTarget
+from recovery.base.clock import SystemClock
 from recovery.errors import CorruptPartitionError
 from recovery.planning.backups import KeepRule
-from tests.backup.support import assert_sound, back_up, bring_back, states, work
+from tests.backup.support import assert_sound, back_up, bring_back, random_id, states, work
 from tests.backup.test_incremental import fill
 from tests.backup.test_incremental_faults import chain, change, cut, objects
 from tests.stores import alter, paths_of
@@ -97,6 +99,31 @@ def test_what_others_add_and_remove_is_seen(store, tmp_path):
     shutil.rmtree(tmp_path / "dest" / MANIFESTS)
     assert catalog.look().backups == ()
     assert catalog.newest() is None
+
+
+class SlowClock(SystemClock):
+    """The clock of a host, an hour behind."""
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() - 3_600_000
+
+
+def test_a_host_whose_clock_is_behind_makes_the_newest_backup(store, tmp_path):
+    """A further process, on whatever host, continues that one, and not the last one of the host before."""
+    target = DirectoryTarget(tmp_path / "dest")
+    last = back_up(store, target, incremental=True).manifest
+    for _ in range(2):
+        change(store)
+        made: Made = make_backup(store, target, clock=SlowClock(), random_id=random_id, incremental=True)
+        assert made.manifest.started_ms == last.started_ms + 1
+        assert made.manifest.id > last.id
+        assert made.linked == 2
+        assert objects(last) <= objects(made.manifest)
+        assert Catalog(target).newest().id == made.manifest.id
+        last = made.manifest
+    assert [each.id for each in list_backups(target).manifests][-1] == last.id
+    bring_back(target, tmp_path / "new", tmp_path)
+    assert states(tmp_path / "new") == states(store)
 
 
 class TestContinuing:

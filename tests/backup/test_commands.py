@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from recovery.backup.repository import list_backups
+from recovery.backup.target import DirectoryTarget
 from recovery.cli import main
+from recovery.cli.common import format_size
 from recovery.errors import BackupTargetError, UnsupportedVersionError
 from tests.backup.support import states, work
 from tests.backup.test_incremental import fill
@@ -75,11 +78,33 @@ def test_incremental(store, tmp_path):
     assert "it would read 6 files" in call("restore", tmp_path / "dest", tmp_path / "new", "--dry-run")
     planned = json.loads(call("restore", tmp_path / "dest", tmp_path / "new", "--dry-run", "--json"))
     assert [each["name"] for each in planned["objects"]] == made["objects"]
+    sizes = [each["bytes"] for each in planned["objects"]]
+    assert planned["read_bytes"] == planned["read_bytes_before_start"] == sum(sizes)
     call("drill", tmp_path / "dest")
     last = json.loads(call("status", store, "--json"))["last_backup"]
     assert (last["incremental"], last["chain"], last["epoch"]) == (True, 2, 6)
     call("backup", store, tmp_path / "dest")
     assert json.loads(call("status", store, "--json"))["last_backup"]["incremental"] is False
+
+
+def test_a_dry_run_says_what_would_be_read(store, tmp_path):
+    """Each object with its size; of a lazy restore, what of it before the start and what meanwhile."""
+    place, new = tmp_path / "dest", tmp_path / "new"
+    call("backup", store, place, "--incremental")
+    work(store, 1)
+    made = json.loads(call("backup", store, place, "--incremental", "--json"))
+    text = call("restore", place, new, "--dry-run")
+    assert all(name in text for name in made["objects"])
+    assert "in the background" not in text
+    text = call("restore", place, new, "--dry-run", "--lazy")
+    planned = json.loads(call("restore", place, new, "--dry-run", "--lazy", "--json"))
+    manifest = list_backups(DirectoryTarget(place)).newest
+    before = sum(copy.index_bytes + sum(each.stored_bytes for each in copy.changes) for copy in manifest.copies)
+    assert planned["read_bytes_before_start"] == before < planned["read_bytes"]
+    assert planned["read_bytes"] == sum((place / name).stat().st_size for name in made["objects"])
+    assert f"at least {format_size(before)}" in text
+    assert f"up to {format_size(planned['read_bytes'] - before)}, in the background" in text
+    assert not new.exists()
 
 
 def test_a_place_of_backups_is_read_like_a_directory(make_store, tmp_path):

@@ -31,6 +31,7 @@ from recovery.errors import (
     CorruptPartitionError,
     HydratingError,
     RecoveryError,
+    StorageError,
 )
 from recovery.planning.resume import plan_resume
 from recovery.storage import hydration
@@ -550,6 +551,15 @@ def test_marks_of_a_killed_process_are_synced_by_the_next_checkpoint(lazy, monke
     assert later.keeps(page)
     later.sync_marks()
     assert [each[len(each) - later.count + page] for each in synced] == [2]
+
+
+def test_the_lazy_file_of_another_user(lazy, monkeypatch):
+    """It names the place from which pages are fetched, so nobody reads another user's, root included."""
+    path = paths_of(lazy)[0]
+    pages_module.Pages(lazy_path(path))
+    monkeypatch.setattr(os, "geteuid", lambda: lazy_path(path).stat().st_uid + 1)
+    with pytest.raises(StorageError, match="belongs to another user"):
+        pages_module.Pages(lazy_path(path))
 
 
 def test_a_backup_whose_disk_is_away(place, tmp_path):

@@ -11,6 +11,7 @@ from recovery import fork, register
 from recovery.base.clock import SystemClock
 from recovery.operational.targets import REMOVED, Steps
 from recovery.spark.jvm.versions import REPLACES_FORMATS
+from tests.backup.support import back_up
 from tests.spark.support import run_to_end, states, totals_step
 
 
@@ -57,6 +58,42 @@ def test_what_differs_in_another_directory(spark, feed, tmp_path):
     assert found(other=other, otherEpoch=1) == found(other=forked)
     with pytest.raises(PySparkException, match="needs path and step, and no sinceEpoch"):
         found(other=forked, sinceEpoch=1)
+
+
+@pytest.mark.skipif(not REPLACES_FORMATS, reason="no session of this Spark can register the format")
+def test_a_place_of_backups(spark, feed, tmp_path):
+    """Like the directory that was backed up: each epoch of its chain, what changed, and what differs from it; a later
+    backup is seen."""
+    directory, place = tmp_path / "db", tmp_path / "backups"
+    frame = feed.frame(spark).transform(totals_step())
+    truth = [{}]
+    for seed in range(3):
+        feed.add_random(seed, count=50, keys=20)
+        truth.append(feed.totals())
+        run_to_end(frame, directory, backup_interval="1h")
+        if seed != 1:
+            back_up(directory, place, incremental=True)
+    register(spark)
+    reader = spark.read.format("recovery").option("step", "totals")
+
+    def found(frame):
+        return {row.key: json.loads(row.state) for row in frame.collect()}
+
+    newest = reader.load(str(place))
+    assert found(newest) == truth[3]
+    for epoch in range(4):
+        assert found(reader.option("epoch", epoch).load(str(place))) == truth[epoch]
+    assert reader.option("epoch", 3).option("sinceEpoch", 1).load(str(place)).count() > 0
+    reader = spark.read.format("recovery").option("step", "totals")
+    assert reader.option("other", str(place)).load(str(directory)).count() == 0
+    feed.add([("new", 1)])
+    run_to_end(frame, directory, backup_interval="1h")
+    back_up(directory, place, incremental=True)
+    assert found(spark.read.format("recovery").option("step", "totals").load(str(place))) == feed.totals()
+    assert found(newest) == truth[3]
+    (tmp_path / "empty" / "manifests").mkdir(parents=True)
+    with pytest.raises(PySparkException, match="it holds no finished backup"):
+        spark.read.format("recovery").option("step", "totals").load(str(tmp_path / "empty")).collect()
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ from pathlib import Path
 import pyarrow
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from recovery.base.addresses import local_path
 from recovery.errors import ConfigurationError
 from recovery.host.identity import this_host
 from recovery.operational.steps.step_edits import Moment
-from recovery.spark.sources.native_source import check_is_here, number_of
+from recovery.spark.sources.native_source import Address, check_is_here, directory_of, number_of
 
 
 @dataclass
@@ -29,27 +28,29 @@ class ComparedPartition(InputPartition):
 class ComparedReader(DataSourceReader):
     """Compares the snapshots that were found when the frame was planned."""
 
-    def __init__(self, options: Mapping[str, str], cluster: bool) -> None:
+    def __init__(self, options: Mapping[str, str], address: Address | None) -> None:
         if not options.get("path") or not options.get("step") or "sinceepoch" in options:
             raise ConfigurationError(
                 'format("recovery") with the option other needs path and step, and no sinceEpoch',
                 cause="",
                 remedy='spark.read.format("recovery").option("step", "count").option("other", "fork/").load("db/")',
             )
-        if cluster:
+        if address is not None and address.cluster:
             raise ConfigurationError(
                 "two directories cannot be compared by executors on other hosts",
                 cause="The session runs on a cluster, and the option other reads the files of both directories.",
                 remedy="Use a session with master local[*], or recovery diff with --output.",
             )
         self._step = options["step"]
-        self._places = [local_path(options[name]).absolute() for name in ("path", "other")]
+        self._address = address
+        self._places = [options[name] for name in ("path", "other")]
         self._epochs = [number_of(options, name) for name in ("epoch", "otherepoch")]
 
     def partitions(self) -> list[InputPartition]:
         from recovery.operational.steps.step_edits import moment
 
-        a, b = (moment(place, epoch) for place, epoch in zip(self._places, self._epochs, strict=True))
+        directories = [directory_of(place, self._address) for place in self._places]
+        a, b = (moment(directory, epoch) for directory, epoch in zip(directories, self._epochs, strict=True))
         if len(a.paths) != len(b.paths):
             return [ComparedPartition(this_host(), _absolute(a), _absolute(b))]
         # With as many partitions, a key has the same number in both.

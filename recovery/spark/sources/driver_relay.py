@@ -9,6 +9,7 @@ asks the process that registered it, over a socket that only this user can open,
    types. The source's own tasks read these files.
 3. `rows`, on a cluster: the driver starts a process that sends the rows of a directory's steps to tasks on other hosts,
    and returns its address and key. It runs until the driver ends, or another Spark context is used.
+4. `place`: the driver restores the newest backup at a place of backups, once, and returns the directory of the copy.
 
 The files are in the temporary directory of Spark's driver, which Spark removes when its JVM ends. The socket is in a
 directory that only this process uses.
@@ -46,6 +47,7 @@ from recovery.spark.clusters import Serving, is_cluster
 from recovery.spark.jvm.versions import as_type, to_arrow_schema
 from recovery.spark.sources.native_source import Address
 from recovery.spark.sources.native_state import first_line, state_frame
+from recovery.spark.sources.restored_places import RestoredPlaces
 
 
 @dataclass(slots=True)
@@ -66,6 +68,7 @@ class Relay:
         self.serving = Serving()
         self._readers: dict[tuple[Path, ...], tuple[OwnerProcess, str]] = {}
         self._home = Path(tempfile.mkdtemp(prefix="recovery-", dir=self.context._temp_dir))
+        self._places = RestoredPlaces(self._home, self._end_readers)
         self._sessions: list[SparkSession] = []
         self._frames: dict[object, int] = {}
         self._kept: list[_Kept] = []
@@ -87,7 +90,8 @@ class Relay:
         return Address(str(self._path), number, is_cluster(self.context.master))
 
     def close(self) -> None:
-        """Stop answering, remove the socket and end the processes; called once Spark was stopped."""
+        """Stop answering, remove the socket and copies, and end the processes; called once Spark was stopped."""
+        self._places.close()
         for owner, _ in self._readers.values():
             owner.stop()
         self._server.shutdown()
@@ -99,6 +103,8 @@ class Relay:
         try:
             if "rows" in asked:
                 return self._rows(**asked["rows"])
+            if "place" in asked:
+                return {"path": str(self._places.restored(asked["place"]))}
             return self._files(asked["files"]) if "files" in asked else self._schema(**asked["schema"])
         except RecoveryError as error:
             return {"error": error.as_json()}
@@ -144,6 +150,14 @@ class Relay:
             "since": before and before.cut,
             "partitions": len(now.paths),
         }
+
+    def _end_readers(self, directory: Path) -> None:
+        """End the process that sends the rows of a directory."""
+        with self._lock:
+            gone = [paths for paths in self._readers if paths[0].is_relative_to(directory)]
+            owners = [self._readers.pop(paths)[0] for paths in gone]
+        for owner in owners:
+            owner.stop()
 
 
 _relay: Relay | None = None

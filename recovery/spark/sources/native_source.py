@@ -9,12 +9,14 @@ import json
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from recovery.backup.places import is_place
 from recovery.base.addresses import local_path
 from recovery.errors import ConfigurationError, StateValueError, error_named
 from recovery.host.identity import host_name, this_host
@@ -50,12 +52,7 @@ class FilePartition(InputPartition):
 
 def native_frame(options: Mapping[str, str], address: Address | None) -> NativeFrame:
     """Ask the driver to make the frame for the options. Raises ConfigurationError and the errors of `native_state`."""
-    if address is None:
-        raise ConfigurationError(
-            'format("recovery") does not know the session that it is used in',
-            cause="Spark found it by its name: nobody registered it in this session.",
-            remedy="Call recovery.register(spark) first; or use recovery.native_state(spark, …).",
-        )
+    address = known(address, "or use recovery.native_state(spark, …)")
     if not options.get("path"):
         raise ConfigurationError(
             'format("recovery") needs the option path',
@@ -67,13 +64,35 @@ def native_frame(options: Mapping[str, str], address: Address | None) -> NativeF
     wanted = Wanted(operator, options.get("store"), options.get("variable"), _flag(options, "timers"))
     question = {
         "session": address.session,
-        "path": str(local_path(options["path"]).absolute()),
+        "path": str(directory_of(options["path"], address)),
         "epoch": number_of(options, "epoch"),
         "since": number_of(options, "sinceepoch"),
         "wanted": asdict(wanted),
     }
     answer = ask(address, {"schema": question})
     return NativeFrame(address, answer["frame"], StructType.fromJson(json.loads(answer["schema"])))
+
+
+def known(address: Address | None, otherwise: str) -> Address:
+    """Return the driver's address. Raises ConfigurationError if the source does not know it; otherwise: what to do
+    instead of registering it."""
+    if address is None:
+        raise ConfigurationError(
+            'format("recovery") does not know the session that it is used in',
+            cause="Spark found it by its name: nobody registered it in this session.",
+            remedy=f"Call recovery.register(spark) first; {otherwise}.",
+        )
+    return address
+
+
+def directory_of(path: str, address: Address | None) -> Path:
+    """Return the directory that an option names. Of a place of backups, the driver restores the newest one first.
+    Raises ConfigurationError, and what the restore raises."""
+    if not is_place(path):
+        return local_path(path).absolute()
+    place = path if "://" in path else str(Path(path).absolute())
+    address = known(address, "or restore the backup: recovery restore SRC DIR")
+    return Path(ask(address, {"place": place})["path"])
 
 
 def ask(address: Address, question: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from recovery.base.addresses import local_path
 from recovery.base.ids import BatchId, Epoch, PartitionIndex, StepId
 from recovery.errors import ConfigurationError
 from recovery.host.identity import this_host
@@ -29,6 +28,7 @@ from recovery.spark.sources.native_source import (
     NativeReader,
     ask,
     check_is_here,
+    directory_of,
     native_frame,
     number_of,
 )
@@ -43,8 +43,9 @@ CHANGE_SCHEMA = "key string, change string, before string, after string"
 class RecoveryDataSource(DataSource):
     """The states of one step as a DataFrame with one partition per recovery partition, or native state.
 
-    Options: `path`, the recovery directory; `step`; `epoch`, by default the newest that all partitions hold;
-    `sinceEpoch`, an older epoch, to read only the keys whose state has changed since then.
+    Options: `path`, the recovery directory, or a place of backups, of which the newest one is read; `step`; `epoch`, by
+    default the newest that all partitions hold; `sinceEpoch`, an older epoch, to read only the keys whose state has
+    changed since then.
     `other`, another directory, and `otherEpoch`: the keys whose state differs there, `before` here and `after` there.
     In place of `step`: `operator`, and `store`, `variable` or `timers`, as for `native_state`.
     """
@@ -74,7 +75,7 @@ class RecoveryDataSource(DataSource):
             # Use the frame that `schema` chose, so that schema and rows are of one moment.
             return NativeReader(self._native or native_frame(self.options, self.address), schema)
         if "other" in self.options:
-            return ComparedReader(self.options, self.address is not None and self.address.cluster)
+            return ComparedReader(self.options, self.address)
         return StateReader(dict(self.options), self.address)
 
 
@@ -107,7 +108,7 @@ class StateReader(DataSourceReader):
                 cause="",
                 remedy='spark.read.format("recovery").option("step", "count").load("db/")',
             )
-        self._directory = local_path(options["path"]).absolute()
+        self._path = options["path"]
         self._step = StepId(options["step"])
         self._epoch = number_of(options, "epoch")
         self._since = number_of(options, "sinceepoch")
@@ -118,11 +119,13 @@ class StateReader(DataSourceReader):
             return self._owned(self._address)
         from recovery.operational.steps.step_edits import moments
 
-        now, since = moments(self._directory, self._epoch, self._since)
+        directory = directory_of(self._path, self._address)
+        now, since = moments(directory, self._epoch, self._since)
         return [StatePartition(this_host(), path.absolute(), now.cut, since and since.cut) for path in now.paths]
 
     def _owned(self, address: Address) -> list[InputPartition]:
-        question = {"path": str(self._directory), "epoch": self._epoch, "since": self._since}
+        directory = directory_of(self._path, address)
+        question = {"path": str(directory), "epoch": self._epoch, "since": self._since}
         answer = ask(address, {"rows": question})
         since = answer["since"]
         call = Rows(self._step, PartitionIndex(0), _cut(answer["cut"]), since and _cut(since))

@@ -106,11 +106,20 @@ class Pages:
     """The pages of one partition, for all its connections in this process. Other processes have their own."""
 
     def __init__(self, side: Path) -> None:
-        """side: see `lazy_path`. Raises FileNotFoundError if all pages are there; StorageError or
-        CorruptPartitionError."""
+        """side: see `lazy_path`. Raises FileNotFoundError if all pages are there; StorageError, also if it is another
+        user's, or CorruptPartitionError."""
         self.path = Path(str(side).removesuffix(SUFFIX))
         self.side = side
         self._fd = os.open(side, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        owner = os.fstat(self._fd).st_uid
+        if owner != os.geteuid():
+            os.close(self._fd)
+            raise StorageError(
+                f"{side.name} belongs to another user, number {owner}",
+                path=self.path,
+                cause="It names the place from which pages are fetched, with the credentials of whoever reads them.",
+                remedy="Read the directory as the user who restored it, or restore it again.",
+            )
         try:
             self._map = mmap.mmap(self._fd, 0)
             self.source, self.index = self._read()
