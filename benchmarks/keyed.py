@@ -18,6 +18,7 @@ NAMES = (
     "ours-appended",
     "ours-arrow",
     "ours-aggregate",
+    "ours-owners",
     "ours-warmed-up",
     "ours-arrow-warmed-up",
     "ours-aggregate-warmed-up",
@@ -31,7 +32,7 @@ NAMES = (
 """Everyone who can keep up with millions of events; and what Spark takes where nothing is kept. `ours-readme` is what
 the README shows and people write first: a function as the sink, over `format("appended")`. `ours` reads Spark's text
 source and discards its output, as the contenders of Spark do; `ours-function` and `ours-appended` differ from it in one
-of the two."""
+of the two, and `ours-owners` in that its partitions are at two owners."""
 KEEPS_NOTHING = "limit"
 WARMED_UP = "-warmed-up"
 MODULES = {"ours": "recovery_totals", "spark": "spark_totals", "bytewax": "bytewax_totals", "limit": "spark_limits"}
@@ -78,6 +79,7 @@ def contender(name: str, lines: keyed_lines.KeyedLines, setting: Setting, work: 
         "appended": variant in ("appended", "readme"),
         "function": variant in ("function", "readme"),
         "step": variant if variant in ("arrow", "aggregate") else "python",
+        "owners": 2 if variant == "owners" else 0,
         "rocksdb": variant == "rocksdb",
         "processes": variant == "processes",
         "python": variant == "python",

@@ -441,12 +441,12 @@ class OwnerUnreachableError(RecoveryError):
     exit_code = 47
     closes_epoch = False
     default_cause = (
-        "The network between this executor and the driver's host, a firewall, or an address that is not the driver's "
-        "there."
+        "The process or its host was stopped; or the network between this executor and that host, a firewall, or an "
+        "address that means another host there."
     )
     default_remedy = (
-        "Open the port in the firewall, or name an address and a port that executors reach: --serve HOST:PORT, or "
-        "spark.driver.host. Then run the same command again: it continues from the last closed epoch."
+        "Start the owner if it has stopped, open its port in the firewall, or name an address that executors reach: "
+        "--owner, --serve, spark.driver.host. Then run the same command again: it continues."
     )
 
 

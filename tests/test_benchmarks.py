@@ -14,11 +14,14 @@ pytest.importorskip("numpy")
 
 from benchmarks import keyed, keyed_lines
 from benchmarks.__main__ import benchmarks, everything, parser
+from benchmarks.contenders.owners import serving
 from benchmarks.harness import pictures, processes, table
 from benchmarks.harness.processes import ROOT, ChildFailedError, Usage, parse_stat, run_child
 from benchmarks.harness.report import Report, replace_section
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 from benchmarks.suite import day, scale, storage, throughput, wire
+from recovery import init_partitions
+from recovery.storage.locations import Locations, OwnerAccess
 
 CHILD = """
 import pathlib, subprocess, time
@@ -55,6 +58,19 @@ def test_contenders_differ_in_source_and_sink(tmp_path: Path) -> None:
     assert [(each["function"], each["appended"]) for each in given] == [
         (False, False), (True, False), (False, True), (True, True)
     ]  # fmt: skip
+
+
+def test_partitions_are_at_owners_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A contender's partitions, while its run lasts: one at each owner."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    init_partitions("db", 2)
+    files = sorted(Path("db").iterdir())
+    with serving(Path("db"), 2) as settings:
+        places = Locations(Path("db"), OwnerAccess(settings["owners"], settings["token_file"]).connect(30.0))
+        assert [each.path.parent.name for each in places.found()] == list(settings["owners"])
+        places.release()
+    assert sorted(Path("db").iterdir()) == files
 
 
 def test_the_truth_is_what_a_plain_loop_finds(tmp_path: Path) -> None:

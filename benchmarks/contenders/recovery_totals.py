@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.contenders.changed_rows import write_changes
+from benchmarks.contenders.owners import serving
 from recovery import (
     DiscardSink,
     Flow,
@@ -116,19 +117,20 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         flow = Flow(flow.name, flow.build, write_changes)
     spark = create_session(flow.name, master=arguments["master"], conf=arguments["conf"])
 
-    started_s = time.perf_counter()
-    interval_s = arguments["interval_s"]
-    config = None
-    if interval_s is not None:
-        config = RecoveryConfig(
-            directory, snapshot_interval=interval_s, backup_interval=arguments["backup_s"],
-            replicate=arguments.get("replicate"),
-        )  # fmt: skip
-    ended_before_s = _ended_children_s()
-    summary = run(flow, config, spark=spark)
-    seconds = time.perf_counter() - started_s
-    # The JVM and its workers go on: the process that ships is all that has ended.
-    shipping_s = _ended_children_s() - ended_before_s
+    with serving(directory, arguments.get("owners", 0)) as reaching:
+        started_s = time.perf_counter()
+        interval_s = arguments["interval_s"]
+        config = None
+        if interval_s is not None:
+            config = RecoveryConfig(
+                directory, snapshot_interval=interval_s, backup_interval=arguments["backup_s"],
+                replicate=arguments.get("replicate"), **reaching,
+            )  # fmt: skip
+        ended_before_s = _ended_children_s()
+        summary = run(flow, config, spark=spark)
+        seconds = time.perf_counter() - started_s
+        # The JVM and its workers go on: the process that ships is all that has ended.
+        shipping_s = _ended_children_s() - ended_before_s
 
     found = versions(spark)
     spark.stop()

@@ -4,8 +4,9 @@ Every contender reads the same lines `key,value` and keeps count and sum per key
 and Bytewax do so with a Python function and a snapshot every --interval seconds: ours-readme as people write it first,
 with a function as the sink, over `format("appended")`; ours over Spark's text source, without output, as Spark's own;
 ours-function and ours-appended with one of the two; ours-arrow with a function of Arrow tables; ours-aggregate is
-declared. Spark has compiled code and a checkpoint every micro-batch. Contenders on Spark read equal micro-batches. What
-each kept is compared with the truth before its time counts.
+declared; ours-owners is ours with its partitions at two owners, processes of this host. Spark has compiled code and a
+checkpoint every micro-batch. Contenders on Spark read equal micro-batches. What each kept is compared with the truth
+before its time counts.
 """
 
 from __future__ import annotations

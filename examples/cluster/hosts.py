@@ -107,6 +107,12 @@ class WorkerHost(Host):
         """Plug it in again."""
         self._driver.run(["ip", "link", "set", self._cable, "up"])
 
+    def crash(self) -> None:
+        """See `Host.crash`. The others hear nothing: a host without power closes no connection."""
+        if self._process.poll() is None:
+            self.cut()
+        super().crash()
+
 
 class Network:
     """A driver's host, which sees this machine's files, and any number of others."""
@@ -171,6 +177,12 @@ class Network:
         for number, share in enumerate(self._shares):
             made += [f"mkdir -p {shlex.quote(str(share))}", *_bound(Path(f"/mnt/shares/{number}"), str(share))]
         return made
+
+
+def send(started: subprocess.Popen[Any], number: int) -> None:
+    """Send a signal to a process that `Host.start` started: to the child of nsenter, which ends as its child does."""
+    for child in Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split():
+        os.kill(int(child), number)
 
 
 def _bound(source: Path, target: str, *, readonly: bool = False) -> list[str]:

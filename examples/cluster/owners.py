@@ -7,27 +7,26 @@ owner.start()                   # recovery run … --owner host1:7337
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from hosts import PACKAGE, WorkerHost
+from hosts import PACKAGE, WorkerHost, send
 
 PORT = 7337
 HOME = "/tmp/db"
 """Where a host has its partitions."""
-TOKEN = "/tmp/token"
+TOKEN, CERTIFICATE, KEY = "/tmp/token", "/tmp/owner.pem", "/tmp/owner.key"
 PATIENCE_S = 90.0
 
 
 class HostOwner:
     """`recovery serve` on a host, whose disk is gone with it."""
 
-    def __init__(self, host: WorkerHost, token: Path, log: Path) -> None:
-        """log: a file for what it prints."""
+    def __init__(self, host: WorkerHost, token: Path, log: Path, certificate: tuple[Path, Path] | None = None) -> None:
+        """log: a file for what it prints. certificate: that and its key; None: no TLS."""
         self.host = host
         self.at = f"{host.name}:{PORT}"
         self.process: subprocess.Popen[bytes] | None = None
@@ -35,6 +34,10 @@ class HostOwner:
         host.run(["mkdir", HOME])
         self.put(token, TOKEN)
         host.run(["chmod", "600", TOKEN])
+        # Without TLS: the hosts' network is ours alone.
+        self._tls = ["--insecure"] if certificate is None else ["--tls-cert", CERTIFICATE, "--tls-key", KEY]
+        for source, target in zip(certificate or (), (CERTIFICATE, KEY), strict=False):
+            self.put(source, target)
 
     def put(self, source: Path, target: str = "") -> None:
         """Copy a file to the host: among its partitions, unless another place is named."""
@@ -50,12 +53,12 @@ class HostOwner:
                     subprocess.run(self.host.command(["cat", f"{HOME}/{name}"]), stdout=file, check=True)
 
     def start(self) -> None:
-        """Start the service; return when it serves. The hosts' network is ours alone: no TLS."""
+        """Start the service; return when it serves."""
         command = [sys.executable, "-m", "recovery", "serve", HOME, "--at", f"{self.host.address}:{PORT}"]
         with self._log.open("ab") as log:
             begin = log.tell()
             self.process = self.host.start(
-                [*command, "--token-file", TOKEN, "--insecure"], {"PYTHONPATH": PACKAGE},
+                [*command, "--token-file", TOKEN, *self._tls], {"PYTHONPATH": PACKAGE},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         until_s = time.monotonic() + PATIENCE_S
@@ -67,10 +70,10 @@ class HostOwner:
     def send(self, number: int) -> None:
         """Send it a signal."""
         assert self.process is not None
-        # To the child of nsenter, which stops as its child does.
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        for process in (*map(int, children), *([self.process.pid] if number == signal.SIGCONT else [])):
-            os.kill(process, number)
+        send(self.process, number)
+        if number == signal.SIGCONT:
+            # nsenter stopped as its child did.
+            self.process.send_signal(number)
 
     def end(self, number: int = signal.SIGTERM) -> None:
         """End it, if it runs."""

@@ -1,4 +1,5 @@
-"""A word count whose lines Spark makes itself, so that no host needs a file: see three_hosts.py."""
+"""A word count whose lines Spark makes itself, so that no host needs a file: see three_hosts.py and
+lost_owner.py."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from recovery import Flow, GroupState, stateful
 
 WORDS = ("to", "be", "or", "not", "that", "is", "the", "question")
+ROWS = 4000
+"""Of a micro-batch, in which every word is equally often."""
 
 
 def count(word: str, rows: list[Any], state: GroupState) -> Iterator[tuple[str, int]]:
@@ -20,8 +23,8 @@ def count(word: str, rows: list[Any], state: GroupState) -> Iterator[tuple[str, 
 
 
 def build(spark: SparkSession) -> DataFrame:
-    """The stream: 4,000 words a micro-batch, each word as often as any other."""
-    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 4000)
+    """The stream."""
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS)
     numbers = source.option("numPartitions", 4).option("startTimestamp", 1_700_000_000_000).load()
     words = ", ".join(f"'{word}'" for word in WORDS)
     chosen = numbers.selectExpr(f"element_at(array({words}), cast(value % {len(WORDS)} AS int) + 1) AS word")

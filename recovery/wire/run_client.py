@@ -187,14 +187,12 @@ class Owner:
                 return line
             except (OSError, WireError) as error:
                 if time.monotonic() + PAUSE_S >= until_s:
-                    raise self._gone(f"{time.monotonic() - began_s:.0f} s: {reason_of(error)}") from error
+                    raise self._gone(f"{reason_of(error)}, for {time.monotonic() - began_s:.0f} s") from error
             time.sleep(PAUSE_S)
 
     def _gone(self, reason: str) -> OwnerUnreachableError:
         return OwnerUnreachableError(
-            f"the owner at {self.location} was not reached for {reason}"
-            if self._run is None
-            else f"the owner at {self.location} was lost: {reason}",
+            f"the owner at {self.location} was {'not reached' if self._run is None else 'lost'}: {reason}",
             cause="Its process or its host was stopped, or the network between is cut.",
             remedy="Start it (recovery serve DIR --at HOST:PORT), and run the same command again: a run continues from "
             "the last closed epoch.",

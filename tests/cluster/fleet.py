@@ -1,7 +1,9 @@
-"""Owners on pretend hosts, each with partitions on a disk of its own, and runs without Spark on the driver's host."""
+"""Owners on pretend hosts, each with partitions on a disk of its own, and runs without Spark on the driver's host. With
+workers of a lab's cluster on the same hosts, the runs may be the lab's."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -29,8 +31,13 @@ class FleetOwner(HostOwner):
 class Fleet:
     """Hosts that have the partitions: `spread` says which, the driver's host first."""
 
-    def __init__(self, network: Network, made: Path, root: Path, spread: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, network: Network, made: Path, root: Path, spread: Sequence[Sequence[int]],
+        certificates: tuple[Path, Path, Path] | None = None,
+    ) -> None:  # fmt: skip
+        """certificates: that of all owners, its key, and the authority's; None: no TLS."""
         self.network = network
+        self._certificates = certificates
         self.root = root
         self.token = token_file(root)
         self.db = root / "db"
@@ -47,13 +54,15 @@ class Fleet:
     def add(self) -> FleetOwner:
         """Add a host with an owner without partitions, which does not serve yet."""
         host = self.network.add(package=ROOT / "recovery")
-        self.owners.append(FleetOwner(host, self.token, self.root / f"{host.name}.log"))
+        certificate = self._certificates and self._certificates[:2]
+        self.owners.append(FleetOwner(host, self.token, self.root / f"{host.name}.log", certificate))
         return self.owners[-1]
 
     @property
     def options(self) -> list[object]:
         """Of a command that knows all owners."""
-        return [*(word for each in self.owners for word in ("--owner", each.at)), "--token-file", self.token]
+        secured = [] if self._certificates is None else ["--tls-ca", self._certificates[2]]
+        return [*(word for each in self.owners for word in ("--owner", each.at)), "--token-file", self.token, *secured]
 
     def run(
         self, batches: int, pause_s: float = 0.0, *more: str, token: Path | None = None, db: Path | None = None
@@ -69,6 +78,12 @@ class Fleet:
         """Run a command on the driver's host."""
         command = self.network.driver.command([sys.executable, "-m", "recovery", *words], {"PYTHONPATH": str(ROOT)})
         return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+    def done(self) -> int:
+        """The number of micro-batches that the next run goes on behind."""
+        found = self.command("plan", self.db, *self.options, "--json")
+        assert found.returncode == 0, found.stderr
+        return int(json.loads(found.stdout)["after_batch"]) + 1
 
     def together(self) -> Path:
         """All partitions, copied to one directory; ends the owners."""

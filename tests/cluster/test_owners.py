@@ -1,10 +1,9 @@
 """Partitions on several hosts that share no disk: what becomes of a run when hosts, owners, drivers and cables fail,
-and what the next run finds. The state is that of a plain loop every time. The runs do without Spark; see
-tests/spark/test_owners.py for its part."""
+and what the next run finds. The state is that of a plain loop every time. The runs do without Spark; test_spread.py has
+those with it."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import threading
@@ -41,17 +40,10 @@ def make_fleet(possible, make_store, tmp_path):
         each.close()
 
 
-def done_in(fleet: Fleet) -> int:
-    """The number of micro-batches that the next run goes on behind."""
-    found = fleet.command("plan", fleet.db, *fleet.options, "--json")
-    assert found.returncode == 0, found.stderr
-    return int(json.loads(found.stdout)["after_batch"]) + 1
-
-
 def goes_on(fleet: Fleet, done: int) -> int:
     """Run for three more micro-batches, and return how many there are then."""
     fleet.run(done + 3).succeed()
-    found = done_in(fleet)
+    found = fleet.done()
     assert found == done + 3
     return found
 
@@ -87,7 +79,7 @@ def test_an_owner_host_is_lost_with_its_disk(make_fleet):
     owner = fleet.add()
     owner.put(fleet.root / "restored" / "part-2.sqlite3")
     owner.start()
-    done = done_in(fleet)
+    done = fleet.done()
     assert done >= 4
     assert_exact(fleet, goes_on(fleet, done))
 
@@ -107,7 +99,7 @@ def test_an_owner_is_frozen_and_its_cable_pulled(make_fleet):
     code = run.wait()
     # A task gives up after 5 s here; the run itself waits.
     assert code in (0, 47), run.text()
-    done = done_in(fleet)
+    done = fleet.done()
     assert done >= 15
     done = goes_on(fleet, done)
     run = fleet.run(999, 0.1)
@@ -115,7 +107,7 @@ def test_an_owner_is_frozen_and_its_cable_pulled(make_fleet):
     fleet.owners[0].send(signal.SIGSTOP)
     assert run.wait() == 47, run.text()
     fleet.owners[0].send(signal.SIGCONT)
-    assert_exact(fleet, goes_on(fleet, done_in(fleet)))
+    assert_exact(fleet, goes_on(fleet, fleet.done()))
 
 
 @pytest.mark.long
@@ -126,7 +118,7 @@ def test_a_driver_is_killed_and_the_next_runs_have_other_hosts(make_fleet):
     run = fleet.run(999, 0.1)
     run.await_text(r"^batch 5$")
     run.kill()
-    done = goes_on(fleet, done_in(fleet))
+    done = goes_on(fleet, fleet.done())
     # More: partition 3 is copied to a new host, and stays behind as an older copy.
     copies = fleet.root / "copies"
     copies.mkdir()
@@ -136,7 +128,7 @@ def test_a_driver_is_killed_and_the_next_runs_have_other_hosts(make_fleet):
     owner = fleet.add()
     owner.put(copies / "part-3.sqlite3")
     owner.start()
-    assert done_in(fleet) == done
+    assert fleet.done() == done
     fleet.owners.reverse()  # of equal copies, that of the owner named first counts
     done = goes_on(fleet, done)
     plan = fleet.command("plan", fleet.db, *fleet.options)
@@ -154,7 +146,7 @@ def test_a_driver_is_killed_and_the_next_runs_have_other_hosts(make_fleet):
     fleet.owners[1].end(signal.SIGKILL)
     fleet.owners[1].start()
     assert run.wait() == 47, run.text()
-    done = goes_on(fleet, done_in(fleet))
+    done = goes_on(fleet, fleet.done())
     fleet.owners[0].remove("part-3.sqlite3")
     assert_exact(fleet, done)
 

@@ -33,8 +33,9 @@ def test_a_few_histories(store_maker, tmp_path):
 
 @pytest.mark.long
 def test_many_histories(store_maker, tmp_path):
-    """The same; RECOVERY_TEST_OWNER_HISTORIES says how many."""
+    """The same; RECOVERY_TEST_OWNER_HISTORIES says how many, RECOVERY_TEST_OWNER_SEED which one is the first."""
     number = int(os.environ.get("RECOVERY_TEST_OWNER_HISTORIES", "100"))
-    histories = played(store_maker, tmp_path, range(100, 100 + number))
+    first = int(os.environ.get("RECOVERY_TEST_OWNER_SEED", "100"))
+    histories = played(store_maker, tmp_path, range(first, first + number))
     kills, moves, rewinds = (sum(getattr(each, what) for each in histories) for what in ("kills", "moves", "rewinds"))
     print(f"histories: {number}, runs that did not end well: {kills}, files moved: {moves}, rewinds: {rewinds}")
