@@ -30,6 +30,7 @@ from recovery.storage.sqlite.transfer import changes_file
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
 from tests.backup.writer import state_of, wait_until_closed, writing
 from tests.faults.minirun import MiniRun
+from tests.shares import seeds
 from tests.stores import STEP, Driver, State, alter, paths_of, problems, query, state_at
 
 TABLES = (
@@ -135,7 +136,7 @@ def states_window(directory: Path) -> list[int]:
     return list(plan_resume(scan(directory)).window)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 30))])
+@pytest.mark.parametrize("seed", seeds(30))
 def test_every_backup_of_a_random_history_is_what_a_whole_copy_would_be(make_store, tmp_path, monkeypatch, seed):
     """Runs, crashes, rewinds, folding, collecting, edits and operational state; chains are merged and begin again."""
     monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)

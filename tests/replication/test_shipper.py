@@ -25,6 +25,7 @@ from tests.backup.test_incremental import History, assert_every_epoch_is_there, 
 from tests.backup.test_incremental_faults import change, objects
 from tests.backup.test_lazy import begin as lazily_restored
 from tests.backup.test_lazy import hydrate
+from tests.shares import seeds
 from tests.stores import Driver
 
 NEVER = 1 << 40
@@ -76,7 +77,7 @@ class Replicated(History):
             self.linked += made.linked
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 20))])
+@pytest.mark.parametrize("seed", seeds(20))
 def test_every_epoch_of_a_random_history_is_in_the_replica(make_store, tmp_path, monkeypatch, seed):
     """Runs, crashes between two partitions, rewinds, folding, collecting, edits, operational state."""
     monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)

@@ -33,10 +33,11 @@ from tests.backup.standby.support import assert_follows, followed, newest_state
 from tests.backup.support import back_up, bring_back
 from tests.backup.test_incremental import History, fill, whole
 from tests.backup.test_incremental_faults import change, flip
+from tests.shares import seeds
 from tests.stores import Driver, alter, paths_of, problems
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 30))])
+@pytest.mark.parametrize("seed", seeds(30))
 def test_a_random_history_is_followed(make_store, tmp_path, monkeypatch, seed):
     """Runs, crashes, rewinds, folding, collecting, edits, operational state; chains merge, begin again; pruning."""
     monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)

@@ -32,6 +32,7 @@ from tests.backup.support import back_up, random_id
 from tests.backup.test_incremental import History, fill
 from tests.backup.test_incremental_faults import change, flip
 from tests.faults.minirun import MiniRun, child, die_at, states, totals
+from tests.shares import seeds
 from tests.stores import Driver, problems
 
 
@@ -243,7 +244,7 @@ def test_two_runs_never_both_publish_an_epoch(store_dir, tmp_path, step):
     assert states(standby) == totals(5, plan_resume(scan(standby)).snapshot.batch_id + 1)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 20))])
+@pytest.mark.parametrize("seed", seeds(20))
 def test_a_store_moves_from_host_to_host(make_store, tmp_path, monkeypatch, seed):
     """Random histories, and a takeover while a run goes on, which closes and backs up another epoch afterwards: what
     goes on is what the successor found, and everybody who follows the place follows the successor."""
