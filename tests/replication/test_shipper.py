@@ -219,8 +219,8 @@ def test_older_backups_are_removed_from_time_to_time(store, tmp_path, monkeypatc
 
 
 def test_what_was_shipped_stays_although_the_clock_went_back(store, tmp_path, monkeypatch):
-    """A backup comes after the newest at the place, whatever the clock says: so a rule that keeps one keeps the epoch that
-    was just shipped, whose output may be shown."""
+    """A backup comes after the newest at the place, whatever the clock says: so a rule that keeps one keeps what was
+    just shipped, whose output may be shown."""
     monkeypatch.setattr("recovery.replication.shipper.PRUNE_S", 0.0)
     target, place = DirectoryTarget(tmp_path / "dest"), tmp_path / "dest"
     with monkeypatch.context() as ahead:
