@@ -172,7 +172,7 @@ class TestStaged:
             def write(self, name, chunks):
                 if name.startswith("objects/"):
                     for path in paths_of(store):
-                        # With a reader of an older state, SQLite could not begin the log anew.
+                        # With a reader of an older state, SQLite could not begin the log again.
                         alter(path, "PRAGMA wal_checkpoint(TRUNCATE)")
                         log = path.with_name(f"{path.name}-wal")
                         assert not log.exists() or log.stat().st_size == 0

@@ -140,7 +140,7 @@ def test_a_driver_is_killed_and_the_next_runs_have_other_hosts(make_fleet):
     last.get(fleet.db)
     last.host.crash()
     done = goes_on(fleet, done)
-    # An owner dies while a run goes on, and comes back at once.
+    # An owner dies while a run goes on, and comes back immediately.
     run = fleet.run(999, 0.1)
     run.await_text(rf"^batch {done + 5}$")
     fleet.owners[1].end(signal.SIGKILL)

@@ -88,7 +88,7 @@ def test_parts_that_are_missing_or_of_another_epoch(tmp_path):
 
 
 def test_no_room_for_a_part(tmp_path):
-    """An error that names the directory; a later part of another epoch begins anew."""
+    """An error that names the directory; a later part of another epoch begins from nothing."""
     given = GivenRows()
     with pytest.raises(StorageError) as error:
         given.add(1, Part(0, DRIVER, "$files", [("a", "1", None)]), tmp_path / "none")

@@ -39,7 +39,7 @@ from recovery.spark.tuning.outcome import Outcome
 from recovery.storage.seam import PartitionStore
 
 CANCEL_S = 0.5
-"""How often a micro-batch that has to end is told so: between two of its jobs nothing hears it."""
+"""How often a micro-batch that has to end is cancelled again: between two of its jobs, a call has no effect."""
 
 
 @dataclass(frozen=True)
