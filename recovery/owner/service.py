@@ -15,6 +15,7 @@ from pathlib import Path
 from recovery.base.addresses import host_and_port
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.credentials.token import read_token
+from recovery.base.wording import counted
 from recovery.errors import ConfigurationError, NoPartitionsError
 from recovery.host.open_files import allow_open_files
 from recovery.host.signals import handle
@@ -91,7 +92,9 @@ class OwnerService:
             self._endpoint.serve(lambda: metrics.text(self.runs, self._server), self._not_ready)
             log(f"metrics at {self._endpoint.url}, probes at {HEALTH} and {READY}")
         kind = "TLS" if tls is not None else "no TLS"
-        log(f"serving {directory} at {location(host, self.port)}, {kind}; {len(self.runs.scan())} partitions")
+        log(
+            f"serving {directory} at {location(host, self.port)}, {kind}; {counted(len(self.runs.scan()), 'partition')}"
+        )
 
     def stop(self, wait_s: float = CLOSING_S) -> None:
         """Let no further run in; let one that closes an epoch finish that; then end all connections."""
