@@ -149,7 +149,7 @@ def test_the_second_run_maps_the_classes_of_the_first(cache, tmp_path, monkeypat
 
     assert shared_classes() == 0
     end = time.monotonic() + 120
-    while not any(map(left_archive._is_complete, cache.glob("left-*"))):
+    while not any(map(left_archive._is_complete, cache.glob("left-*.jsa*"))):
         assert time.monotonic() < end
         time.sleep(0.2)
     assert shared_classes() > 2_000
