@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, TypeVar
 
 import msgspec
 
-from recovery.base.untrusted_json import MOST, Count, Moment, is_moment
+from recovery.base.untrusted_json import MOST, Count, Moment
 from recovery.host.durable import modes_beside, read_regular, replace
 
 NAME = "last-backup.json"
@@ -21,61 +21,20 @@ REPLICA_NAME = "last-replica.json"
 LONGEST = 1 << 16
 
 
-class LastBackup(NamedTuple):
+class LastBackup(msgspec.Struct, frozen=True):
     """The newest backup that `recovery backup` finished: when (wall time), of which epoch, to where; whether the next
     one is to store only what changed; and how many objects a restore of its longest chain reads."""
 
-    finished_ms: int
-    epoch: int
+    finished_ms: Moment
+    epoch: Count
     destination: str
     incremental: bool = False
-    chain: int = 1
+    chain: Annotated[int, msgspec.Meta(ge=1, le=MOST)] = 1
 
 
-class LastReplica(NamedTuple):
+class LastReplica(msgspec.Struct, frozen=True):
     """What a run that replicates has shipped: where to, the newest epoch and the number of the execution that closed
     it, when (wall time; 0: never). problem: why newer epochs could not be shipped since `since_ms`; None: they were."""
-
-    destination: str
-    epoch: int
-    execution: int
-    shipped_ms: int
-    problem: str | None = None
-    since_ms: int | None = None
-
-
-def note_backup(directory: Path, backup: LastBackup) -> None:
-    """Replace the note, atomically. A backup counts even if that fails, so this raises nothing."""
-    _note(directory, NAME, backup._asdict())
-
-
-def note_replica(directory: Path, replica: LastReplica) -> None:
-    """Replace the note, atomically. An epoch is shipped even if that fails, so this raises nothing."""
-    _note(directory, REPLICA_NAME, replica._asdict())
-
-
-def _note(directory: Path, name: str, value: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):
-        replace(directory / name, json.dumps(value).encode(), mode=modes_beside(directory / "part-0.sqlite3").file)
-
-
-def last_backup(directory: Path) -> LastBackup | None:
-    """Return the note; None if it is missing or unreadable."""
-    try:
-        found = json.loads(read_regular(directory / NAME, LONGEST))
-        finished_ms, epoch, destination = found["finished_ms"], found["epoch"], found["destination"]
-        numbers = is_moment(finished_ms) and type(epoch) is int and 0 <= epoch <= MOST
-        incremental, chain = found.get("incremental", False) is True, found.get("chain", 1)
-        numbers = numbers and type(chain) is int and 1 <= chain <= MOST
-        if not (numbers and isinstance(destination, str)):
-            return None
-        return LastBackup(finished_ms, epoch, destination, incremental, chain)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-
-
-class _Replica(msgspec.Struct):
-    """The form of that note: it is a file that others may have written."""
 
     destination: str
     epoch: Count
@@ -85,13 +44,41 @@ class _Replica(msgspec.Struct):
     since_ms: Moment | None = None
 
 
+Note = TypeVar("Note", LastBackup, LastReplica)
+
+
+def note_backup(directory: Path, backup: LastBackup) -> None:
+    """Replace the note, atomically. A backup counts even if that fails, so this raises nothing."""
+    _note(directory, NAME, backup)
+
+
+def note_replica(directory: Path, replica: LastReplica) -> None:
+    """Replace the note, atomically. An epoch is shipped even if that fails, so this raises nothing."""
+    _note(directory, REPLICA_NAME, replica)
+
+
+def last_backup(directory: Path) -> LastBackup | None:
+    """Return the note; None if it is missing or unreadable."""
+    return _read(directory / NAME, LastBackup)
+
+
 def last_replica(directory: Path) -> LastReplica | None:
     """Return the note; None if it is missing or unreadable."""
+    return _read(directory / REPLICA_NAME, LastReplica)
+
+
+def _note(directory: Path, name: str, value: LastBackup | LastReplica) -> None:
+    content = json.dumps(msgspec.structs.asdict(value)).encode()
+    with contextlib.suppress(OSError):
+        replace(directory / name, content, mode=modes_beside(directory / "part-0.sqlite3").file)
+
+
+def _read(path: Path, kind: type[Note]) -> Note | None:
     try:
-        found = msgspec.json.decode(read_regular(directory / REPLICA_NAME, LONGEST), type=_Replica)
+        # Not msgspec's own reader: a place whose name is no text has code points that only this one reads.
+        return msgspec.convert(json.loads(read_regular(path, LONGEST)), kind)
     except (OSError, ValueError, RecursionError):
         return None
-    return LastReplica(*msgspec.structs.astuple(found))
 
 
 def reads_made_keys(directory: Path, backup_interval_s: float, now_ms: int) -> bool:

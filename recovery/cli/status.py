@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
 from recovery.backup.standby.document import facts_of
 from recovery.base.clock import SystemClock
@@ -254,7 +255,7 @@ def collect_health(facts: Facts) -> dict[str, Any]:
         "health": [each.as_json() for each in facts.health],
         "state_bytes": facts.state_bytes,
         "sizes": {step: {"rows": size.rows, "bytes": size.size_bytes} for step, size in facts.steps.items()},
-        "last_backup": None if facts.backup is None else facts.backup._asdict(),
+        "last_backup": None if facts.backup is None else msgspec.structs.asdict(facts.backup),
         "replica": _replica(facts),
         "measured_epochs": len(facts.epochs),
         "last_epoch": None if last is None else measure_json(last),
@@ -266,7 +267,7 @@ def _replica(facts: Facts) -> dict[str, Any] | None:
     if facts.replica is None or facts.replica_lag is None:
         return None
     lag = facts.replica_lag
-    return {**facts.replica._asdict(), "lag_epochs": lag.epochs, "lag_s": lag.seconds}
+    return {**msgspec.structs.asdict(facts.replica), "lag_epochs": lag.epochs, "lag_s": lag.seconds}
 
 
 def _replica_text(replica: Mapping[str, Any]) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from recovery.backup.catalog import Catalog
 from recovery.backup.make import Made, make_backup
 from recovery.backup.manifest import Manifest
@@ -136,7 +138,7 @@ class Shipper:
         if last is None or last.destination != self._target.shown:
             last = LastReplica(self._target.shown, NOTHING.epoch, NOTHING.execution, 0)
         since_ms = self._clock.wall_ms() if last.since_ms is None else last.since_ms
-        note_replica(self._directory, last._replace(problem=error.found, since_ms=since_ms))
+        note_replica(self._directory, msgspec.structs.replace(last, problem=error.found, since_ms=since_ms))
 
 
 def newest_of(manifest: Manifest) -> Shipped:

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from recovery.storage import hydration
-from tests.stores import STEP, Driver, State
+from tests.backup.writer import state_after
+from tests.stores import Driver, State
 
 KEYS = 3000
 PADDING = "x" * 60
@@ -25,14 +26,7 @@ def changes(epoch: int) -> dict[str, str | None]:
 
 def state_of(epoch: int) -> State:
     """The truth at an epoch, computed plainly."""
-    state: State = {}
-    for each in range(1, epoch + 1):
-        for key, text in changes(each).items():
-            if text is None:
-                state.pop((STEP, key), None)
-            else:
-                state[STEP, key] = (text, None)
-    return state
+    return state_after(epoch, changes)
 
 
 def close_epochs(directory: Path, count: int) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from recovery.backup.make import Made, make_backup
@@ -31,6 +34,17 @@ def work(directory: Path, epochs: int, *, keys: int = 40, floor: int = 0) -> Non
             changes[f"k{epoch % keys}"] = None
             run.apply(batch, changes)
             run.close(batch, floor=min(floor, epoch - 1), driver_rows={"$position": {"offset": str(batch)}})
+
+
+@contextlib.contextmanager
+def in_memory(otherwise: Callable[[], Path]) -> Iterator[Path]:
+    """A directory in memory where there is some, for tests that write many small files and do not test the disk."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir():
+        yield otherwise()
+        return
+    with tempfile.TemporaryDirectory(prefix="recovery-", dir=memory) as name:
+        yield Path(name)
 
 
 def states(directory: Path) -> dict[int, State]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from recovery.backup.repository import list_backups, prune
 from recovery.backup.target import DirectoryTarget
 from recovery.errors import BackupDamagedError, BackupTargetError
 from recovery.planning.backups import KeepRule
-from tests.backup.support import assert_sound, back_up, bring_back, states
+from tests.backup.support import assert_sound, back_up, bring_back, in_memory, states
 from tests.backup.test_faults import NOW_MS, FailingTarget, Interleaved, one_at_a_time, pruned_with_failures  # noqa: F401
 from tests.backup.test_incremental import fill
 from tests.stores import Driver, state_at
@@ -23,13 +22,9 @@ from tests.stores import Driver, state_at
 
 @pytest.fixture
 def tmp_path(tmp_path_factory) -> Iterator[Path]:
-    """In memory where there is some: these tests write many small files, and do not test the disk."""
-    memory = Path("/dev/shm")
-    if not memory.is_dir():
-        yield tmp_path_factory.mktemp("chains")
-        return
-    with tempfile.TemporaryDirectory(prefix="recovery-", dir=memory) as name:
-        yield Path(name)
+    """In memory where there is some."""
+    with in_memory(lambda: tmp_path_factory.mktemp("chains")) as path:
+        yield path
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.stores import ROOT, STEP, Driver, State
@@ -23,6 +23,11 @@ def changes(epoch: int) -> dict[str, str | None]:
 
 def state_of(epoch: int) -> State:
     """The truth at an epoch, computed plainly."""
+    return state_after(epoch, changes)
+
+
+def state_after(epoch: int, changes: Callable[[int], dict[str, str | None]]) -> State:
+    """The state after the changes of all epochs up to one."""
     state: State = {}
     for each in range(1, epoch + 1):
         for key, text in changes(each).items():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from recovery.backup.note import NAME, LastBackup, last_backup, note_backup
+from recovery.backup.note import NAME, LastBackup, LastReplica, last_backup, last_replica, note_backup, note_replica
 from recovery.base.clock import SystemClock
 from recovery.base.ids import Epoch, ExecutionNumber, Lease
 from recovery.cli import main
@@ -131,6 +131,14 @@ def test_the_note_of_the_last_backup(trap, store):
     assert last_backup(store) is None
     note_backup(store, LastBackup(1, 2, "there"))
     assert last_backup(store) == LastBackup(1, 2, "there")
+
+
+def test_notes_of_a_place_whose_name_is_no_text(store):
+    """They are read as they were written."""
+    backup, replica = LastBackup(1, 2, "/there/\udcff", True, 3), LastReplica("/there/\udcff", 2, 1, 5)
+    note_backup(store, backup)
+    note_replica(store, replica)
+    assert (last_backup(store), last_replica(store)) == (backup, replica)
 
 
 @pytest.mark.parametrize(

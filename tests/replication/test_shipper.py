@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from recovery.errors import BackupTargetError, ForeignPartitionError, LeaseLostE
 from recovery.planning.backups import KeepRule
 from recovery.planning.replica import Shipped
 from recovery.replication.shipper import PASSING, Shipper
-from tests.backup.support import back_up, bring_back, random_id, states
+from tests.backup.support import back_up, bring_back, in_memory, random_id, states
 from tests.backup.test_faults import NOW_MS, FailingTarget, one_at_a_time  # noqa: F401
 from tests.backup.test_incremental import History, assert_every_epoch_is_there, fill
 from tests.backup.test_incremental_faults import change, objects
@@ -33,13 +32,9 @@ NEVER = 1 << 40
 
 @pytest.fixture
 def tmp_path(tmp_path_factory) -> Iterator[Path]:
-    """In memory where there is some: these tests write many small files, and do not test the disk."""
-    memory = Path("/dev/shm")
-    if not memory.is_dir():
-        yield tmp_path_factory.mktemp("replicas")
-        return
-    with tempfile.TemporaryDirectory(prefix="recovery-", dir=memory) as name:
-        yield Path(name)
+    """In memory where there is some."""
+    with in_memory(lambda: tmp_path_factory.mktemp("replicas")) as path:
+        yield path
 
 
 @pytest.fixture
