@@ -35,7 +35,7 @@ from recovery.storage.documents import home, state_totals
 from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.lock import DirectoryLock, check_unlocked
 from recovery.storage.origin import How, Origin, add_origin, origin_of
-from recovery.storage.repartition import MAX_PARTITIONS, StepTally, Tally
+from recovery.storage.repartition import MAX_PARTITIONS, StepTally, Tally, refuse_misplaced
 from recovery.storage.scan import scan
 from recovery.storage.standby import refuse_standby
 
@@ -210,6 +210,8 @@ class _Attempt:
             with new_directory(place, VERB, modes_beside(first)) as draft:
                 # 2
                 before, after = self._move(draft, plan, processes, observe)
+                # 3
+                self._compare(before, after, found)
                 # 4
                 origin = origin_of(
                     self._directory, VERB, plan.store_id, found.window[-1], self._clock.wall_ms(), plan.partitions
@@ -227,7 +229,7 @@ class _Attempt:
     def _move(
         self, draft: Path, plan: RepartitionPlan, processes: int | None, observe: Observer
     ) -> tuple[Tally, Tally]:
-        """Write the new partitions, and compare both stores."""
+        """Write the new partitions."""
         at_once = processes or (1 if plan.rows < FEW_ROWS else min(MOST_PROCESSES, os.cpu_count() or 1))
         created_ms = self._clock.wall_ms()
         shares = divide(plan.partitions, plan.new_partitions, at_once)
@@ -244,12 +246,14 @@ class _Attempt:
             done += rows
             observe(done, plan.rows)
 
-        before, after = do_all(works, moved)
-        # 3
+        return do_all(works, moved)
+
+    def _compare(self, before: Tally, after: Tally, found: ResumePlan) -> None:
         for step in sorted({*before.steps(), *after.steps()}):
-            for old, new in zip(before.of(step, plan.epochs), after.of(step, plan.epochs), strict=True):
+            for old, new in zip(before.of(step, found.window), after.of(step, found.window), strict=True):
+                if old != new:
+                    refuse_misplaced(found.partitions)
                 self._check_equal(old, new)
-        return before, after
 
     def _check_equal(self, old: StepTally, new: StepTally) -> None:
         if old != new:

@@ -248,22 +248,31 @@ def test_copies_of_the_old_store_are_refused_by_name(make_store, tmp_path):
         plan_resume(scan(tmp_path / "new"))
 
 
-@pytest.mark.parametrize("through_python", [False, True])
-def test_both_ways_of_moving_rows_make_the_same(make_store, tmp_path, monkeypatch, through_python):
-    """Within SQLite, or through Python, where something is logged or there are too many partitions."""
+@pytest.mark.parametrize("way", ["copy", "pull", "add_live"])
+def test_all_ways_of_moving_rows_make_the_same(make_store, tmp_path, monkeypatch, way):
+    """Within SQLite, by keys where a group has many partitions, or through Python, where something is logged."""
     source = filled(make_store(3))
-    pulled: list[int] = []
-    original = DraftPartition.pull
-    monkeypatch.setattr(DraftPartition, "pull", lambda *given: (pulled.append(1), original(*given)))
-    if through_python:
-        monkeypatch.setattr("recovery.storage.repartition.can_pull", lambda *_: False)
+    used: set[str] = set()
+    for name in ("copy", "pull", "add_live"):
+        original = getattr(DraftPartition, name)
+
+        def noted(*given, name=name, original=original):
+            used.add(name)
+            return original(*given)
+
+        monkeypatch.setattr(DraftPartition, name, noted)
+    if way == "pull":
+        monkeypatch.setattr("recovery.storage.repartition.MOST_COPIES", 4)
+    if way == "add_live":
+        monkeypatch.setattr("recovery.storage.repartition.can_attach", lambda *_: False)
+    monkeypatch.setattr("recovery.storage.repartition.CHUNK_KEYS", 4)
     repartition(source, tmp_path / "new", 5)
-    assert bool(pulled) != through_python
+    assert used == {way}
     assert_equal(source, tmp_path / "new", 5)
 
 
-def test_a_row_in_a_partition_that_is_not_its_own(make_store, tmp_path):
-    """Is refused: a task would not find it there."""
+def test_a_row_in_a_partition_that_is_not_its_own(make_store, tmp_path, monkeypatch):
+    """Is refused, there twice or only there: a task would not find it."""
     source = filled(make_store(2))
     row = query(paths_of(source)[0], "SELECT * FROM snaps WHERE step_id = 'count' LIMIT 1")[0]
     connection = apsw.Connection(str(paths_of(source)[1]))
@@ -271,6 +280,12 @@ def test_a_row_in_a_partition_that_is_not_its_own(make_store, tmp_path):
     connection.close()
     with pytest.raises(CorruptPartitionError):
         repartition(source, tmp_path / "new", 4)
+    monkeypatch.setattr("recovery.storage.repartition.check_complete", lambda *_: None)
+    alter(paths_of(source)[0], f"DELETE FROM snaps WHERE step_id = 'count' AND state_key = '{row[1]}'")
+    with pytest.raises(CorruptPartitionError, match="lies in a partition that is not its own") as raised:
+        repartition(source, tmp_path / "new", 4)
+    assert raised.value.path == str(paths_of(source)[1])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_backups_begin_a_new_chain(make_store, tmp_path):

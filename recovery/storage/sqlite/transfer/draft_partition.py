@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import apsw
 
 from recovery.base.ids import Epoch, PartitionIndex
+from recovery.base.reserved import EPOCH_STEP
 from recovery.errors import CorruptPartitionError
 from recovery.host.durable import sync
 from recovery.planning.values import ClosedEpoch, Execution
@@ -23,7 +25,7 @@ from recovery.storage.sqlite.file.statements import rows, translated, value
 from recovery.storage.sqlite.file.tables import APPLICATION_ID, CREATE_ALL, CREATE_TIMEOUT_INDEX, SCHEMA_VERSION
 from recovery.storage.sqlite.measures import change_sizes
 from recovery.storage.sqlite.transfer.tally import Tally
-from recovery.storage.sqlite.transfer.versions import Versions, sizes_if_sound
+from recovery.storage.sqlite.transfer.versions import Place, Versions, sizes_if_sound
 
 LIVE = "INSERT INTO snaps VALUES (?, ?, ?, ?, ?, ?)"
 EARLIER = "INSERT INTO superseded VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -32,6 +34,13 @@ PULL = """
 INSERT INTO main.snaps
 SELECT s.* FROM carray(?) AS k CROSS JOIN {source}.snaps AS s WHERE s.step_id = ? AND s.state_key = k.value
 """
+# One branch for each source; the rows of all come in the order of the keys.
+COPY = """
+SELECT * FROM {source}.snaps
+WHERE (step_id, state_key) >= (:step, :key) AND (step_id, state_key) < (:end_step, :end_key)
+    AND iif(step_id = :apart, 0, crc32(CAST(state_key AS BLOB)) % :count) = :index
+"""
+COPY_ORDER = "ORDER BY step_id, state_key"
 WRITTEN_IN = """
 SELECT (SELECT count(*) FROM snaps WHERE snap_epoch = :epoch)
     + (SELECT count(*) FROM superseded WHERE snap_epoch = :epoch)
@@ -83,12 +92,26 @@ class DraftPartition:
         self._add(EARLIER, found)
 
     def attach(self, sources: Sequence[Path], cache_bytes: int) -> None:
-        """Let `pull` read from these partitions, as long as nobody writes to them."""
+        """Let `copy` and `pull` read from these partitions, as long as nobody writes to them."""
         for number, path in enumerate(sources):
             how = "immutable=1" if reading_mode(path) == "unshared" else "mode=ro"
             with translated(path):
                 self._connection.execute(f"ATTACH ? AS {_source(number)}", (file_uri(path, f"?{how}"),))
                 self._connection.pragma("cache_size", -(cache_bytes >> 10), schema=_source(number))
+        # SQLite calls it without a frame of Python. The types know no function of bytes alone.
+        self._connection.create_scalar_function("crc32", zlib.crc32, 1, deterministic=True)  # type: ignore[arg-type]
+        found = " UNION ALL ".join(COPY.format(source=_source(number)) for number in range(len(sources)))
+        self._copy = f"INSERT INTO main.snaps {found} {COPY_ORDER}"
+
+    def copy(self, index: int, count: int, since: Place, until: Place) -> int:
+        """Append the rows from one place up to another that belong to partition `index` of `count`, from all attached
+        partitions; return their number."""
+        bindings = {
+            "step": since[0], "key": since[1], "end_step": until[0], "end_key": until[1],
+            "apart": EPOCH_STEP, "count": count, "index": index,
+        }  # fmt: skip
+        self._run(lambda: self._connection.execute(self._copy, bindings))
+        return self._connection.changes()
 
     def pull(self, number: int, step: str, keys: Sequence[str]) -> None:
         """Append the rows of a step with these keys, in order, from an attached partition."""
@@ -178,8 +201,8 @@ class DraftPartition:
         self._connection.close()
 
 
-def can_pull(sources: int, targets: int) -> bool:
-    """Return whether `pull` works here, and with so many partitions."""
+def can_attach(sources: int, targets: int) -> bool:
+    """Return whether `copy` and `pull` work here, and with so many partitions."""
     return hasattr(apsw, "carray") and "ENABLE_CARRAY" in apsw.compile_options and sources * targets <= MOST_ATTACHED
 
 

@@ -22,6 +22,9 @@ from recovery.storage.sqlite.transfer.tally import Tally
 
 ROW = "step_id, state_key, snap_epoch, ser_change, timeout_ms, digest"
 LIVE = f"SELECT {ROW} FROM snaps"
+BEHIND = """
+SELECT step_id, state_key FROM snaps WHERE (step_id, state_key) >= (:step, :key) ORDER BY step_id, state_key LIMIT 1
+"""
 # Rows that come back when the epochs after the span are taken back.
 LIVE_BEFORE = f"""
 {LIVE} WHERE snap_epoch <= :last
@@ -33,15 +36,22 @@ SELECT until_epoch, {ROW} FROM superseded
 WHERE until_epoch > :first AND until_epoch <= :last AND snap_epoch IS NOT NULL
 """
 OF_STEPS = f"SELECT step_id, :first, {SUM_SQL} FROM {{live}} GROUP BY step_id"
-SINCE = f"SELECT step_id, snap_epoch, {SUM_SQL} FROM {{live}} WHERE snap_epoch > :first GROUP BY step_id, snap_epoch"
-# The same where only one epoch comes after the first: without sorting.
-SINCE_ONE = f"SELECT step_id, :last, {SUM_SQL} FROM {{live}} WHERE snap_epoch > :first GROUP BY step_id"
+# For one step: SQLite sorts single integers in half the time of texts with integers.
+SINCE = f"""
+SELECT :step, snap_epoch, {SUM_SQL} FROM {{live}} WHERE step_id = :step AND snap_epoch > :first GROUP BY snap_epoch
+"""
 EARLIER_WRITTEN = f"SELECT step_id, max(snap_epoch, :first), {SUM_SQL} FROM ({EARLIER}) GROUP BY 1, 2"
 EARLIER_ENDED = f"SELECT step_id, until_epoch, {SUM_SQL} FROM ({EARLIER}) GROUP BY 1, 2"
 SUPERSEDED = f"SELECT until_epoch, {SUM_SQL} FROM main.superseded GROUP BY until_epoch"
 # By step: damaged rows, and the rows and bytes that `sizes` counts.
 SOUND = f"SELECT step_id, sum(digest IS NOT {SNAPS_DIGEST}), count(*), sum({ROW_BYTES}) FROM snaps GROUP BY step_id"
 DAMAGED_EARLIER = f"SELECT count(*) FROM superseded WHERE digest IS NOT {SNAPS_DIGEST}"
+
+Place = tuple[str | bytes, str | bytes]
+"""Step and key of a row: it and all behind it."""
+START: Place = ("", "")
+END: Place = (b"", b"")
+"""Behind all rows: SQLite orders texts before bytes."""
 
 
 class Versions:
@@ -75,19 +85,23 @@ class Versions:
     def tally(self) -> Tally:
         """Count the rows of each step and epoch."""
         found, live = Tally(), f"({self._live})"
-        found.wrote(self._execute(OF_STEPS.format(live=live)))
+        of_steps = list(self._execute(OF_STEPS.format(live=live)))
+        found.wrote(of_steps)
         if self._span["first"] < self._span["last"]:
-            one = self._span["first"] + 1 == self._span["last"]
-            since = list(self._execute((SINCE_ONE if one else SINCE).format(live=live)))
+            since = [row for step, *_ in of_steps for row in self._execute(SINCE.format(live=live), step=step)]
             found.wrote(since)
             found.wrote(((step, self._span["first"], *sums) for step, _, *sums in since), -1)
             found.wrote(self._execute(EARLIER_WRITTEN))
             found.ended(self._execute(EARLIER_ENDED))
         return found
 
-    def _execute(self, sql: str) -> Generator[Any, None, None]:
+    def place(self, since: Place, number: int) -> Place:
+        """Return the place `number` rows behind another one, if they are plain."""
+        return next(self._execute(f"{BEHIND} OFFSET {number}", step=since[0], key=since[1]), END)
+
+    def _execute(self, sql: str, **bindings: Any) -> Generator[Any, None, None]:
         with translated(self._path):
-            yield from self._connection.execute(sql, self._span)
+            yield from self._connection.execute(sql, self._span | bindings)
 
 
 def check_complete(connection: apsw.Connection, path: Path, held: PartitionDescription) -> None:
