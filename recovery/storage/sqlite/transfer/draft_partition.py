@@ -25,7 +25,7 @@ from recovery.storage.sqlite.file.statements import rows, translated, value
 from recovery.storage.sqlite.file.tables import APPLICATION_ID, CREATE_ALL, CREATE_TIMEOUT_INDEX, SCHEMA_VERSION
 from recovery.storage.sqlite.measures import change_sizes
 from recovery.storage.sqlite.transfer.tally import Tally
-from recovery.storage.sqlite.transfer.versions import Place, Versions, sizes_if_sound
+from recovery.storage.sqlite.transfer.versions import Versions, sizes_if_sound
 
 LIVE = "INSERT INTO snaps VALUES (?, ?, ?, ?, ?, ?)"
 EARLIER = "INSERT INTO superseded VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -37,8 +37,8 @@ SELECT s.* FROM carray(?) AS k CROSS JOIN {source}.snaps AS s WHERE s.step_id = 
 # One branch for each source; the rows of all come in the order of the keys.
 COPY = """
 SELECT * FROM {source}.snaps
-WHERE (step_id, state_key) >= (:step, :key) AND (step_id, state_key) < (:end_step, :end_key)
-    AND iif(step_id = :apart, 0, crc32(CAST(state_key AS BLOB)) % :count) = :index
+WHERE step_id = :step AND state_key >= :since AND state_key < :until
+    AND crc32(CAST(state_key AS BLOB)) % :count = :index
 """
 COPY_ORDER = "ORDER BY step_id, state_key"
 WRITTEN_IN = """
@@ -103,13 +103,12 @@ class DraftPartition:
         found = " UNION ALL ".join(COPY.format(source=_source(number)) for number in range(len(sources)))
         self._copy = f"INSERT INTO main.snaps {found} {COPY_ORDER}"
 
-    def copy(self, index: int, count: int, since: Place, until: Place) -> int:
-        """Append the rows from one place up to another that belong to partition `index` of `count`, from all attached
-        partitions; return their number."""
-        bindings = {
-            "step": since[0], "key": since[1], "end_step": until[0], "end_key": until[1],
-            "apart": EPOCH_STEP, "count": count, "index": index,
-        }  # fmt: skip
+    def copy(self, index: int, count: int, step: str, since: str, until: str | bytes) -> int:
+        """Append the rows of a step with keys from `since` up to `until` that belong to partition `index` of `count`,
+        from all attached partitions; return their number."""
+        # All high-water marks are in partition 0.
+        count = 1 if step == EPOCH_STEP else count
+        bindings = {"step": step, "since": since, "until": until, "count": count, "index": index}
         self._run(lambda: self._connection.execute(self._copy, bindings))
         return self._connection.changes()
 

@@ -22,9 +22,15 @@ from recovery.storage.sqlite.transfer.tally import Tally
 
 ROW = "step_id, state_key, snap_epoch, ser_change, timeout_ms, digest"
 LIVE = f"SELECT {ROW} FROM snaps"
-BEHIND = """
-SELECT step_id, state_key FROM snaps WHERE (step_id, state_key) >= (:step, :key) ORDER BY step_id, state_key LIMIT 1
+# A step after the other, without reading the rows between.
+STEPS = """
+WITH RECURSIVE steps (step) AS (
+    SELECT min(step_id) FROM snaps
+    UNION ALL SELECT (SELECT min(step_id) FROM snaps WHERE step_id > step) FROM steps WHERE step IS NOT NULL
+)
+SELECT step FROM steps WHERE step IS NOT NULL
 """
+BEHIND = "SELECT state_key FROM snaps WHERE step_id = :step AND state_key >= :key ORDER BY state_key LIMIT 1"
 # Rows that come back when the epochs after the span are taken back.
 LIVE_BEFORE = f"""
 {LIVE} WHERE snap_epoch <= :last
@@ -47,11 +53,8 @@ SUPERSEDED = f"SELECT until_epoch, {SUM_SQL} FROM main.superseded GROUP BY until
 SOUND = f"SELECT step_id, sum(digest IS NOT {SNAPS_DIGEST}), count(*), sum({ROW_BYTES}) FROM snaps GROUP BY step_id"
 DAMAGED_EARLIER = f"SELECT count(*) FROM superseded WHERE digest IS NOT {SNAPS_DIGEST}"
 
-Place = tuple[str | bytes, str | bytes]
-"""Step and key of a row: it and all behind it."""
-START: Place = ("", "")
-END: Place = (b"", b"")
-"""Behind all rows: SQLite orders texts before bytes."""
+END = b""
+"""Behind all keys: SQLite orders texts before bytes."""
 
 
 class Versions:
@@ -95,9 +98,15 @@ class Versions:
             found.ended(self._execute(EARLIER_ENDED))
         return found
 
-    def place(self, since: Place, number: int) -> Place:
-        """Return the place `number` rows behind another one, if they are plain."""
-        return next(self._execute(f"{BEHIND} OFFSET {number}", step=since[0], key=since[1]), END)
+    def steps(self) -> list[str]:
+        """Return the steps with live rows, if they are plain."""
+        return [step for (step,) in self._execute(STEPS)]
+
+    def key_behind(self, step: str, key: str, number: int) -> str | bytes:
+        """Return the key `number` live rows behind another one, or `END`, if they are plain."""
+        found = [*self._execute(f"{BEHIND} OFFSET {number}", step=step, key=key), (END,)]
+        key_or_end: str | bytes = found[0][0]
+        return key_or_end
 
     def _execute(self, sql: str, **bindings: Any) -> Generator[Any, None, None]:
         with translated(self._path):
