@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,10 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:Reserved
 
 # And what they leave in the user's cache directory would be of such JVMs.
 os.environ.setdefault("RECOVERY_CLASS_ARCHIVE", "off")
+
+# Tests start hundreds of Pythons. Where bytecode is switched off, each would compile the package again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 StoreMaker = Callable[[int], Path]
 
