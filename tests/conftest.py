@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -35,6 +36,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 StoreMaker = Callable[[int], Path]
 
 BEGUN = time.monotonic()
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays until the end: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
