@@ -28,35 +28,37 @@ def write(frame, into={"a", "b"}):
     frame.write.saveAsTable("clean")
 pipeline = Pipeline("nightly", [Node("clean", read=read, transform=make(5), write=write)])
 """
+FIND = """
+import sys
+from recovery.cli.flow_loader import load
+for path in sys.argv[1:]:
+    print(load(path).nodes[0].definition)
+"""
 
 
-def definition(source: str, tmp_path) -> str:
-    """The hash of the node, as another process finds it."""
-    # Each in a directory of its own: Python takes two sources of one size and second for the same.
-    path = tmp_path / str(len(list(tmp_path.iterdir()))) / "jobs.py"
-    path.parent.mkdir()
-    path.write_text(source)
-    code = "import sys; from recovery.cli.flow_loader import load; print(load(sys.argv[1]).nodes[0].definition)"
-    done = run_python(code, path)
+def definitions(sources: list[str], tmp_path) -> list[str]:
+    """The hashes of the node in several sources, as one other process finds them."""
+    paths = []
+    for source in sources:
+        # Each in a directory of its own: Python takes two sources of one size and second for the same.
+        paths.append(tmp_path / str(len(list(tmp_path.iterdir()))) / "jobs.py")
+        paths[-1].parent.mkdir()
+        paths[-1].write_text(source)
+    done = run_python(FIND, *paths)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout.split()
 
 
 def test_a_definition_is_the_same_in_every_process(tmp_path):
     """Also with blank lines, comments and another node's code changed."""
-    first = definition(SOURCE, tmp_path)
-    assert definition("# a comment\n\n" + SOURCE + "\ndef unused(): ...\n", tmp_path) == first
+    changed = f"# a comment\n\n{SOURCE}\ndef unused(): ...\n"
+    assert definitions([SOURCE], tmp_path) == definitions([changed], tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("n > 1", "n > 2"), ("make(5)", "make(6)"), ('"orders"', '"invoices"'), ('{"a", "b"}', '{"a", "c"}'),
-     ("spark.table", "spark.sql"), ('Node("clean"', 'Node("cleaned"')],
-)  # fmt: skip
-def test_a_change_of_what_a_node_does_changes_its_definition(tmp_path, old, new):
-    """Of its code, of functions and values of its module that it uses, of values it holds."""
-    assert old in SOURCE
-    assert definition(SOURCE.replace(old, new), tmp_path) != definition(SOURCE, tmp_path)
+CHANGES = [
+    ("n > 1", "n > 2"), ("make(5)", "make(6)"), ('"orders"', '"invoices"'), ('{"a", "b"}', '{"a", "c"}'),
+    ("spark.table", "spark.sql"), ('Node("clean"', 'Node("cleaned"'),
+]  # fmt: skip
 
 
 SETTINGS = """
@@ -82,14 +84,31 @@ pipeline = Pipeline("nightly", [Node("clean", read=used, write=print)])
 """
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("2024, 1", "2025, 1"), ("timedelta(1)", "timedelta(2)"), ('"1.0"', '"1.00"'), ('Path("in")', 'Path("out")'),
-     ("Kind.A", "Kind.B"), ("2024, 2", "2025, 2"), ("2024, 3", "2025, 3"), ("most = 10", "most = 11")],
-)  # fmt: skip
-def test_settings_of_all_kinds_count(tmp_path, old, new):
+CHANGED_SETTINGS = [
+    ("2024, 1", "2025, 1"), ("timedelta(1)", "timedelta(2)"), ('"1.0"', '"1.00"'), ('Path("in")', 'Path("out")'),
+    ("Kind.A", "Kind.B"), ("2024, 2", "2025, 2"), ("2024, 3", "2025, 3"), ("most = 10", "most = 11"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """The definitions of both sources and of every change of them, which one process finds."""
+    changed = [(SOURCE, CHANGES), (SETTINGS, CHANGED_SETTINGS)]
+    sources = [text.replace(*change) for text, changes in changed for change in [("", ""), *changes]]
+    return dict(zip(sources, definitions(sources, tmp_path_factory.mktemp("jobs")), strict=True))
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGES)
+def test_a_change_of_what_a_node_does_changes_its_definition(found, old, new):
+    """Of its code, of functions and values of its module that it uses, of values it holds."""
+    assert old in SOURCE
+    assert found[SOURCE.replace(old, new)] != found[SOURCE]
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGED_SETTINGS)
+def test_settings_of_all_kinds_count(found, old, new):
     """Days, spans, decimals, paths, members of enums, dataclasses and what a class has."""
-    assert definition(SETTINGS.replace(old, new), tmp_path) != definition(SETTINGS, tmp_path)
+    assert found[SETTINGS.replace(old, new)] != found[SETTINGS]
 
 
 class Reader:

@@ -23,6 +23,7 @@ from recovery.backup.target import DirectoryTarget, Entry
 from recovery.errors import BackupTargetError, NoBackupError, RecoveryError
 from recovery.planning.backups import KeepRule, parse_keep
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
+from tests.shares import some
 from tests.stores import ROOT, alter, paths_of
 
 NOW_MS = 4_000_000_000_000
@@ -104,7 +105,7 @@ def one_at_a_time(monkeypatch):
         monkeypatch.setattr(name, 1)
 
 
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
+@pytest.mark.parametrize("lasting", some([False, True], False), ids=["once", "lasting"])
 @pytest.mark.usefixtures("one_at_a_time")
 def test_a_backup_cut_off_at_any_step_counts_whole_or_not_at_all(store, tmp_path, lasting):
     """At every operation until one is left untouched: the backup is there and restores, or the one before does."""
@@ -410,7 +411,9 @@ class _FailingFile:
 
 
 @pytest.mark.parametrize(
-    ("lasting", "code"), [(False, errno.EIO), (True, errno.ENOSPC)], ids=["an I/O error once", "a disk that stays full"]
+    ("lasting", "code"),
+    [pytest.param(False, errno.EIO, marks=pytest.mark.long), (True, errno.ENOSPC)],
+    ids=["an I/O error once", "a disk that stays full"],
 )
 @pytest.mark.usefixtures("one_at_a_time")
 def test_a_restore_that_fails_at_any_operation_leaves_nothing(store, tmp_path, monkeypatch, lasting, code):

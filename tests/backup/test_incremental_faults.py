@@ -17,6 +17,7 @@ from recovery.planning.backups import KeepRule
 from tests.backup.support import assert_sound, back_up, bring_back, in_memory, states
 from tests.backup.test_faults import NOW_MS, FailingTarget, Interleaved, one_at_a_time, pruned_with_failures  # noqa: F401
 from tests.backup.test_incremental import fill
+from tests.shares import some
 from tests.stores import Driver, state_at
 
 
@@ -124,7 +125,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("spoil", [cut, flip, Path.unlink, lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize("spoil", some([cut, flip, Path.unlink, lambda path: path.write_bytes(b"")], flip, Path.unlink))
 def test_a_damaged_object_is_named_and_what_lies_before_it_is_restored(store, tmp_path, spoil):
     """Whichever object it is; without a whole copy nothing can be restored. A new backup begins a new chain."""
     root = tmp_path / "dest"

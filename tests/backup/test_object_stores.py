@@ -40,7 +40,11 @@ from tests.stores import ROOT, Driver
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-@pytest.fixture(scope="module", params=["s3", "gs", "abfs"])
+STORES = ["s3", "gs", "abfs"]
+S3_BY_DEFAULT = pytest.mark.parametrize("emulator", some(STORES, "s3"), indirect=True)
+
+
+@pytest.fixture(scope="module", params=STORES)
 def emulator(request, tmp_path_factory) -> Iterator[Emulator]:
     """Each of the three, for all tests of the module."""
     make = {
@@ -68,6 +72,7 @@ def store(make_store) -> Path:
     return directory
 
 
+@S3_BY_DEFAULT
 def test_back_and_forth(store, place, tmp_path):
     """The whole way by the commands, while a run writes: make, list, skip what is unchanged, prune, restore."""
     with Driver(store) as run:
@@ -86,6 +91,7 @@ def test_back_and_forth(store, place, tmp_path):
     assert states(tmp_path / "new") == states(store)
 
 
+@S3_BY_DEFAULT
 def test_pages_are_fetched_when_they_are_read(store, place, tmp_path):
     """With range requests; an object that is gone is named."""
     work(store, 1, keys=3000)
@@ -101,6 +107,7 @@ def test_pages_are_fetched_when_they_are_read(store, place, tmp_path):
         hydrate_directory(tmp_path / "again", Stop())
 
 
+@S3_BY_DEFAULT
 def test_a_chain(store, place, tmp_path, monkeypatch):
     """Links, a link that completes a level, and a pruning: what is restored is what a whole copy would be."""
     monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)
@@ -121,7 +128,7 @@ def test_a_chain(store, place, tmp_path, monkeypatch):
     assert states(tmp_path / "new") == states(store)
 
 
-@pytest.mark.parametrize("emulator", some(["s3", "gs", "abfs"], "s3"), indirect=True)
+@S3_BY_DEFAULT
 def test_a_replica_in_a_service_that_stands_still(store, place, emulator, tmp_path):
     """Epochs are closed without it; when it answers again, one shipping covers what waits, and the chain restores."""
     pytest.importorskip("obstore", reason="obstore is not installed (the test extra has it)")
@@ -230,7 +237,7 @@ def test_a_manifest_that_is_being_written_does_not_count(store, place):
     assert [m.id for m in list_backups(target).manifests] == [made.id]
 
 
-@pytest.mark.parametrize("share", [0.0, 0.9])
+@pytest.mark.parametrize("share", some([0.0, 0.9], 0.9))
 def test_a_half_written_object_is_never_taken_for_good(store, place, emulator, tmp_path, share):
     """What a cut upload leaves is left out by its digest, and the backup before is restored."""
     target = open_target(place)
@@ -328,7 +335,7 @@ class TestUnreachable:
     CODE = (
         "import sys\n"
         "from recovery.backup import places, target\n"
-        "places.open_target.__kwdefaults__['no_answer_s'] = 3\n"
+        "places.open_target.__kwdefaults__['no_answer_s'] = 1\n"
         "from recovery.cli import main\n"
         "main(['backup', *sys.argv[1:]])\n"
     )
@@ -366,7 +373,7 @@ def test_the_usual_variables_name_emulators(tmp_path):
         assert len(target.entries(OBJECTS)) == 1
 
 
-@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+@pytest.mark.parametrize("variable", some(["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"], "AWS_ENDPOINT_URL_S3"))
 def test_a_service_named_by_the_environment(store, tmp_path, monkeypatch, variable):
     """As for the tools of AWS; the more special variable counts, and what the address says counts more."""
     with emulators.moto() as emulator:

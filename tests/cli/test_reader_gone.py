@@ -15,10 +15,12 @@ from tests.backup.support import back_up, work
 
 # Each command in a process of its own, forked by one that has imported everything.
 FORKING = """
-import json, os, sys
+import gc, json, os, sys
 from recovery.cli import main
 import recovery.backup.make, recovery.backup.restore, recovery.backup.places
 codes = []
+# What a child inherits, it need not look at when it ends.
+gc.freeze()
 for words in json.load(sys.stdin):
     pid = os.fork()
     if pid == 0:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from tests.faults.minirun import (
     totals,
     wait,
 )
+from tests.shares import some
 from tests.stores import problems
 
 BATCHES = 7
@@ -64,12 +66,12 @@ def killed_and_resumed(directory: Path, seed: int, point: str, again: bool) -> i
     return codes.count(-signal.SIGKILL)
 
 
-def kill_often(store_maker, seeds: range) -> tuple[int, int]:
-    """Every point, with and without a second kill, for every seed; returns histories and kills."""
+def kill_often(store_maker, seeds: range, agains: Sequence[bool]) -> tuple[int, int]:
+    """Every point, with a second kill or without, for every seed; returns histories and kills."""
     histories = kills = 0
     for seed in seeds:
         for point in POINTS:
-            for again in (False, True):
+            for again in agains:
                 directory = store_maker(COUNT)
                 try:
                     kills += killed_and_resumed(directory, seed, point, again)
@@ -81,10 +83,11 @@ def kill_often(store_maker, seeds: range) -> tuple[int, int]:
     return histories, kills
 
 
-def test_every_step_once_and_twice(store_maker):
+@pytest.mark.parametrize("agains", some([(False, True), (True,)], (True,)), ids=["once and twice", "twice"])
+def test_every_step_once_and_twice(store_maker, agains):
     """Killed at each numbered step of starting and closing, and again during the resume, nothing is lost or doubled."""
-    histories, kills = kill_often(store_maker, range(1))
-    assert histories == 2 * len(POINTS)
+    histories, kills = kill_often(store_maker, range(1), agains)
+    assert histories == len(agains) * len(POINTS)
     # A run that finds where its input begins does not come by start.5.
     assert kills >= 0.9 * histories
 
@@ -93,7 +96,7 @@ def test_every_step_once_and_twice(store_maker):
 def test_every_step_with_many_inputs(store_maker):
     """The same; RECOVERY_TEST_KILL_SEEDS says with how many inputs."""
     seeds = int(os.environ.get("RECOVERY_TEST_KILL_SEEDS", "50"))
-    histories, kills = kill_often(store_maker, range(1, seeds + 1))
+    histories, kills = kill_often(store_maker, range(1, seeds + 1), (False, True))
     print(f"histories: {histories}, kills that hit: {kills}")
 
 

@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import subprocess
 import zlib
+from collections import defaultdict
 from pathlib import Path
 
 import apsw
@@ -68,10 +69,14 @@ class Theirs:
         self, epoch: int, states: dict[str, object], second: int, step: str = COUNT, pickled: bool = False
     ) -> None:
         """Snapshots of keys; None discards one. pickled: the values are pickles already."""
+        rows = defaultdict(list)
         for key, value in states.items():
             data = value if pickled or value is None else pickle.dumps(value, 4)
-            sql = "INSERT INTO snaps VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET ser_change = EXCLUDED.ser_change"
-            self.do(self.home(step, key), sql, at(second), step, key, epoch, data)
+            rows[self.home(step, key)].append((at(second), step, key, epoch, data))
+        sql = "INSERT INTO snaps VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET ser_change = EXCLUDED.ser_change"
+        for index, values in rows.items():
+            with contextlib.closing(apsw.Connection(str(self.paths[index]))) as connection, connection:
+                connection.executemany(sql, values)
 
     def counted(self, execution: int, frontier: int, worker: int = 0) -> None:
         """The epochs below the frontier are counted."""

@@ -32,6 +32,7 @@ from recovery.operational.backends.open import open_backend
 from recovery.operational.backends.retry import RetryPolicy
 from tests.operational.emulators import store
 from tests.operational.support import HOUR_MS, IMPATIENT, HandClock, SetClock, StoppableClock, all_of, background
+from tests.shares import some
 from tests.stores import run_python
 
 KINDS = ["file", "s3", "azure", "gs"]
@@ -39,6 +40,8 @@ KINDS = ["file", "s3", "azure", "gs"]
 SIZES = {"file": (8, 20, 10), "remote": (3, 4, 5)}
 if os.environ.get("RECOVERY_TEST_CONTENTION") == "full":
     SIZES = dict.fromkeys(SIZES, (8, 20, 100))
+# A lock is a document; that every store writes documents on a condition is shown by those that are counted up.
+by_default = pytest.mark.parametrize("stores", some(KINDS, "file", "s3"), indirect=True)
 ODD = ["a/b", "*", "..", "a/../b", "'\"", "🙂", "x" * 10_000, "state.json", " ", "A", "a", "%2F", "=2F", "!"]
 
 
@@ -170,6 +173,7 @@ def test_concurrent_updates_all_survive(place):
     assert StateManager(place()).process_state("n", "count").get() == processes * rounds
 
 
+@by_default
 def test_a_lock_is_held_by_one_process_at_a_time(place, tmp_path):
     """Several processes take it again and again; a file that only one can make shows that no two ever hold it."""
     processes, rounds = size(place(), 2)
@@ -220,6 +224,7 @@ tries("release", lambda: lock.__exit__(None, None, None))
 """
 
 
+@by_default
 def test_a_stalled_holder_can_neither_write_nor_release(place):
     """Stopped for longer than its lease, it wakes when a successor holds the lock: all it tries is refused."""
     uri = place(lock_timeout_seconds=1, lock_retry_seconds=0.05)

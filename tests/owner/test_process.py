@@ -63,7 +63,7 @@ class TestFaults:
         chance = random.Random(seed)
         keys = tuple(f"key{number:06}" for number in range(30_000))
         store, port = task(run), run.owner.port
-        for batch in range(6):
+        for batch in range(4):
             values = [f"[{batch},{number}]" for number in range(len(keys))]
             chunk = Changes(tuple(f"{value}\x1f{key}" for key, value in zip(keys, values, strict=True)), False)
             delay_s = chance.uniform(0, 0.12)

@@ -41,6 +41,7 @@ from recovery.storage.origin import read_origins
 from recovery.storage.scan import scan
 from recovery.storage.sqlite.transfer.draft_partition import DraftPartition
 from recovery.values.keys import home_of
+from tests.shares import some
 from tests.storage.test_model import STEPS, Histories
 from tests.stores import ROOT, STEP, Driver, alter, paths_of, problems, query, run_python, state_at, window
 
@@ -421,7 +422,7 @@ print(tried, number)
 """
 
 
-@pytest.mark.parametrize("where", ["beside", "in place"])
+@pytest.mark.parametrize("where", some(["beside", "in place"], "in place"))
 @pytest.mark.parametrize(
     ("stride", "twice"),
     [

@@ -129,7 +129,7 @@ def test_columns_and_tables_of_any_name(tmp_path, module):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("module", ["duckdb", *postgresql.MODULES])
+@pytest.mark.parametrize("module", some(["duckdb", *postgresql.MODULES], "psycopg"))
 def test_columns_of_any_name_in_other_databases(real, module, name):
     """Each has its own rules of quoting."""
     database = real(module)

@@ -10,6 +10,7 @@ import pytest
 from recovery import DeltaSink
 from recovery.errors import ConfigurationError, FlowFailedError, LeaseLostError, OutputMismatchError
 from recovery.sinks.protocol import EpochOutput
+from tests.shares import some
 from tests.sinks.support import Store
 from tests.sinks.tables import (
     Batch,
@@ -39,7 +40,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, "merge"))
 def test_random_histories(tmp_path, monkeypatch, kind):
     """Kills at any crash point, and going back; no history is deleted."""
     table, mode = tmp_path / "table", KINDS[kind].get("mode", "append")

@@ -203,7 +203,13 @@ def test_full_refresh_and_no_state_update(spark, directory, tmp_path, elsewhere)
             run_pipeline(pipeline, going_back, spark=spark, **options)
 
 
-@pytest.mark.parametrize(("name", "text"), [("oracle", "20-APR-24"), ("us", "04/20/2024"), ("eu", "20/04/2024")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("oracle", "20-APR-24"),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in [("us", "04/20/2024"), ("eu", "20/04/2024")]),
+    ],
+)
 def test_odibi_s_names_of_date_formats(spark, directory, name, text):
     table = Table(spark, "string")
     table.rows = [text]
@@ -331,9 +337,10 @@ def test_a_column_of_another_type(spark, directory, kind, values, then, changed,
 @pytest.mark.parametrize(
     ("kind", "values", "then", "changed", "loaded"),
     [("double", [-1.5], "bigint", [-2, -1, 0], [1, 2]),
-     ("decimal(10,1)", [Decimal("1.9")], "decimal(10,0)", [Decimal(1), Decimal(2)], [1]),
+     pytest.param("decimal(10,1)", [Decimal("1.9")], "decimal(10,0)", [Decimal(1), Decimal(2)], [1],
+                  marks=pytest.mark.long),
      ("bigint", [2], "decimal(10,1)", [Decimal("1.9"), Decimal("2.1")], [1]),
-     ("float", [0.5], "double", [0.5, 0.75], [1])],
+     pytest.param("float", [0.5], "double", [0.5, 0.75], [1], marks=pytest.mark.long)],
 )  # fmt: skip
 def test_a_column_of_other_numbers(spark, directory, kind, values, then, changed, loaded):
     """They are compared as what they are: neither the mark nor the column is rounded."""

@@ -23,6 +23,7 @@ from recovery import (
     init_partitions,
     repartition,
 )
+from tests.shares import some
 from tests.spark.support import ROOT, run_to_end, states, totals_step
 from tests.spark.test_crashes import finish, recovery_run
 
@@ -118,7 +119,10 @@ def test_formats(spark, feed, tmp_path, format):
     assert records(READERS[format](output)) == [("a", 2, 4), ("b", 1, 2)]
 
 
-@pytest.mark.parametrize("options", [{"lineSep": "\r"}, {"compression": "gzip"}, {"Encoding": "ISO-8859-1"}], ids=str)
+FORMS = [{"lineSep": "\r"}, {"compression": "gzip"}, {"Encoding": "ISO-8859-1"}]
+
+
+@pytest.mark.parametrize("options", some(FORMS, FORMS[0]), ids=str)
 def test_lines_of_another_form(spark, feed, tmp_path, options):
     """A file with rows is never taken for one with a header alone."""
     feed.add([("a", 1), ("b", 2), ("a", 3)])

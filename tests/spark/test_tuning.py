@@ -9,6 +9,7 @@ from recovery.aggregates import count, sum_
 from recovery.spark.tuning import gathering, merging
 from recovery.spark.tuning.back_off import BackOff
 from recovery.spark.tuning.tuning import TACTICS, VARIABLE, switched_on
+from tests.shares import some
 from tests.spark.support import run_to_end, states, totals_step
 
 
@@ -43,6 +44,9 @@ def test_pauses_double_up_to_a_limit():
     assert (lengths, sum(iter(back_off.count, False))) == ([2, 4, 5, 5], 2)
 
 
+ALL_OFF = "-combining,-merging,-gathering,-row-width"
+
+
 class Plans:
     """A sink that keeps the plan of each micro-batch."""
 
@@ -68,7 +72,7 @@ def test_gathering(spark, feed, tmp_path, monkeypatch, off):
     assert states(tmp_path / "db", "totals") == feed.totals()
 
 
-@pytest.mark.parametrize("off", ["", "-combining", "-merging", "-combining,-merging,-gathering,-row-width"])
+@pytest.mark.parametrize("off", some(["", "-combining", "-merging", ALL_OFF], "", ALL_OFF))
 def test_aggregates(spark, feed, tmp_path, monkeypatch, off):
     """Results do not depend on who adds up."""
     monkeypatch.setenv(VARIABLE, off)

@@ -91,8 +91,10 @@ class TestOneLock:
         assert lock_holder(store_dir) is None
         assert lock_holder(tmp_path / "copy") is None
 
-    def test_a_directory_of_links_into_another_directory(self, store_dir, tmp_path):
+    def test_a_directory_of_links_into_another_directory(self, store_dir, tmp_path, monkeypatch):
         """The files of one that runs are in use, and so is the directory in which one of them lies."""
+        # How often to look for a name that nobody writes.
+        monkeypatch.setattr("recovery.storage.lock.NAME_ATTEMPTS", 3)
         links = tmp_path / "links"
         links.mkdir()
         for path in paths_of(store_dir):

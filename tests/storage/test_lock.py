@@ -165,8 +165,9 @@ def test_those_who_only_ask_are_waited_out_and_a_run_is_not(lock, tmp_path, monk
 
 
 @pytest.mark.parametrize("text", ["", "{", "5", "[]", "{}", '"x"', "\xff"])
-def test_a_lock_file_that_says_nothing_useful(lock, tmp_path, text):
+def test_a_lock_file_that_says_nothing_useful(lock, tmp_path, monkeypatch, text):
     """What counts is the lock, not the text: the refusal and the holder are still reported."""
+    monkeypatch.setattr(module, "NAME_ATTEMPTS", 3)
     lock.acquire()
     (tmp_path / LOCK_NAME).write_text(text)
     with pytest.raises(DirectoryLockedError, match="another process"):
