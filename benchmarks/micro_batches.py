@@ -9,6 +9,7 @@ from statistics import quantiles
 from typing import Any
 
 from benchmarks.harness import environments
+from benchmarks.harness.processes import Spent, spent
 from benchmarks.harness.rounds import Contender
 
 
@@ -33,3 +34,29 @@ def durations_s(query: Any) -> list[float]:
 def high_s(durations: Sequence[float]) -> float:
     """What 95 % of them do not exceed."""
     return quantiles(durations, n=20)[-1]
+
+
+class Counted:
+    """What the counted micro-batches took: `sink` drops them, and notes when the first of these begins."""
+
+    def __init__(self, first: int) -> None:
+        """first: the number of the first that counts."""
+        from recovery import DiscardSink
+
+        self.sink = DiscardSink()
+        self._drop, self._first = self.sink.write, first
+        self._before: Spent | None = None
+        # The type stays: by it a run knows that nobody reads the output.
+        self.sink.write = self._write  # type: ignore[method-assign]
+
+    def _write(self, batch: Any, batch_id: int) -> None:
+        if self._before is None and batch_id >= self._first:
+            self._before = spent()
+        self._drop(batch, batch_id)
+
+    def until_now(self) -> dict[str, float]:
+        """Processor time and written bytes of all processes since."""
+        if self._before is None:
+            raise RuntimeError(f"there was no micro-batch {self._first}")
+        used = spent() - self._before
+        return {"counted_cpu_s": used.cpu_s, "written_bytes": used.written_bytes}
