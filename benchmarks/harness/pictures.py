@@ -39,9 +39,11 @@ def ratios(unit: str, lines: Sequence[tuple[str, Sequence[tuple[str, float]]]]) 
         names = list(dict.fromkeys(name for _, name, _ in rows))
         colours = dict(zip(names, ("#7f8c9d", "#b0b7c3", "#d98c3f", "#8c6bb1", "#4f9d69"), strict=False))
         figure, axes = _figure(height=1.2 + 0.24 * len(rows) + 0.36 * len(lines))
-        places, at = [], 0.0
+        places: list[float] = []
+        at = 0.0
         for line, bars in lines:
-            axes.text(0.0, at, line, transform=axes.get_yaxis_transform(), fontsize=9, weight="bold", va="center")
+            where = {"transform": axes.get_yaxis_transform(), "va": "center", "zorder": 3}
+            axes.text(0.005, at, line, **where, fontsize=9, weight="bold", bbox={"color": "white", "pad": 1})
             at += 1
             places += [at + number for number in range(len(bars))]
             at += len(bars) + 0.5
@@ -56,8 +58,8 @@ def ratios(unit: str, lines: Sequence[tuple[str, Sequence[tuple[str, float]]]]) 
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.axvline(1, color=OURS, linewidth=2)
-        axes.invert_yaxis()
-        axes.margins(x=0.15)
+        axes.margins(x=0.15, y=0.02)
+        axes.set_ylim(at, -0.8)
         axes.set_xlabel(unit)
         _finish(figure, axes, "The blue line is recovery; to the right of it, the others take more", path)
 

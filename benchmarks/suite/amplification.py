@@ -31,7 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "spark-rocksdb, no changelog": {"step": None, "store": "rocksdb whole"},
 }
 MODULE = "benchmarks.suite.trickle"
-SESSION = ((3, ("--repeat", "1")),)
+SESSION = ((3, ("--keys", "100_000", "--batches", "6", "--repeat", "1")),)
 QUICK = ("--keys", "2_000", "--batches", "5")
 
 
@@ -101,6 +101,7 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
                 each.correct(_written), written, each.correct(_cpu_s), ours.correct(_cpu_s)
             )
             for each in mine
+            if each is not ours
         }
         said = f"{table.count(written / touched if written else None)} bytes"
         compared.append(Compared(f"written for each changed key: {name} of {shape.keys:,} held", said, peers))

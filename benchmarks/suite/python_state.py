@@ -22,7 +22,7 @@ PEERS = {
 }
 NAMES = (OURS, *PEERS)
 QUICK = ("--events", "2_000", "--keys", "1_000", "--batches", "2")
-SESSION = ((2, ("--repeat", "1")),)
+SESSION = ((2, ("--batches", "2", "--repeat", "1", "--contenders", "ours,applyInPandasWithState,transformWithState")),)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -31,11 +31,11 @@ COMPARED = {"ours-readme": "the README's flow", "ours-aggregate": "declared with
 SESSION = (
     (1, (
         "--events", "5_000_000", "--keys", "500_000", "--batches", "10", "--repeat", "2", "--contenders",
-        "ours-readme,ours,ours-arrow,ours-aggregate,spark-rocksdb,spark-hdfs,spark-java,bytewax-processes",
+        "ours-readme,ours,ours-aggregate,spark-rocksdb,spark-hdfs,spark-java,bytewax-processes",
     )),
     (4, (
         "--events", "5_000_000", "--keys", "1_000", "--batches", "10", "--repeat", "1", "--contenders",
-        "ours-readme,ours,ours-aggregate,spark-rocksdb,spark-hdfs,spark-java,bytewax-processes",
+        "ours-readme,ours,ours-aggregate,spark-rocksdb,spark-java,bytewax-processes",
     )),
 )  # fmt: skip
 QUICK = ("--events", "200_000", "--keys", "20_000", "--batches", "4")

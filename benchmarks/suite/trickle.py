@@ -25,7 +25,7 @@ from benchmarks.harness.rounds import Contender, Measurement
 CORES = 2
 SESSION = (
     (5, (
-        "--batches", "150", "--skip", "50", "--repeat", "1", "--contenders",
+        "--batches", "120", "--skip", "40", "--repeat", "1", "--contenders",
         "nothing kept,ours,ours -s 0,ours-aggregate -s 0,spark-rocksdb",
     )),
 )  # fmt: skip
