@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> Report:
 def _contenders(shape: str, lines: keyed_lines.KeyedLines, work: Path) -> list[Contender]:
     """All of them on this input, which is in their names."""
     named = {f"{name}: {shape}": given for name, given in VARIANTS.items()}
-    made = micro_batches.contenders(MODULE, named, lines.files_directory, skip=SKIP, driver_memory="4g")
+    made = micro_batches.contenders(MODULE, named, lines.files_directory, skip=SKIP, driver_memory="4g", counted=True)
     bytewax = keyed.contender("bytewax-processes", lines, keyed.Setting(0, cores=CORES), work)
     given = {**bytewax.arguments, "first": FIRST}
     return [

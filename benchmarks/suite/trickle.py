@@ -88,7 +88,7 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
     """The table of what was measured."""
     summaries = table.summarise(measurements)
     baseline = next((s.seconds for s in summaries if s.contender == BASELINE), None)
-    cpu_s = {each.contender: each.correct(_cpu_s) for each in summaries}
+    cpu_s = {each.contender: each.correct(lambda run: run.usage.cpu_s) for each in summaries}
     return Report(
         name="trickle",
         compared=[
@@ -111,7 +111,7 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
             "milliseconds; less is better",
             [(each.contender, each.seconds and each.seconds * 1000) for each in summaries],
         ),
-        headers=("micro-batches", "median ms", "spread of medians ms", "× ours", "95 % ms", "all s", "CPU ms", "state"),
+        headers=("micro-batches", "median ms", "spread of medians ms", "× ours", "95 % ms", "all s", "CPU s", "state"),
         rows=[
             (
                 each.contender,
@@ -120,7 +120,7 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
                 table.ratio(each.seconds, baseline),
                 table.milliseconds(each.middle(lambda run: run.answer["high_s"])),
                 table.seconds(each.middle(lambda run: run.answer["all_s"])),
-                table.milliseconds(each.middle(_cpu_s)),
+                table.seconds(each.middle(lambda run: run.usage.cpu_s)),
                 "correct" if each.problem is None else "failed",
             )
             for each in summaries
@@ -129,8 +129,8 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
         notes=[
             f"A micro-batch that brings {arguments.keys:,} keys, then {arguments.batches} of {arguments.rows:,} rows, "
             f"the first {arguments.skip} of them not counted. Medians over {arguments.repeat} interleaved rounds; "
-            "`all s` is from a ready session to the end, with the first micro-batch and all state kept; CPU ms is of "
-            "all processes, for each counted micro-batch.",
+            "`all s` is from a ready session to the end, with the first micro-batch and all state kept; CPU s is of all "
+            "processes, their start included.",
             "`-s 0` closes an epoch, durably, after every micro-batch, as Spark's own state stores do; the others do "
             "every 10 s. All run in sessions of ours, with the local file system of those, and give their output to a "
             "sink that drops it. `nothing kept`: the lines taken apart and dropped.",
@@ -138,17 +138,11 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
     )
 
 
-def _cpu_s(run: Measurement) -> float:
-    """Processor time of a counted micro-batch."""
-    timed = len(run.answer["durations_s"]) - run.answer["uncounted"]
-    return float(run.answer["counted_cpu_s"]) / timed
-
-
 def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     """The child: runs one of the contenders."""
     from benchmarks.contenders.recovery_totals import events, files_flow, versions, write_totals
     from benchmarks.contenders.spark_totals import totals, write_states
-    from recovery import Flow, RecoveryConfig, init_partitions, start
+    from recovery import DiscardSink, Flow, RecoveryConfig, init_partitions, start
     from recovery.spark.jvm.session import create_session
 
     conf = {
@@ -161,24 +155,25 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     target = Path(arguments["totals"])
     started_s = time.perf_counter()
     query: Any
-    counted = micro_batches.Counted(1 + arguments["skip"])
+    counted = micro_batches.Counted(1 + arguments["skip"]) if arguments.get("counted") else None
+    sink = counted or DiscardSink()
     directory = Path("recovery")
     if arguments["step"]:
         init_partitions(directory, CORES)
         config = RecoveryConfig(directory, snapshot_interval=arguments["interval_s"])
         flow = files_flow(arguments["files"], arguments["step"])
-        running = start(Flow(flow.name, flow.build, counted.sink), config, spark=spark, trigger="available-now")
+        running = start(Flow(flow.name, flow.build, sink), config, spark=spark, trigger="available-now")
         query = running.streaming_query
         running.await_termination()
     else:
         rows = events(spark.readStream.option("maxFilesPerTrigger", 1).text(arguments["files"]))
         rows = totals(rows) if arguments["store"] else rows
         checkpoint = f"file:{Path('checkpoint').absolute()}"
-        writer = rows.writeStream.outputMode("update").foreachBatch(counted.sink.write).trigger(availableNow=True)
+        writer = rows.writeStream.outputMode("update").foreachBatch(sink.write).trigger(availableNow=True)
         query = writer.option("checkpointLocation", checkpoint).start()
         query.awaitTermination()
     all_s = time.perf_counter() - started_s
-    used = counted.until_now()
+    used = counted.until_now() if counted else {}
     found = versions(spark)
     if not arguments["step"] and arguments["store"]:
         write_states(spark, checkpoint, target)
@@ -195,7 +190,6 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         "kept_bytes": sum(p.stat().st_size for each in kept for p in each.rglob("*") if p.is_file()),
         "all_s": all_s,
         "durations_s": durations_s,
-        "uncounted": 1 + arguments["skip"],
         "batches": len(durations_s),
         "versions": found,
     }
