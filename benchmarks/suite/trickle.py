@@ -129,8 +129,8 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
         notes=[
             f"A micro-batch that brings {arguments.keys:,} keys, then {arguments.batches} of {arguments.rows:,} rows, "
             f"the first {arguments.skip} of them not counted. Medians over {arguments.repeat} interleaved rounds; "
-            "`all s` is from a ready session to the end, with the first micro-batch and all state kept; CPU s is of all "
-            "processes, their start included.",
+            "`all s` is from a ready session to the end, with the first micro-batch and all state kept; CPU s is of "
+            "all processes, their start included.",
             "`-s 0` closes an epoch, durably, after every micro-batch, as Spark's own state stores do; the others do "
             "every 10 s. All run in sessions of ours, with the local file system of those, and give their output to a "
             "sink that drops it. `nothing kept`: the lines taken apart and dropped.",
