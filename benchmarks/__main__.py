@@ -1,4 +1,5 @@
-"""`python -m benchmarks NAME`: runs one benchmark of `benchmarks.suite`, or `all`; shows and keeps what it found."""
+"""`python -m benchmarks NAME`: runs one benchmark of `benchmarks.suite`, `all`, or the `session` that RESULTS.md shows;
+shows and keeps what it found."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import suite
+from benchmarks.harness import machine, pictures
 from benchmarks.harness.report import PICTURES, Report, replace_section
+from benchmarks.session import Session
 
 HERE = Path(__file__).resolve().parent
 WORK = HERE / ".work"
@@ -23,20 +26,63 @@ def main(given: list[str] | None = None) -> int:
     words = sys.argv[1:] if given is None else given
     arguments = parser().parse_args(words)
     if arguments.run is None:
-        return max(main(each) for each in everything(arguments))
-    arguments.work = WORK
-    report: Report = arguments.run(arguments)
-    report.command = shlex.join(["python", "-m", "benchmarks", *(w for w in words if w != "--write-results")])
-    section = report.text()
-    print(f"\n{section}")
-    for problem in report.problems:
-        print(problem, file=sys.stderr)
-    print(f"Kept in {report.save(WORK / 'results').relative_to(HERE.parent)}", file=sys.stderr)
+        return int(arguments.all(arguments, words))
     if arguments.write_results:
+        pictures.check()
+    report = measured(words)
+    if arguments.write_results:
+        section = report.text()
         RESULTS.write_text(replace_section(RESULTS.read_text() if RESULTS.exists() else "", section))
         if report.picture is not None:
             report.picture(HERE / PICTURES / f"{report.file_name}.svg")
     return 1 if report.problems else 0
+
+
+def measured(words: list[str]) -> Report:
+    """Run the command line of one benchmark; show and keep what it found."""
+    arguments = parser().parse_args(words)
+    arguments.work = WORK
+    report: Report = arguments.run(arguments)
+    report.command = command_line([word for word in words if word != "--write-results"])
+    print(f"\n{report.text()}")
+    for problem in report.problems:
+        print(problem, file=sys.stderr)
+    print(f"Kept in {report.save(WORK / 'results').relative_to(HERE.parent)}", file=sys.stderr)
+    return report
+
+
+def run_all(arguments: argparse.Namespace, words: list[str]) -> int:
+    """Every benchmark in every size."""
+    return max(main(each) for each in everything(arguments))
+
+
+def run_session(arguments: argparse.Namespace, words: list[str]) -> int:
+    """The tables of RESULTS.md; 1 when one is missing or has a problem."""
+    pictures.check()
+    results = Path(arguments.results).absolute()
+    going = Session(
+        WORK / "session.json", results, command_line([w for w in words if w != "--resume"]), machine.commit(), measured
+    )
+    if arguments.resume:
+        going.resume()
+    return 1 if going.run(of_session(arguments), arguments.minutes * 60) else 0
+
+
+def command_line(words: list[str]) -> str:
+    """What was typed."""
+    return shlex.join(["python", "-m", "benchmarks", *words])
+
+
+def of_session(arguments: argparse.Namespace) -> list[list[str]]:
+    """The command lines of the session, those first that matter most."""
+    found = [
+        (place, [name, *(benchmark.QUICK if arguments.quick else size), f"--timeout={arguments.timeout:g}"])
+        for name, benchmark in benchmarks()
+        for place, size in getattr(benchmark, "SESSION", ())
+    ]
+    lines = [line + (["--repeat=1"] if arguments.quick else []) for _, line in sorted(found, key=lambda each: each[0])]
+    # In small, two sizes of a benchmark are the same.
+    return [line for number, line in enumerate(lines) if line not in lines[:number]]
 
 
 def everything(arguments: argparse.Namespace) -> list[list[str]]:
@@ -70,7 +116,14 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("all", help="Every benchmark, one after the other; hours.")
     add_common(command)
     command.add_argument("--quick", action="store_true", help="small sizes, to see that all of it works")
-    command.set_defaults(run=None)
+    command.set_defaults(run=None, all=run_all)
+    command = commands.add_parser("session", help="The tables of RESULTS.md, in about half an hour on two quiet cores.")
+    command.add_argument("--results", default=RESULTS, help="the file to write (default: benchmarks/RESULTS.md)")
+    command.add_argument("--resume", action="store_true", help="measure what the last session did not, or failed to")
+    command.add_argument("--minutes", type=float, default=35, help="begin no table after so many (default: 35)")
+    command.add_argument("--timeout", type=float, default=600, help="seconds for one run (default: 600)")
+    command.add_argument("--quick", action="store_true", help="small sizes, to see that all of it works")
+    command.set_defaults(run=None, all=run_session)
     return top
 
 

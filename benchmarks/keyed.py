@@ -24,6 +24,7 @@ NAMES = (
     "ours-aggregate-warmed-up",
     "spark-rocksdb",
     "spark-hdfs",
+    "spark-java",
     "bytewax-processes",
     "bytewax-threads",
     "limit-exchange",
@@ -80,7 +81,8 @@ def contender(name: str, lines: keyed_lines.KeyedLines, setting: Setting, work: 
         "function": variant in ("function", "readme"),
         "step": variant if variant in ("arrow", "aggregate") else "python",
         "owners": 2 if variant == "owners" else 0,
-        "rocksdb": variant == "rocksdb",
+        "rocksdb": variant in ("rocksdb", "java"),
+        "java": variant == "java",
         "processes": variant == "processes",
         "python": variant == "python",
         "files": str(lines.files_directory),
@@ -122,6 +124,18 @@ def add_size(parser: argparse.ArgumentParser, *, events: int, keys: int, batches
     parser.add_argument("--keys", type=int, default=keys, help="different keys (default: %(default)s)")
     parser.add_argument(
         "--batches", type=int, default=batches, help="micro-batches, equal in size (default: %(default)s)"
+    )
+
+
+def add_contenders(parser: argparse.ArgumentParser, names: tuple[str, ...], chosen: tuple[str, ...] = ()) -> None:
+    """An option for who takes part; without it `chosen` do, or all."""
+    default = chosen or names
+    said = ",".join(chosen) if chosen else "all"
+    parser.add_argument(
+        "--contenders",
+        type=chosen_from(names),
+        default=default,
+        help=f"comma-separated: {', '.join(names)} (default: {said})",
     )
 
 

@@ -9,6 +9,7 @@ from statistics import quantiles
 from typing import Any
 
 from benchmarks.harness import environments
+from benchmarks.harness.processes import Spent, spent
 from benchmarks.harness.rounds import Contender
 
 
@@ -33,3 +34,28 @@ def durations_s(query: Any) -> list[float]:
 def high_s(durations: Sequence[float]) -> float:
     """What 95 % of them do not exceed."""
     return quantiles(durations, n=20)[-1]
+
+
+class Counted:
+    """A sink that drops what it is given, and notes what was spent when the first micro-batch begins that counts. It is
+    no `DiscardSink`, so that a run gives it every micro-batch."""
+
+    single_action = True
+
+    def __init__(self, first: int) -> None:
+        """first: the number of that micro-batch."""
+        self._first = first
+        self._before: Spent | None = None
+
+    def write(self, batch: Any, batch_id: int) -> None:
+        """A foreachBatch function."""
+        if batch_id == self._first:
+            self._before = spent()
+        batch.write.format("noop").mode("overwrite").save()
+
+    def until_now(self) -> dict[str, float]:
+        """Processor time and written bytes of all processes since."""
+        if self._before is None:
+            raise RuntimeError(f"there was no micro-batch {self._first}")
+        used = spent() - self._before
+        return {"counted_cpu_s": used.cpu_s, "written_bytes": used.written_bytes}

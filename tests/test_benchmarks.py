@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,15 @@ import pytest
 pytest.importorskip("numpy")
 
 from benchmarks import keyed, keyed_lines
-from benchmarks.__main__ import benchmarks, everything, parser
+from benchmarks.__main__ import benchmarks, everything, of_session, parser
 from benchmarks.contenders.owners import serving
-from benchmarks.harness import pictures, processes, table
-from benchmarks.harness.processes import ROOT, ChildFailedError, Usage, parse_stat, run_child
+from benchmarks.harness import glance, pictures, processes, table
+from benchmarks.harness.glance import Compared
+from benchmarks.harness.processes import ROOT, ChildFailedError, Usage, parse_stat, run_child, spent
 from benchmarks.harness.report import Report, replace_section
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
-from benchmarks.suite import day, scale, storage, throughput, wire
+from benchmarks.session import Session
+from benchmarks.suite import amplification, day, python_state, scale, storage, throughput, wire
 from recovery import init_partitions
 from recovery.storage.locations import Locations, OwnerAccess
 
@@ -314,7 +318,111 @@ def test_all_runs_every_benchmark_in_every_size() -> None:
             assert (taken.repeat, taken.write_results) == ((1, True) if "--quick" in given else (3, False))
 
 
+def test_a_session_measures_in_the_order_of_weight() -> None:
+    """Each of its command lines is one that its benchmark takes, small ones too; those come once."""
+    for given in (["session"], ["session", "--quick"]):
+        lines = of_session(parser().parse_args(given))
+        assert [line[0] for line in lines][:3] == ["throughput", "python_state", "amplification"]
+        assert len({tuple(line) for line in lines}) == len(lines)
+        for line in lines:
+            taken = parser().parse_args(line)
+            assert taken.timeout == 600
+            assert taken.repeat == 1 or not given[1:]
+
+
+def session(directory: Path, *failing: str) -> Session:
+    """A session whose benchmarks take no time, but fail where their name is one of these."""
+
+    def measure(line: list[str]) -> Report:
+        if line[0] in failing:
+            raise SystemExit("no peer")
+        compared = [Compared(f"line of {line[0]}", "1 s", {"spark-rocksdb": (2.0, 3.0)})]
+        return Report(line[0], ("a",), [("1",)], [measurement("ours", 1.0)], compared=compared)
+
+    return Session(directory / "session.json", directory / "RESULTS.md", "cmd", "commit", measure)
+
+
+def test_a_session_survives_a_failed_table_and_goes_on(tmp_path: Path) -> None:
+    """RESULTS.md begins with the ratios of all tables that are done, and keeps those of other sessions behind them."""
+    pytest.importorskip("matplotlib")
+    (tmp_path / "RESULTS.md").write_text("# Results\n\n## two\n\nold\n\n## other\n\nkept\n")
+    lines = [["one"], ["two"]]
+    assert session(tmp_path, "one").run(lines, 60) == 1
+    again = session(tmp_path)
+    again.resume()
+    again.measure = session(tmp_path, "two").measure
+    assert again.run(lines, 60) == 0
+    text = (tmp_path / "RESULTS.md").read_text()
+    parts = ["## At a glance", "| line of one |", "| line of two |", "## one", "## two", "# Other sessions", "## other"]
+    assert [text.count(part) for part in parts] == [1] * len(parts)
+    assert sorted(parts, key=text.index) == parts
+    assert "old" not in text
+    assert (tmp_path / "pictures" / "at-a-glance.svg").exists()
+    assert session(tmp_path).run([["three"]], limit_s=-1) == 1
+    other = session(tmp_path)
+    other.commit = "another"
+    with pytest.raises(SystemExit, match="is of commit"):
+        other.resume()
+
+
+def test_the_table_of_ratios_has_the_fastest_of_each_kind() -> None:
+    """Wall time, and processor time in brackets; no column for who was not measured."""
+    lines = [
+        Compared("a", "5 s", {"transformWithState": (4.0, 5.0), "applyInPandasWithState": (8.0, 2.0)}),
+        Compared("b", "5 bytes", {"bytewax": (0.5, None), "transformWithState": (None, None)}),
+    ]
+    assert [Compared.read(json.loads(json.dumps(asdict(line)))) for line in lines] == lines
+    shown = [[cell.strip() for cell in row.split("|")[1:-1]] for row in glance.markdown_of(lines).splitlines()]
+    assert shown[0] == ["", "recovery", "Spark, Python function", "Bytewax"]
+    assert shown[2:] == [["a", "5 s", "4.00 (5.00)", "–"], ["b", "5 bytes", "–", "0.50"]]
+    assert glance.bars_of(lines) == [("a", [("Spark, Python function", 4.0)]), ("b", [("Bytewax", 0.5)])]
+
+
+def test_what_was_spent_includes_children_that_ended(tmp_path: Path) -> None:
+    """Written pages and processor time of a child that was waited for; what goes through pipes is not written."""
+    before = spent()
+    code = "open('written', 'wb').write(bytes(1 << 20)); print('x' * (1 << 20)); sum(range(3_000_000))"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+    used = spent() - before
+    assert used.cpu_s > 0.01
+    assert used.written_bytes % 4096 == 0
+    on_disk = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines() if " - tmpfs " in line}
+    if not any(tmp_path.is_relative_to(place) for place in on_disk if place != "/"):
+        assert 1 << 20 <= used.written_bytes < 2 << 20
+
+
+def test_steady_state_is_what_python_state_compares() -> None:
+    """The first micro-batch is in neither time nor events."""
+    found = [measurement("ours", 9.0), measurement("transformWithState", 9.0)]
+    for each, steady_s in zip(found, (3.0, 6.0), strict=True):
+        each.answer.update(steady_s=steady_s, steady_cpu_s=2 * steady_s)
+    given = parser().parse_args(["python_state", "--events", "400", "--keys", "10", "--batches", "4"])
+    report = python_state.report(given, found)
+    assert [row[1:2] + row[4:8] for row in report.rows] == [
+        ("100", "1.00", "6", "1.00", "9"), ("50", "2.00", "12.0", "2.00", "9")
+    ]  # fmt: skip
+    assert report.compared[0].peers == {"transformWithState": (2.0, 2.0)}
+
+
+def test_bytes_are_per_changed_key() -> None:
+    """Of the micro-batches that count, by the shape of the input."""
+    given = parser().parse_args(["amplification", "--keys", "1_000", "--batches", "4"])
+    found = []
+    for name, shape in amplification.shapes(1_000, 4).items():
+        touched = keyed_lines.touched(shape, amplification.FIRST)
+        for contender, times in ((amplification.OURS, 100), (amplification.BYTEWAX, 300)):
+            each = measurement(f"{contender}: {name}", 1.0)
+            each.answer.update(written_bytes=times * touched, counted_cpu_s=1.0, kept_bytes=50 * shape.keys)
+            found.append(each)
+    report = amplification.report(given, found)
+    assert [(row[0], row[2:4], row[6]) for row in report.rows if row[1] == amplification.BYTEWAX] == [
+        (name, ("300", "3.00"), "50") for name in amplification.shapes(1_000, 4)
+    ]
+    assert [each.ours for each in report.compared] == ["100 bytes"] * 3
+
+
 @pytest.mark.parametrize("picture", [
+    pictures.ratios("times", [("a", [("peer", 0.5), ("other", 2.0)]), ("b", [("peer", 4.0)])]),
     pictures.bars("t", "s", [("ours", 1.0), ("wrong", None), ("peer", 2.0)]),
     pictures.curves("t", "x", "y", {"ours": [(1, 1.0), (2, None)], "peer": [(1, 3.0), (2, 6.0)]}),
 ])  # fmt: skip

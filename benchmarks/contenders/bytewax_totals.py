@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
 import platform
 import socket
@@ -19,12 +20,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
-from datetime import timedelta
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 BLOCK_BYTES = 1 << 20
+PAUSE_S = 0.5
+IDLE_S = 0.1
+"""Processor time of a pause in which nothing is written any more."""
 STEP = "totals"
 HELD = Counter(keys=0, n=0)
 """Keys of this process at the end of the input, and the sum of their counts."""
@@ -61,6 +66,20 @@ def resume(arguments: dict[str, Any]) -> dict[str, Any]:
     seconds = measured(arguments)
     _write_totals(Path("recovery"), Path(arguments["totals"]))
     return {**first, "seconds": seconds, "closed_s": seconds, "store_bytes": first["state_bytes"]}
+
+
+def written(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Runs the flow with each file an epoch of its own: what all processes took from file number `first` on."""
+    given = {**arguments, "interval_s": 0, "backup_s": 0, "processes": True, "one_by_one": True}
+    answer = measure(given)
+    before, after = (json.loads(Path(f"spent-{place}.json").read_text()) for place in ("first", "end"))
+    used = {name: after[name] - before[name] for name in after}
+    return {
+        **answer,
+        "counted_cpu_s": used["cpu_s"],
+        "written_bytes": used["written_bytes"],
+        "kept_bytes": answer["state_bytes"],
+    }
 
 
 def _in_threads(arguments: dict[str, Any]) -> float:
@@ -147,11 +166,13 @@ def _prepare(arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             "epoch_interval": timedelta(seconds=arguments["interval_s"]),
             "recovery_config": RecoveryConfig(Path("recovery"), timedelta(seconds=arguments["backup_s"])),
         }
-    return build(Path(arguments["files"])), settings
+    first = arguments["first"] if arguments.get("one_by_one") else None
+    return build(Path(arguments["files"]), first), settings
 
 
-def build(files: Path) -> Any:
-    """The flow."""
+def build(files: Path, first: int | None = None) -> Any:
+    """The flow. first: one worker reads all files, one after the other and each whole, and notes what all processes had
+    taken before this one; None: all workers read."""
     import bytewax.operators as op
     from bytewax.dataflow import Dataflow
     from bytewax.inputs import FixedPartitionedSource, StatefulSourcePartition
@@ -181,6 +202,48 @@ def build(files: Path) -> Any:
 
         def build_part(self, step_id: str, for_part: str, resume_state: int | None) -> Lines:
             return Lines(files / for_part, resume_state)
+
+    class WholeFiles(StatefulSourcePartition[bytes, int]):
+        """It notes what the processes have taken before a file and at the end, when all before that is durable: at the
+        end of the input, Bytewax writes every key once more."""
+
+        def __init__(self, done: int | None) -> None:
+            self._done = done or 0
+            self._left = sorted(files.iterdir())[self._done :]
+            self._idle, self._cpu_s = 0, 0.0
+
+        def next_batch(self) -> list[bytes]:
+            place = "end" if not self._left else "first" if self._done == first else None
+            if place is not None and not self._settled(place):
+                return []
+            if not self._left:
+                raise StopIteration
+            self._done, self._idle, self._cpu_s = self._done + 1, 0, 0.0
+            return self._left.pop(0).read_bytes().splitlines()
+
+        def next_awake(self) -> datetime | None:
+            return datetime.now(UTC) + timedelta(seconds=PAUSE_S) if self._cpu_s else None
+
+        def _settled(self, place: str) -> bool:
+            from benchmarks.harness.processes import spent
+
+            used = spent(os.getppid())
+            self._idle = self._idle + 1 if used.cpu_s - self._cpu_s < IDLE_S else 0
+            self._cpu_s = used.cpu_s
+            if self._idle < 3:
+                return False
+            Path(f"spent-{place}.json").write_text(json.dumps(asdict(used)))
+            return True
+
+        def snapshot(self) -> int:
+            return self._done
+
+    class OneByOne(FixedPartitionedSource[bytes, int]):
+        def list_parts(self) -> list[str]:
+            return ["files"]
+
+        def build_part(self, step_id: str, for_part: str, resume_state: int | None) -> WholeFiles:
+            return WholeFiles(resume_state)
 
     class Totals(StatefulBatchLogic[int, tuple[int, int], list[int]]):
         __slots__ = ("n", "total")
@@ -217,7 +280,7 @@ def build(files: Path) -> Any:
         return [(key, int(value)) for key, value in pairs]
 
     flow = Dataflow("keyed")
-    lines = op.input("lines", flow, Files())
+    lines = op.input("lines", flow, Files() if first is None else OneByOne())
     totals = op.stateful_batch(STEP, op.flat_map_batch("parse", lines, parse), Totals)
     op.output("discard", totals, Discard())
     return flow

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.processes import Spent, spent
 
-def write_changes(batch: Any, batch_id: int) -> None:
-    """A foreachBatch function: rows `key,n,total` into a directory of the micro-batch."""
-    batch.write.mode("overwrite").csv(f"file:{Path('changes', str(batch_id)).absolute()}")
+
+class Changes:
+    """Writes rows `key,n,total` into a directory of the micro-batch. It knows when the first one was written: what
+    comes later is the steady state."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, Spent] | None = None
+
+    def write(self, batch: Any, batch_id: int) -> None:
+        """A foreachBatch function."""
+        batch.write.mode("overwrite").csv(f"file:{Path('changes', str(batch_id)).absolute()}")
+        if self._first is None:
+            self._first = time.perf_counter(), spent()
+
+    def steady(self) -> dict[str, float]:
+        """Wall time and processor time since the first micro-batch was written; asked at the end of the query."""
+        if self._first is None:
+            raise RuntimeError("no micro-batch was written")
+        began_s, before = self._first
+        return {"steady_s": time.perf_counter() - began_s, "steady_cpu_s": (spent() - before).cpu_s}
 
 
 def keep_newest(target: Path) -> None:

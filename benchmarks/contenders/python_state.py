@@ -1,6 +1,7 @@
-"""Spark's own ways to keep state with a Python function: `applyInPandasWithState` and `transformWithState`.
+"""Spark's own ways to keep state with a Python function: `applyInPandasWithState`, `transformWithState`, and
+`transformWithStateInPandas`.
 
-Both keep count and sum per key, on RocksDB with changelog checkpointing, and write what changed as CSV.
+All keep count and sum per key, on RocksDB with changelog checkpointing, and write what changed as CSV.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as F
 
-    from benchmarks.contenders.changed_rows import keep_newest, write_changes
+    from benchmarks.contenders.changed_rows import Changes, keep_newest
     from benchmarks.contenders.spark_totals import CONF, ROCKSDB
 
     builder = SparkSession.builder.master(arguments["master"]).appName("keyed")
@@ -34,11 +35,14 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     events = lines.select(
         F.substring_index("value", ",", 1).alias("key"), F.substring_index("value", ",", -1).cast("long").alias("value")
     )
-    totals = {"pandas": _in_pandas, "transform": _transformed}[arguments["variant"]](events.groupBy("key"))
-    writer = totals.writeStream.outputMode("update").foreachBatch(write_changes).trigger(availableNow=True)
+    variants = {"pandas": _in_pandas, "transform": _transformed, "transform-pandas": _transformed_in_pandas}
+    totals = variants[arguments["variant"]](events.groupBy("key"))
+    changes = Changes()
+    writer = totals.writeStream.outputMode("update").foreachBatch(changes.write).trigger(availableNow=True)
     query = writer.option("checkpointLocation", f"file:{Path('checkpoint').absolute()}").start()
     query.awaitTermination()
     seconds = time.perf_counter() - started_s
+    steady = changes.steady()
 
     batches = query.lastProgress["batchId"] + 1
     java = spark._jvm.java.lang.System.getProperty("java.version")
@@ -46,6 +50,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     keep_newest(Path(arguments["totals"]))
     return {
         "seconds": seconds,
+        **steady,
         "batches": batches,
         "versions": {"python": platform.python_version(), "pyspark": pyspark.__version__, "java": java},
     }
@@ -85,5 +90,29 @@ def _transformed(grouped: Any) -> Any:
             pass
 
     return grouped.transformWithState(
+        statefulProcessor=Totals(), outputStructType=OUTPUT, outputMode="Update", timeMode="None"
+    )
+
+
+def _transformed_in_pandas(grouped: Any) -> Any:
+    import pandas as pd
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+    class Totals(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.state = handle.getValueState("totals", "n long, total long")
+
+        def handleInputRows(self, key: tuple[str], rows: Iterator[Any], timer_values: Any) -> Iterator[Any]:  # noqa: N802
+            n, total = self.state.get() or (0, 0)
+            for frame in rows:
+                n += len(frame)
+                total += int(frame["value"].sum())
+            self.state.update((n, total))
+            yield pd.DataFrame({"key": [key[0]], "n": [n], "total": [total]})
+
+        def close(self) -> None:
+            pass
+
+    return grouped.transformWithStateInPandas(
         statefulProcessor=Totals(), outputStructType=OUTPUT, outputMode="Update", timeMode="None"
     )

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from benchmarks.contenders.changed_rows import write_changes
+from benchmarks.contenders.changed_rows import Changes
 from benchmarks.contenders.owners import serving
 from recovery import (
     DiscardSink,
@@ -113,8 +113,9 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         flow = files_flow(arguments["files"], arguments["step"])
     if arguments.get("function"):
         flow = Flow(flow.name, flow.build, write)
-    if arguments.get("changes"):
-        flow = Flow(flow.name, flow.build, write_changes)
+    changes = Changes() if arguments.get("changes") else None
+    if changes:
+        flow = Flow(flow.name, flow.build, changes.write)
     spark = create_session(flow.name, master=arguments["master"], conf=arguments["conf"])
 
     with serving(directory, arguments.get("owners", 0)) as reaching:
@@ -129,6 +130,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         ended_before_s = _ended_children_s()
         summary = run(flow, config, spark=spark)
         seconds = time.perf_counter() - started_s
+        steady = changes.steady() if changes else {}
         # The JVM and its workers go on: the process that ships is all that has ended.
         shipping_s = _ended_children_s() - ended_before_s
 
@@ -142,6 +144,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     return {
         "wrong": wrong,
         "seconds": seconds,
+        **steady,
         "batches": summary.batches,
         "epochs": summary.epochs,
         "snapshot_s": summary.snapshot_s,

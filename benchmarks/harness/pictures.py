@@ -31,6 +31,46 @@ def bars(title: str, unit: str, values: Sequence[tuple[str, float | None]]) -> P
     return draw
 
 
+def ratios(unit: str, lines: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -> Picture:
+    """For each line a group of bars, which begin at 1: to the right of it is more than ours, to the left less."""
+
+    def draw(path: Path) -> None:
+        rows = [(line, name, value) for line, bars in lines for name, value in bars]
+        names = list(dict.fromkeys(name for _, name, _ in rows))
+        colours = dict(zip(names, ("#7f8c9d", "#b0b7c3", "#d98c3f", "#8c6bb1", "#4f9d69"), strict=False))
+        figure, axes = _figure(height=1.2 + 0.24 * len(rows) + 0.36 * len(lines))
+        places: list[float] = []
+        at = 0.0
+        for line, bars in lines:
+            where = {"transform": axes.get_yaxis_transform(), "va": "center", "zorder": 3}
+            axes.text(0.005, at, line, **where, fontsize=9, weight="bold", bbox={"color": "white", "pad": 1})
+            at += 1
+            places += [at + number for number in range(len(bars))]
+            at += len(bars) + 0.5
+        drawn = axes.barh(
+            places,
+            [value - 1 for _, _, value in rows],
+            left=1,
+            color=[colours.get(name, OTHERS) for _, name, _ in rows],
+        )
+        axes.bar_label(drawn, labels=[f"{value:.3g} ×" for _, _, value in rows], padding=3, fontsize=8)
+        axes.set_yticks(places, [name for _, name, _ in rows], fontsize=8)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.axvline(1, color=OURS, linewidth=2)
+        axes.margins(x=0.15, y=0.02)
+        axes.set_ylim(at, -0.8)
+        axes.set_xlabel(unit)
+        _finish(figure, axes, "The blue line is recovery; to the right of it, the others take more", path)
+
+    return draw
+
+
+def check() -> None:
+    """Ends the program when pictures cannot be drawn."""
+    _figure(height=1)
+
+
 def curves(
     title: str, x: str, y: str, lines: Mapping[str, Sequence[tuple[float, float | None]]], *, linear: bool = True
 ) -> Picture:

@@ -47,6 +47,8 @@ class _Process:
     name: str
     started: int
     cpu_s: float
+    waited_s: float
+    """Processor time of children that have ended."""
     rss_bytes: int
 
 
@@ -89,6 +91,34 @@ def run_child(
     except (IndexError, ValueError):
         raise ChildFailedError(f"it ended with code {child.returncode}{_tail(errors)}") from None
     return answer, usage
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a process and its descendants have used so far, those included that ended and were waited for.
+
+    written_bytes: pages of files that became dirty, as /proc/PID/io counts them. A page that is written again after a
+    sync counts again; files in memory, pipes and sockets do not count.
+    """
+
+    cpu_s: float
+    written_bytes: int
+
+    def __sub__(self, before: Spent) -> Spent:
+        return Spent(self.cpu_s - before.cpu_s, self.written_bytes - before.written_bytes)
+
+
+def spent(root: int | None = None) -> Spent:
+    """By the process with this number, or this one. Raises OSError where the system does not say what was written."""
+    running = _processes()
+    members = _tree({root or os.getpid()}, running)
+    written = 0
+    for pid in members:
+        # A process may end meanwhile; then its parent has it.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+            written += int(fields["write_bytes"])
+    return Spent(sum(running[pid].cpu_s + running[pid].waited_s for pid in members), written)
 
 
 class _Watch:
@@ -139,16 +169,21 @@ class _Watch:
     def _sample(self) -> None:
         running = _processes()
         tree = {pid for pid, started in self._seen if pid in running and running[pid].started == started}
-        tree.add(self._root)
-        while children := {pid for pid, process in running.items() if process.parent in tree} - tree:
-            tree |= children
-        members = [(pid, running[pid]) for pid in tree if pid in running]
+        members = [(pid, running[pid]) for pid in _tree({*tree, self._root}, running)]
         for pid, process in members:
             self._seen[pid, process.started] = process.cpu_s
         python = sum(process.rss_bytes for _, process in members if process.name.startswith("python"))
         java = sum(process.rss_bytes for _, process in members if process.name == "java")
         self._usage.python_rss_bytes = max(self._usage.python_rss_bytes, python)
         self._usage.java_rss_bytes = max(self._usage.java_rss_bytes, java)
+
+
+def _tree(roots: set[int], running: dict[int, _Process]) -> set[int]:
+    """Those of the roots that run, and all descendants."""
+    tree = set(roots)
+    while children := {pid for pid, process in running.items() if process.parent in tree} - tree:
+        tree |= children
+    return tree & running.keys()
 
 
 def _processes() -> dict[int, _Process]:
@@ -174,6 +209,7 @@ def parse_stat(text: str) -> _Process | None:
         name=name,
         started=int(fields[19]),
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS,
+        waited_s=(int(fields[13]) + int(fields[14])) / _TICKS,
         rss_bytes=int(fields[21]) * _PAGE,
     )
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import machine
+from benchmarks.harness.glance import Compared
 from benchmarks.harness.pictures import Picture
 from benchmarks.harness.processes import ROOT
 from benchmarks.harness.rounds import Measurement
@@ -25,7 +26,8 @@ HEAD = "# Results\n\nWritten by `python -m benchmarks NAME --write-results`; see
 
 @dataclass(slots=True)
 class Report:
-    """headers and rows: the table. notes: sentences on how to read it. title: of its section, with what was chosen."""
+    """headers and rows: the table. notes: sentences on how to read it. title: of its section, with what was chosen.
+    compared: what of it RESULTS.md begins with."""
 
     name: str
     headers: Sequence[str]
@@ -35,6 +37,7 @@ class Report:
     command: str = ""
     title: str = ""
     picture: Picture | None = None
+    compared: list[Compared] = field(default_factory=list)
     machine: dict[str, str] = field(default_factory=machine.describe)
 
     @property
@@ -72,6 +75,7 @@ class Report:
             "command": self.command,
             "machine": self.machine,
             "notes": self.notes,
+            "compared": [asdict(each) for each in self.compared],
             "table": [dict(zip(self.headers, row, strict=True)) for row in self.rows],
             "measurements": [measurement.plain() for measurement in self.measurements],
         }
@@ -93,3 +97,9 @@ def replace_section(results: str, section: str) -> str:
     if pattern.search(text):
         return pattern.sub(lambda _: section + "\n", text).rstrip() + "\n"
     return text.rstrip() + "\n\n" + section
+
+
+def sections_of(results: str) -> list[str]:
+    """The sections of RESULTS.md, in their order, without the headings of higher level between them."""
+    parts = re.split(r"^(?=##? )", results, flags=re.MULTILINE)
+    return [part.rstrip() + "\n" for part in parts if part.startswith("## ")]

@@ -26,7 +26,11 @@ class Summary:
     @property
     def seconds(self) -> float | None:
         """The median of the measured times. A contender that was ever wrong has none."""
-        return self.middle(lambda run: run.seconds) if self.problem is None else None
+        return self.correct(lambda run: run.seconds)
+
+    def correct(self, of: Callable[[Measurement], float]) -> float | None:
+        """The median over the runs; None without any, and for a contender that was ever wrong."""
+        return self.middle(of) if self.problem is None else None
 
 
 def summarise(measurements: Iterable[Measurement]) -> list[Summary]:

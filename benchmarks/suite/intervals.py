@@ -20,6 +20,11 @@ SETTINGS: dict[str, keyed.Setting] = {
     "-s 10 -b 10m": keyed.Setting(10, backup_s=600),
     "-s 1": keyed.Setting(1),
 }
+SESSION = (
+    (7, (
+        "--events", "5_000_000", "--keys", "500_000", "--batches", "10", "--repeat", "1", "--contenders", "ours",
+    )),
+)  # fmt: skip
 QUICK = ("--events", "200_000", "--keys", "20_000", "--batches", "4")
 
 

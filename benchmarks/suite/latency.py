@@ -18,10 +18,12 @@ from typing import Any
 from benchmarks import keyed, keyed_lines, micro_batches
 from benchmarks.harness import table
 from benchmarks.harness.pictures import bars
+from benchmarks.harness.processes import spent
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement
 
 CORES = 2
+SESSION = ((8, ("--runs", "4", "--repeat", "1")),)
 QUICK = ("--rows", "20", "--batches", "6", "--skip", "2", "--keys", "100", "--runs", "2")
 BASELINE = "without a step"
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -81,7 +83,17 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
             "milliseconds; less is better",
             [(each.contender, each.seconds and each.seconds * 1000) for each in summaries],
         ),
-        headers=("micro-batches", "at first ms", "×", "median ms", "spread of medians ms", "95 % ms", "×", "state"),
+        headers=(
+            "micro-batches",
+            "at first ms",
+            "×",
+            "median ms",
+            "spread of medians ms",
+            "95 % ms",
+            "×",
+            "CPU ms",
+            "state",
+        ),
         rows=[
             (
                 each.contender,
@@ -91,6 +103,7 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
                 table.spread((run.seconds for run in each.runs), table.milliseconds),
                 table.milliseconds(each.middle(lambda run: run.answer["high_s"])),
                 table.ratio(each.seconds, baseline),
+                table.milliseconds(each.middle(lambda run: run.answer["cpu_s"])),
                 "correct" if each.problem is None else "failed",
             )
             for each in summaries
@@ -99,7 +112,8 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
         notes=[
             f"{arguments.batches} micro-batches of {arguments.rows} rows, the first {arguments.skip} not counted, "
             f"{arguments.runs} times in one session: of the first time `at first`, of the second half of the times the "
-            f"others. Medians over {arguments.repeat} interleaved rounds; × is against `{BASELINE}`.",
+            "others; CPU ms of all processes, for each micro-batch of these, the start of each run included. Medians "
+            f"over {arguments.repeat} interleaved rounds; × is against `{BASELINE}`.",
             "`-s 0` closes an epoch, durably, after every micro-batch; the others every 10 s. Plain Spark writes the "
             "same query to the same sink without recovery partitions. `with a function`: the lines taken apart, as for "
             "the step, and given to a Python function by `mapInArrow`, which keeps nothing.",
@@ -132,6 +146,8 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     durations_s: list[list[float]] = []
     epochs: list[int] = []
     for number in range(arguments["runs"]):
+        if number == arguments["runs"] // 2:
+            before = spent()
         query: Any
         if arguments["plain"]:
             writer = build(spark).writeStream.foreachBatch(sink.write).trigger(availableNow=True)
@@ -147,16 +163,19 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
             running.await_termination()
             epochs.append(running.summary.epochs)
         durations_s.append(micro_batches.durations_s(query))
+    used = spent() - before
     found = versions(spark)
     spark.stop()
     if arguments["work"] == "step":
         for number in range(arguments["runs"]):
             write_totals(Path(f"recovery-{number}"), Path(f"{arguments['totals']}-{number}"))
     counted = [each[arguments["skip"] :] for each in durations_s]
+    measured_batches = sum(len(each) for each in durations_s[arguments["runs"] // 2 :])
     later = list(chain.from_iterable(counted[len(counted) // 2 :]))
     return {
         "seconds": median(later),
         "first_s": median(counted[0]),
+        "cpu_s": used.cpu_s / measured_batches,
         "high_s": micro_batches.high_s(later),
         "durations_s": durations_s,
         "batches": [len(each) for each in durations_s],

@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks import keyed, keyed_lines
 from benchmarks.harness import environments, table
+from benchmarks.harness.glance import Compared
 from benchmarks.harness.pictures import bars
 from benchmarks.harness.processes import run_child
 from benchmarks.harness.report import Report
@@ -24,6 +25,7 @@ from benchmarks.harness.rounds import Contender, Measurement, Rounds
 
 CORES = 2
 BYTEWAX = "Bytewax"
+SESSION = ((6, ("--keys", "1_000,1_000_000", "--warm", "2", "--repeat", "1")),)
 QUICK = ("--keys", "1_000,10_000", "--bytewax", "1_000", "--warm", "1")
 
 
@@ -103,6 +105,7 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
 
     return Report(
         name="resume",
+        compared=_compared(summaries),
         picture=bars(
             "Time to resume, cold",
             "seconds to the first sink call; less is better",
@@ -120,6 +123,20 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
             "Bytewax resumes in two processes without new input, from imported workers to the end: it loads all state.",
         ],
     )
+
+
+def _compared(summaries: Sequence[table.Summary]) -> list[Compared]:
+    """Bytewax and the store of ours with as many keys."""
+    found = {each.contender: each.correct(lambda run: run.answer["closed_s"]) for each in summaries}
+    return [
+        Compared(
+            f"resume of {name}, to the end",
+            f"{table.seconds(closed_s)} s",
+            {"bytewax": Compared.times(found[f"{BYTEWAX}, {name}"], closed_s)},
+        )
+        for name, closed_s in found.items()
+        if f"{BYTEWAX}, {name}" in found
+    ]
 
 
 def make(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""Totals per key over a large input: ours, Spark's own aggregation, Bytewax; all keep their state.
+"""Totals per key over a large input: ours, Spark's own, Bytewax; all keep their state.
 
 Every contender reads the same lines `key,value` and keeps count and sum per key in state that survives a crash. Ours
 and Bytewax do so with a Python function and a snapshot every --interval seconds: ours-readme as people write it first,
 with a function as the sink, over `format("appended")`; ours over Spark's text source, without output, as Spark's own;
 ours-function and ours-appended with one of the two; ours-arrow with a function of Arrow tables; ours-aggregate is
-declared; ours-owners is ours with its partitions at two owners, processes of this host. Spark has compiled code and a
-checkpoint every micro-batch. Contenders on Spark read equal micro-batches. What each kept is compared with the truth
-before its time counts.
+declared; ours-owners is ours with its partitions at two owners, processes of this host. Spark has compiled code, its
+aggregation or a function in Java, and a checkpoint every micro-batch. Contenders on Spark read equal micro-batches.
+What each kept is compared with the truth before its time counts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 
 from benchmarks import keyed, keyed_lines
 from benchmarks.harness import table
+from benchmarks.harness.glance import Compared
 from benchmarks.harness.pictures import bars
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Measurement
@@ -25,6 +26,18 @@ SIZES = (
     ("--keys", "1_000"),
     ("--events", "20_000_000", "--keys", "10_000_000", "--batches", "40"),
 )
+COMPARED = {"ours-readme": "the README's flow", "ours-aggregate": "declared with aggregate"}
+"""Contenders of ours that RESULTS.md begins with."""
+SESSION = (
+    (1, (
+        "--events", "5_000_000", "--keys", "500_000", "--batches", "10", "--repeat", "2", "--contenders",
+        "ours-readme,ours,ours-aggregate,spark-rocksdb,spark-hdfs,spark-java,bytewax-processes",
+    )),
+    (4, (
+        "--events", "5_000_000", "--keys", "1_000", "--batches", "10", "--repeat", "1", "--contenders",
+        "ours-readme,ours,ours-aggregate,spark-rocksdb,spark-java,bytewax-processes",
+    )),
+)  # fmt: skip
 QUICK = ("--events", "200_000", "--keys", "20_000", "--batches", "4")
 
 
@@ -37,12 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cores", type=int, default=2, help="tasks, partitions and workers (default: %(default)s)")
     parser.add_argument("--driver-memory", default="4g", help="of each JVM (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the input (default: %(default)s)")
-    parser.add_argument(
-        "--contenders",
-        type=keyed.chosen_from(keyed.NAMES),
-        default=keyed.NAMES,
-        help=f"comma-separated: {', '.join(keyed.NAMES)} (default: all)",
-    )
+    keyed.add_contenders(parser, keyed.NAMES)
 
 
 def run(arguments: argparse.Namespace) -> Report:
@@ -80,6 +88,7 @@ def report(arguments: argparse.Namespace, measurements: list[Measurement]) -> Re
         )
     return Report(
         name="throughput",
+        compared=_compared(arguments, summaries),
         title=f"throughput: {arguments.events:,} events over {arguments.keys:,} keys",
         picture=bars(
             f"{arguments.events:,} events over {arguments.keys:,} keys, state kept",
@@ -112,3 +121,22 @@ def report(arguments: argparse.Namespace, measurements: list[Measurement]) -> Re
             "what state and positions take on disk at the end.",
         ],
     )
+
+
+def _compared(arguments: argparse.Namespace, summaries: list[table.Summary]) -> list[Compared]:
+    """Each of COMPARED that took part, beside all peers."""
+    size = f"{arguments.events:,} events over {arguments.keys:,} keys"
+    cpu_s = {each.contender: each.correct(lambda run: run.usage.cpu_s) for each in summaries}
+    peers = [each for each in summaries if each.contender.startswith(tuple(keyed.PEERS))]
+    return [
+        Compared(
+            f"{size}, {COMPARED[ours.contender]}",
+            f"{table.seconds(ours.seconds)} s",
+            {
+                each.contender: Compared.times(each.seconds, ours.seconds, cpu_s[each.contender], cpu_s[ours.contender])
+                for each in peers
+            },
+        )
+        for ours in summaries
+        if ours.contender in COMPARED
+    ]
