@@ -24,7 +24,7 @@ from recovery.cli.flow_loader import import_paths
 from recovery.errors import SparkUnavailableError
 from recovery.spark.jvm import versions
 from recovery.spark.jvm.java import _bundled_java, java_home
-from recovery.spark.jvm.launch import ErrorOutput, _answer_own_user, reason_in
+from recovery.spark.jvm.launch import FIRST_CALL, ErrorOutput, _answer_own_user, reason_in
 from recovery.spark.jvm.session import _of_master, daemon, prepare_environment
 
 ROOT = str(Path(recovery.__file__).resolve().parents[1])
@@ -91,6 +91,12 @@ def test_what_spark_starts_for_a_source_imports_what_is_installed(spark):
     """Not what is in its archive, which each such process would have to compile."""
     spark.dataSource.register(Where)
     assert spark.read.format("Where").load().columns == [pyspark.__file__]
+
+
+def test_what_the_first_call_of_the_jvm_imports_is_there(spark):
+    """PySpark would import it then. Nobody imports it any more: a process may end, or fork."""
+    assert not spark.sparkContext._gateway.proc.importing.is_alive()
+    assert FIRST_CALL in sys.modules
 
 
 def test_a_worker_whose_task_needs_no_more_goes_without_a_word(spark, capfd):

@@ -32,6 +32,8 @@ CACHE_VARIABLE = "RECOVERY_CACHE"
 
 CLASSES, PROFILES = ".jsa", ".aot"
 """Suffixes of archives: with classes only, and with profiles of their methods."""
+COMPILED = "java-"
+"""Begins the names of the files with this package's own classes (`recovery.spark.jvm.class_cache`)."""
 PROFILING_JAVA = 25
 
 _TRAINING_S = 600
@@ -138,9 +140,9 @@ def make_archive(java_home: Path, observe: Callable[[str], None] = lambda _: Non
 
 
 def remove_archives() -> list[Path]:
-    """Remove the archives of all versions; return their paths. Raises StorageError."""
+    """Remove the files of all versions from the cache; return their paths. Raises StorageError."""
     home = cache_directory()
-    patterns = (f"spark-*{CLASSES}", f"spark-*{PROFILES}", "left-*")
+    patterns = (f"spark-*{CLASSES}", f"spark-*{PROFILES}", "left-*", f"{COMPILED}*")
     found = sorted(path for pattern in patterns for path in home.glob(pattern)) if home else []
     for path in found:
         with _storage_errors(path):

@@ -9,26 +9,34 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from recovery.spark.jvm import class_cache
+
 _installing = threading.Lock()
 
 
 def compiled(spark: SparkSession, source: str) -> Any:
-    """Compile the file `source` of this package; return a class loader for it, which also finds Spark's classes."""
-    return _compiler(spark, source).getClassLoader()
+    """Return a class loader for the classes of the file `source` of this package, which also finds Spark's classes."""
+    jvm = spark._jvm
+    assert jvm is not None
+    loader = jvm.org.codehaus.commons.compiler.util.reflect.ByteArrayClassLoader
+    return loader(bytecodes(spark, source), jvm.Thread.currentThread().getContextClassLoader())
 
 
 def bytecodes(spark: SparkSession, source: str) -> dict[str, bytes]:
-    """Compile the file `source` of this package; return the code of its classes by their names."""
-    return dict(_compiler(spark, source).getBytecodes())
-
-
-def _compiler(spark: SparkSession, source: str) -> Any:
+    """The code of the classes of the file `source` of this package, by their names: as an earlier process has compiled
+    it, if that is kept, or else compiled now and kept."""
     jvm = spark._jvm
     assert jvm is not None
-    compiler = jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.setParentClassLoader(jvm.Thread.currentThread().getContextClassLoader())
-    compiler.cook((files("recovery.spark").joinpath(source)).read_text())
-    return compiler
+    text = files("recovery.spark").joinpath(source).read_text(encoding="utf-8")
+    key = class_cache.key_of(jvm, text)
+    found = class_cache.read(key)
+    if found is None:
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(jvm.Thread.currentThread().getContextClassLoader())
+        compiler.cook(text)
+        found = dict(compiler.getBytecodes())
+        class_cache.write(key, found)
+    return found
 
 
 def planner_strategy(spark: SparkSession, name: str, arguments: Callable[[Any], Sequence[Any]]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import pwd
 import re
@@ -47,6 +48,9 @@ _REASON = re.compile(
     r"|[Nn]o such file|Cannot allocate memory|Permission denied|^([a-z]\w*\.)+\w+(Exception|Error)\b"
 )
 _ARGUMENTS, _PROPERTIES = "PYSPARK_SUBMIT_ARGS", "--properties-file"
+FIRST_CALL = "pyspark.testing.utils"
+"""A module that PySpark imports with a process's first call of the JVM, to see whether there is NumPy. It takes half a
+second, since it imports pandas, which steps need too."""
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
 _RETRY_S = 0.2
 _END_S = 5
@@ -102,6 +106,7 @@ class _Starting(subprocess.Popen[bytes]):
     launch: ClassVar[_Starting | None] = None
     environment: ClassVar[Mapping[str, str]] = {}
     output: ErrorOutput | None = None
+    importing: threading.Thread | None = None
 
     def __init__(self, command: Sequence[str], *, env: dict[str, str], **options: Any) -> None:
         self.info_directory = Path(env["_PYSPARK_DRIVER_CONN_INFO_PATH"]).parent
@@ -110,6 +115,14 @@ class _Starting(subprocess.Popen[bytes]):
         super().__init__(command, env={**env, **self.environment}, **options)
         assert self.stderr is not None
         self.output = ErrorOutput(self.stderr)
+        # Not before the fork: a forked process has no other thread, and what that did stays half done in it.
+        self.importing = threading.Thread(target=_import_meanwhile, name="jvm-imports", daemon=True)
+        self.importing.start()
+
+
+def _import_meanwhile() -> None:
+    with contextlib.suppress(Exception):
+        importlib.import_module(FIRST_CALL)
 
 
 def _ignore_signals() -> None:
@@ -147,6 +160,9 @@ def launch(settings: SparkConf, environment: Mapping[str, str]) -> Any:
         raise
     finally:
         java_gateway.Popen = usual
+        if _Starting.launch is not None and _Starting.launch.importing is not None:
+            # A process must not end while a thread loads libraries.
+            _Starting.launch.importing.join()
         _Starting.launch = None
     return gateway
 
