@@ -17,18 +17,32 @@ def add_up(key, rows, state):
     yield key, count, total
 
 
-def totals(path, sink):
+def lines(path):
+    def read(spark):
+        found = spark.readStream.option("maxFilesPerTrigger", 1).text(path)
+        return found.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
+
+    return read
+
+
+def totals(read, sink):
     def build(spark):
-        lines = spark.readStream.option("maxFilesPerTrigger", 1).text(path)
-        pairs = lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
-        return pairs.transform(stateful("totals", key="key", update=add_up, output="key string, n long, total long"))
+        step = stateful("totals", key="key", update=add_up, output="key string, n long, total long")
+        return read(spark).transform(step)
 
     return Flow("totals", build, sink=sink)
 
 
 def make_delta(path, table):
-    return totals(path, DeltaSink(table))
+    return totals(lines(path), DeltaSink(table))
 
 
 def make_iceberg(path, directory):
-    return totals(path, IcebergSink(NAME, properties=properties(directory)))
+    return totals(lines(path), IcebergSink(NAME, properties=properties(directory)))
+
+
+def make_delta_from_delta(path, table):
+    """The input is a Delta table too: one of its files is a micro-batch."""
+    return totals(
+        lambda spark: spark.readStream.format("delta").option("maxFilesPerTrigger", 1).load(path), DeltaSink(table)
+    )

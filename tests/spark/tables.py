@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import os
+import random
 import signal
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from recovery import init_partitions
-from tests.spark.support import ROOT, states
+from recovery.storage.scan import scan
+from tests.spark.support import ROOT, going_back, states
 from tests.spark.test_crashes import finish, recovery_command
 from tests.spark.test_sinks import running_totals
 
@@ -55,3 +61,46 @@ def check_kills(feed, directory: Path, flow: str, kills: list, rows) -> None:
         assert process.returncode == (-signal.SIGKILL if point else 0), f"{point}: {printed}"
     assert rows() == sorted(running_totals(feed.rows, 40))
     assert states(directory, "totals") == feed.totals()
+
+
+def kill_at_any_moment(
+    directory: Path, begin: Callable[..., subprocess.Popen], add: Callable[[random.Random], None], kills: int
+) -> str:
+    """Kill runs of the flow "totals", of which each fifth goes back first, then let one go back and end; returns what
+    was done. begin: starts a run, with these options. add: adds input before a run."""
+    seed = int(os.environ.get("RECOVERY_TEST_SEED", random.randrange(10**6)))
+    print(f"replay with RECOVERY_TEST_SEED={seed}")
+    lot = random.Random(seed)
+    killed = rewinds = 0
+    while killed < kills:
+        add(lot)
+        newest = scan(directory)[0].description.newest_epoch or 0
+        options = going_back(directory, "totals", lot.randrange(newest)) if killed % 5 == 4 and newest else []
+        process = begin(*options)
+        awaited, printed = lot.randrange(1, 7), []
+        for line in process.stdout:
+            printed.append(line)
+            awaited -= line.startswith("epoch ") or "execution " in line
+            if awaited <= 0:
+                break
+        time.sleep(lot.uniform(0, 0.3))
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        printed.append(finish(process))
+        # It may have come to the end of its input.
+        assert process.returncode in (0, -signal.SIGKILL), "".join(printed)
+        killed += process.returncode != 0
+        rewinds += bool(options)
+    process = begin(*going_back(directory, "totals", 1))
+    printed = finish(process)
+    assert process.returncode == 0, printed
+    return f"{killed} kills, {rewinds} rewinds and one at the end"
+
+
+def whole_history(table: Path) -> int:
+    """Check that no version is missing in the history of a Delta table; returns their number."""
+    from deltalake import DeltaTable
+
+    history = DeltaTable(str(table)).history()
+    assert [each["version"] for each in history] == list(range(len(history)))[::-1]
+    return len(history)

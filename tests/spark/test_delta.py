@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-import random
-import signal
-import time
 
 import pytest
 
 from recovery import DeltaSink, init_partitions
-from recovery.storage.scan import scan
-from tests.spark.support import ROOT, going_back, run_to_end, states, totals_step
-from tests.spark.tables import ALL_TYPES, ODD_KEY, ROW_OF_ODD_KEY, check_kills, points
-from tests.spark.test_crashes import finish, recovery_command
+from tests.spark.support import ROOT, run_to_end, states, totals_step
+from tests.spark.tables import (
+    ALL_TYPES,
+    ODD_KEY,
+    ROW_OF_ODD_KEY,
+    check_kills,
+    kill_at_any_moment,
+    points,
+    whole_history,
+)
+from tests.spark.test_crashes import recovery_command
 from tests.spark.test_sinks import running_totals
 
 deltalake = pytest.importorskip("deltalake")
@@ -53,8 +57,7 @@ def test_each_row_once_through_a_rewind(spark, feed, tmp_path, mode, key):
     every = running_totals(feed.rows)
     wanted = sorted(every if mode == "append" else {row[0]: row for row in every}.values())
     assert rows(tmp_path / "t") == wanted
-    history = deltalake.DeltaTable(str(tmp_path / "t")).history()
-    assert len(history) == deltalake.DeltaTable(str(tmp_path / "t")).version() + 1
+    whole_history(tmp_path / "t")
 
 
 @pytest.mark.long
@@ -70,38 +73,18 @@ def test_killed_between_the_steps_of_publishing(feed, tmp_path, kills):
 def test_killed_at_any_moment(feed, tmp_path):
     """Killed KILLS times, of which each fifth run goes back first: each row is in the table once, and Delta's history
     is whole."""
-    seed = int(os.environ.get("RECOVERY_TEST_SEED", random.randrange(10**6)))
-    print(f"replay with RECOVERY_TEST_SEED={seed}")
-    lot = random.Random(seed)
     db, table = tmp_path / "db", tmp_path / "table"
     init_partitions(db, 3)
-    killed = rewinds = 0
-    while killed < KILLS:
+
+    def begin(*options):
+        flow = f"{ROOT}/tests/flows/tables.py:make_delta({str(feed.path)!r}, {str(table)!r})"
+        return recovery_command(flow, db, "-s", "0", "-b", "1h", *options)
+
+    def add(lot):
         for _ in range(8):
             feed.add_random(lot.randrange(10**6), count=40)
-        newest = scan(db)[0].description.newest_epoch or 0
-        options = going_back(db, "totals", lot.randrange(newest)) if killed % 5 == 4 and newest else []
-        flow = f"{ROOT}/tests/flows/tables.py:make_delta({str(feed.path)!r}, {str(table)!r})"
-        process = recovery_command(flow, db, "-s", "0", "-b", "1h", *options)
-        awaited, printed = lot.randrange(1, 7), []
-        for line in process.stdout:
-            printed.append(line)
-            awaited -= line.startswith("epoch ") or "execution " in line
-            if awaited <= 0:
-                break
-        time.sleep(lot.uniform(0, 0.3))
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        printed.append(finish(process))
-        # It may have come to the end of its input.
-        assert process.returncode in (0, -signal.SIGKILL), "".join(printed)
-        killed += process.returncode != 0
-        rewinds += bool(options)
-    process = recovery_command(flow, db, "-s", "0", "-b", "1h", *going_back(db, "totals", 1))
-    printed = finish(process)
-    assert process.returncode == 0, printed
+
+    told = kill_at_any_moment(db, begin, add, KILLS)
     assert rows(table) == sorted(running_totals(feed.rows, 40))
     assert states(db, "totals") == feed.totals()
-    history = deltalake.DeltaTable(str(table)).history()
-    assert [each["version"] for each in history] == list(range(len(history)))[::-1]
-    print(f"{killed} kills, {rewinds} rewinds, {len(history)} versions, {len(rows(table))} rows")
+    print(f"{told}, {whole_history(table)} versions, {len(feed.rows)} rows")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from recovery import DeltaSink
+from recovery import DeltaSink, init_partitions
 from recovery.errors import InputLostError, InputRewrittenError
-from tests.lake import needs_delta
-from tests.spark.support import run_to_end, set_to, states, totals_step
+from tests.lake import JARS, SETTINGS, needs_delta
+from tests.spark.support import ROOT, run_to_end, set_to, states, totals_step
+from tests.spark.tables import kill_at_any_moment, whole_history
+from tests.spark.test_crashes import recovery_command
 from tests.spark.test_sinks import running_totals
 
 pytestmark = needs_delta
+KILLS = int(os.environ.get("RECOVERY_TEST_DELTA_KILLS", "50"))
 SIZE = 10
 
 
@@ -148,3 +153,34 @@ def test_files_and_versions_that_are_gone(spark, table, tmp_path):
     table.add()
     with pytest.raises(InputRewrittenError, match=f"file:{table.path} is another table than the one read before"):
         run_to_end(table.frame(), directory)
+
+
+@pytest.mark.long
+def test_killed_at_any_moment(tmp_path):
+    """From one table into another, through KILLS kills of which each fifth run goes back first, while the input grows
+    and is compacted: each row counts once, and is in the output once."""
+    deltalake = pytest.importorskip("deltalake")
+    source, output, db = tmp_path / "in", tmp_path / "out", tmp_path / "db"
+    init_partitions(db, 3)
+    rows: list[tuple[str, int]] = []
+    settings = [each for name, text in SETTINGS.items() for each in ("--conf", f"{name}={text}")]
+
+    def add(lot):
+        for _ in range(8):
+            new = [(f"k{lot.randrange(40)}", lot.randrange(100)) for _ in range(SIZE)]
+            keys, values = zip(*new, strict=True)
+            deltalake.write_deltalake(str(source), pa.table({"key": keys, "value": values}), mode="append")
+            rows.extend(new)
+        if lot.random() < 0.2:
+            deltalake.DeltaTable(str(source)).optimize.compact()
+
+    def begin(*options):
+        flow = f"{ROOT}/tests/flows/tables.py:make_delta_from_delta({str(source)!r}, {str(output)!r})"
+        jars = ",".join(map(str, JARS))
+        return recovery_command(flow, db, "-s", "0", "-b", "1h", "--jars", jars, *settings, *options)
+
+    told = kill_at_any_moment(db, begin, add, KILLS)
+    assert states(db, "totals") == counted(rows)
+    found = deltalake.DeltaTable(str(output)).to_pyarrow_table().to_pylist()
+    assert sorted(tuple(row.values()) for row in found) == sorted(running_totals(rows, SIZE))
+    print(f"{told}, {whole_history(output)} versions, {len(rows)} rows")

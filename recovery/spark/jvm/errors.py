@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -51,9 +51,13 @@ def may_still_close(error: BaseException | None) -> bool:
     return error is None or getattr(error, "closes_epoch", True)
 
 
-def as_recovery_error(error: BaseException, reading: Callable[[], str] = str) -> BaseException:
-    """Return the typed error behind an exception that came through Spark as text, or FlowFailedError. reading: returns
-    what Spark says about the sources of the micro-batch that failed."""
+def as_recovery_error(
+    error: BaseException,
+    reading: Callable[[], str] = str,
+    lacking: Callable[[Collection[str]], Collection[str]] = lambda topics: (),
+) -> BaseException:
+    """Return the typed error behind an exception that came through Spark as text, or FlowFailedError. reading, lacking:
+    as for `lost_input`."""
     if isinstance(error, RecoveryError) or not isinstance(error, Exception):
         return error
     if isinstance(error, JVM_GONE):
@@ -91,7 +95,7 @@ def as_recovery_error(error: BaseException, reading: Callable[[], str] = str) ->
             "the workers more memory, or let fewer run in parallel: --master 'local[1]'. To see where one "
             "crashed: --conf spark.sql.execution.pyspark.udf.faulthandler.enabled=true.",
         )
-    lost = lost_input(text, reading)
+    lost = lost_input(text, reading, lacking)
     if lost is not None:
         return lost
     changed = _OPERATORS_CHANGED.search(text)

@@ -6,11 +6,13 @@ that it belongs to, and the version, come from what Spark says about the sources
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from recovery.errors import FlowFailedError, InputLostError, InputRewrittenError, RecoveryError
+from recovery.spark.jvm.lost_topics import NO_TOPIC
 
 _FROM_KAFKA = re.compile(
     r"Some data may have been lost because they are not available in Kafka.*?Reason:\s*(.*?)"
@@ -19,8 +21,7 @@ _FROM_KAFKA = re.compile(
 )
 _OFFSETS = re.compile(r"offset \[(\d+), (\d+)\) for topic partition (\S+)-(\d+)\b")
 _TOPIC_PARTITION = re.compile(r"(?:\b[Pp]artition )?\b([\w.-]+)-(\d+)(?=[\s,;:)\]}]|$)")
-_NO_TOPIC = re.compile(r"UnknownTopicOrPartitionException")
-_SUBSCRIBED = re.compile(r"KafkaV2\[Subscribe\[([^\]]*)\]\](: \{\S)?")
+_SUBSCRIBED = re.compile(r"KafkaV2\[Subscribe\[([^\]]*)\]\](?:: (?=\{))?")
 _FILE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\][^\n]*?reading file (\S[^\n]*?)\. +File does not exist")
 _DELTA_SOURCE = re.compile(r"DeltaSource\[([^\]]+)\]: (\{[^}]*\})")
 _FILES_SOURCE = re.compile(r"FileStreamSource\[([^\]]+)\]")
@@ -39,33 +40,42 @@ _BEGIN_AGAIN = "To read the table from its beginning instead, run the flow with 
 _KEEP = "Keep VACUUM's retention and the log's (delta.logRetentionDuration) longer than the flow may stand still."
 
 
-def lost_input(text: str, reading: Callable[[], str]) -> RecoveryError | None:
+def lost_input(
+    text: str, reading: Callable[[], str], lacking: Callable[[Collection[str]], Collection[str]]
+) -> RecoveryError | None:
     """Return the error for input that is gone or was changed, if that is what a failure's text says.
 
     reading: what Spark says about the sources of the micro-batch that failed, for failures that say nothing of them.
+    lacking: which of these topics Kafka lacks; empty if it does not say.
     """
-    for find in (_of_kafka, _of_delta):
-        found = find(text)
-        if found is not None:
-            return found
+    found = _records_gone(text) or _topic_gone(text, lacking) or _of_delta(text)
+    if found is not None:
+        return found
     gone = _FILE.search(text)
     return _file_gone(gone[1], f"{text}\n{reading()}") if gone is not None else None
 
 
-def _of_kafka(text: str) -> RecoveryError | None:
+def _records_gone(text: str) -> RecoveryError | None:
     lost = _FROM_KAFKA.search(text)
-    if lost is not None:
-        return InputLostError(f"Kafka no longer has all records to read: {_lost_records(' '.join(lost[1].split()))}")
-    if not _NO_TOPIC.search(text):
+    if lost is None:
         return None
-    subscribed = [(set(re.split(r",\s*", found[1])), found[2]) for found in _SUBSCRIBED.finditer(text)]
-    topics = sorted(set[str]().union(*(names for names, _ in subscribed)))
+    return InputLostError(f"Kafka no longer has all records to read: {_lost_records(' '.join(lost[1].split()))}")
+
+
+def _topic_gone(text: str, lacking: Callable[[Collection[str]], Collection[str]]) -> RecoveryError | None:
+    if NO_TOPIC not in text:
+        return None
+    topics, read = _topics(text)
     if not topics:
         return None
-    found = "Kafka has no topic" if len(topics) == 1 else "Kafka lacks one of the topics"
-    found = f"{found} {', '.join(topics)}"
+    gone = topics if len(topics) == 1 else set(lacking(topics))
+    names = ", ".join(sorted(gone or topics))
+    if not gone:
+        found = f"Kafka lacks one of the topics {names}"
+    else:
+        found = f"Kafka has no topic {names}" if len(gone) == 1 else f"Kafka has none of the topics {names}"
     cause = "The topic was deleted, has another name, or this user may not see it."
-    if any(read for _, read in subscribed):
+    if (gone or topics) & read:
         return InputLostError(
             found,
             cause=cause,
@@ -73,6 +83,17 @@ def _of_kafka(text: str) -> RecoveryError | None:
             'it, take it out of the flow, and run once with .option("failOnDataLoss", "false").',
         )
     return FlowFailedError(found, cause=cause, remedy="Make the topic, or correct its name.")
+
+
+def _topics(text: str) -> tuple[set[str], set[str]]:
+    """Return the topics that Kafka's sources read by their names, and those of which the text has a position."""
+    topics, read = set[str](), set[str]()
+    for found in _SUBSCRIBED.finditer(text):
+        topics |= set(re.split(r",\s*", found[1]))
+        if text.startswith("{", found.end()):
+            with contextlib.suppress(ValueError):
+                read |= set(json.JSONDecoder().raw_decode(text, found.end())[0])
+    return topics, read
 
 
 def _lost_records(reason: str) -> str:

@@ -32,6 +32,7 @@ from recovery.spark.clusters import Planned, Serving, check_master, check_plan, 
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.jvm.errors import as_recovery_error
 from recovery.spark.jvm.given_sessions import log_slower_settings
+from recovery.spark.jvm.lost_topics import topics_lacking
 from recovery.spark.jvm.session import is_made_here
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan, bind
@@ -183,7 +184,8 @@ class Beginning:
         self._loads = FlowLoads(
             None if prepared.temporary else prepared.config.path, clock, spread=bool(prepared.config.owners)
         )
-        self._status = RunStatus(store, execution.lease)
+        lacking = partial(topics_lacking, bound.frame.sparkSession, bound.inputs)
+        self._status = RunStatus(store, execution.lease, lacking)
         self._replicated = ReplicatedClosing(prepared.replication, self._status.parked.is_set)
         self._access: TaskAccess | None = None
         self._last: BatchId | None = None

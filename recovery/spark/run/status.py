@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -21,7 +21,10 @@ from recovery.storage.seam import PartitionStore
 class RunStatus:
     """The status of one run. Any of its threads may read and change it."""
 
-    def __init__(self, store: PartitionStore, lease: Lease) -> None:
+    def __init__(
+        self, store: PartitionStore, lease: Lease, lacking: Callable[[Collection[str]], Collection[str]]
+    ) -> None:
+        """lacking: returns which of these topics Kafka lacks."""
         self.query: Any = None
         """Spark's handle; None until Spark has started the query."""
         self.parked = threading.Event()
@@ -33,6 +36,7 @@ class RunStatus:
         """The first error, in the form in which it is raised to the user."""
         self._store = store
         self._lease = lease
+        self._lacking = lacking
         self._own_threads: set[int] = set()
 
     def is_alive(self) -> bool:
@@ -62,7 +66,7 @@ class RunStatus:
         if self.error is None:
             is_main = threading.current_thread() is threading.main_thread()
             if isinstance(error, Exception):
-                self.error = self._file_replaced() or as_recovery_error(error, reading)
+                self.error = self._file_replaced() or as_recovery_error(error, reading, self._lacking)
             elif is_main and not isinstance(error, SystemExit):
                 self.error = as_recovery_error(error)
             else:

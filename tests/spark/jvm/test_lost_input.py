@@ -27,6 +27,7 @@ B = (
 AT_3 = A % (4, -1, "false")
 BOTH = f"{{{B},{AT_3}}}"
 KAFKA = 'KafkaV2[Subscribe[orders, payments]]: {"orders":{"0":10},"payments":{"0":1}}'
+ONE_NEW = 'KafkaV2[Subscribe[orders, payments]]: {"orders":{"0":10,"1":3}}'
 UNKNOWN = (
     "org.apache.kafka.common.errors.UnknownTopicOrPartitionException: This server does not host this topic-partition."
 )
@@ -115,16 +116,41 @@ CASES = {
         "Kafka has no topic orders",
     ),
 }
+TOPICS = [
+    (KAFKA, {"payments"}, InputLostError, "Kafka has no topic payments"),
+    (KAFKA, {"orders", "payments"}, InputLostError, "Kafka has none of the topics orders, payments"),
+    (ONE_NEW, {"payments"}, FlowFailedError, "Kafka has no topic payments"),
+    (ONE_NEW, {"orders"}, InputLostError, "Kafka has no topic orders"),
+    (ONE_NEW, set(), InputLostError, "Kafka lacks one of the topics orders, payments"),
+]
+
+
+def silent(topics):
+    """Kafka does not say which it lacks."""
+    return set()
 
 
 @pytest.mark.parametrize(("text", "kind", "found"), CASES.values(), ids=CASES.keys())
 def test_what_was_said(text, kind, found):
     """Table, topic, file and version are named, and there is a way on."""
-    error = lost_input(text, lambda: f'{{{AT_3},FileStreamSource[file:/in]: {{"logOffset":1}}}}')
+    error = lost_input(text, lambda: f'{{{AT_3},FileStreamSource[file:/in]: {{"logOffset":1}}}}', silent)
     assert (type(error), error.found) == (kind, found)
     assert error.remedy
 
 
+@pytest.mark.parametrize(("position", "gone", "kind", "found"), TOPICS)
+def test_the_topics_that_kafka_lacks(position, gone, kind, found):
+    """Those are named, and it counts whether the flow has read them."""
+
+    def lacking(topics):
+        assert topics == {"orders", "payments"}
+        return gone
+
+    error = lost_input(FAILED.format(UNKNOWN, f"{{{position}}}", f"{{{position}}}"), lambda: "", lacking)
+    assert (type(error), error.found) == (kind, found)
+    assert ("under another name" in error.remedy) is (kind is InputLostError)
+
+
 def test_what_says_nothing_of_input():
     """A failure of another kind is left to others, and nothing is asked of Spark."""
-    assert lost_input(FAILED.format("[INTERNAL_ERROR] ", BOTH, BOTH), lambda: pytest.fail("asked")) is None
+    assert lost_input(FAILED.format("[INTERNAL_ERROR] ", BOTH, BOTH), lambda: pytest.fail("asked"), silent) is None
