@@ -27,6 +27,7 @@ from recovery.base.ids import NO_BATCH
 from recovery.checkpoint.offsets import NO_TICK, NOTHING_READ, OffsetLog, ticking
 from recovery.checkpoint.position import HEADER_LINES, initial_logs
 from recovery.checkpoint.rows import Content, as_bytes, as_content
+from recovery.checkpoint.snapshots import table_offset
 from recovery.checkpoint.source_places import SourcePlaces
 from recovery.errors import CorruptPartitionError
 
@@ -61,6 +62,9 @@ def earlier(start: str, end: str) -> str:
     Spark asks for the start after it has decided where the micro-batch ends. A source that starts at the end of the
     existing data may have moved on by then: such a micro-batch reads nothing, and the next one begins at its end.
     """
+    if table_offset(start) is not None:
+        # Its numbers have no order, and it starts at the oldest snapshot, or at a time.
+        return start
     try:
         first, last = msgspec.json.decode(start), msgspec.json.decode(end)
     except msgspec.DecodeError:

@@ -107,14 +107,21 @@ def _offsets(checkpoint: Path, batch: BatchId) -> list[str]:
     return lines
 
 
-def _logged(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None) -> Iterator[tuple[str, int]]:
-    """Yield the sources that count entries of their own log, as file sources do: the name of the log, and the last
-    entry that belongs to the micro-batch."""
+def source_lines(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None) -> Iterator[tuple[str, str]]:
+    """Yield each source's offset after the micro-batch, with the name of the source's directory below `sources/`.
+    `sources` as for `position_files`."""
     version, *lines = _offsets(checkpoint, batch)
     for number, line in enumerate(lines[HEADER_LINES - 1 :]):
         place, _, text = (str(number), "", line) if version == ONE_LINE_EACH else line.partition(":")
         if place.isdecimal() and sources is not None and int(place) < len(sources):
             place = str(sources[int(place)])
+        yield place, text
+
+
+def _logged(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None) -> Iterator[tuple[str, int]]:
+    """Yield the sources that count entries of their own log, as file sources do: the name of the log, and the last
+    entry that belongs to the micro-batch."""
+    for place, text in source_lines(checkpoint, batch, sources):
         entry = logged_entry(text)
         if entry is not None:
             yield place, entry

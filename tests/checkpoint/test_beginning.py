@@ -15,6 +15,7 @@ from recovery.errors import CorruptPartitionError
 from tests.checkpoint.layouts import with_steps
 
 HEADER = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":17,"conf":{"a":"b"}}'
+ICEBERG = '{{"version":1,"snapshot_id":{},"position":{},"scan_all_files":false}}'
 KAFKA = b"\0v1\n{}"
 
 
@@ -43,6 +44,7 @@ def checkpoint_of(directory, *lines, header=HEADER, batch=0, logs=()):
         ("true", "false", "true"),
         ("null", '{"n":1}', "null"),
         ("no json", "1", "no json"),
+        (ICEBERG.format(9, 0), ICEBERG.format(5, 1), ICEBERG.format(9, 0)),
     ],
 )
 def test_a_source_that_moved_on_between_two_questions(start, end, found):
