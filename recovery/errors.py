@@ -40,6 +40,7 @@ RecoveryError                     10
 ├── SparkUnavailableError         50
 ├── ExecutorPackageError          51  an executor without this package, or with another version
 ├── InputLostError                52  records that a flow had still to read are gone
+├── StaleDirectoryError           53  a directory lacks epochs that another one has closed since
 ├── HydratingError                57  a lazy restore has not fetched everything yet
 ├── StandbyDirectoryError         58  a directory that follows the backups of another one
 ├── TakenOverError                59  another directory has taken over the store
@@ -496,6 +497,18 @@ class InputLostError(RecoveryError):
     default_remedy = (
         'To go on without them, run once with .option("failOnDataLoss", "false"), then take it out. Keep retention '
         "longer than the flow may be stopped."
+    )
+
+
+class StaleDirectoryError(RecoveryError):
+    """The directory lacks what another execution of the store has closed since: it would compute that again."""
+
+    exit_code = 53
+    closes_epoch = False
+    default_cause = "It is a copy or an older restore of a directory that was used since, or another one took over."
+    default_remedy = (
+        "Let the other directory go on, or restore the newest backup into a new one. If there is no newer copy, "
+        "--lose-epochs goes on from this one: what was closed since is lost."
     )
 
 

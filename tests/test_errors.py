@@ -120,7 +120,7 @@ def test_only_errors_of_storage_sink_and_lease_keep_an_epoch_from_being_closed()
     barred = {kind.__name__ for kind in ALL if not kind.closes_epoch}
     assert barred == {
         "StorageError", "CorruptPartitionError", "SparkCheckpointError", "LeaseLostError", "SinkFailedError",
-        "OutputMismatchError", "FileReplacedError", "OwnerUnreachableError", "TakenOverError",
+        "OutputMismatchError", "FileReplacedError", "OwnerUnreachableError", "TakenOverError", "StaleDirectoryError",
     }  # fmt: skip
 
 

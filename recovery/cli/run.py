@@ -68,6 +68,7 @@ WITH_DIRECTORY = (
     "replicate_sync",
     "replicate_keep",
     "takeover",
+    "lose_epochs",
 )
 """Options that need a recovery directory: without their effect the run would not be the intended one."""
 
@@ -108,6 +109,9 @@ WITH_DIRECTORY = (
               help="Take over the store from the run that has it: promote the recovery directory, a standby that "
                    "`recovery follow` keeps current; or, for a restored directory, replace the writer at "
                    "--replicate.")  # fmt: skip
+@click.option("--lose-epochs", is_flag=True,
+              help="Go on although --replicate's place or the sink has epochs that this directory lacks, because it is "
+                   "an older copy: they are lost.")  # fmt: skip
 @click.option("--no-output", is_flag=True,
               help="Of a fork: compute and drop the rows, instead of giving them to the flow's sink.")  # fmt: skip
 @click.option("--until", metavar="EPOCH|batch:N",
@@ -168,6 +172,7 @@ def run(
     rename_step: tuple[str, ...],
     keep_step: tuple[str, ...],
     takeover: bool,
+    lose_epochs: bool,
     no_output: bool,
     until: str | None,
     trigger: str | float,
@@ -239,6 +244,7 @@ def run(
             replicate_sync=replicate_sync,
             replicate_keep=replicate_keep,
             takeover=takeover,
+            lose_epochs=lose_epochs,
         )
     else:
         _refuse_directory_options(click.get_current_context())

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import os
 import shutil
 import stat
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from recovery.host.durable import UMASK, create, open_own, read_regular, sync
+from recovery.storage.lock import free
+
+ALONE_S = 20.0
+"""How long an operation waits for another process."""
+LOOK_S = 0.05
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class Disk:
@@ -19,6 +29,21 @@ class Disk:
     def shown(self, path: Path) -> str:
         """Return the path as an error shows it."""
         return str(path)
+
+    @contextlib.contextmanager
+    def alone(self, path: Path) -> Iterator[None]:
+        """Exclude other processes that use this file as their lock, until the block ends: on this host, and on others
+        as far as the locks of the file system reach. No process waits for longer than `ALONE_S`."""
+        descriptor, holder_pid = open_own(path, UMASK.file), os.getpid()
+        until_s = time.monotonic() + ALONE_S
+        try:
+            while not _locked(descriptor):
+                if time.monotonic() >= until_s:
+                    raise OSError(errno.EBUSY, f"another process has held it for {ALONE_S:g} s", str(path))
+                time.sleep(LOOK_S)
+            yield
+        finally:
+            free(descriptor, holder_pid)
 
     def address(self, path: Path) -> str:
         """Return the path as Hadoop takes it: literally. Escaped, it would name another file."""
@@ -112,3 +137,15 @@ class Disk:
         self.write(draft, data)
         self.rename(draft, path)
         self.sync_directory(path.parent)
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock a file, unless another process has; True also where the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True

@@ -28,13 +28,19 @@ VISIBLE_NAME = re.compile(r"epoch-\d{8,}-[0-9a-f]+-\d{8,}-\d{5,}\.[\w.]+")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of a directory's output. `sink` is a random id, drawn when the directory is first used."""
+    """The owner of a directory's output. `sink` is a random id, drawn when the directory is first used.
+
+    execution, number, host: of the run that may publish, the last one that began. Older versions wrote none.
+    """
 
     sink: str
     store: str
     flow: str
     format: str
     version: int = VERSION
+    execution: str = ""
+    number: Count = 0
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +224,7 @@ def plan_output(found: Found, resume: Resume, *, format: str, path: str, fresh: 
         _check_unused(found, note, path, fresh)
         return OutputPlan((), found.torn, (), ())
     _check_owner(found.owner, resume, format, path)
+    _check_known(found, found.owner, resume, path)
     if note is not None and note.sink != found.owner.sink and fresh:
         note = None
     closed = _closed(found, found.owner, note, resume, path)
@@ -266,6 +273,19 @@ def _check_owner(owner: Owner, resume: Resume, format: str, path: str) -> None:
             cause="The format was changed.",
             remedy=f"Keep {owner.format}, or begin a new output in an empty directory with FileSink(..., fresh=True).",
         )
+
+
+def _check_known(found: Found, owner: Owner, resume: Resume, path: str) -> None:
+    """Check that what would be taken back was written by executions that began on these partitions."""
+    if owner.store != resume.store_id:
+        # The store that this one takes the place of may have gone on, until now.
+        return
+    last = max((entry.epoch for entry in found.entries if entry.execution == owner.execution), default=0)
+    if owner.execution:
+        resume.check_known(owner.execution, path, number=owner.number, host=owner.host, epoch=last)
+    for entry in (*found.entries, *found.prepared):
+        if not resume.closed(entry.epoch, entry.execution):
+            resume.check_known(entry.execution, path, epoch=entry.epoch)
 
 
 def _closed(found: Found, owner: Owner, note: Note | None, resume: Resume, path: str) -> tuple[Entry, ...]:

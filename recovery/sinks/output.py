@@ -3,7 +3,7 @@
     out/
     ├── epoch-00000001-<execution>-<micro-batch>-00000.parquet      visible: of closed epochs only
     └── _recovery/                                                  readers skip names that begin with _
-        ├── owner.json           whose output this is
+        ├── owner.json           whose output this is, and which execution may publish
         ├── manifest.jsonl       one entry per visible epoch
         ├── prepared/            files of an epoch that is being closed, and its entry
         └── staged/              files of micro-batches that are not in an epoch yet
@@ -18,12 +18,17 @@ Publishing it:
 3. Remove it from prepared/.
 
 Going back, when a run starts:
-1. Make the directory this flow's, if it is new, and this store's, if that takes the place of the former one.
+1. Make the directory this flow's, if it is new, this store's, if that takes the place of the former one, and this
+   execution's: no earlier one publishes any more.
 2. Cut the manifest after the newest closed epoch that it lists.
 3. Publish what was prepared for closed epochs.
 4. Remove visible files that are not in the manifest: they belong to an abandoned future, or to an interrupted
    publishing or going back.
 5. Remove everything staged and prepared.
+
+Going back and publishing exclude each other by a lock, `lock` beside owner.json, where the file system has locks. So an
+execution that is not the owner any more publishes nothing. On an object store an execution that was suspended between
+its look at owner.json and a rename may still show one epoch, which the owner's next start removes.
 
 So a file that the manifest lists exists at any moment. The names prepare.1 to rollback.5 are crash points.
 """
@@ -32,11 +37,14 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recovery.base import faults
+from recovery.base.ids import Lease
+from recovery.base.printable import one_line
 from recovery.errors import LeaseLostError, OutputMismatchError, StorageError
 from recovery.hadoop.reports import PATIENCE_S, check_reported
 from recovery.sinks.disk import Disk
@@ -59,6 +67,8 @@ from recovery.sinks.manifest import (
 from recovery.sinks.protocol import EpochOutput, Resume
 
 HIDDEN = "_recovery"
+OWNER = "owner.json"
+LOCK = "lock"
 
 
 @dataclass(slots=True)
@@ -101,43 +111,74 @@ class OutputDirectory:
     def rollback(self, resume: Resume) -> None:
         """Leave exactly the output of the closed epochs; the module's docstring lists the steps."""
         with self._translated():
+            before = self._signs()
             found = self.find()
             plan = self._plan(found, resume)
-            # 1
-            owner = found.owner or Owner(secrets.token_hex(8), resume.store_id, resume.flow_id, self._format)
-            # A store that was repartitioned loses its output to the new one.
-            owner = replace(owner, store=resume.store_id)
             self._disk.make_directory(self._prepared)
-            if self._disk.read(self._manifest) is None:
-                self._disk.replace(self._manifest, b"")
-            if found.owner != owner:
-                self._disk.replace(self._hidden / "owner.json", encode(owner))
-            self._owner = owner
-            # What a killed run left is visible, but a power loss could still undo it.
-            self._disk.sync(self._manifest)
-            self._disk.sync_directory(self._hidden)
-            faults.reach("rollback.1")
-            # 2
-            if plan.cut:
-                self._disk.replace(self._manifest, b"".join(encode(entry) + b"\n" for entry in plan.keep))
-            self._last = plan.keep[-1].digest if plan.keep else owner.sink
-            faults.reach("rollback.2")
-            # 3
-            for entry in plan.publish:
-                self._publish(entry, [file for file in entry.files if file.name in found.waiting])
-            faults.reach("rollback.3")
-            # 4
-            for name in plan.remove:
-                self._disk.unlink(self.path / name)
-            self._disk.sync_directory(self.path)
-            faults.reach("rollback.4")
-            # 5
-            self._disk.remove_tree(self._prepared)
-            self._disk.make_directory(self._prepared)
-            self._discard(self._staging)
-            self._staged = {}
-            self._entry = None
-            faults.reach("rollback.5")
+            with self._disk.alone(self._hidden / LOCK):
+                if self._signs() != before:
+                    # Somebody has published since.
+                    found = self.find()
+                    plan = self._plan(found, resume)
+                self._go_back(found, plan, resume)
+
+    def _go_back(self, found: Found, plan: OutputPlan, resume: Resume) -> None:
+        # 1
+        execution = resume.execution
+        owner = found.owner or Owner(secrets.token_hex(8), resume.store_id, resume.flow_id, self._format)
+        # A store that was repartitioned loses its output to the new one.
+        owner = replace(
+            owner, store=resume.store_id, execution=execution.id, number=execution.number, host=socket.gethostname()
+        )
+        if self._disk.read(self._manifest) is None:
+            self._disk.replace(self._manifest, b"")
+        if found.owner != owner:
+            self._disk.replace(self._hidden / OWNER, encode(owner))
+        self._owner = owner
+        # What a killed run left is visible, but a power loss could still undo it.
+        self._disk.sync(self._manifest)
+        self._disk.sync_directory(self._hidden)
+        faults.reach("rollback.1")
+        # 2
+        if plan.cut:
+            self._disk.replace(self._manifest, b"".join(encode(entry) + b"\n" for entry in plan.keep))
+        self._last = plan.keep[-1].digest if plan.keep else owner.sink
+        faults.reach("rollback.2")
+        # 3
+        for entry in plan.publish:
+            self._publish(entry, [file for file in entry.files if file.name in found.waiting])
+        faults.reach("rollback.3")
+        # 4
+        for name in plan.remove:
+            self._disk.unlink(self.path / name)
+        self._disk.sync_directory(self.path)
+        faults.reach("rollback.4")
+        # 5
+        self._disk.remove_tree(self._prepared)
+        self._disk.make_directory(self._prepared)
+        self._discard(self._staging)
+        self._staged = {}
+        self._entry = None
+        faults.reach("rollback.5")
+
+    def _signs(self) -> tuple[object, ...]:
+        """Return what changes whenever somebody publishes or goes back."""
+        hidden = {name: size for name, size in self._disk.files(self._hidden).items() if name != LOCK}
+        return hidden, self._disk.files(self._prepared), self._disk.read(self._hidden / OWNER)
+
+    def _hold(self, execution: Lease) -> None:
+        """Check that this execution may still publish. Raises LeaseLostError."""
+        owner = self._read_owner()
+        if owner is None or owner.execution != execution.id:
+            now = "nobody" if owner is None else f"execution {owner.number} ({owner.execution}) on {owner.host}"
+            raise LeaseLostError(
+                one_line(f"its output belongs to {now} now, not to execution {execution.number} ({execution.id})"),
+                path=self._disk.shown(self.path),
+            )
+
+    def _read_owner(self) -> Owner | None:
+        path = self._hidden / OWNER
+        return decode_owner(self._disk.read(path), self._disk.shown(path))
 
     def staging(self, execution: str, batch: int) -> Path:
         """Return the directory for a micro-batch's files; it need not exist."""
@@ -184,7 +225,8 @@ class OutputDirectory:
     def prepare(self, output: EpochOutput) -> str:
         """Make the epoch's files durable, in prepared/; returns the note."""
         assert self._owner is not None, "rollback comes first"
-        with self._translated():
+        with self._translated(), self._disk.alone(self._hidden / LOCK):
+            self._hold(output.execution)
             files = []
             for batch in sorted(b for b in list(self._staged) if b <= output.batch):
                 for number, each in enumerate(self._staged[batch]):
@@ -207,7 +249,8 @@ class OutputDirectory:
         if entry is None:
             return
         assert (entry.epoch, entry.batch) == (output.epoch, output.batch), f"epoch {entry.epoch} was prepared"
-        with self._translated():
+        with self._translated(), self._disk.alone(self._hidden / LOCK):
+            self._hold(output.execution)
             waiting = self._disk.files(self._prepared)
             if self._prepared_entry(entry).name not in waiting:
                 raise LeaseLostError(
@@ -234,9 +277,7 @@ class OutputDirectory:
                 if line is not None and (entry := decode_entry(line, self._disk.shown(self._prepared))) is not None
             ]
             waiting = {name: size for name, size in prepared_files.items() if VISIBLE_NAME.fullmatch(name)}
-            owner_path = self._hidden / "owner.json"
-            owner = decode_owner(self._disk.read(owner_path), self._disk.shown(owner_path))
-            return Found(owner, entries, torn, visible, tuple(prepared), waiting)
+            return Found(self._read_owner(), entries, torn, visible, tuple(prepared), waiting)
 
     def _refuse_links(self) -> None:
         """Raise if one of the sink's own directories is a link: the sink renames and removes files in them."""

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from recovery.base.ids import BatchId, Epoch, Lease
-from recovery.errors import ConfigurationError
+from recovery.base.printable import one_line
+from recovery.errors import ConfigurationError, StaleDirectoryError
 from recovery.planning.timeline import TimelinePart
 from recovery.storage.origin import Origin, continued
 
@@ -117,6 +118,10 @@ class Resume:
     timeline: which execution closed which epochs below `epoch`.
     floor: as in `EpochOutput`.
     origins: the stores that this one was forked or repartitioned from, the nearest first.
+    executions: the ids of all executions that have begun on the partitions; None: not known. What another execution of
+        the store has shown must stay: see `check_known`.
+    loses: the user says that it may be taken back: the directory was restored or promoted for this run, or
+        --lose-epochs was given.
     """
 
     epoch: Epoch
@@ -127,6 +132,8 @@ class Resume:
     floor: Epoch
     timeline: tuple[TimelinePart, ...]
     origins: tuple[Origin, ...] = ()
+    executions: frozenset[str] | None = None
+    loses: bool = False
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -136,6 +143,28 @@ class Resume:
     def closed(self, epoch: int, execution_id: str) -> bool:
         """Whether this execution closed this epoch on the current timeline."""
         return any(p.execution.id == execution_id and p.first <= epoch <= p.last for p in self.timeline)
+
+    def knows(self, execution_id: str) -> bool:
+        """Whether what an execution has shown may be taken back: it is this one, or began on the partitions before."""
+        if self.loses or self.executions is None:
+            return True
+        return execution_id == self.execution.id or execution_id in self.executions
+
+    def check_known(self, execution_id: str, target: str, *, number: int = 0, host: str = "", epoch: int = 0) -> None:
+        """Check that an execution of this store, which has written to a target, began on these partitions.
+
+        number, host, epoch: of that execution, and its newest epoch there; 0 and "": unknown. Raises
+        StaleDirectoryError.
+        """
+        if self.knows(execution_id):
+            return
+        other = f"execution {number} ({execution_id})" if number else f"execution {execution_id}"
+        found = f"{other}{f' on {host}' * bool(host)} has written to it{f', up to epoch {epoch}' * bool(epoch)}"
+        raise StaleDirectoryError(
+            f"{one_line(found)}; this directory does not know that execution, and would begin execution "
+            f"{self.execution.number} at epoch {self.epoch}",
+            path=target,
+        )
 
 
 @runtime_checkable

@@ -18,6 +18,7 @@ from recovery.errors import AlreadyInitializedError, ConfigurationError, Directo
 from recovery.host.durable import PRIVATE, UMASK, Modes, make_directories, sync
 from recovery.storage.lazy.names import SUFFIX as LAZY
 from recovery.storage.lazy.names import lazy_path
+from recovery.storage.restored import end_restored, mark_restored
 from recovery.storage.sqlite.columns import MAX_PARTITIONS
 from recovery.storage.sqlite.describe import insert_parts
 from recovery.storage.sqlite.file.connections import connect, use_log
@@ -82,6 +83,7 @@ def place_restored(
 
     fill: writes and syncs part-0 … part-(N-1) in the staging directory it is given, and returns N.
     newest_execution: the newest execution in any of them; a newer one in a file shows that a run has used the file.
+    The first run on the directory takes the place of another one (`recovery.storage.restored`).
     Raises what `fill` raises, AlreadyInitializedError, DirectoryLockedError or StorageError.
     """
     return _place(directory, f"{RESTORING}{newest_execution}-{random_id()}", fill, modes)
@@ -143,8 +145,11 @@ def _link(
     staging.mkdir(modes.directory)
     placed: list[Path] = []
     try:
+        count = fill(staging)
+        if staging.name.startswith(RESTORING):
+            mark_restored(target, modes)
         # part-0 comes last: it makes operational state writable, and that must never be removed.
-        for index in reversed(range(fill(staging))):
+        for index in reversed(range(count)):
             staged = partition_path(staging, index)
             # The lazy file first: without it, its partition cannot be opened.
             for each in filter(Path.exists, (lazy_path(staged), staged)):
@@ -158,6 +163,7 @@ def _link(
     except BaseException:
         for path in placed:
             path.unlink(missing_ok=True)
+        end_restored(target)
         raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -205,6 +211,7 @@ def _clear_killed_attempt(target: Path) -> None:
         if len(placed) < len(staged) and not any(_was_used(path, executions) for path in placed):
             for path in (*placed, *(target / path.name for path in lazy if _same_file(path, target / path.name))):
                 path.unlink()
+            end_restored(target)
         shutil.rmtree(staging)
 
 

@@ -68,8 +68,7 @@ def bring_back(target: Target | Path, directory: Path, scratch: Path, **options:
 
 
 def assert_sound(directory: Path) -> None:
-    """A full check finds nothing, and no file but partitions is there."""
+    """A full check finds nothing, and no file but partitions and the mark of a restored directory is there."""
     assert problems(directory) == []
-    left = [path.name for path in directory.iterdir() if not path.name.startswith("part-")]
-    assert left == []
+    assert {path.name for path in directory.iterdir() if not path.name.startswith("part-")} <= {"restored.json"}
     assert [path.name for path in directory.iterdir() if "-wal" in path.name or "-shm" in path.name] == []

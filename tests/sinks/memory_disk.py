@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import hashlib
@@ -92,6 +93,11 @@ class MemoryDisk(Disk):
         return copied
 
     # ---- what programs do
+
+    @contextlib.contextmanager
+    def alone(self, path):
+        self._operation(path)
+        yield
 
     def files(self, directory):
         self._operation(directory)

@@ -29,7 +29,10 @@ class Closed:
 
 @dataclass
 class Store:
-    """The recovery partitions, as far as a sink is concerned. Closing an epoch is atomic here."""
+    """The recovery partitions, as far as a sink is concerned. Closing an epoch is atomic here.
+
+    past: the executions that have begun, if the sink is to know them. loses: see `Resume`.
+    """
 
     store_id: str = "5e1f"
     flow_id: str = "flow"
@@ -37,6 +40,8 @@ class Store:
     floor: int = 0
     executions: int = 0
     origins: tuple[Origin, ...] = ()
+    past: list[str] | None = None
+    loses: bool = False
 
     def begin(self, resume_epoch: int | None = None) -> Resume:
         """Start an execution: abandon what lies at or above the resume epoch."""
@@ -51,7 +56,14 @@ class Store:
         note = self.closed[-1].note if self.closed else None
         lease = Lease(self.executions, f"{next(_ids):016x}")
         where = self.store_id, self.flow_id, self.floor
-        return Resume(len(self.closed) + 1, note, lease, *where, parts, self.origins)
+        known = None if self.past is None else frozenset(self.past)
+        if self.past is not None:
+            self.past.append(lease.id)
+        return Resume(len(self.closed) + 1, note, lease, *where, parts, self.origins, known, self.loses)
+
+    def copied(self) -> Store:
+        """The same on another host: each goes on by itself from here."""
+        return replace(self, closed=list(self.closed), past=list(self.past or []))
 
     def repartitioned(self) -> Store:
         """The store that takes the place of this one."""

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recovery.base import faults
-from recovery.errors import OutputLostError, OutputMismatchError
+from recovery.errors import LeaseLostError, OutputLostError, OutputMismatchError, StaleDirectoryError
 from recovery.hadoop.reports import REPORTS
 from recovery.sinks.protocol import EpochOutput
 from recovery.sinks.tables import log, sink
@@ -172,6 +172,50 @@ def check_repartitioned(make: Callable, shown: Callable[[], list], mode: str = "
     with pytest.raises(OutputMismatchError, match="repartitioned from the same one"):
         Run(other, make())
     assert shown() == truth(new, mode)
+
+
+def check_two_directories(make: Callable, shown: Callable[[], list], mode: str = "append") -> None:
+    """Two directories of one store, whose executions have equal numbers: the old one is refused before it changes
+    anything, and so is its run that goes on; on the user's word it takes the table back. The arguments are as above."""
+    old = Store(past=[])
+    run = Run(old, make())
+    run.write([("a", 1)])
+    run.close()
+    new = old.copied()
+    successor = Run(new, make())
+    for published in range(2):
+        before = shown()
+        for resume_epoch in (None, 1):
+            store = old.copied()
+            with pytest.raises(StaleDirectoryError, match=r"execution 2 \(") as caught:
+                Run(store, make(), resume_epoch=resume_epoch)
+            assert successor.resume.execution.id in caught.value.found
+        assert shown() == before == truth(new, mode)
+        if not published:
+            successor.write([("b", 2)])
+            successor.close()
+    run.write([("late", 1)])
+    with pytest.raises(LeaseLostError, match="execution 2 "):
+        run.close()
+    del old.closed[1:]
+    assert shown() == truth(new, mode)
+    # The directory has seen fewer executions than the one whose place it takes.
+    Run(new, make())
+    back = replace(old.copied(), loses=True)
+    successor = Run(new, make())
+    taken = Run(back, make())
+    assert shown() == truth(back, mode)
+    successor.write([("late", 2)])
+    with pytest.raises(LeaseLostError):
+        successor.close()
+    for _ in range(2):
+        taken.write([("c", next(_numbers))])
+        taken.close()
+        back.loses = False
+        taken = Run(back, make())
+    assert shown() == truth(back, mode)
+    with pytest.raises(StaleDirectoryError):
+        Run(new, make())
 
 
 def check_missing_files(monkeypatch, make: Callable, shown: Callable[[], list]) -> None:

@@ -18,6 +18,7 @@ from tests.sinks.tables import (
     check_missing_files,
     check_random_history,
     check_repartitioned,
+    check_two_directories,
     truth,
     two_epochs,
 )
@@ -182,6 +183,13 @@ def test_a_table_that_lacks_an_earlier_epoch(tmp_path):
     (tmp_path / "copy").rename(path)
     with pytest.raises(OutputMismatchError, match="it lacks the output of an earlier epoch"):
         Run(store, DeltaSink(path))
+
+
+@pytest.mark.parametrize("kind", ["append", "merge"])
+def test_two_directories_of_one_store(tmp_path, kind):
+    """The older copy is refused; on the user's word it takes the table back."""
+    path, options = tmp_path / "table", KINDS[kind]
+    check_two_directories(lambda: DeltaSink(path, **options), lambda: shown(path), kind)
 
 
 @pytest.mark.parametrize("kind", ["append", "merge"])

@@ -22,6 +22,7 @@ from tests.sinks.tables import (
     check_missing_files,
     check_random_history,
     check_repartitioned,
+    check_two_directories,
     truth,
     two_epochs,
 )
@@ -129,6 +130,11 @@ def test_rows_of_others_stay(warehouse):
     warehouse.table.append(THEIRS)
     Run(store, warehouse.sink(), resume_epoch=2)
     assert warehouse.rows() == sorted([*truth(store), ("theirs", 9)])
+
+
+def test_two_directories_of_one_store(warehouse):
+    """The older copy is refused; on the user's word it takes the table back."""
+    check_two_directories(warehouse.sink, warehouse.rows)
 
 
 def test_a_repartitioned_store_takes_the_place_of_the_old_one(warehouse):

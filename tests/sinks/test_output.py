@@ -14,10 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from recovery.errors import LeaseLostError, OutputMismatchError, StorageError
+from recovery.base import faults
+from recovery.errors import LeaseLostError, OutputMismatchError, StaleDirectoryError, StorageError
 from recovery.sinks.disk import Disk
 from recovery.sinks.output import OutputDirectory
+from recovery.sinks.protocol import EpochOutput
 from tests.shares import some
+from tests.sinks import support
 from tests.sinks.memory_disk import Killed, MemoryDisk
 from tests.sinks.support import OUT, Run, Store, visible
 
@@ -446,18 +449,19 @@ class TestMismatch:
         self.refused(store, disk, "written by another kind of sink")
 
 
+class RealDisk(Disk):
+    """Files, with what the tests need besides."""
+
+    def put(self, path: Path, data: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    def text(self, path: Path) -> dict[str, bytes]:
+        return {p.name: p.read_bytes() for p in path.iterdir() if p.is_file()}
+
+
 def test_on_a_real_file_system(tmp_path, monkeypatch):
     """The same story on files, killed nowhere: the operations do what they are said to."""
-    from tests.sinks import support
-
-    class RealDisk(Disk):
-        def put(self, path: Path, data: bytes) -> None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-
-        def text(self, path: Path) -> dict[str, bytes]:
-            return {p.name: p.read_bytes() for p in path.iterdir() if p.is_file()}
-
     monkeypatch.setattr(support, "OUT", tmp_path / "a" / "out")
     store, disk = Store(), RealDisk()
     story(store, disk)
@@ -479,3 +483,119 @@ def test_a_repartitioned_store_takes_the_place_of_the_old_one(resume_epoch):
     assert visible(disk) == new.records()
     with pytest.raises(OutputMismatchError, match="it holds the output of flow 'flow' on recovery directory 5e1fx"):
         Run(store, disk)
+
+
+class TestTwoDirectoriesOfOneStore:
+    """A copy of a recovery directory, or one that was taken over, does not touch what the newer owner has shown."""
+
+    def two(self, disk: Disk) -> tuple[Store, Run, Store]:
+        """A store whose run has closed an epoch, and its copy on another host."""
+        store = Store(past=[])
+        run = Run(store, disk)
+        run.write(0)
+        run.close(0)
+        return store, run, store.copied()
+
+    @pytest.mark.parametrize("published", [0, 2])
+    def test_the_old_one_is_refused_before_it_changes_anything(self, published):
+        """Whether the new owner has published or only begun. The error names the target, both executions and the way
+        out; the new owner goes on."""
+        disk = MemoryDisk()
+        old, _, new = self.two(disk)
+        successor = Run(new, disk)
+        for batch in range(1, 1 + published):
+            successor.write(batch)
+            successor.close(batch)
+        before = {path: inode.data for path, inode in disk.names.items()}
+        for resume_epoch in (None, 1):
+            store = old.copied()
+            with pytest.raises(StaleDirectoryError, match=r"execution 2 \(.* has written to it") as caught:
+                Run(store, disk, resume_epoch=resume_epoch)
+            assert successor.lease.id in caught.value.found
+            assert f"would begin execution 2 at epoch {resume_epoch or 2}" in caught.value.found
+            assert caught.value.path == str(OUT)
+            assert "--lose-epochs" in caught.value.remedy
+        assert {path: inode.data for path, inode in disk.names.items()} == before
+        successor.write(9)
+        successor.close(9)
+        is_exact(new, disk)
+        Run(new, disk)
+        is_exact(new, disk)
+
+    def test_output_of_an_older_version_names_no_execution(self):
+        """Then the entries that would be taken back say who wrote them."""
+        disk = MemoryDisk()
+        old, _, new = self.two(disk)
+        successor = Run(new, disk)
+        successor.write(1)
+        successor.close(1)
+        owner = disk.names[OUT / "_recovery/owner.json"]
+        owner.data = owner.data[: owner.data.index(b',"execution"')] + b"}"
+        with pytest.raises(StaleDirectoryError, match="up to epoch 2"):
+            Run(old, disk)
+        Run(new, disk)
+        is_exact(new, disk)
+
+    @pytest.mark.parametrize("step", ["prepare", "publish"])
+    def test_a_run_that_was_replaced_publishes_nothing(self, step):
+        """At whichever step the new owner begins, on the user's word or as a directory that was promoted."""
+        disk = MemoryDisk()
+        old, run, new = self.two(disk)
+        run.write(1)
+        if step == "publish":
+            output = EpochOutput(2, 1, run.lease, "5e1f", "flow", 0)
+            run.output.prepare(output)
+        new.loses = True
+        successor = Run(new, disk)
+        successor.write(1)
+        successor.close(1)
+        with pytest.raises(LeaseLostError, match=f"belongs to execution 2 .{successor.lease.id}"):
+            run.output.publish(output) if step == "publish" else run.close(1)
+        is_exact(new, disk)
+        # The old directory takes its place back, and with it the output.
+        old.loses = True
+        Run(old, disk)
+        is_exact(old, disk)
+        successor.write(2)
+        with pytest.raises(LeaseLostError):
+            successor.close(2)
+        is_exact(old, disk)
+
+    def test_executions_of_the_directory_go_on(self):
+        """Also one that died before it published, and one that goes back."""
+        store, disk = Store(past=[]), MemoryDisk()
+        story(store, disk)
+        Run(store, disk)
+        story(store, disk, resume_epoch=2)
+        is_exact(store, disk)
+
+    def test_a_start_waits_for_an_epoch_that_is_being_published(self, tmp_path, monkeypatch):
+        """On a disk with locks: it sees all of it. It does not wait for ever."""
+        monkeypatch.setattr(support, "OUT", tmp_path)
+        old, run, new = self.two(RealDisk())
+        new.loses = True
+        publishing, may_go_on = threading.Event(), threading.Event()
+
+        def reach(point: str) -> None:
+            if point == "publish.1.file" and not publishing.is_set():
+                publishing.set()
+                assert may_go_on.wait(30)
+
+        monkeypatch.setattr(faults, "reach", reach)
+        run.write(1)
+        closing = threading.Thread(target=run.close, args=[1])
+        closing.start()
+        assert publishing.wait(30)
+        monkeypatch.setattr("recovery.sinks.disk.ALONE_S", 0.1)
+        with pytest.raises(StorageError, match=r"another process has held it for 0\.1 s"):
+            Run(new.copied(), RealDisk())
+        monkeypatch.setattr("recovery.sinks.disk.ALONE_S", 30)
+        starting = threading.Thread(target=Run, args=[new, RealDisk()])
+        starting.start()
+        may_go_on.set()
+        closing.join()
+        starting.join()
+        names = [path.read_bytes() for path in tmp_path.glob("epoch-*")]
+        assert sorted(names) == new.records()
+        with pytest.raises(StaleDirectoryError):
+            Run(old, RealDisk())

@@ -24,6 +24,7 @@ from recovery.errors import (
     OutputMismatchError,
     RecoveryError,
     SinkFailedError,
+    StaleDirectoryError,
 )
 from recovery.sinks.protocol import EpochOutput
 from recovery.sinks.upsert.sink import UpsertSink
@@ -372,6 +373,31 @@ class TestRefused:
         old.closed = store.closed[: store.floor]
         Run(old, database)
         assert database.table() == expected(old)
+
+    def test_another_directory_of_the_store(self, tmp_path):
+        """An older copy, or one that was taken over, is refused before it changes anything; so is its run that goes
+        on. On the user's word it takes the table back."""
+        old, database = Store(past=[]), Database(tmp_path / "db")
+        story(old, database)
+        run = Run(old, database)
+        new = old.copied()
+        successor = Run(new, database)
+        for published in range(2):
+            before = database.table()
+            self.refused(
+                StaleDirectoryError, f"execution {successor.lease.id} has written to it", old.copied(), database
+            )
+            assert database.table() == before == expected(new)
+            if not published:
+                successor.write(9, "ab")
+                successor.close(9)
+        for step in (lambda: run.write(9), lambda: run.close(9)):
+            with pytest.raises(LeaseLostError):
+                step()
+        old.loses = True
+        Run(old, database)
+        assert database.table() == expected(old)
+        self.refused(StaleDirectoryError, "would begin execution 4 at epoch 4", new, database)
 
     def test_another_kind_of_sink(self, lived):
         """The note is not one of an UpsertSink."""

@@ -16,11 +16,13 @@ from recovery import (
     FileSink,
     ForeignPartitionError,
     RecoveryConfig,
+    StaleDirectoryError,
     TakenOverError,
 )
 from recovery.cli import main
 from recovery.spark.run.events import BatchDone, ReplicaChanged
 from recovery.spark.run.replicating import REPLICATED_KEEPS_S, replicated
+from recovery.storage.restored import is_restored
 from recovery.storage.scan import scan
 from tests.backup.standby.support import followed, promoted
 from tests.backup.support import assert_sound, back_up, bring_back, work
@@ -55,6 +57,53 @@ def test_a_run_goes_on_from_its_replica(spark, feed, tmp_path):
     shutil.rmtree(directory)
     bring_back(place, directory, tmp_path)
     assert states(directory, "totals") == before
+
+
+def test_a_directory_that_was_taken_over_shows_nothing(spark, feed, tmp_path):
+    """The old host's directory starts again after a promotion elsewhere, and both write to one target. Without a lease
+    it is refused too, before it writes anything. A restored directory may take the output over, at its first run; any
+    other on the user's word."""
+    for seed in range(2):
+        feed.add_random(seed, count=30)
+    frame = feed.frame(spark).transform(totals_step())
+    old, place, standby, output = tmp_path / "db", tmp_path / "dest", tmp_path / "standby", tmp_path / "out"
+    run_to_end(frame, old, FileSink(output, "json"), replicate=place)
+    followed(place, standby)
+    promoted(standby)
+    feed.add_random(2, count=30)
+    run_to_end(frame, standby, FileSink(output, "json"))
+    assert not is_restored(standby)
+
+    def contents(directory):
+        return {
+            path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and "scratch" not in path.parts
+        }
+
+    shown, before = contents(output), [file.description for file in scan(old)]
+    backend = f"file://{tmp_path}/state?create=1"
+    for options in ({}, {"resume_after": 1}, {"state_backend": backend}):
+        with pytest.raises(
+            StaleDirectoryError, match=r"execution 2 \(.*up to epoch 3; .* begin execution 2 at"
+        ) as caught:
+            run_to_end(frame, old, FileSink(output, "json"), **options)
+        assert caught.value.path == str(output)
+    assert contents(output) == shown
+    assert [file.description for file in scan(old)] == before
+    assert contents(tmp_path / "state") == {}
+    run_to_end(frame, standby, FileSink(output, "json"))
+    restored = tmp_path / "restored"
+    bring_back(place, restored, tmp_path)
+    run_to_end(frame, restored, FileSink(output, "json"))
+    with pytest.raises(StaleDirectoryError):
+        run_to_end(frame, standby, FileSink(output, "json"))
+    run_to_end(frame, old, FileSink(output, "json"), lose_epochs=True)
+    for directory in (restored, standby):
+        with pytest.raises(StaleDirectoryError):
+            run_to_end(frame, directory, FileSink(output, "json"))
+    assert states(old, "totals") == feed.totals()
+    entries = FileSink(output, "json").entries()
+    assert [entry.epoch for entry in entries] == [1, 2, 3]
+    assert {file.name for entry in entries for file in entry.files} == {path.name for path in output.glob("epoch-*")}
 
 
 def test_sync_shows_only_what_cannot_be_lost(spark, feed, tmp_path, monkeypatch):

@@ -28,6 +28,7 @@ from recovery.errors import (
 )
 from recovery.planning.resume import plan_resume
 from recovery.storage import initialize
+from recovery.storage.restored import end_restored, is_restored
 from recovery.storage.scan import scan
 from recovery.storage.sqlite.file.tables import APPLICATION_ID, SCHEMA_VERSION
 from tests.stores import ROOT, Driver, problems, run_python, state_at
@@ -296,6 +297,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from recovery.storage import initialize
+from recovery.storage.restored import end_restored, is_restored
 visits = 0
 def deadly(operation):
     def called(*arguments, **options):
@@ -439,6 +441,31 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path, monkeypatch):
         init_partitions(tmp_path, 2)
     assert names(tmp_path) == ["part-1.sqlite3"]
     assert (tmp_path / "part-1.sqlite3").read_bytes() == b"precious"
+
+
+def test_restored_partitions_are_marked_for_their_first_run(tmp_path, monkeypatch):
+    """With the permissions of the files. An attempt that fails leaves no mark."""
+    init_partitions(tmp_path / "copies", 2)
+
+    def fill(staging: Path) -> int:
+        for path in (tmp_path / "copies").iterdir():
+            shutil.copy(path, staging)
+        return 2
+
+    def restore(directory: Path) -> None:
+        initialize.place_restored(directory, fill, newest_execution=0, random_id=lambda: "0a")
+
+    restore(tmp_path / "db")
+    assert names(tmp_path / "db") == ["part-0.sqlite3", "part-1.sqlite3", "restored.json"]
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "db").iterdir()} == {0o600}
+    assert is_restored(tmp_path / "db")
+    for _ in range(2):
+        end_restored(tmp_path / "db")
+        assert not is_restored(tmp_path / "db")
+    monkeypatch.setattr(Path, "hardlink_to", lambda *_: os.open("/nowhere", os.O_RDONLY))
+    with pytest.raises(StorageError):
+        restore(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_partitions_are_ordinary_files_that_their_owner_may_write(tmp_path):

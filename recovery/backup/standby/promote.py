@@ -5,7 +5,7 @@ promote.2  Claim the next term of the place, if its writer is still the one that
            writer is refused: what it stored by now is what it may have published.
 promote.3  Follow the place to its latest backup.
 promote.4  Plan a resume, which has to succeed.
-promote.5  Remove the mark.
+promote.5  Remove the mark. The first run takes the other directory's place at the sinks as well.
 
 It may be repeated at any step: the directory holds the term that it claimed.
 """
@@ -27,6 +27,7 @@ from recovery.base import faults
 from recovery.base.clock import Clock
 from recovery.errors import BackupDamagedError, NoBackupError
 from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.storage.restored import mark_restored
 from recovery.storage.scan import scan
 
 Unseen = Literal["nothing", "unpublished", "unknown"]
@@ -105,6 +106,7 @@ def promote(
         # promote.4
         resume = plan_resume(scan(directory))
         # promote.5
+        mark_restored(directory)
         end_standby(directory)
         faults.reach("promote.5")
     return Promoted(

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from recovery.base.ids import ExecutionNumber
 from recovery.base.untrusted_json import decode_json
 from recovery.errors import LeaseLostError, OutputMismatchError, SinkFailedError
 from recovery.hadoop.reports import PATIENCE_S, REPORT_NAMES, REPORTS, check_reported, reported
@@ -176,11 +177,35 @@ class TableLog(ABC):
     def check_history(self, table: Any, history: Sequence[Commit], resume: Resume) -> None:
         """Raise OutputMismatchError if the known history is too short to tell what has to be taken back."""
 
-    def commit(self, resume: Resume, once: tuple[str, int], propose: Callable[[Any], tuple[Record, Change]]) -> None:
+    def successor(self, table: Any, resume: Resume) -> Resume:
+        """Return where an execution starts, with a number above that of the table's owner, if it may take its place.
+
+        The numbers of a directory that was restored may be lower than those of the one that it replaces; and those of
+        two directories may be equal.
+        """
+        number = self.owner(table, resume)
+        if resume.execution.number > number or number == TAKEN_OVER:
+            return resume
+        records = (commit.record for commit in self.history(table))
+        last = next((each for each in records if each is not None and each.store == resume.store_id), None)
+        knows = last is not None and resume.executions is not None and resume.knows(last.execution)
+        if not (knows or resume.loses):
+            return resume
+        return replace(resume, execution=replace(resume.execution, number=ExecutionNumber(number + 1)))
+
+    def commit(
+        self,
+        resume: Resume,
+        once: tuple[str, int],
+        propose: Callable[[Any], tuple[Record, Change]],
+        *,
+        claims: bool = False,
+    ) -> Resume:
         """Commit in the name of an execution, unless this was done already.
 
         once: application and version that name what is committed. propose: returns what to commit to a version of the
-        table; if somebody else commits first, it is asked again.
+        table; if somebody else commits first, it is asked again. claims: the execution owns the output from then on;
+        returns `resume` with the number under which it does.
         """
         for _ in range(_ATTEMPTS):
             table = self.open()
@@ -188,12 +213,14 @@ class TableLog(ABC):
                 raise OutputMismatchError(
                     "the table is gone", path=self.name, cause="Somebody removed it during the run."
                 )
+            if claims:
+                resume = self.successor(table, resume)
             self.check(table, resume)
             if self.committed(table, resume, once):
-                return
+                return resume
             record, change = propose(table)
             if self.apply(table, resume, record, once, change):
-                return
+                return resume
         raise SinkFailedError(
             f"the {self.kind} table {self.name}: others committed {_ATTEMPTS} times while this run tried to",
             cause="Each commit has to follow the newest one.",

@@ -7,8 +7,8 @@ Nothing is copied or renamed later, so an object store serves as well as a disk.
 1. `write`: files under `recovery-<store>/<execution>/<micro-batch>-<random>/`. Each that a task reports must be there.
 2. `prepare`: make the epoch's files durable. The note in the partitions lists them.
 3. `publish`: one commit adds them.
-4. `rollback`, when a run starts: commit what the note lists, if that was not done; take back what abandoned epochs
-   committed; commit that this execution owns the output now.
+4. `rollback`, when a run starts: in one commit, take back what abandoned epochs committed, and make this execution the
+   output's owner, so that no other one commits any more; then commit what the note lists, if that was not done.
 
 An abandoned epoch's files are removed from the table by a commit of their own, and rows of others stay. Where that is
 impossible, since somebody compacted the files or they were merged, a commit restores the version before; this needs
@@ -107,11 +107,11 @@ class TableSink:
             self._last = None if note is None else note.last
             if table is None:
                 return
-            if note is not None and note.files:
-                self._publish(note)
             faults.reach(self.points[2])
             self._claim()
             faults.reach(self.points[3])
+            if note is not None and note.files:
+                self._publish(note)
 
     def write(self, batch: DataFrame, batch_id: int) -> None:
         """Write the micro-batch's files, which no commit names yet; see `EpochSink`."""
@@ -184,7 +184,8 @@ class TableSink:
             plan = self._plan_take_back(table, resume)
             return Record(resume.store_id, resume.execution.id, taken_back=plan.taken_back), plan.change(self._log)
 
-        self._log.commit(resume, (f"recovery-{resume.store_id}-{resume.execution.id}-start", 1), propose)
+        once = f"recovery-{resume.store_id}-{resume.execution.id}-start", 1
+        self._resume = self._log.commit(resume, once, propose, claims=True)
 
     def _plan(self, resume: Resume) -> tuple[Any, Note | None, TakeBack]:
         """Return the table, the note to continue from, and what has to be taken back. Changes nothing. Raises
@@ -203,8 +204,8 @@ class TableSink:
             raise self._mismatch(f"{other} that earlier epochs wrote to")
         if table is None:
             return None, note, TakeBack()
-        self._log.check(table, resume)
         plan = self._plan_take_back(table, resume)
+        self._log.check(table, self._log.successor(table, resume))
         if earlier and earlier.before and not self._log.committed(table, resume, earlier.before):
             raise self._mismatch("the table is older than the snapshot: it lacks the output of an earlier epoch")
         return table, note, plan

@@ -29,12 +29,14 @@ def plan_take_back(log: TableLog, table: Any, history: Iterable[Commit], resume:
     """Return how to take back what this store, or one whose place it takes, committed for epochs that are not closed on
     the resumed timeline.
 
-    Raises OutputMismatchError if that is impossible: the rows of a closed epoch were taken back before, or somebody
-    else changed rows after ones that can only be removed by restoring an older version.
+    Raises StaleDirectoryError if an execution that the partitions do not know has committed last, or such an epoch;
+    OutputMismatchError if it is impossible: the rows of a closed epoch were taken back before, or somebody else changed
+    rows after ones that can only be removed by restoring an older version.
     """
     done: set[tuple[str, int]] = set()
     abandoned: list[tuple[int, Record]] = []
     foreign = 0
+    newest = True
     for commit in history:
         record = commit.record
         if record is None or record.store not in resume.stores:
@@ -44,7 +46,12 @@ def plan_take_back(log: TableLog, table: Any, history: Iterable[Commit], resume:
             continue
         done.update(record.taken_back)
         undone = record.epoch == 0 or (record.execution, record.epoch) in done
-        if not undone and not resume.closed(record.epoch, record.execution):
+        is_abandoned = not undone and not resume.closed(record.epoch, record.execution)
+        if record.store == resume.store_id and (newest or is_abandoned):
+            number = log.owner(table, resume) if newest else 0
+            resume.check_known(record.execution, log.name, number=number, epoch=record.epoch)
+            newest = False
+        if is_abandoned:
             abandoned.append((commit.version, record))
     resurrected = [epoch for execution, epoch in done if resume.closed(epoch, execution)]
     if resurrected:

@@ -46,8 +46,8 @@ def plan_going_back(table: UpsertTable, database: Session, resume: Resume) -> Go
                 f"the same backup. {table.begin_again()}",
             )
         return GoingBack(False, last, False)
-    [[sink, store_id, flow_id, history_from]] = database.run(
-        "SELECT sink, store_id, flow_id, history_from FROM {owner}"
+    [[sink, store_id, flow_id, execution, history_from]] = database.run(
+        "SELECT sink, store_id, flow_id, execution_id, history_from FROM {owner}"
     )
     check_not_of_origin(resume, store_id, f"table {table.name}")
     if store_id not in resume.stores or flow_id != resume.flow_id:
@@ -57,6 +57,9 @@ def plan_going_back(table: UpsertTable, database: Session, resume: Resume) -> Go
             *_cause_and_remedy(table, flow_id == resume.flow_id, store_id),
         )
     epochs = {epoch: rest for epoch, *rest in database.run("SELECT epoch, execution_id, published FROM {epochs}")}
+    if store_id == resume.store_id:
+        newest = max((epoch for epoch, (by, _) in epochs.items() if by == execution), default=0)
+        resume.check_known(execution, f"table {table.name}", epoch=newest)
     if note is not None and (note.upsert != sink or epochs.get(note.epoch, [None])[0] != note.execution):
         _check_same_table(table, note)
         raise table.mismatch(

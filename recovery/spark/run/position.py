@@ -129,9 +129,14 @@ def step_plan(store: PartitionStore, plan: ResumePlan, bound: BoundPlan, config:
 
 
 def resume_of_sink(
-    plan: ResumePlan, execution: Execution, store: PartitionStore, origins: tuple[Origin, ...] = ()
+    plan: ResumePlan,
+    execution: Execution,
+    store: PartitionStore,
+    origins: tuple[Origin, ...] = (),
+    *,
+    loses: bool = False,
 ) -> Resume:
-    """Where the sink must go back to. origins: the stores that this one was made from."""
+    """Where the sink must go back to. origins: the stores that this one was made from. loses: see `Resume`."""
     note = store.driver_values(SINK_STEP, plan.resume_epoch).get(NOTE_KEY)
     return Resume(
         epoch=plan.resume_epoch,
@@ -142,6 +147,8 @@ def resume_of_sink(
         floor=plan.window[0],
         timeline=timeline(plan.partitions[0].executions, plan.snapshot),
         origins=origins,
+        executions=frozenset(each.id for partition in plan.partitions for each in partition.executions),
+        loses=loses,
     )
 
 

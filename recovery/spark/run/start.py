@@ -53,6 +53,7 @@ from recovery.spark.run.status import RunStatus
 from recovery.spark.sources.formats import register_serving
 from recovery.spark.tuning import appended_lines
 from recovery.storage.connect import left_executions
+from recovery.storage.restored import end_restored, is_restored
 
 if TYPE_CHECKING:
     from recovery.flow import SinkLike
@@ -179,7 +180,8 @@ class Beginning:
             prepared, store, execution, plan.partitions[0].executions, clock, memory, native=bound.keeps_native_state
         )
         self._steps = step_plan(store, plan, bound, prepared.config)
-        resume = resume_of_sink(plan, execution, store, prepared.origins)
+        loses = prepared.config.lose_epochs or is_restored(prepared.config.path)
+        resume = resume_of_sink(plan, execution, store, prepared.origins, loses=loses)
         self._delivery = Delivery(sink, resume, recoverable=prepared.temporary is None)
         self._loads = FlowLoads(
             None if prepared.temporary else prepared.config.path, clock, spread=bool(prepared.config.owners)
@@ -244,6 +246,7 @@ class Beginning:
             discard_earlier(address, plan.store_id, (each.lease for each in plan.partitions[0].executions))
         self._replicated.begun()
         self._delivery.rollback()
+        end_restored(config.path)
         return home, position
 
     def _end_access(self) -> None:

@@ -45,5 +45,5 @@ def assert_follows(directory: Path, source: Path) -> None:
     """The directory holds what the source holds, whole, and nothing is left from fetching it."""
     assert problems(directory) == []
     assert newest_state(directory) == newest_state(source)
-    names = {path.name for path in directory.iterdir()}
-    assert {name for name in names if not name.startswith("part-")} <= {"standby.json", "recovery.lock", "lease.json"}
+    names = {path.name for path in directory.iterdir() if not path.name.startswith("part-")}
+    assert names <= {"standby.json", "recovery.lock", "lease.json", "restored.json"}
