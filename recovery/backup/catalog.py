@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import cast
 
 from recovery.backup.manifest import MANIFESTS, SUFFIX, Manifest, decode, is_ours
 from recovery.backup.target import Entry, Target
+from recovery.planning.following import Stage, age, stage_of
 
 READERS = 8
 
@@ -20,11 +22,12 @@ class Backup:
     started_ms: int
     store_id: str
     objects: tuple[str, ...]
+    stage: Stage
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The backups at a place, oldest first, and the unreadable manifests."""
+    """The backups at a place, the latest one last, and the unreadable manifests."""
 
     backups: tuple[Backup, ...]
     unreadable: tuple[Entry, ...]
@@ -38,6 +41,7 @@ class Catalog:
         self.target = target
         self._known: dict[Entry, Backup] = {}
         self._newest: Manifest | None = None
+        self._shared: dict[object, object] = {}
 
     def look(self) -> Contents:
         """Return what is there now. Raises BackupTargetError."""
@@ -48,11 +52,11 @@ class Catalog:
             found = list(pool.map(self._read, new))
         known |= {entry: each for entry, each in zip(new, found, strict=True) if isinstance(each, Backup)}
         self._known = known
-        backups = sorted(known.values(), key=lambda backup: (backup.started_ms, backup.id))
+        backups = sorted(known.values(), key=lambda backup: age(backup.stage))
         return Contents(tuple(backups), tuple(each for each in found if isinstance(each, Entry)))
 
     def newest(self) -> Manifest | None:
-        """Look, and return the backup that began last. Raises BackupTargetError."""
+        """Look, and return the latest backup. Raises BackupTargetError."""
         for backup in reversed(self.look().backups):
             if self._newest is not None and self._newest.id == backup.id:
                 return self._newest
@@ -73,7 +77,17 @@ class Catalog:
             return found
         # Backups share most objects; one text for each name keeps thousands of them small.
         names = tuple(sys.intern(name) for copy in found.copies for name, _ in copy.objects)
-        return Backup(found.id, found.started_ms, found.store_id, names)
+        at = stage(found)
+        # They share executions too.
+        begun = tuple(cast("tuple[str, int]", self._shared.setdefault(each, each)) for each in at.executions)
+        begun = cast("tuple[tuple[str, int], ...]", self._shared.setdefault(begun, begun))
+        return Backup(found.id, found.started_ms, found.store_id, names, at._replace(executions=begun))
+
+
+def stage(manifest: Manifest) -> Stage:
+    """Return how far the store had come in a backup."""
+    descriptions = [copy.description for copy in manifest.copies]
+    return stage_of(descriptions, manifest.started_ms, manifest.id, manifest.term)
 
 
 def read_manifest(target: Target, entry: Entry) -> Manifest | Entry | None:

@@ -93,7 +93,7 @@ def open_documents(place: str, make: Modes | None = None) -> Documents:
                 make_directories(target.root, make)
             except OSError as error:
                 raise BackupTargetError(str(error), path=target.shown) from error
-        return Documents(FileObjects(target.root, TIMEOUT_S), target.shown)
+        return Documents(FileObjects(target.root, TIMEOUT_S, as_root=True), target.shown)
     return Documents(BucketObjects(_address(place)), target.shown)
 
 

@@ -12,6 +12,9 @@ written conditionally, so of several writers that want the next term one gets it
 3. A run checks, for each epoch, that its term is the place's: after it has stored the epoch there, and before it
    publishes the epoch's output. So an epoch that is published was in the place before a later term began, and whoever
    read the place after that has found it there. No clock is compared.
+4. Each backup says under which term it was made, so the latest one is known without clocks.
+5. A run is refused if its directory lacks epochs that the place has: before it claims a term, which leaves the writer
+   alone, and once more afterwards. So an old copy of a directory does not go on unnoticed.
 
 A run that does not wait for 3 before it publishes may publish epochs that its successor does not know.
 """
@@ -27,6 +30,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from recovery.backup.beside import read_beside, write_beside
 from recovery.backup.conditional import Documents
 from recovery.backup.target import Target, UnreadableError
 from recovery.base.clock import Clock
@@ -35,11 +39,9 @@ from recovery.base.untrusted_json import Count, Moment, decode_json
 from recovery.errors import (
     BackupDamagedError,
     ForeignPartitionError,
-    StorageError,
     TakenOverError,
     UnsupportedVersionError,
 )
-from recovery.host.durable import modes_beside, read_regular, replace_durably
 from recovery.operational.backends.objects import Conflict, Token
 
 NAME = "lease.json"
@@ -139,9 +141,19 @@ def read_term(target: Target) -> Term | None:
         raise _damaged(target.shown, str(error)) from error
 
 
+def term_of(target: Target) -> int:
+    """Return the number of a place's term, 0 if nobody claimed one. Raises what `read_term` raises."""
+    found = read_term(target)
+    return 0 if found is None else found.term
+
+
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who claims a term: the directory of a run whose execution of this number begins, or one that is promoted."""
+    """Who claims a term: the directory of a run whose execution of this number begins, or one that is promoted.
+
+    least: the newest term under which a backup at the place was made. The next one is higher, even if the lease was
+    removed.
+    """
 
     directory: Path
     store_id: str
@@ -149,6 +161,7 @@ class Claimant:
     pid: int
     execution: int = 0
     sync: bool = False
+    least: int = 0
 
 
 def claim(
@@ -159,9 +172,11 @@ def claim(
     *,
     takeover: bool = False,
     seen: str | None = None,
+    check: Callable[[Term | None], None] = lambda _: None,
 ) -> Lease:
     """Claim the next term of a place. takeover: whoever holds it now, but not for a directory that was taken over: it
-    lacks what was written since. seen: the nonce of the term that may be ended; "" if there was none.
+    lacks what was written since. seen: the nonce of the term that may be ended; "" if there was none. check: called
+    with the term that ends, before anything is written; raises if it shall not.
 
     A promotion that had claimed it already goes on with that term. Raises TakenOverError if another writer holds it, or
     was faster; ForeignPartitionError for a place of another store, ConfigurationError if the store of the place cannot
@@ -182,10 +197,11 @@ def claim(
     known = {"" if seen is None else seen, *(_nonces(held))}
     if _nonce(found) not in known and not (takeover and held is None):
         raise _taken_over(documents.shown, found) if held or seen is not None else _held_by(documents.shown, found)
+    check(found)
     documents.check(CHECK)
     term = Term(
         store_id=claimant.store_id,
-        term=(found.term if found else 0) + 1,
+        term=max(found.term if found else 0, claimant.least) + 1,
         nonce=random_id(),
         execution=claimant.execution,
         host=socket.gethostname(),
@@ -271,19 +287,9 @@ def _damaged(shown: str, why: str) -> BackupDamagedError:
 
 
 def _read_held(directory: Path) -> _Held | None:
-    path = directory / NAME
-    try:
-        content = read_regular(path, LARGEST)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StorageError(str(error), path=path) from error
-    return decode_json(content, lambda why: _damaged(str(directory), why), _Held)
+    content = read_beside(directory / NAME, LARGEST)
+    return None if content is None else decode_json(content, lambda why: _damaged(str(directory), why), _Held)
 
 
 def _write_held(directory: Path, held: _Held) -> None:
-    path = directory / NAME
-    try:
-        replace_durably(path, msgspec.json.encode(held), mode=modes_beside(directory / "part-0.sqlite3").file)
-    except OSError as error:
-        raise StorageError(str(error), path=path) from error
+    write_beside(directory / NAME, msgspec.json.encode(held), like=directory / "part-0.sqlite3")

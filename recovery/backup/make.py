@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from recovery.backup.catalog import Backup, Catalog
+from recovery.backup.lease import term_of
 from recovery.backup.links import Linking, NoLink, WrittenLink, merge_link, store_link, write_link
 from recovery.backup.manifest import OBJECTS, Manifest, StoredCopy, backup_id, fingerprint, object_name
 from recovery.backup.note import LastBackup, note_backup
@@ -75,7 +76,7 @@ def make_backup(
     catalog: Catalog | None = None,
     base: Manifest | None = None,
     staged: bool = False,
-    may_count: Callable[[], None] = lambda: None,
+    may_count: Callable[[], int] | None = None,
     home: Path | None = None,
 ) -> Made:
     """Back up the partitions of `directory`, whether a run is active or not. See `repository` for the steps.
@@ -88,7 +89,8 @@ def make_backup(
     catalog: what this process knows of the place. base: continue this backup, which this process made of this
     directory, without looking at the others or at its objects. staged: write everything to `scratch` before the first
     byte goes to the target: then a slow one does not make the logs beside the partitions grow. may_count: called before
-    the manifest is written; raises if the backup must not count.
+    the manifest is written; returns the term of the writer, and raises if the backup must not count. Without it, the
+    backup has the term that the place has when it begins.
     home: the directory of the run, whose copies `directory` has.
     If anything fails, the backup does not count. Raises BackupTargetError, ForeignPartitionError, and the errors of
     `plan` for the directory.
@@ -97,6 +99,9 @@ def make_backup(
     refuse_hydrating(directory, "a backup")
     catalog = catalog or Catalog(target)
     contents = catalog.look() if base is None else None
+    term = max([each.stage.term for each in contents.backups], default=0) if contents is not None else 0
+    if may_count is None:
+        term = max(term, term_of(target))
     identity = backup_id(_moment_after([base] if contents is None else contents.backups, clock), random_id())
     planned = plan_resume(scan(directory))
     if contents is not None:
@@ -129,6 +134,8 @@ def make_backup(
                 cause="Runs kept starting and ending while the partitions were copied.",
                 remedy="Run the backup again; it also works during a run, which can pause all partitions together.",
             )
+        if may_count is not None:
+            term = max(term, may_count(), 0 if base is None else base.term)
         manifest = Manifest(
             id=identity,
             store_id=planned.store_id,
@@ -137,8 +144,8 @@ def make_backup(
             host=socket.gethostname(),
             version=version("recovery"),
             copies=tuple(results),
+            term=term,
         )
-        may_count()
         finish(target, manifest)
         catalog.add(manifest)
         chain = max(len(copy.objects) for copy in manifest.copies)

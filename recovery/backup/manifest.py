@@ -126,6 +126,7 @@ class _Manifest(_Format, frozen=True):
     host: _Name
     version: _Name
     partitions: Annotated[list[_Partition], msgspec.Meta(min_length=1)]
+    term: _Count = 0
 
 
 class _Running(msgspec.Struct, frozen=True):
@@ -214,7 +215,8 @@ class StoredCopy:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One finished backup: a copy of each partition."""
+    """One finished backup: a copy of each partition. term: of the writer that made it, or of the place then; 0: no
+    writer had claimed one, or an older version made it."""
 
     id: str
     store_id: str
@@ -223,6 +225,7 @@ class Manifest:
     host: str
     version: str
     copies: tuple[StoredCopy, ...]
+    term: int = 0
 
     @property
     def epoch(self) -> Epoch:
@@ -288,6 +291,7 @@ def encode(manifest: Manifest) -> bytes:
         "finished_ms": manifest.finished_ms,
         "host": manifest.host,
         "version": manifest.version,
+        "term": manifest.term,
         "partitions": [_encode_copy(copy) for copy in manifest.copies],
     }
     return gzip.compress(json.dumps(value, ensure_ascii=False).encode(), mtime=0)
@@ -313,6 +317,7 @@ def decode(chunks: Iterable[bytes], identity: str) -> Manifest:
             host=found.host,
             version=found.version,
             copies=tuple(_decode_copy(part, found.store_id, len(found.partitions)) for part in found.partitions),
+            term=found.term,
         )
     except OtherFormatError:
         raise

@@ -34,7 +34,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from recovery.backup.catalog import Backup, Catalog, entries_of, identity_of, read_manifest
+from recovery.backup.catalog import Backup, Catalog, entries_of, identity_of, read_manifest, stage
 from recovery.backup.manifest import (
     MANIFESTS,
     OBJECTS,
@@ -50,6 +50,7 @@ from recovery.backup.manifest import (
 from recovery.backup.target import DRAFT, NO_FILE, DirectoryTarget, Entry, Target, UnreadableError
 from recovery.errors import BackupTargetError, ForeignPartitionError, UnsupportedVersionError
 from recovery.planning.backups import KeepRule, backups_to_keep
+from recovery.planning.following import age
 from recovery.storage.origin import Origin
 
 READERS = 8
@@ -58,14 +59,14 @@ STALE_AFTER_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The backups at a place, oldest first, and the unreadable manifests."""
+    """The backups at a place, the latest one last, and the unreadable manifests."""
 
     manifests: tuple[Manifest, ...]
     unreadable: tuple[Entry, ...]
 
     @property
     def newest(self) -> Manifest | None:
-        """The backup that began last."""
+        """The latest backup."""
         return self.manifests[-1] if self.manifests else None
 
 
@@ -94,7 +95,7 @@ def list_backups(target: Target, besides: Container[str] = ()) -> Listing:
     ]
     with ThreadPoolExecutor(READERS) as pool:
         found = list(pool.map(lambda entry: read_manifest(target, entry), entries))
-    manifests = sorted((each for each in found if isinstance(each, Manifest)), key=lambda m: (m.started_ms, m.id))
+    manifests = sorted((each for each in found if isinstance(each, Manifest)), key=lambda each: age(stage(each)))
     return Listing(tuple(manifests), tuple(entry for entry in found if isinstance(entry, Entry)))
 
 
@@ -163,17 +164,17 @@ def give_up(target: Target, identity: str) -> None:
 def prune(
     target: Target, rules: Sequence[KeepRule], now_ms: int, catalog: Catalog | None = None, made: Manifest | None = None
 ) -> Pruned:
-    """Remove the backups that no rule keeps, and objects that no backup needs. The newest backup always stays.
+    """Remove the backups that no rule keeps, and objects that no backup needs. The latest backup always stays.
 
     The next pruning completes one that was cut off. catalog: what this process knows of the place. made: a backup that
-    stays, although those of a host whose clock is ahead look newer. Raises BackupTargetError.
+    stays too. Raises BackupTargetError.
     """
     catalog = catalog or Catalog(target)
     # prune.1
     objects = entries_of(target, OBJECTS)
     contents = catalog.look()
     taken = [(each.id, each.started_ms) for each in contents.backups]
-    kept_ids = backups_to_keep(taken, rules, now_ms) | ({made.id} if made is not None else set())
+    kept_ids = backups_to_keep(taken, rules, now_ms) | {each.id for each in (*contents.backups[-1:], made) if each}
     kept = [each for each in contents.backups if each.id in kept_ids]
     removed = [each.id for each in contents.backups if each.id not in kept_ids]
     refuse_other_versions(target, contents.unreadable)

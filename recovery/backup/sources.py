@@ -103,6 +103,7 @@ class BackupSource:
         self._stored: dict[str, StoredCopy] = {}
         # By name and expected digest: a manifest may be wrong about an object that others list correctly.
         self._spoiled: dict[tuple[str, str], str] = {}
+        self._terms: dict[str, int] = {}
         self.copies = []
         for manifest in self.listing.manifests:
             for stored in manifest.copies:
@@ -113,7 +114,8 @@ class BackupSource:
                     origin = f"{origin}, as {manifest.id} has it"
                     known = self._stored.setdefault(origin, stored)
                 if known is stored:
-                    self.copies.append(Copy(stored.description, origin, stored.taken_ms))
+                    self.copies.append(Copy(stored.description, origin, stored.taken_ms, term=manifest.term))
+                    self._terms[origin] = manifest.term
 
     def fetch(
         self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True, place: str | None = None
@@ -155,7 +157,8 @@ class BackupSource:
             for copy, origin in found:
                 if copy.links not in there[stored.object_name]:
                     self._stored[origin] = copy
-                    self.copies.append(Copy(copy.description, origin, copy.taken_ms))
+                    term = self._terms.get(stored.origin, 0)
+                    self.copies.append(Copy(copy.description, origin, copy.taken_ms, term=term))
 
     def _between(self, chain: StoredCopy) -> list[tuple[StoredCopy, str]]:
         """Return a chain as of each of its links, with its origin. Nothing, and a problem, if it cannot be read."""

@@ -34,13 +34,14 @@ class Copy:
     """One copy of one partition. origin: where it is. taken_ms: the wall time at which it was taken.
 
     changed_ms: when its operational state last changed; 0: unknown. For a plain file, taken_ms is the time of its last
-    copying, which says nothing about its age.
+    copying, which says nothing about its age. term: of the writer that made the backup (`Manifest.term`); 0: none.
     """
 
     description: PartitionDescription
     origin: str
     taken_ms: int
     changed_ms: int = 0
+    term: int = 0
 
     @property
     def index(self) -> PartitionIndex:
@@ -163,7 +164,7 @@ def _holds(group: Iterable[Copy], cut: Cut) -> bool:
 
 def _latest(copies: Sequence[Copy]) -> Copy:
     """Return the copy with the newest operational state, which going back to an older epoch does not undo."""
-    return max(copies, key=lambda copy: (copy.changed_ms, copy.taken_ms, copy.description.newest_epoch))
+    return max(copies, key=lambda copy: (copy.term, copy.changed_ms, copy.taken_ms, copy.description.newest_epoch))
 
 
 def _closest(copies: Sequence[Copy]) -> Copy:
@@ -206,6 +207,11 @@ class _History:
         # Executions in one copy continue each other, so their numbers tell which came first.
         self._later: dict[str, set[str]] = defaultdict(set)
         self._related: dict[str, set[str]] = defaultdict(set)
+        # The first writer that listed an execution: of two directories of a store, a later one has the higher term.
+        self._terms: dict[str, int] = {}
+        for copy in copies:
+            for execution in copy.description.executions:
+                self._terms[execution.id] = min(copy.term, self._terms.get(execution.id, copy.term))
         for description in {id(copy.description): copy.description for copy in copies}.values():
             ids = [execution.id for execution in description.executions]
             for position, execution in enumerate(description.executions):
@@ -244,10 +250,12 @@ class _History:
     def _timeline(self, cut: Cut) -> tuple[TimelinePart, ...]:
         return timeline(self._starts.get(cut, ()), self.closed.get(cut))
 
-    def age(self, cut: Cut) -> tuple[int, int]:
-        """Return a sort key from old to new: the recovery clock, which also grows across rewinds."""
+    def age(self, cut: Cut) -> tuple[int, int, int]:
+        """Return a sort key from old to new: the term, and the recovery clock, which also grows across rewinds."""
         closed = self.closed.get(cut)
-        return (closed.clock_ms, closed.epoch) if closed is not None else (-1, 0)
+        if closed is None:
+            return (-1, -1, 0)
+        return (self._terms.get(closed.execution.id, 0), closed.clock_ms, closed.epoch)
 
     def closed_ms(self, cut: Cut) -> int:
         """Return the wall time at which the cut was closed; 0 for the beginning."""
@@ -271,7 +279,9 @@ class _History:
         if other.id in self._related[than]:
             return other.id in self._later[than]
         known = self._executions.get(than)
-        return known is not None and other.started_ms > known.started_ms
+        if known is None:
+            return False
+        return (self._terms[other.id], other.started_ms) > (self._terms[than], known.started_ms)
 
 
 def _no_common(groups: Sequence[Sequence[Copy]]) -> InconsistentPartitionsError:

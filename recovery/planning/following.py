@@ -1,18 +1,19 @@
-"""What a standby has to fetch: pure functions of how far it has come, and of the backups at the place that it follows.
+"""Which backup is the latest, what a directory lacks of it, and what a standby has to fetch: pure functions.
 
-The newest backup is found by the executions that it lists, not by its time: hosts that write one after the other may
-have different clocks. As in a restore, of two timelines the one that was begun last counts.
+The latest backup is found by the term of its writer and by the executions that it lists, not by its time: hosts that
+write one after the other may have different clocks. As in a restore, of two timelines the one that was begun last
+counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cmp_to_key
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from recovery.base.ids import Epoch
-from recovery.planning.values import PartitionDescription
+from recovery.planning.timeline import timeline
+from recovery.planning.values import Execution, PartitionDescription
 
 T = TypeVar("T")
 
@@ -20,39 +21,71 @@ T = TypeVar("T")
 class Stage(NamedTuple):
     """How far a store had come: the executions that had begun, each with its time, and the newest epoch.
 
-    taken_ms, name: the time and the id of a backup, which count between backups of one epoch.
+    taken_ms, name: the time and the id of a backup, which count between backups of one epoch. term: of the writer that
+    made it: a later writer has what an earlier one had stored. Only between backups of one term, or of none, the
+    executions count.
     """
 
     executions: tuple[tuple[str, int], ...]
     epoch: Epoch
     taken_ms: int
     name: str
+    term: int = 0
 
 
-def stage_of(descriptions: Sequence[PartitionDescription], taken_ms: int, name: str) -> Stage:
+def stage_of(descriptions: Sequence[PartitionDescription], taken_ms: int, name: str, term: int = 0) -> Stage:
     """Return the stage of partitions as of one moment. One of them may lack an execution that begins at that moment."""
     longest = max(descriptions, key=lambda each: len(each.executions))
     begun = tuple((each.id, each.started_ms) for each in longest.executions)
-    return Stage(begun, min(each.newest_epoch for each in descriptions), taken_ms, name)
+    return Stage(begun, min(each.newest_epoch for each in descriptions), taken_ms, name, term)
+
+
+def age(stage: Stage) -> tuple[object, ...]:
+    """Return a sort key: a stage is later if it is what became of another one, or is on a timeline that was begun
+    later."""
+    begun = tuple((started_ms, identity) for identity, started_ms in stage.executions)
+    return stage.term, begun, stage.epoch, stage.taken_ms, stage.name
 
 
 def is_later(one: Stage, other: Stage) -> bool:
     """Return whether `one` is what became of `other`, or on a timeline that was begun later."""
-    for ours, theirs in zip(one.executions, other.executions, strict=False):
-        if ours[0] != theirs[0]:
-            return (ours[1], ours[0]) > (theirs[1], theirs[0])
-    if len(one.executions) != len(other.executions):
-        return len(one.executions) > len(other.executions)
-    return (one.epoch, one.taken_ms, one.name) > (other.epoch, other.taken_ms, other.name)
+    return age(one) > age(other)
 
 
 def latest_first(stages: Sequence[tuple[Stage, T]]) -> list[T]:
     """Return what belongs to stages, that of the latest stage first."""
+    return [each for _, each in sorted(stages, key=lambda found: age(found[0]), reverse=True)]
 
-    def order(one: tuple[Stage, T], other: tuple[Stage, T]) -> int:
-        return is_later(other[0], one[0]) - is_later(one[0], other[0])
 
-    return [each for _, each in sorted(stages, key=cmp_to_key(order))]
+class Lacking(NamedTuple):
+    """Epochs that a store has, and a directory of it lacks; the last of them was closed by `execution`."""
+
+    first: Epoch
+    last: Epoch
+    execution: Execution
+
+
+def lacking(executions: Collection[str], epoch: int, there: Sequence[PartitionDescription]) -> Lacking | None:
+    """Return what a backup has and a directory lacks; None if nothing. No clock counts.
+
+    executions, epoch: those that have begun on the directory, and its newest epoch. there: the partitions as the
+    backup has them.
+    """
+    longest = max(there, key=lambda each: len(each.executions))
+    if len(executions) > len(longest.executions) and all(each.id in executions for each in longest.executions):
+        # The directory went on from there, or back.
+        return None
+    described = min(there, key=lambda each: each.newest_epoch)
+    lost = [
+        (each.execution.id, max(each.first, epoch + 1) if each.execution.id in executions else each.first, each.last)
+        for each in timeline(described.executions, described.newest)
+        if each.execution.id not in executions or each.last > epoch
+    ]
+    if not lost:
+        return None
+    identity, _, last = lost[-1]
+    execution = next(each for each in described.executions if each.id == identity)
+    return Lacking(Epoch(min(first for _, first, _ in lost)), last, execution)
 
 
 class Position(NamedTuple):

@@ -13,7 +13,9 @@ class Task(msgspec.Struct, frozen=True):
     """What the process gets first, on its standard input. destination: an address, which may have credentials.
     scratch: where it makes files. keep: rules for older backups. execution: the number of the run's. sync: an epoch's
     output waits for it; if not, it gives way to the run. takeover: whether to take the store's lease from another
-    writer."""
+    writer. executions, epoch: those that had begun on the directory before the run, and its newest epoch then.
+    lose_epochs: whether epochs that the place has besides may be lost. run: a random id, the same for each process of
+    the run."""
 
     directory: str
     store_id: str
@@ -24,6 +26,10 @@ class Task(msgspec.Struct, frozen=True):
     execution: int
     sync: bool
     takeover: bool
+    executions: list[str]
+    epoch: int
+    lose_epochs: bool
+    run: str
 
 
 class Ship(msgspec.Struct, frozen=True):
@@ -52,7 +58,7 @@ class Problem(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """What the process answers: first whether the place can be used, then to each `Ship`. Without a problem it has
     shipped the epoch. pruning_problem: why older backups could not be removed. lacks: what the place holds and the
-    directory does not, a sentence."""
+    directory does not, and which is lost, a sentence."""
 
     problem: Problem | None = None
     epoch: int = 0

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import NamedTuple
 
 import msgspec
@@ -61,12 +62,16 @@ class Replication:
         sync: bool = False,
         execution: int = 1,
         takeover: bool = False,
+        began: Sequence[str] = (),
+        epoch: int = 0,
+        lose_epochs: bool = False,
         lag: ReplicaLag = NO_LAG,
         shipped: Shipped = NOTHING,
         log: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     ) -> None:
         """Start the process; do not wait for it. execution: the number of the run's. takeover: take the store's lease
-        from another writer. lag, shipped: what the replica has and lacks by now."""
+        from another writer. began, epoch: the executions that have begun on the directory, and its newest epoch;
+        lose_epochs: what the place has besides may be lost. lag, shipped: what the replica has and lacks by now."""
         self.sync = sync
         self.on_change: Callable[[ReplicaState], None] = lambda _: None
         """Called when a problem begins, and when it is over; on a thread of this object."""
@@ -75,7 +80,19 @@ class Replication:
         self._log = log
         self.directory = directory
         self._task = Task(
-            str(directory), store_id, destination, str(scratch), os.getpid(), list(keep), execution, sync, takeover
+            str(directory),
+            store_id,
+            destination,
+            str(scratch),
+            os.getpid(),
+            list(keep),
+            execution,
+            sync,
+            takeover,
+            list(began),
+            epoch,
+            lose_epochs,
+            token_hex(8),
         )
         self._changed = threading.Condition()
         self._closed = self._covered = 0
@@ -239,7 +256,7 @@ class Replication:
             with contextlib.suppress(Exception):
                 self.on_change(self.state)
         if isinstance(answer, Answer) and answer.lacks is not None:
-            self.say(answer.lacks)
+            self.say(f"{self._destination}: {answer.lacks}; what it has besides is lost")
         if isinstance(answer, Answer) and answer.pruning_problem is not None:
             self.say(f"older backups in {self._destination} could not be removed: {answer.pruning_problem}")
 

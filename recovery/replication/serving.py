@@ -19,10 +19,10 @@ from secrets import token_hex
 import msgspec
 
 from recovery.backup.conditional import open_documents
-from recovery.backup.lease import Claimant, Lease, claim
-from recovery.backup.places import open_target
+from recovery.backup.lease import Claimant, Lease, Term, claim
+from recovery.backup.places import open_target, shown_address
 from recovery.base.clock import SystemClock
-from recovery.errors import RecoveryError
+from recovery.errors import RecoveryError, StaleDirectoryError
 from recovery.host.durable import PRIVATE
 from recovery.planning.backups import parse_keep
 from recovery.replication.messages import Answer, Ship, Task, problem_of
@@ -46,35 +46,42 @@ def main() -> int:
         os.nice(NICENESS)
     asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(task.driver, asked), name="listen", daemon=True).start()
-    shipper, fence = None, _Fence(task)
+    fence = None
     try:
-        shipper = Shipper(
-            Path(task.directory), open_target(task.destination), clock=SystemClock(), random_id=lambda: token_hex(4),
-            keep=[parse_keep(text) for text in task.keep], scratch=Path(task.scratch), fence=fence.check,
-        )  # fmt: skip
-        shipper.look(task.store_id)
+        fence = _Fence(task)
+        fence.shipper.look(task.store_id)
         fence.check()
-        # After the claim: who wrote before adds nothing any more.
-        _print(Answer(lacks=shipper.lacks()))
+        _print(Answer(lacks=fence.lost))
     except RecoveryError as error:
         _print(_failed(error))
-        if shipper is None:
+        if fence is None:
             return error.exit_code
     while True:
         wanted = msgspec.json.decode(asked.get(), type=Ship)
-        _print(_answer(shipper, fence, wanted))
+        _print(_answer(fence, wanted))
 
 
 class _Fence:
-    """The lease of the store, claimed when the place is first reached."""
+    """Ships under the lease of the store, which is claimed when the place is first reached.
+
+    lost: what the place has and the directory lacks, a sentence, if the run goes on nevertheless.
+    """
 
     def __init__(self, task: Task) -> None:
         self._task = task
         self._lease: Lease | None = None
+        self.lost: str | None = None
+        self.shipper = Shipper(
+            Path(task.directory), open_target(task.destination), clock=SystemClock(), random_id=lambda: token_hex(4),
+            keep=[parse_keep(text) for text in task.keep], scratch=Path(task.scratch), fence=self.check,
+        )  # fmt: skip
 
-    def check(self) -> None:
-        """Check that this run is still the store's writer. Raises what `claim` and `Lease.check` raise."""
-        self._claimed().check()
+    def check(self) -> int:
+        """Check that this run is still the store's writer, and return its term. Raises what `claim` and `Lease.check`
+        raise, and StaleDirectoryError."""
+        lease = self._claimed()
+        lease.check()
+        return lease.term.term
 
     def end(self, epoch: int) -> None:
         """Record that the run has ended after this epoch, and that everything is shipped."""
@@ -83,18 +90,35 @@ class _Fence:
     def _claimed(self) -> Lease:
         task = self._task
         if self._lease is None:
-            claimant = Claimant(Path(task.directory), task.store_id, "run", task.driver, task.execution, task.sync)
+            claimant = Claimant(
+                Path(task.directory), task.store_id, "run", task.driver, task.execution, task.sync,
+                least=self.shipper.newest_term(),
+            )  # fmt: skip
             documents = open_documents(task.destination, PRIVATE)
-            self._lease = claim(documents, claimant, SystemClock(), lambda: token_hex(8), takeover=task.takeover)
+            lease = claim(
+                documents, claimant, SystemClock(), lambda: f"{task.run}-{token_hex(8)}", takeover=task.takeover,
+                check=self._check_lost,
+            )  # fmt: skip
+            # Once more: from now on, who wrote before adds nothing.
+            self._check_lost(lease.before)
+            self._lease = lease
         return self._lease
 
+    def _check_lost(self, before: Term | None) -> None:
+        if before is not None and before.nonce.startswith(f"{self._task.run}-"):
+            # An earlier process of this very run has shipped.
+            return
+        self.lost = self.shipper.lacks(self._task.executions, self._task.epoch)
+        if self.lost is not None and not self._task.lose_epochs:
+            raise StaleDirectoryError(self.lost, path=shown_address(self._task.destination))
 
-def _answer(shipper: Shipper, fence: _Fence, wanted: Ship) -> Answer:
+
+def _answer(fence: _Fence, wanted: Ship) -> Answer:
     try:
         if wanted.ends_after is not None:
             fence.end(wanted.ends_after)
             return Answer()
-        done = shipper.ship()
+        done = fence.shipper.ship()
     except RecoveryError as error:
         return _failed(error)
     return Answer(

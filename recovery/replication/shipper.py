@@ -7,7 +7,7 @@ What it needs lies in the partitions for the backup interval; if it was collecte
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,12 +20,12 @@ from recovery.backup.note import LastReplica, last_replica, note_replica
 from recovery.backup.repository import check_store, prune
 from recovery.backup.target import Target
 from recovery.base.clock import Clock
+from recovery.base.printable import one_line
 from recovery.errors import BackupDamagedError, BackupTargetError, HydratingError, RecoveryError, StorageError
 from recovery.planning.backups import KeepRule
-from recovery.planning.following import is_later, stage_of
+from recovery.planning.following import lacking
 from recovery.planning.replica import NOTHING, Shipped
 from recovery.storage.origin import read_origins
-from recovery.storage.scan import scan
 
 LOOK_S = 600.0
 """How often a shipping looks at all objects and manifests of the place, as a backup command does. In between it asks
@@ -49,8 +49,9 @@ class Shipper:
     """Ships one directory to one place. For one thread.
 
     keep: which backups stay; without a rule all do. scratch: where files are made, on the disk of the partitions or one
-    as large. fence: raises if this run may no longer add to the place. It is called before each manifest is written,
-    and when it is there, before the epoch counts as shipped: what is at the place by then, a later writer has seen.
+    as large. fence: returns this run's term, and raises if it may no longer add to the place. It is called before each
+    manifest is written, and when it is there, before the epoch counts as shipped: what is at the place by then, a later
+    writer has seen.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Shipper:
         random_id: Callable[[], str],
         keep: Sequence[KeepRule] = (),
         scratch: Path | None = None,
-        fence: Callable[[], None] = lambda: None,
+        fence: Callable[[], int] = lambda: 0,
     ) -> None:
         self._directory = directory
         self._target = target
@@ -80,20 +81,20 @@ class Shipper:
         origins = functools.partial(read_origins, self._directory)
         check_store(self._catalog.look().backups, store_id, self._target.shown, origins)
 
-    def lacks(self) -> str | None:
-        """Return what the newest backup holds and the directory lacks, as a sentence; None if nothing. Raises
-        BackupTargetError."""
+    def newest_term(self) -> int:
+        """Return the newest term under which a backup at the place was made. Raises BackupTargetError."""
+        return max((each.stage.term for each in self._catalog.look().backups), default=0)
+
+    def lacks(self, executions: Collection[str], epoch: int) -> str | None:
+        """Return what the latest backup holds and the directory lacks, as a sentence; None if nothing. executions,
+        epoch: those that have begun on the directory, and its newest epoch. Raises BackupTargetError."""
         newest = self._catalog.newest()
-        here = [found.description for found in scan(self._directory) if found.description is not None]
-        if newest is None or not here:
+        found = None if newest is None else lacking(executions, epoch, [copy.description for copy in newest.copies])
+        if newest is None or found is None:
             return None
-        there = stage_of([copy.description for copy in newest.copies], 0, "")
-        if not is_later(there, stage_of(here, 0, "")):
-            return None
-        return (
-            f"{self._target.shown} has epoch {newest.epoch}, in backup {newest.id}, of a run that this directory does "
-            "not know: from here on it is computed again"
-        )
+        epochs = f"epoch {found.last}" if found.first == found.last else f"epochs {found.first} to {found.last}"
+        by = f"closed by execution {found.execution.number} on {found.execution.host}"
+        return one_line(f"it has {epochs}, {by}, in backup {newest.id}, and this directory ends at epoch {epoch}")
 
     def ship(self) -> ShippedEpoch:
         """Ship the newest epoch that is closed in all partitions. Raises what `make_backup` raises, and the fence."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -118,6 +119,20 @@ def test_a_place_has_one_name(tmp_path):
         with pytest.raises(TakenOverError):
             claimed(open_documents(f"{tmp_path}/{spelled}"), run(tmp_path / "a", 2), takeover=True)
     claimed(open_documents(f"{tmp_path}/link"), run(tmp_path / "b", 2))
+
+
+@pytest.mark.parametrize(("directory", "file"), [(0o700, 0o600), (0o750, 0o640), (0o755, 0o644)])
+def test_who_may_read_the_place_may_read_the_lease(tmp_path, directory, file):
+    """A standby may be another user's of the group, as for the backups themselves."""
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place").chmod(directory)
+    before = os.umask(0o022)
+    try:
+        claimed(open_documents(str(tmp_path / "place")), run(tmp_path / "a")).end(1)
+        DirectoryTarget(tmp_path / "place").write("object", [b""])
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "place").iterdir()} == {file}
 
 
 def test_an_ended_run_says_after_which_epoch(documents, tmp_path):

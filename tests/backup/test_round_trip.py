@@ -478,7 +478,7 @@ class TestRestore:
         (tmp_path / "new" / "recovery.lock").touch()
         bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
         assert sorted(files(tmp_path / "new")) == [
-            "part-0.sqlite3", "part-1.sqlite3", "part-2.sqlite3", "recovery.lock"
+            "part-0.sqlite3", "part-1.sqlite3", "part-2.sqlite3", "recovery.lock", "restored.json"
         ]  # fmt: skip
 
     def test_nothing_in_the_source_changes(self, store, tmp_path):

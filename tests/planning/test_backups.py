@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,23 @@ class TestTimelines:
         copies += [copy(i, [*held(1, 2), closed(3, went_on)], [ONE, went_on], taken_ms=2) for i in (0, 1)]
         plan = plan_restore(copies)
         assert (plan.epoch, plan.snapshot.execution.id) == (3, "went on")
+
+    @pytest.mark.parametrize("terms", [(1, 2), (2, 3), (0, 1)])
+    def test_the_later_term_counts_more_than_clocks(self, terms):
+        """Two holders began executions of one number; the clock of the first is ahead. Without terms it counts."""
+        day_ms = 86_400_000
+        first = execution(2, resume_epoch=4, started_ms=day_ms, name="first")
+        second = execution(2, resume_epoch=4, started_ms=2_000_000, name="second")
+        sides = [([*held(1, 3), *(closed(n, each) for n in (4, 5))], [ONE, each]) for each in (first, second)]
+        copies = [copy(i, *side, taken_ms=day_ms * 2 - t) for t, side in enumerate(sides) for i in (0, 1)]
+        assert plan_restore(copies).snapshot.execution.id == "first"
+        # The oldest that is kept of what both share may be of either.
+        copies += [copy(i, held(1, 3), [ONE], taken_ms=9) for i in (0, 1)]
+        copies = [replace(each, term=terms[n // 2 % 2]) for n, each in enumerate(copies)]
+        plan = plan_restore(copies)
+        assert (plan.epoch, plan.snapshot.execution.id, plan.lost_epochs) == (5, "second", 0)
+        assert {each.term for each in plan.copies} == {terms[1]}
+        assert plan_restore(copies, epoch=5).snapshot.execution.id == "second"
 
     def test_it_can_be_asked_for_by_number(self):
         """Epoch 7 was abandoned; whoever names it gets it, with a warning."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 
-from recovery.planning.following import Position, Stage, is_later, latest_first, needed, same_link
+from recovery.base.ids import Lease
+from recovery.planning.following import Position, Stage, is_later, lacking, latest_first, needed, same_link
+from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 
 BASE = "objects/part-0/a.sqlite3.zst"
 
@@ -38,6 +41,46 @@ def test_the_latest_comes_first_in_any_order():
     chance.shuffle(stages)
     assert latest_first([(each, each) for each in stages]) == first
     assert all(is_later(one, other) for one, other in itertools.combinations(first, 2))
+
+
+def test_the_term_counts_more_than_clocks_and_executions():
+    """A holder whose clock is ahead, or whose last backup came late, is not taken for its successor."""
+    late = stage("ab", 9, 10**15)._replace(term=1)
+    for later in (stage("ac", 2, 5, started=lambda _: 0), stage("a", 1), stage("ab", 9, 9)):
+        assert is_later(later._replace(term=2), late)
+        assert not is_later(late, later._replace(term=2))
+        assert is_later(late, later)
+
+
+def partition(*runs: tuple[str, int, int]) -> PartitionDescription:
+    """A partition on which executions began: name, the epoch that each resumed at, and its last one (0: none)."""
+    begun, epochs = [], []
+    for number, (name, resume_epoch, last) in enumerate(runs, 1):
+        begun.append(Execution(number, name, "flow", resume_epoch, number, 10.0, 0.0, f"host of {name}", 1, "test"))
+        epochs = [each for each in epochs if each.epoch < resume_epoch]
+        lease = Lease(number, name)
+        epochs += [ClosedEpoch(n, lease, n, n, n, 1, 1, 0, 0, 0) for n in range(resume_epoch, last + 1)]
+    return PartitionDescription(Path("part-0.sqlite3"), 0, 1, "s", "flow", 0, tuple(begun), tuple(epochs), 1)
+
+
+def test_what_a_directory_lacks():
+    """Epochs of executions that it does not know, and later ones of its newest; nothing once it went on, or back."""
+    there = partition(("a", 1, 4), ("b", 5, 7))
+    cases = {
+        (("a", "b"), 7): None,
+        (("a", "b"), 9): None,
+        (("a", "b"), 6): (7, 7, "b"),
+        (("a",), 4): (5, 7, "b"),
+        (("a",), 3): (4, 7, "b"),
+        (("a", "other"), 8): (5, 7, "b"),
+        ((), 0): (1, 7, "b"),
+        (("a", "b", "c"), 2): None,
+    }
+    for (known, epoch), expected in cases.items():
+        found = lacking(known, epoch, [there, partition(("a", 1, 4), ("b", 5, 8))])
+        assert (found and (found.first, found.last, found.execution.id)) == expected, (known, epoch)
+    assert lacking(["a"], 4, [partition(("a", 1, 4), ("b", 5, 0))]) is None
+    assert lacking(["a"], 9, [partition(("a", 1, 9), ("b", 3, 5))])[:2] == (3, 5)
 
 
 def position(links: int, origin: str, fingerprint: int = 1, taken_ms: int = 0, base: str = BASE) -> Position:

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from recovery.backup.lease import read_term
 from recovery.backup.repository import list_backups
 from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
-from recovery.errors import BackupTargetError, ForeignPartitionError, TakenOverError
+from recovery.base.ids import Epoch
+from recovery.errors import BackupTargetError, ForeignPartitionError, StaleDirectoryError, TakenOverError
 from recovery.planning.replica import ReplicaLag, Shipped
 from recovery.planning.resume import plan_resume
 from recovery.replication.messages import Answer
@@ -30,7 +32,7 @@ from tests.backup.support import back_up, bring_back, states
 from tests.backup.test_incremental import fill
 from tests.backup.test_incremental_faults import change
 from tests.backup.test_lazy import begin as lazily_restored
-from tests.stores import ROOT
+from tests.stores import ROOT, Driver
 
 
 @pytest.fixture
@@ -47,9 +49,12 @@ def begin(store, tmp_path) -> Iterator[Callable[..., Replication]]:
     begun: list[Replication] = []
 
     def begin(place: Path | str = "", **options) -> Replication:
-        store_id = plan_resume(scan(store)).partitions[0].store_id
+        plan = plan_resume(scan(store))
         place = str(place or tmp_path / "dest")
-        begun.append(Replication(store, store_id, place, tmp_path, clock=SystemClock(), **options))
+        began = sorted({each.id for found in plan.partitions for each in found.executions})
+        known = {"began": began, "epoch": plan.resume_epoch - 1}
+        store_id = plan.partitions[0].store_id
+        begun.append(Replication(store, store_id, place, tmp_path, clock=SystemClock(), **known, **options))
         return begun[-1]
 
     yield begin
@@ -271,8 +276,36 @@ class TestTakenOver:
         assert (done.before.execution, done.before.ended, done.unseen) == (2, 3, "nothing")
         assert states(tmp_path / "standby") == states(store)
 
+    def test_an_older_copy_of_the_directory_is_refused(self, store, begin, tmp_path):
+        """A snapshot of the disk has the term too; what was shipped since shows that it is one. The directory itself
+        goes on, also when it has gone back since."""
+        replication = begin(execution=1)
+        closes(store, replication)
+        replication.wait(lambda: False)
+        copy = Path(shutil.copytree(store, tmp_path / "copy"))
+        closes(store, replication)
+        replication.end()
+        writer = read_term(DirectoryTarget(tmp_path / "dest"))
+        shutil.move(store, tmp_path / "newer")
+        shutil.move(copy, store)
+        with pytest.raises(StaleDirectoryError, match="ends at epoch 2"):
+            begin(execution=2).ready(60)
+        assert read_term(DirectoryTarget(tmp_path / "dest")) == writer
+        shutil.move(store, copy)
+        shutil.move(tmp_path / "newer", store)
+        with Driver(store, resume_epoch=Epoch(2)) as run:
+            run.apply(run.epoch * 1000, {"old1": "again"})
+            run.close(run.epoch * 1000)
+        again = begin(execution=2)
+        again.ready(60)
+        again.closed()
+        again.wait(lambda: False)
+        newest = list_backups(DirectoryTarget(tmp_path / "dest")).newest
+        assert (newest.term, newest_of(newest).epoch) == (2, 2)
+
     def test_a_restored_directory_replaces_the_writer_on_request(self, store, begin, tmp_path):
-        """Without that it is refused: the other one may still run. What that shipped since the restore is said."""
+        """Without that it is refused: the other one may still run. Also with it, if that has shipped more since the
+        restore; whoever writes is not disturbed by that. If it may be lost, it is said what is."""
         replication = begin()
         closes(store, replication)
         replication.wait(lambda: False)
@@ -283,11 +316,16 @@ class TestTakenOver:
         shutil.move(tmp_path / "new", store)
         with pytest.raises(TakenOverError, match="--takeover"):
             begin(execution=2).ready(60)
+        writer = read_term(DirectoryTarget(tmp_path / "dest"))
+        with pytest.raises(StaleDirectoryError, match=r"it has epoch 3, closed by execution .* ends at epoch 2"):
+            begin(execution=2, takeover=True).ready(60)
+        assert read_term(DirectoryTarget(tmp_path / "dest")) == writer
         told = []
-        again = begin(execution=2, takeover=True, log=told.append)
+        again = begin(execution=2, takeover=True, lose_epochs=True, log=told.append)
         again.ready(60)
         closes(store, again)
         again.end()
         assert again.state.problem is None
         [lacks] = told
-        assert lacks.startswith(f"recovery: {tmp_path / 'dest'} has epoch 3, in backup ")
+        assert lacks.startswith(f"recovery: {tmp_path / 'dest'}: it has epoch 3, closed by execution ")
+        assert lacks.endswith("what it has besides is lost")

@@ -18,6 +18,7 @@ from recovery.errors import BackupTargetError, ForeignPartitionError, LeaseLostE
 from recovery.planning.backups import KeepRule
 from recovery.planning.replica import Shipped
 from recovery.replication.shipper import PASSING, Shipper
+from recovery.storage.scan import scan
 from tests.backup.support import back_up, bring_back, in_memory, random_id, states
 from tests.backup.test_faults import NOW_MS, FailingTarget, one_at_a_time  # noqa: F401
 from tests.backup.test_incremental import History, assert_every_epoch_is_there, fill
@@ -160,28 +161,40 @@ def test_a_place_of_another_store_is_refused(store, make_store, tmp_path):
 def test_what_the_place_holds_besides_is_said(store, tmp_path):
     """A copy of the directory, or one that was restored while the run went on, lacks what was shipped since."""
     place = tmp_path / "dest"
+
+    def lacks(directory: Path, target: Path = place) -> str | None:
+        described = [file.description for file in scan(directory)]
+        known = {each.id for found in described for each in found.executions}
+        return shipper(directory, target).lacks(known, min(each.newest_epoch for each in described))
+
     ours = shipper(store, place)
     ours.ship()
     copy = Path(shutil.copytree(store, tmp_path / "copy"))
-    assert shipper(copy, place).lacks() is None
+    assert lacks(copy) is None
     change(store)
-    assert shipper(store, place).lacks() is None
+    assert lacks(store) is None
     ours.ship()
-    assert shipper(store, place).lacks() is None
-    assert f"{place} has epoch 2, in backup " in shipper(copy, place).lacks()
+    assert lacks(store) is None
+    assert lacks(copy).startswith("it has epoch 2, closed by execution 2 on ")
+    assert lacks(copy).endswith("and this directory ends at epoch 1")
+    # It goes on by itself: now each has an epoch that the other one lacks, whatever their clocks say.
+    change(copy)
+    assert lacks(copy).startswith("it has epoch 2, closed by execution 2 on ")
+    assert lacks(store) is None
     (tmp_path / "empty").mkdir()
-    assert shipper(copy, tmp_path / "empty").lacks() is None
+    assert lacks(copy, tmp_path / "empty") is None
 
 
 @pytest.mark.parametrize("passed", [2, 3])
 def test_a_fence_that_is_down_stops_the_shipping(store, tmp_path, passed):
     """Before the manifest is written, and when it is there: then the epoch does not count as shipped."""
-    fences = iter([*[None] * passed, LeaseLostError("taken over")])
+    fences = iter([*[0] * passed, LeaseLostError("taken over")])
 
-    def fence() -> None:
-        error = next(fences)
-        if error is not None:
-            raise error
+    def fence() -> int:
+        found = next(fences)
+        if isinstance(found, LeaseLostError):
+            raise found
+        return found
 
     ours = shipper(store, tmp_path / "dest", fence=fence)
     ours.ship()

@@ -14,9 +14,10 @@ from typing import Annotated, Any
 
 import msgspec
 
+from recovery.backup.beside import read_beside, write_beside
 from recovery.base.untrusted_json import Count, Moment, decode_json
 from recovery.errors import CorruptPartitionError, StorageError, UnsupportedVersionError
-from recovery.host.durable import modes_beside, read_regular, replace_durably, sync
+from recovery.host.durable import sync
 from recovery.planning.following import Position
 from recovery.storage.standby import LARGEST, NAME
 
@@ -30,7 +31,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=65_536)]
 @dataclass(frozen=True, slots=True)
 class At:
     """The backup that a standby is as of, or is about to be. positions: of its partitions, by index; None: it has to be
-    fetched whole. whole: the indexes of the partitions of which a whole file was fetched."""
+    fetched whole. whole: the indexes of the partitions of which a whole file was fetched. term: of its writer."""
 
     manifest: _Text
     taken_ms: Moment
@@ -38,6 +39,7 @@ class At:
     closed_ms: Moment | None
     positions: tuple[Position | None, ...]
     whole: tuple[Count, ...] = ()
+    term: Count = 0
 
     @property
     def is_whole(self) -> bool:
@@ -63,12 +65,9 @@ def read_standby(directory: Path) -> Standby | None:
     """Return the document of a standby, None if the directory is none. Raises CorruptPartitionError for one that this
     package did not write, UnsupportedVersionError or StorageError."""
     path = directory / NAME
-    try:
-        content = read_regular(path, LARGEST)
-    except FileNotFoundError:
+    content = read_beside(path, LARGEST)
+    if content is None:
         return None
-    except OSError as error:
-        raise StorageError(str(error), path=path) from error
 
     def refuse(why: str) -> CorruptPartitionError:
         return CorruptPartitionError(
@@ -87,10 +86,7 @@ def read_standby(directory: Path) -> Standby | None:
 def write_standby(directory: Path, document: Standby) -> None:
     """Replace the document, atomically; durable when it returns. Raises StorageError."""
     path = directory / NAME
-    try:
-        replace_durably(path, msgspec.json.encode(document), mode=modes_beside(path).file)
-    except OSError as error:
-        raise StorageError(str(error), path=path) from error
+    write_beside(path, msgspec.json.encode(document), like=path)
 
 
 def end_standby(directory: Path) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from recovery.backup.catalog import stage
 from recovery.backup.lease import Term, read_term
 from recovery.backup.manifest import Manifest, manifest_name
 from recovery.backup.objects import SpoiledObject
@@ -233,7 +234,7 @@ class Follower:
         self._document = replace(self._document, at=replace(at, positions=kept))
         if self._document.at is not None and self._document.at.is_whole:
             described = [describe_file(path) for path in self._paths(len(kept))]
-            self._stage = stage_of(described, at.taken_ms, at.manifest)
+            self._stage = stage_of(described, at.taken_ms, at.manifest, at.term)
 
     def _note_writer(self) -> None:
         self.writer = read_term(self._target)
@@ -254,13 +255,13 @@ class Follower:
 
     def _later(self, listing: Listing) -> list[Manifest]:
         """Return the backups that the directory is not as of yet, the latest first."""
-        found = [(_stage(manifest), manifest) for manifest in listing.manifests]
+        found = [(stage(manifest), manifest) for manifest in listing.manifests]
         return latest_first([each for each in found if self._stage is None or is_later(each[0], self._stage)])
 
     def _looked(self, listing: Listing, followed: Followed | None, missed: Sequence[Missed]) -> Look:
-        stage, at = self._stage, self.at
-        if stage is not None:
-            done = [manifest for manifest in listing.manifests if not is_later(_stage(manifest), stage)]
+        reached, at = self._stage, self.at
+        if reached is not None:
+            done = [manifest for manifest in listing.manifests if not is_later(stage(manifest), reached)]
             self._passed |= {manifest_name(manifest.id) for manifest in done}
         newest = manifest_name(at.manifest) if at is not None else ""
         damaged = [
@@ -296,12 +297,13 @@ class Follower:
             closed_ms=None if closed is None else closed.closed_ms,
             positions=tuple(one.position for one in staged),
             whole=tuple(index for index, one in enumerate(staged) if one.whole is not None),
+            term=manifest.term,
         )
         self._document = replace(self._document, store_id=manifest.store_id, coming=coming)
         write_standby(self.directory, self._document)
         faults.reach("follow.4")
         self._apply(coming)
-        self._stage = _stage(manifest) if self.at is not None and self.at.is_whole else None
+        self._stage = stage(manifest) if self.at is not None and self.at.is_whole else None
         names = [copy.description.path.name for copy in manifest.copies]
         return Followed(
             backup=manifest.id,
@@ -387,7 +389,3 @@ def _no_standby(directory: Path) -> ConfigurationError:
         cause="No recovery follow made it, or it was promoted.",
         remedy="Make one: python -m recovery follow SRC DIR",
     )
-
-
-def _stage(manifest: Manifest) -> Stage:
-    return stage_of([copy.description for copy in manifest.copies], manifest.started_ms, manifest.id)

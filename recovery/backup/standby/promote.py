@@ -89,7 +89,7 @@ def promote(
         missed: tuple[Missed, ...] = ()
         if not unfenced:
             # promote.2
-            claimant = Claimant(directory, document.store_id, "promotion", os.getpid())
+            claimant = Claimant(directory, document.store_id, "promotion", os.getpid(), least=document.at.term)
             lease = claim(open_documents(document.place), claimant, clock, random_id, seen=document.writer)
             term, before = lease.term, lease.before
             faults.reach("promote.2")

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from recovery.errors import ConfigurationError, RecoveryError, StateBackendError
 from recovery.host.buckets import Access, azure_access, gs_access, s3_access
-from recovery.host.durable import PRIVATE, create, files_below, make_directories, open_own, read_regular, sync
+from recovery.host.durable import PRIVATE, UMASK, create, files_below, make_directories, open_own, read_regular, sync
 from recovery.operational.backends.address import SECRETS, TIMEOUT, Address, bad_address
 from recovery.storage.lock import free
 
@@ -87,14 +87,16 @@ class FileObjects:
     """Objects as files of a directory. An operating system lock excludes other writers of this machine; no writer waits
     for it longer than `timeout_s`.
 
-    The directory must exist: an unmounted share or a wrong path is never taken for empty.
+    The directory must exist: an unmounted share or a wrong path is never taken for empty. as_root: files get the
+    permissions of the directory, as far as the umask allows; by default only this user may read them.
     """
 
-    def __init__(self, root: Path, timeout_s: float) -> None:
+    def __init__(self, root: Path, timeout_s: float, *, as_root: bool = False) -> None:
         self.root = root
         # One place has one name, by which it is recognised.
         self.location = f"file://{os.path.realpath(root)}"
         self._timeout_s = timeout_s
+        self._as_root = as_root
 
     def get(self, path: str) -> Found | None:
         """See `Objects.get`."""
@@ -122,7 +124,7 @@ class FileObjects:
                 draft = target.with_name(f".{target.name}.draft")
                 # Only writers make a draft; a killed writer leaves it behind.
                 draft.unlink(missing_ok=True)
-                with os.fdopen(create(draft), "wb") as file:
+                with os.fdopen(create(draft, self._mode()), "wb") as file:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
@@ -176,10 +178,13 @@ class FileObjects:
             each.mkdir(PRIVATE.directory, exist_ok=True)
             sync(each.parent)
 
+    def _mode(self) -> int:
+        return self.root.stat().st_mode & UMASK.file | PRIVATE.file if self._as_root else PRIVATE.file
+
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         path = self.root / ".writing"
-        descriptor, holder_pid = open_own(path), os.getpid()
+        descriptor, holder_pid = open_own(path, self._mode()), os.getpid()
         try:
             for _ in range(1 + math.ceil(self._timeout_s / ATTEMPT_INTERVAL_S)):
                 with contextlib.suppress(BlockingIOError):

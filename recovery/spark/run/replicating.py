@@ -68,6 +68,9 @@ def begin_replication(config: RecoveryConfig, plan: ResumePlan, scratch: Path, c
         sync=config.replicate_sync,
         execution=plan.execution_number,
         takeover=config.takeover,
+        began=sorted({each.id for found in plan.partitions for each in found.executions}),
+        epoch=min(each.newest_epoch for each in plan.partitions),
+        lose_epochs=config.lose_epochs,
         shipped=shipped,
         lag=lag_of(partition.epochs, shipped, clock.wall_ms()),
     )

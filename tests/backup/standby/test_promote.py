@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
+import json
 import os
 import random
 import shutil
@@ -11,8 +13,13 @@ from pathlib import Path
 import pytest
 
 from recovery.backup.conditional import open_documents
-from recovery.backup.lease import Claimant, Lease, claim
+from recovery.backup.lease import Claimant, Lease, claim, read_term
+from recovery.backup.make import make_backup
+from recovery.backup.manifest import manifest_name
+from recovery.backup.repository import list_backups, prune
+from recovery.backup.standby.follow import Follower
 from recovery.backup.standby.promote import promote
+from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
 from recovery.base.ids import Epoch
 from recovery.errors import (
@@ -24,15 +31,17 @@ from recovery.errors import (
     StandbyDirectoryError,
     TakenOverError,
 )
+from recovery.operational.backends.objects import FileObjects
+from recovery.planning.backups import KeepRule
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
 from tests.backup.standby.support import assert_follows, followed, newest_state, promoted, writer
-from tests.backup.support import back_up, random_id
+from tests.backup.support import back_up, bring_back, random_id
 from tests.backup.test_incremental import History, fill
 from tests.backup.test_incremental_faults import change, flip
 from tests.faults.minirun import MiniRun, child, die_at, states, totals
-from tests.shares import seeds
+from tests.shares import seeds, some
 from tests.stores import Driver, problems
 
 
@@ -162,6 +171,145 @@ def test_killed_at_a_crash_point_it_is_repeated(store, tmp_path, point):
     assert_follows(standby, store)
     with pytest.raises(TakenOverError):
         lease.check()
+
+
+class Cut:
+    """A connection to the place that is cut at the k-th operation, and stays so: before it, or after its work is done.
+    Operations are those on documents and on objects."""
+
+    def __init__(self, monkeypatch, at: int, done: bool) -> None:
+        self.operations, self._at, self._done = 0, at, done
+        for kind, names in ((FileObjects, ("get", "put")), (DirectoryTarget, ("read", "entries"))):
+            for name in names:
+                monkeypatch.setattr(kind, name, self._through(getattr(kind, name)))
+
+    def _through(self, work):
+        def operation(*given):
+            self.operations += 1
+            if self.operations > self._at or (self.operations == self._at and not self._done):
+                raise BackupTargetError("cut", path="place")
+            found = work(*given)
+            if self.operations == self._at:
+                raise BackupTargetError("cut", path="place")
+            return found
+
+        return operation
+
+
+@pytest.mark.parametrize("stride", some([7, 1], 7))
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+def test_a_cut_at_any_operation_of_taking_over(store, tmp_path, done, stride):
+    """The old run may go on as long as nobody has its place, and then no more; the promotion is repeated, and has all
+    that was published. RECOVERY_TEST_TAKEOVER_STRIDE says how many operations lie between two cuts."""
+    place, standby = tmp_path / "place", tmp_path / "standby"
+    lease = writer(store, place, sync=True)
+    back_up(store, place, incremental=True)
+    followed(place, standby)
+    change(store)
+    back_up(store, place, incremental=True)
+    stride = stride if stride > 1 else int(os.environ.get("RECOVERY_TEST_TAKEOVER_STRIDE", "1"))
+    whole = 0
+    for at in itertools.count(1, stride):
+        here = tmp_path / f"{at}"
+        shutil.copytree(place, here / "place")
+        shutil.copytree(standby, here / "standby")
+        # It follows the copy of the place.
+        with Follower(here / "standby", str(here / "place"), SystemClock()) as follower:
+            assert follower.document.writer == lease.term.nonce
+        with pytest.MonkeyPatch.context() as patch:
+            cut = Cut(patch, at, done)
+            try:
+                promoted(here / "standby")
+                whole = at
+            except BackupTargetError:
+                pass
+        documents = open_documents(str(here / "place"))
+        old = Lease(documents, lease.term, None)
+        if read_term(DirectoryTarget(here / "place")) == lease.term:
+            old.check()
+        if not whole:
+            result = promoted(here / "standby")
+            assert (result.before, result.term.term, result.unseen) == (lease.term, 2, "unpublished")
+        with pytest.raises(TakenOverError, match="a promotion"):
+            old.check()
+        assert_follows(here / "standby", store)
+        claim(documents, Claimant(here / "standby", lease.term.store_id, "flow x", 1, 9), SystemClock(), random_id)
+        shutil.rmtree(here)
+        if whole:
+            assert cut.operations < at
+            assert at > 2
+            break
+
+
+class Ahead(SystemClock):
+    """The clock of a host that is a day ahead."""
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + 86_400_000
+
+
+@pytest.mark.parametrize("skewed", ["old", "new"])
+def test_of_two_holders_the_later_term_counts(store, tmp_path, skewed):
+    """Both begin an execution of the same number, and the clock of either is a day ahead. A backup of the old one comes
+    late. Who follows, restores, prunes or backs up goes on from the new one."""
+    place, standby, target = tmp_path / "place", tmp_path / "standby", DirectoryTarget(tmp_path / "place")
+    clocks = {"old": SystemClock(), "new": SystemClock(), skewed: Ahead()}
+    writer(store, place)
+    first = back_up(store, place, incremental=True).manifest
+    followed(place, standby)
+    promoted(standby)
+
+    def goes_on(directory: Path, name: str, term: int) -> str:
+        with Driver(directory, started_ms=clocks[name].wall_ms()) as run:
+            for _ in range(2):
+                run.apply(run.epoch * 1000, {"old1": f"of {name} {run.epoch}"})
+                run.close(run.epoch * 1000)
+            clock = clocks[name]
+            options = {"incremental": True, "random_id": random_id, "may_count": lambda: term}
+            return make_backup(directory, target, clock=clock, base=first, **options).manifest.id
+
+    made = {"new": goes_on(standby, "new", 2), "old": goes_on(store, "old", 1)}
+    numbers = {file.description.executions[-1].number for path in (store, standby) for file in scan(path)}
+    assert len(numbers) == 1
+    assert [each.term for each in list_backups(target).manifests] == [1, 1, 2]
+    assert list_backups(target).newest.id == made["new"]
+
+    def check(name: str) -> None:
+        followed(place, tmp_path / f"watcher {name}")
+        bring_back(place, tmp_path / f"restored {name}", tmp_path)
+        for directory in (tmp_path / f"watcher {name}", tmp_path / f"restored {name}"):
+            assert newest_state(directory) == newest_state(standby)
+            assert problems(directory) == []
+
+    check("then")
+    kept = prune(target, [KeepRule(count=1)], clocks["old"].wall_ms()).kept
+    assert made["new"] in kept
+    check("pruned")
+    # A backup by hand has the term of the place, and continues the new one's chain.
+    change(standby)
+    by_hand = back_up(standby, place, incremental=True)
+    assert (by_hand.manifest.term, by_hand.whole_because) == (2, {})
+    check("by hand")
+
+
+def test_manifests_without_a_term_are_read(store, tmp_path):
+    """Older versions wrote none; they count as older than those with one."""
+    place = tmp_path / "place"
+    old = back_up(store, place, incremental=True).manifest
+    path = place / manifest_name(old.id)
+    content = json.loads(gzip.decompress(path.read_bytes()))
+    assert content.pop("term") == 0
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
+    [found] = list_backups(DirectoryTarget(place)).manifests
+    assert (found.id, found.term, found.epoch) == (old.id, 0, old.epoch)
+    lease = writer(store, place)
+    assert back_up(store, place, incremental=True).manifest.term == lease.term.term == 1
+    assert [each.term for each in list_backups(DirectoryTarget(place)).manifests] == [0, 1]
+    # A lease that was removed begins behind the terms of the backups.
+    (place / "lease.json").unlink()
+    (store / "lease.json").unlink()
+    claimant = Claimant(store, old.store_id, "flow x", 1, 9, least=1)
+    assert claim(open_documents(str(place)), claimant, SystemClock(), random_id).term.term == 2
 
 
 class Replicating:
