@@ -424,7 +424,7 @@ def _run(store_maker, examples: int, steps: int):
 
 def test_random_histories_agree_with_a_model_of_every_epoch(store_maker):
     """Whatever happens in whatever order, each held epoch is what the model says, and a full check finds nothing."""
-    _run(store_maker, 15, 25)
+    _run(store_maker, 8, 25)
 
 
 @pytest.mark.long
