@@ -1,4 +1,4 @@
-"""The flow of totals, with a Delta or an Iceberg table as its output."""
+"""The flow of totals, with a Delta or an Iceberg table as its output, or as its input."""
 
 from recovery import DeltaSink, Flow, IcebergSink, stateful
 
@@ -17,11 +17,14 @@ def add_up(key, rows, state):
     yield key, count, total
 
 
+STEP = stateful("totals", key="key", update=add_up, output="key string, n long, total long")
+
+
 def totals(path, sink):
     def build(spark):
         lines = spark.readStream.option("maxFilesPerTrigger", 1).text(path)
         pairs = lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
-        return pairs.transform(stateful("totals", key="key", update=add_up, output="key string, n long, total long"))
+        return pairs.transform(STEP)
 
     return Flow("totals", build, sink=sink)
 
@@ -32,3 +35,8 @@ def make_delta(path, table):
 
 def make_iceberg(path, directory):
     return totals(path, IcebergSink(NAME, properties=properties(directory)))
+
+
+def read_iceberg(table):
+    """A micro-batch reads all snapshots that there are."""
+    return Flow("totals", lambda spark: spark.readStream.format("iceberg").load(table).transform(STEP))

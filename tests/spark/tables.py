@@ -1,14 +1,15 @@
-"""What the tests of sinks of table formats share: a row of every type, and runs that are killed at each step."""
+"""What the tests of table formats share: a row of every type, runs that are killed at each step, a table as input."""
 
 from __future__ import annotations
 
 import datetime
 import decimal
+import shutil
 import signal
 from pathlib import Path
 
 from recovery import init_partitions
-from tests.spark.support import ROOT, states
+from tests.spark.support import ROOT, states, totals_step
 from tests.spark.test_crashes import finish, recovery_command
 from tests.spark.test_sinks import running_totals
 
@@ -55,3 +56,48 @@ def check_kills(feed, directory: Path, flow: str, kills: list, rows) -> None:
         assert process.returncode == (-signal.SIGKILL if point else 0), f"{point}: {printed}"
     assert rows() == sorted(running_totals(feed.rows, 40))
     assert states(directory, "totals") == feed.totals()
+
+
+SIZE = 10
+
+
+class Table:
+    """A table that Spark writes and a flow reads, `SIZE` rows in one file with each commit."""
+
+    def __init__(self, spark, name: str) -> None:
+        """name: as SQL has it."""
+        self.spark, self.name, self.rows = spark, name, []
+
+    def add(self, commits: int = 1) -> None:
+        for _ in range(commits):
+            self.write(self.new_rows())
+
+    def new_rows(self):
+        """The next rows, as a frame."""
+        numbers = range(len(self.rows), len(self.rows) + SIZE)
+        self.rows += [(f"k{number % 3}", number) for number in numbers]
+        rows = self.spark.range(numbers.start, numbers.stop, 1, 1)
+        return rows.selectExpr("concat('k', id % 3) AS key", "id AS value")
+
+    def sql(self, statement: str) -> list:
+        return self.spark.sql(statement.format(self.name)).collect()
+
+    def frame(self, **options):
+        """The table as a stream, by one step."""
+        return self.reader().options(**options).load(self.place).transform(totals_step())
+
+    def totals(self) -> dict[str, list[int]]:
+        """The state that counts each row once."""
+        return counted(self.rows)
+
+
+def counted(rows) -> dict[str, list[int]]:
+    """Count and sum per key."""
+    return {key: [n, total] for key, n, total in running_totals(rows, len(rows))}
+
+
+def restored(directory: Path) -> Path:
+    """A copy of a recovery directory, as of a run that ended before."""
+    copy = directory.with_name(f"{directory.name}-copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    return Path(shutil.copytree(directory, copy))
