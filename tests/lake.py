@@ -1,4 +1,4 @@
-"""Delta's connector for Spark, for tests.
+"""Connectors of Spark for Delta and Iceberg, for tests.
 
 `.ci/run` fetches the jars. Without them, or on another version of Spark than theirs, what needs them is skipped.
 """
@@ -12,16 +12,39 @@ import pytest
 
 from recovery.spark.jvm.versions import VERSION
 
-DIRECTORY = Path(os.environ.get("RECOVERY_TEST_DELTA_JARS", Path(__file__).parents[1] / ".ci" / "delta-jars"))
-MADE_FOR = "delta-spark_{}.{}_*.jar".format(*VERSION)
-JARS = sorted(DIRECTORY.glob("*.jar")) if any(DIRECTORY.glob(MADE_FOR)) else []
-SETTINGS = {
+ROOT = Path(__file__).parents[1]
+
+
+def _jars(kind: str, connector: str) -> tuple[list[Path], pytest.MarkDecorator]:
+    """The jars of a connector, none if it is made for another Spark, and the mark of tests that need them."""
+    home = Path(os.environ.get(f"RECOVERY_TEST_{kind.upper()}_JARS", ROOT / ".ci" / f"{kind}-jars"))
+    made_for = connector.format(*VERSION)
+    jars = sorted(home.glob("*.jar")) if any(home.glob(made_for)) else []
+    return jars, pytest.mark.skipif(
+        not jars, reason=f"no jars {made_for}: mvn -f .ci/{kind}/pom.xml, as .ci/run does, for its step on that Spark"
+    )
+
+
+DELTA, needs_delta = _jars("delta", "delta-spark_{}.{}_*.jar")
+ICEBERG, needs_iceberg = _jars("iceberg", "iceberg-spark-runtime-{}.{}_*.jar")
+JARS = [*DELTA, *ICEBERG]
+DELTA_SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
 }
 """Delta as its guide sets it up; the last two make it quick, and let tests remove files that are new."""
-needs_delta = pytest.mark.skipif(
-    not JARS, reason=f"no jars {MADE_FOR}: mvn -f .ci/delta/pom.xml, as .ci/run does, for its step on that Spark"
-)
+SETTINGS = DELTA_SETTINGS if DELTA else {}
+
+
+def iceberg_catalog(name: str, directory: Path) -> dict[str, str]:
+    """The settings of a catalog in a SQLite file, which `tests.flows.tables.properties` describes to pyiceberg."""
+    settings = {
+        "": "org.apache.iceberg.spark.SparkCatalog",
+        ".type": "jdbc",
+        ".uri": f"jdbc:sqlite:{directory}/catalog.db",
+        ".warehouse": f"file://{directory}/warehouse",
+        ".cache-enabled": "false",
+    }
+    return {f"spark.sql.catalog.{name}{key}": value for key, value in settings.items()}

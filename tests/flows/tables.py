@@ -1,4 +1,4 @@
-"""The flow of totals, with a Delta or an Iceberg table as its output."""
+"""The flow of totals, with a Delta or an Iceberg table as its output, or as its input."""
 
 from recovery import DeltaSink, Flow, IcebergSink, stateful
 
@@ -17,6 +17,9 @@ def add_up(key, rows, state):
     yield key, count, total
 
 
+STEP = stateful("totals", key="key", update=add_up, output="key string, n long, total long")
+
+
 def lines(path):
     def read(spark):
         found = spark.readStream.option("maxFilesPerTrigger", 1).text(path)
@@ -27,8 +30,7 @@ def lines(path):
 
 def totals(read, sink):
     def build(spark):
-        step = stateful("totals", key="key", update=add_up, output="key string, n long, total long")
-        return read(spark).transform(step)
+        return read(spark).transform(STEP)
 
     return Flow("totals", build, sink=sink)
 
@@ -46,3 +48,8 @@ def make_delta_from_delta(path, table):
     return totals(
         lambda spark: spark.readStream.format("delta").option("maxFilesPerTrigger", 1).load(path), DeltaSink(table)
     )
+
+
+def read_iceberg(table):
+    """A micro-batch reads all snapshots that there are."""
+    return Flow("totals", lambda spark: spark.readStream.format("iceberg").load(table).transform(STEP))

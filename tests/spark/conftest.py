@@ -21,7 +21,7 @@ def spark():
     prepare_environment(str(ROOT))
     # A JVM loads jars when it starts, so the connectors' come with it, where there are some.
     jars = ",".join(map(str, [*CONNECTOR, *JARS]))
-    conf = {"spark.sql.shuffle.partitions": "2", "spark.jars": jars, **(SETTINGS if JARS else {})}
+    conf = {"spark.sql.shuffle.partitions": "2", "spark.jars": jars, **SETTINGS}
     session = create_session("tests", master="local[2,4]", conf=conf)
     install(session)
     yield session

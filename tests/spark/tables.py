@@ -1,4 +1,4 @@
-"""What the tests of sinks of table formats share: a row of every type, and runs that are killed at each step."""
+"""What the tests of table formats share: a row of every type, runs that are killed at each step, a table as input."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import datetime
 import decimal
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from recovery import init_partitions
 from recovery.storage.scan import scan
-from tests.spark.support import ROOT, going_back, states
+from tests.spark.support import ROOT, going_back, states, totals_step
 from tests.spark.test_crashes import finish, recovery_command
 from tests.spark.test_sinks import running_totals
 
@@ -104,3 +105,48 @@ def whole_history(table: Path) -> int:
     history = DeltaTable(str(table)).history()
     assert [each["version"] for each in history] == list(range(len(history)))[::-1]
     return len(history)
+
+
+SIZE = 10
+
+
+class Table:
+    """A table that Spark writes and a flow reads, `SIZE` rows in one file with each commit."""
+
+    def __init__(self, spark, name: str) -> None:
+        """name: as SQL has it."""
+        self.spark, self.name, self.rows = spark, name, []
+
+    def add(self, commits: int = 1) -> None:
+        for _ in range(commits):
+            self.write(self.new_rows())
+
+    def new_rows(self):
+        """The next rows, as a frame."""
+        numbers = range(len(self.rows), len(self.rows) + SIZE)
+        self.rows += [(f"k{number % 3}", number) for number in numbers]
+        rows = self.spark.range(numbers.start, numbers.stop, 1, 1)
+        return rows.selectExpr("concat('k', id % 3) AS key", "id AS value")
+
+    def sql(self, statement: str) -> list:
+        return self.spark.sql(statement.format(self.name)).collect()
+
+    def frame(self, **options):
+        """The table as a stream, by one step."""
+        return self.reader().options(**options).load(self.place).transform(totals_step())
+
+    def totals(self) -> dict[str, list[int]]:
+        """The state that counts each row once."""
+        return counted(self.rows)
+
+
+def counted(rows) -> dict[str, list[int]]:
+    """Count and sum per key."""
+    return {key: [n, total] for key, n, total in running_totals(rows, len(rows))}
+
+
+def restored(directory: Path) -> Path:
+    """A copy of a recovery directory, as of a run that ended before."""
+    copy = directory.with_name(f"{directory.name}-copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    return Path(shutil.copytree(directory, copy))

@@ -3,67 +3,40 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from recovery import DeltaSink, init_partitions
-from recovery.errors import InputLostError, InputRewrittenError
-from tests.lake import JARS, SETTINGS, needs_delta
-from tests.spark.support import ROOT, run_to_end, set_to, states, totals_step
-from tests.spark.tables import kill_at_any_moment, whole_history
+from recovery import DeltaSink, FileSink, init_partitions
+from recovery.errors import FlowFailedError, InputLostError, InputRewrittenError
+from tests.lake import DELTA, SETTINGS, needs_delta
+from tests.spark.support import ROOT, run_to_end, set_to, states
+from tests.spark.tables import SIZE, Table, counted, kill_at_any_moment, restored, whole_history
 from tests.spark.test_crashes import recovery_command
 from tests.spark.test_sinks import running_totals
 
 pytestmark = needs_delta
 KILLS = int(os.environ.get("RECOVERY_TEST_DELTA_KILLS", "50"))
-SIZE = 10
 
 
-class Table:
-    """A Delta table that Spark writes, a file of `SIZE` rows in each version."""
-
+class DeltaTable(Table):
     def __init__(self, spark, path: Path) -> None:
-        self.spark, self.path, self.rows = spark, path, []
+        super().__init__(spark, f"delta.`{path}`")
+        self.path, self.place = path, str(path)
 
-    def add(self, versions: int = 1, mode: str = "append") -> None:
-        for _ in range(versions):
-            numbers = range(len(self.rows), len(self.rows) + SIZE)
-            rows = self.spark.range(numbers.start, numbers.stop, 1, 1)
-            rows.selectExpr("concat('k', id % 3) AS key", "id AS value").write.format("delta").mode(mode).save(
-                str(self.path)
-            )
-            self.rows += [(f"k{number % 3}", number) for number in numbers]
+    def write(self, rows, mode: str = "append") -> None:
+        rows.write.format("delta").mode(mode).save(self.place)
 
-    def sql(self, statement: str) -> None:
-        self.spark.sql(statement.format(f"delta.`{self.path}`"))
-
-    def frame(self, **options):
-        reader = self.spark.readStream.format("delta").option("maxFilesPerTrigger", 1)
-        return reader.options(**options).load(str(self.path)).transform(totals_step())
-
-    def totals(self) -> dict[str, list[int]]:
-        """The state that counts each row once."""
-        return counted(self.rows)
-
-
-def counted(rows) -> dict[str, list[int]]:
-    """Count and sum per key."""
-    return {key: [n, total] for key, n, total in running_totals(rows, len(rows))}
+    def reader(self):
+        return self.spark.readStream.format("delta").option("maxFilesPerTrigger", 1)
 
 
 @pytest.fixture
 def table(spark, tmp_path):
-    return Table(spark, tmp_path / "in")
-
-
-def restored(directory: Path) -> Path:
-    """A copy of a recovery directory, as of a run that ended before."""
-    copy = directory.with_name(f"{directory.name}-copy")
-    shutil.rmtree(copy, ignore_errors=True)
-    return Path(shutil.copytree(directory, copy))
+    return DeltaTable(spark, tmp_path / "in")
 
 
 def test_from_one_table_into_another(spark, table, tmp_path):
@@ -93,6 +66,36 @@ def test_from_one_table_into_another(spark, table, tmp_path):
     assert sorted(map(tuple, old.collect())) == sorted(running_totals(table.rows[: 2 * SIZE], SIZE))
 
 
+def test_other_ways_into_a_table(spark, table, tmp_path):
+    """The function of docs/delta.md: Delta skips no micro-batch that comes again, and writes none twice within a run.
+    The files of a FileSink, converted by Spark."""
+    page = (ROOT / "docs" / "delta.md").read_text()
+    [code] = re.findall(r"```python\n(from recovery import current_batch\n[^`]*)```", page)
+    names: dict = {}
+    exec(code.replace("/data/table", str(tmp_path / "out")), names)
+    crashes = [True]
+
+    def write(batch, batch_id):
+        names["write"](batch, batch_id)
+        names["write"](batch, batch_id)
+        if batch_id == 1 and crashes.pop():
+            raise RuntimeError("crashed")
+
+    table.add(2)
+    with pytest.raises(FlowFailedError, match="crashed"):
+        run_to_end(table.frame(), tmp_path / "db", write)
+    crashes.append(False)
+    run_to_end(table.frame(), tmp_path / "db", write)
+    found = sorted(map(tuple, spark.read.format("delta").load(str(tmp_path / "out")).collect()))
+    first, second = running_totals(table.rows[:SIZE]), running_totals(table.rows, SIZE)[3:]
+    assert found == sorted(first + second * 2)
+
+    run_to_end(table.frame(), tmp_path / "files-db", FileSink(tmp_path / "files"))
+    spark.sql(f"CONVERT TO DELTA parquet.`{tmp_path}/files`")
+    found = spark.read.format("delta").load(f"{tmp_path}/files").collect()
+    assert sorted(map(tuple, found)) == sorted(running_totals(table.rows, SIZE))
+
+
 def test_rows_that_were_replaced(table, tmp_path):
     """The error names the table and the version; the run goes on by skipping that version, or elsewhere from the
     beginning."""
@@ -100,7 +103,7 @@ def test_rows_that_were_replaced(table, tmp_path):
     run_to_end(table.frame(), tmp_path / "db")
     totals = table.totals()
     table.rows.clear()
-    table.add(mode="overwrite")
+    table.write(table.new_rows(), mode="overwrite")
     for _ in range(2):
         with pytest.raises(InputRewrittenError) as caught:
             run_to_end(table.frame(), tmp_path / "db")
@@ -176,7 +179,7 @@ def test_killed_at_any_moment(tmp_path):
 
     def begin(*options):
         flow = f"{ROOT}/tests/flows/tables.py:make_delta_from_delta({str(source)!r}, {str(output)!r})"
-        jars = ",".join(map(str, JARS))
+        jars = ",".join(map(str, DELTA))
         return recovery_command(flow, db, "-s", "0", "-b", "1h", "--jars", jars, *settings, *options)
 
     told = kill_at_any_moment(db, begin, add, KILLS)

@@ -1,7 +1,8 @@
 """Typed errors for input that is gone or was changed, found in what Spark and its connectors say.
 
-Kafka and Delta each have their own words for it. A file that is gone is known by its path only, so the table
-that it belongs to, and the version, come from what Spark says about the sources of its micro-batch.
+Kafka, Delta and Iceberg each have their own words for it. A file that is gone is known by its path only, so the table
+that it belongs to, and the version, come from what Spark says about the sources of its micro-batch. Iceberg names no
+table: `IcebergTable[name]: position` stands for each in what the run says about its sources.
 """
 
 from __future__ import annotations
@@ -36,7 +37,20 @@ _DELTA_LOG = re.compile(
 _DELTA_ID = re.compile(
     r"\[DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE\].*?It used to read [^']*\(id = '([\w-]+)'\)", re.DOTALL
 )
+_ICEBERG_SOURCE = re.compile(r"IcebergTable\[([^\]]+)\]: (\{[^}]*\}|-)")
+_ICEBERG_EXPIRED = re.compile(r"Cannot load current offset at snapshot (\d+), the snapshot was expired or removed")
+_ICEBERG_CHANGED = re.compile(r"Cannot process (?:delete|overwrite) snapshot: (\d+), to ignore \w+, set ([\w-]+)=true")
+_ICEBERG_ROLLED_BACK = re.compile(
+    r"Cannot find snapshot after \d+: not an ancestor"
+    r"|java\.lang\.Long\.longValue\(\)[^\n]*org\.apache\.iceberg\.Snapshot\.parentId"
+    r"|Table UUID does not match"
+)
+_ICEBERG_FILE = re.compile(r"(?:Failed to open input stream for file|File does not exist): (\S+)")
 _BEGIN_AGAIN = "To read the table from its beginning instead, run the flow with a new recovery directory."
+_KEEP_SNAPSHOTS = (
+    "Keep snapshots (history.expire.max-snapshot-age-ms) longer than the flow may stand still, or tag the newest one "
+    "that it has read."
+)
 _KEEP = "Keep VACUUM's retention and the log's (delta.logRetentionDuration) longer than the flow may stand still."
 
 
@@ -48,7 +62,7 @@ def lost_input(
     reading: what Spark says about the sources of the micro-batch that failed, for failures that say nothing of them.
     lacking: which of these topics Kafka lacks; empty if it does not say.
     """
-    found = _records_gone(text) or _topic_gone(text, lacking) or _of_delta(text)
+    found = _records_gone(text) or _topic_gone(text, lacking) or _of_delta(text) or _of_iceberg(text, reading)
     if found is not None:
         return found
     gone = _FILE.search(text)
@@ -135,6 +149,69 @@ def _of_delta(text: str) -> RecoveryError | None:
             remedy=f"Put the former table back. {_BEGIN_AGAIN}",
         )
     return None
+
+
+def _of_iceberg(text: str, reading: Callable[[], str]) -> RecoveryError | None:
+    changed, expired = _ICEBERG_CHANGED.search(text), _ICEBERG_EXPIRED.search(text)
+    rolled_back = _ICEBERG_ROLLED_BACK.search(text)
+    gone = _ICEBERG_FILE.search(text) if "org.apache.iceberg." in text else None
+    if changed is None and expired is None and rolled_back is None and gone is None:
+        return None
+    read = [(name, _snapshot(at)) for name, at in _ICEBERG_SOURCE.findall(reading())]
+    table = " or ".join(name for name, _ in read)
+    if changed is not None:
+        return InputRewrittenError(
+            f"the Iceberg table {table} was changed in snapshot {changed[1]}: rows were removed or replaced",
+            cause="A DELETE, UPDATE, MERGE or overwrite in a table of which the flow reads what is added.",
+            remedy="To go on with what later snapshots add, and to keep what was counted, set "
+            f'.option("{changed[2]}", "true"): it leaves out all rows of such snapshots. {_BEGIN_AGAIN}',
+        )
+    if expired is not None:
+        return table_expired(table, expired[1])
+    if rolled_back is not None:
+        return table_rolled_back(table, " or ".join(at for _, at in read))
+    assert gone is not None
+    return InputLostError(
+        f"the Iceberg table {table} no longer has a file that the flow had still to read: {gone[1]}",
+        cause="Its snapshot was expired while the flow read it, or somebody removed the file.",
+        remedy=f"Put the file back. {_BEGIN_AGAIN} {_KEEP_SNAPSHOTS}",
+    )
+
+
+def table_expired(table: str, snapshot: object, oldest: str = "") -> InputLostError:
+    """Return the error for an Iceberg table without the snapshot that the flow has read last. oldest: the oldest
+    snapshot that the table has."""
+    return InputLostError(
+        f"the Iceberg table {table} no longer has snapshot {snapshot}, from which the flow had to read on"
+        f"{f'; its oldest one is {oldest}' if oldest else ''}",
+        cause="It was expired before the flow had read on, or the table was deleted and made again.",
+        remedy=f"{_BEGIN_AGAIN} {_KEEP_SNAPSHOTS}",
+    )
+
+
+def table_rolled_back(table: str, snapshot: object) -> InputRewrittenError:
+    """Return the error for an Iceberg table whose newest snapshot does not come after the one that the flow has read
+    last."""
+    return InputRewrittenError(
+        f"the Iceberg table {table} was rolled back or replaced: snapshot {snapshot}, which the flow has read, does "
+        "not lead to its newest one",
+        cause="rollback_to_snapshot, set_current_snapshot, CREATE OR REPLACE TABLE, or a table made again.",
+        remedy=f"Set the table's current snapshot to the one that was read, or to one after it. {_BEGIN_AGAIN}",
+    )
+
+
+def table_emptied(table: str) -> InputRewrittenError:
+    """Return the error for an Iceberg table that had snapshots when the flow has read it before, and has none."""
+    return InputRewrittenError(
+        f"the Iceberg table {table} has no snapshots any more, and the flow has read some",
+        cause="It was replaced, or deleted and made again; or stream-from-timestamp is later than all it has.",
+        remedy=f"Put the former table back. {_BEGIN_AGAIN}",
+    )
+
+
+def _snapshot(position: str) -> str:
+    found = re.search(r'"snapshot_id":(\d+)', position)
+    return found[1] if found else "none"
 
 
 def _delta_sources(text: str) -> Iterator[tuple[str, dict[str, object]]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from recovery.spark.jvm.output_modes import Advice, advice
 from recovery.spark.jvm.plan_nodes import children, walk, with_children
 from recovery.spark.jvm.stream_readers import send_starts
 from recovery.spark.jvm.versions import repartition_by_id, source_name
+from recovery.spark.planner.iceberg_tables import IcebergTable, iceberg_table
 from recovery.spark.planner.replay import check_sources, options_of
 from recovery.spark.planner.state_store import check_provider
 from recovery.spark.steps.combine import PLACE_NAME
@@ -54,12 +55,14 @@ SOURCE_NODES = {"StreamingRelation", "StreamingRelationV2"}
 class BoundPlan:
     """A frame ready to start, with its steps, the places where it reads sources, the number of tasks that rows are
     exchanged over, and the tactics for its micro-batches. keeps_native_state: whether Spark keeps state of its own for
-    it. inputs: everything that the plan reads, also tables that do not stream."""
+    it. inputs: everything that the plan reads, also tables that do not stream. tables: Iceberg tables that stream, by
+    their places."""
 
     frame: DataFrame
     steps: tuple[RegisteredStep, ...]
     sources: SourcePlaces
     inputs: tuple[Input, ...]
+    tables: Mapping[int, IcebergTable]
     output_mode: str
     tasks: int
     tuning: Tuning
@@ -92,7 +95,7 @@ def bind(
     if native:
         _check_native_state(spark)
     check_sources(spark, plan, keeps_position)
-    sources, inputs = _sources(plan), tuple(_inputs(plan))
+    reads, inputs = list(_reads(plan)), tuple(_inputs(plan))
     context = spark.sparkContext
     limit = task_limit(context.master, dict(context.getConf().getAll()), context.defaultParallelism)
     tasks = min(partition_count, limit or partition_count)
@@ -109,13 +112,14 @@ def bind(
     runs = send_starts(spark, runs, (TICKS, "appended"))
     if runs is not plan:
         frame = _frame(spark, runs)
-    return BoundPlan(frame, steps, sources, inputs, output_mode, tasks, tuning, native)
+    found = {place: iceberg_table(spark, node) for place, (node, _) in enumerate(reads)}
+    tables = {place: table for place, table in found.items() if table is not None}
+    return BoundPlan(frame, steps, _sources(reads), inputs, tables, output_mode, tasks, tuning, native)
 
 
-def _sources(plan: Any) -> SourcePlaces:
+def _sources(reads: list[tuple[Any, frozenset[str]]]) -> SourcePlaces:
     """The places where the plan reads sources. Spark takes equal relations for one source; so does the comparison here,
     since py4j calls the JVM's `equals`."""
-    reads = list(_reads(plan))
     nodes = [node for node, _ in reads]
     sources = [next(i for i, each in enumerate(nodes) if each.equals(node)) for node in nodes]
     return places_of(

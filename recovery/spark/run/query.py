@@ -25,6 +25,7 @@ from recovery.sinks.delivery import Delivery
 from recovery.spark.jvm.errors import JVM_GONE, may_still_close
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan
+from recovery.spark.planner.iceberg_tables import IcebergInput
 from recovery.spark.run.events import BatchDone, rows_of
 from recovery.spark.run.launch import expect_no_state, launch, running, sources_read, stop_query
 from recovery.spark.run.listener import announce
@@ -59,6 +60,7 @@ class Begun:
     loads: FlowLoads
     closer: EpochCloser
     starts: SourceStarts
+    tables: IcebergInput
     began_s: float
     last: BatchId | None = None
     """The micro-batch after which the run ends; None: it ends with the input."""
@@ -83,6 +85,8 @@ class RecoveryQuery:
         self._loads = begun.loads
         self._closer = begun.closer
         self._starts = begun.starts
+        self._tables = begun.tables
+        self._status.tables = self._tables.__str__
         self._began_s = begun.began_s
         self._last = begun.last
         self._clock = clock
@@ -212,6 +216,7 @@ class RecoveryQuery:
         self._closer.check()
         self._reports.count_input()
         if self._prepared.temporary is None:
+            self._tables.check(batch_id)
             self._starts.keep(self._running(), batch_id)
         if self._closer.due():
             self._end_epoch(lambda: True)

@@ -36,6 +36,7 @@ from recovery.spark.jvm.lost_topics import topics_lacking
 from recovery.spark.jvm.session import is_made_here
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan, bind
+from recovery.spark.planner.iceberg_tables import IcebergInput
 from recovery.spark.run.checkpoint_home import checkpoint_home, discard_earlier
 from recovery.spark.run.events import Observer, ReplicaChanged, Resumed
 from recovery.spark.run.launch import setting_of
@@ -237,6 +238,8 @@ class Beginning:
         )  # fmt: skip
         if prepared.until is not None:
             self._last = prepared.until.lay_out(home.directory, position.restored.batch, bound.sources, config)
+        self._tables = IcebergInput(bound.tables, bound.sources, home)
+        self._tables.begin(position.restored.batch)
         if isinstance(home, HadoopHome):
             home.put()
         store.start(self._execution, [s.definition.step_id for s in bound.steps], plan.partitions)
@@ -340,6 +343,7 @@ class Beginning:
             loads=self._loads,
             closer=closer,
             starts=starts,
+            tables=self._tables,
             began_s=self._began_s,
             last=self._last,
         )

@@ -34,6 +34,8 @@ class RunStatus:
         """Set when the run has ended, or has to: the idle timer ends, and whoever waits for the run ends it."""
         self.error: BaseException | None = None
         """The first error, in the form in which it is raised to the user."""
+        self.tables: Callable[[], str] = str
+        """Returns the tables that the flow reads whose names Spark does not say."""
         self._store = store
         self._lease = lease
         self._lacking = lacking
@@ -66,7 +68,11 @@ class RunStatus:
         if self.error is None:
             is_main = threading.current_thread() is threading.main_thread()
             if isinstance(error, Exception):
-                self.error = self._file_replaced() or as_recovery_error(error, reading, self._lacking)
+
+                def said() -> str:
+                    return f"{reading()}\n{self.tables()}"
+
+                self.error = self._file_replaced() or as_recovery_error(error, said, self._lacking)
             elif is_main and not isinstance(error, SystemExit):
                 self.error = as_recovery_error(error)
             else:

@@ -1,4 +1,4 @@
-"""Which error the words of Spark, Kafka and Delta about lost or changed input become. The texts are what they said."""
+"""Which error the words of Spark and its connectors about lost or changed input become: texts that they said."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ B = (
 )
 AT_3 = A % (4, -1, "false")
 BOTH = f"{{{B},{AT_3}}}"
+READ = 'IcebergTable[lake.db.a]: {"version":1,"snapshot_id":7,"position":1,"scan_all_files":false}'
 KAFKA = 'KafkaV2[Subscribe[orders, payments]]: {"orders":{"0":10},"payments":{"0":1}}'
 ONE_NEW = 'KafkaV2[Subscribe[orders, payments]]: {"orders":{"0":10,"1":3}}'
 UNKNOWN = (
@@ -100,6 +101,37 @@ CASES = {
         "the Delta table file:/data/a no longer has a file that the flow had still to read, up to version 3: "
         "file:/data/a/day=1/part-0 0.parquet",
     ),
+    "iceberg-delete": (
+        FAILED.format(
+            "Cannot process delete snapshot: 8, to ignore deletes, set streaming-skip-delete-snapshots=true",
+            "{}",
+            "{}",
+        ),
+        InputRewrittenError,
+        "the Iceberg table lake.db.a was changed in snapshot 8: rows were removed or replaced",
+    ),
+    "iceberg-expired": (
+        FAILED.format("Cannot load current offset at snapshot 7, the snapshot was expired or removed", "{}", "{}"),
+        InputLostError,
+        "the Iceberg table lake.db.a no longer has snapshot 7, from which the flow had to read on",
+    ),
+    "iceberg-rolled-back": (
+        FAILED.format(
+            'Cannot invoke "java.lang.Long.longValue()" because the return value of '
+            '"org.apache.iceberg.Snapshot.parentId()" is null',
+            "{}",
+            "{}",
+        ),
+        InputRewrittenError,
+        "the Iceberg table lake.db.a was rolled back or replaced: snapshot 7, which the flow has read, does not lead "
+        "to its newest one",
+    ),
+    "iceberg-file": (
+        "An error occurred while calling o1.save.\n: org.apache.iceberg.exceptions.NotFoundException: Failed to open "
+        "input stream for file: file:/data/a/data/0.parquet\n\tat org.apache.iceberg.hadoop.HadoopInputFile",
+        InputLostError,
+        "the Iceberg table lake.db.a no longer has a file that the flow had still to read: file:/data/a/data/0.parquet",
+    ),
     "file": (
         GONE.replace("/data/a", "/in"),
         InputLostError,
@@ -133,7 +165,7 @@ def silent(topics):
 @pytest.mark.parametrize(("text", "kind", "found"), CASES.values(), ids=CASES.keys())
 def test_what_was_said(text, kind, found):
     """Table, topic, file and version are named, and there is a way on."""
-    error = lost_input(text, lambda: f'{{{AT_3},FileStreamSource[file:/in]: {{"logOffset":1}}}}', silent)
+    error = lost_input(text, lambda: f'{{{AT_3},FileStreamSource[file:/in]: {{"logOffset":1}}}}\n{READ}', silent)
     assert (type(error), error.found) == (kind, found)
     assert error.remedy
 

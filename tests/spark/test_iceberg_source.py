@@ -1,0 +1,186 @@
+"""Iceberg tables by Spark with Iceberg's own jars: as the input of a flow, and to check the table of an IcebergSink."""
+
+from __future__ import annotations
+
+import signal
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from recovery import IcebergSink, init_partitions
+from recovery.errors import InputLostError, InputRewrittenError
+from tests.flows.tables import NAME, properties
+from tests.lake import ICEBERG, iceberg_catalog, needs_iceberg
+from tests.spark.support import ROOT, run_to_end, set_to, states
+from tests.spark.tables import SIZE, Table, counted, restored
+from tests.spark.test_crashes import finish, recovery_command
+from tests.spark.test_sinks import running_totals
+
+pytestmark = needs_iceberg
+CATALOGS = count()
+
+
+class IcebergTable(Table):
+    """Each commit merges the manifests of all before it, as a table's hundredth does unless it is set otherwise."""
+
+    def __init__(self, spark, catalog: str, directory: Path) -> None:
+        self.catalog, self.place, self.directory = catalog, f"{catalog}.db.input", directory
+        super().__init__(spark, self.place)
+        self.create()
+
+    def create(self, how: str = "CREATE") -> None:
+        properties = "TBLPROPERTIES ('commit.manifest.min-count-to-merge' = '2', 'commit.retry.num-retries' = '1')"
+        self.sql(f"{how} TABLE {{}} (key string, value bigint) USING iceberg {properties}")
+
+    def write(self, rows) -> None:
+        rows.writeTo(self.name).append()
+
+    def reader(self):
+        return self.spark.readStream.format("iceberg").option("streaming-max-files-per-micro-batch", 1)
+
+    def call(self, procedure: str, arguments: str, table: str = "db.input") -> None:
+        """A procedure of Iceberg on a table of the catalog."""
+        self.spark.sql(f"CALL {self.catalog}.system.{procedure}('{table}', {arguments})").collect()
+
+    def compact(self, table: str = "db.input") -> None:
+        self.call("rewrite_data_files", "options => map('rewrite-all', 'true')", table)
+
+    def expire(self, table: str = "db.input") -> None:
+        """Leave the newest snapshot only."""
+        self.call("expire_snapshots", "older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1", table)
+
+    def snapshots(self) -> list[int]:
+        return [row[0] for row in self.sql("SELECT snapshot_id FROM {}.snapshots ORDER BY committed_at")]
+
+
+@pytest.fixture
+def table(spark, tmp_path):
+    catalog = f"lake{next(CATALOGS)}"
+    # Spark keeps a catalog that it has loaded, by its name.
+    with set_to(spark, iceberg_catalog(catalog, tmp_path)):
+        spark.sql(f"CREATE NAMESPACE {catalog}.db")
+        yield IcebergTable(spark, catalog, tmp_path)
+
+
+def test_from_one_table_into_another(spark, table, tmp_path):
+    """Resumed, rewound, with an input that was compacted and whose read snapshots expired, each row counts once. Spark
+    finds the sink's table in the catalog as `pyiceberg` wrote it, compacts it, and finds each row once after that."""
+    pytest.importorskip("pyiceberg")
+    pytest.importorskip("sqlalchemy")
+
+    def go(**config):
+        sink = IcebergSink(NAME, catalog=table.catalog, properties=properties(tmp_path))
+        batches = run_to_end(table.frame(), tmp_path / "db", sink, backup_interval="1h", **config).batches
+        found = spark.table(f"{table.catalog}.{NAME}")
+        assert sorted(map(tuple, found.collect())) == sorted(running_totals(table.rows, SIZE))
+        return batches
+
+    table.add(2)
+    assert go() == 2
+    table.add(2)
+    assert go() == 2
+    assert go(resume_epoch=2) == 3
+    table.compact()
+    table.add()
+    go()
+    for snapshot in table.snapshots()[:4]:
+        table.call("expire_snapshots", f"snapshot_ids => ARRAY({snapshot}L)")
+    table.add()
+    go()
+    table.compact(NAME)
+    go(resume_epoch=6)
+    table.expire(NAME)
+    table.add()
+    go()
+    assert states(tmp_path / "db", "totals") == table.totals()
+
+
+def test_killed_and_resumed(table, tmp_path):
+    """A run that is killed before it closed an epoch, in the middle of several snapshots that one micro-batch reads,
+    begins where it began: numbers of snapshots have no order."""
+    table.add(5)
+    init_partitions(tmp_path / "db", 3)
+    flow = f"{ROOT / 'tests/flows/tables.py'}:read_iceberg({table.place!r})"
+    jars = ["--jars", ",".join(map(str, ICEBERG))]
+    conf = [f"--conf={key}={value}" for key, value in iceberg_catalog(table.catalog, tmp_path).items()]
+    process = recovery_command(flow, tmp_path / "db", "-s", "0", *jars, *conf, crash_at="close.2.committed:2")
+    printed = finish(process)
+    assert process.returncode == -signal.SIGKILL, printed
+    table.add()
+    run_to_end(table.frame(), tmp_path / "db", name="totals")
+    assert states(tmp_path / "db", "totals") == table.totals()
+
+
+def test_rows_that_were_removed(table, tmp_path):
+    """The error names the table and the snapshot; the run goes on by skipping such snapshots."""
+    table.add()
+    run_to_end(table.frame(), tmp_path / "db")
+    totals = table.totals()
+    table.sql("DELETE FROM {} WHERE value % 3 = 1")
+    for _ in range(2):
+        with pytest.raises(InputRewrittenError) as caught:
+            run_to_end(table.frame(), tmp_path / "db")
+        changed = f"the Iceberg table {table.name} was changed in snapshot {table.snapshots()[1]}"
+        assert caught.value.found.startswith(changed), caught.value.found
+    skip = {"streaming-skip-overwrite-snapshots": "true"}
+    assert skip.keys() < {*caught.value.remedy.split('"')}
+    assert states(tmp_path / "db", "totals") == totals
+    table.add()
+    run_to_end(table.frame(**skip), tmp_path / "db")
+    # Behind that snapshot the option is not needed any more.
+    table.add()
+    run_to_end(table.frame(), tmp_path / "db")
+    assert states(tmp_path / "db", "totals") == table.totals()
+
+    table.call("rollback_to_snapshot", f"{table.snapshots()[0]}")
+    table.add()
+    with pytest.raises(InputRewrittenError, match=f"Iceberg table {table.name} was rolled back"):
+        run_to_end(table.frame(), tmp_path / "db")
+
+
+def test_snapshots_that_are_gone(table, tmp_path):
+    """Expired before the flow had read on, or before it began: the error names the table and snapshots. A table that
+    was made again is another one, also when it is empty."""
+    directory, new = tmp_path / "db", tmp_path / "new"
+    table.add()
+    run_to_end(table.frame(), directory)
+    totals, read = table.totals(), table.snapshots()[0]
+    table.add(2)
+    table.expire()
+    [newest] = table.snapshots()
+    with pytest.raises(InputLostError) as caught:
+        run_to_end(table.frame(), directory)
+    lacks = f"the Iceberg table {table.name} no longer has snapshot {read}, from which the flow had to read on; its"
+    assert caught.value.found.startswith(f"{lacks} oldest one is {newest} of "), caught.value.found
+    assert states(directory, "totals") == totals
+
+    with pytest.raises(InputLostError) as caught:
+        run_to_end(table.frame(), new)
+    lacks = f"the Iceberg table {table.name} has rows that were added before its oldest snapshot, {newest} of "
+    assert caught.value.found.startswith(lacks), caught.value.found
+    _, option, _, since, *_ = caught.value.remedy.split('"')
+    run_to_end(table.frame(**{option: since}), new)
+    assert states(new, "totals") == counted(table.rows[2 * SIZE :])
+
+    behind = restored(new)
+    table.create("CREATE OR REPLACE")
+    for each in (new, directory):
+        with pytest.raises(InputRewrittenError, match=f"{table.name} has no snapshots any more"):
+            run_to_end(table.frame(), each)
+    table.add()
+    with pytest.raises(InputRewrittenError, match=f"{table.name} was rolled back"):
+        run_to_end(table.frame(), behind)
+
+
+def test_files_that_are_gone(table, tmp_path):
+    """The error names the table and the file."""
+    table.add()
+    run_to_end(table.frame(), tmp_path / "db")
+    table.add()
+    for row in table.sql("SELECT file_path FROM {}.files"):
+        Path(row[0].removeprefix("file:")).unlink()
+    with pytest.raises(InputLostError) as caught:
+        run_to_end(table.frame(), tmp_path / "db")
+    lacks = f"the Iceberg table {table.name} no longer has a file that the flow had still to read: "
+    assert caught.value.found.startswith(lacks), caught.value.found
