@@ -81,6 +81,11 @@ class InputOffset:
         files = {str(number): _position_json(position) for number, position in sorted(self.files.items())}
         return {"version": OFFSET_VERSION, "next": self.next_id, "turn": self.turn, "files": files}
 
+    def bytes_since(self, before: InputOffset) -> int:
+        """Return how many bytes were read since an earlier offset of the same input."""
+        began = {number: position.offset for number, position in before.files.items()}
+        return sum(max(0, position.offset - began.get(number, 0)) for number, position in self.files.items())
+
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> InputOffset:
         """Parse a JSON form. Raises UnsupportedVersionError for one of another version, CorruptPartitionError for an

@@ -257,6 +257,17 @@ def test_offsets_survive_json() -> None:
     assert json.dumps(InputOffset.from_json(json.loads(text)).to_json()) == text
 
 
+def test_the_bytes_between_two_offsets() -> None:
+    """Of files read on and of new ones; a file that is left out since, or no longer there, counts as nothing."""
+
+    def offset(**read: int) -> InputOffset:
+        return InputOffset({int(n[1:]): FilePosition("/a", "a", at, at, 5, 3, "ab") for n, at in read.items()})
+
+    assert offset(f1=10, f2=7).bytes_since(InputOffset()) == 17
+    assert offset(f1=12, f3=5).bytes_since(offset(f1=10, f2=7)) == 7
+    assert offset(f1=10, f2=7).bytes_since(offset(f1=10, f2=7)) == 0
+
+
 def test_an_offset_of_a_later_version_is_refused() -> None:
     """A saved position that this version cannot read is an error, not a start from the beginning."""
     with pytest.raises(UnsupportedVersionError, match="version 99"):

@@ -145,6 +145,29 @@ def test_the_jvm_asks_nothing_about_usual_files(jvm, tmp_path):
     assert jvm[2].count == before
 
 
+def test_the_scan_tells_the_bytes_of_the_micro_batch_that_is_planned(jvm, tmp_path):
+    """Not before one is planned. They are those between its offsets: new ones, those of a new file, and none."""
+    gateway, reading, _ = jvm
+    spark = gateway.jvm.org.apache.spark.sql
+    schema = spark.types.StructType.fromDDL("value string")
+    source = reading.getClass().getClassLoader().loadClass("appended.DefaultSource").newInstance()
+    table = source.getTable(
+        schema, gateway.new_array(spark.connector.expressions.Transform, 0), {"path": str(tmp_path)}
+    )
+    scan = table.newScanBuilder(spark.util.CaseInsensitiveStringMap({"path": str(tmp_path)})).build()
+    assert not scan.estimateStatistics().sizeInBytes().isPresent()
+    stream = scan.toMicroBatchStream("none")
+    assert not scan.estimateStatistics().sizeInBytes().isPresent()
+    at, told = stream.initialOffset(), []
+    for name, content in [("a", "one\ntwo\n"), ("a", "three\nno end"), ("b", "four\n"), ("b", "")]:
+        with (tmp_path / name).open("a") as file:
+            file.write(content)
+        at = stream.latestOffset(at, stream.getDefaultReadLimit())
+        told.append(scan.estimateStatistics().sizeInBytes().getAsLong())
+    assert told == [8, 6, 5, 0]
+    stream.stop()
+
+
 def test_a_file_that_was_rotated_after_the_plan_is_found(jvm, tmp_path):
     """Python finds the content under its new name, also when another file has the old one."""
     path = tmp_path / "a.log"

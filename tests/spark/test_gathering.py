@@ -13,6 +13,7 @@ from recovery import RecoveryConfig, aggregate, init_partitions, start, stateful
 from recovery.aggregates import count, sum_
 from recovery.spark.tuning import gathering
 from recovery.spark.tuning.outcome import Outcome
+from recovery.spark.tuning.tuning import VARIABLE
 from recovery.values.keys import encode_key, partition_of
 from tests.spark.support import ODD_KEYS, add_up, run_to_end, states, totals_step
 from tests.stores import paths_of
@@ -65,11 +66,14 @@ def test_nothing_is_open_after_the_run(spark, feed, tmp_path):
     assert [path.name for path in (tmp_path / "db").iterdir() if path.name.endswith(("-wal", "-shm"))] == []
 
 
-def test_a_large_one_that_was_not_foreseen(spark, tmp_path):
-    """A source that does not tell its size: what comes after a small micro-batch is gathered, however much it is."""
-    log = tmp_path / "input.log"
-    log.touch()
-    lines = spark.readStream.format("appended").load(str(log))
+@pytest.mark.parametrize("reader", ["of Python", "of the JVM"])
+def test_a_large_one_that_was_not_foreseen(spark, tmp_path, monkeypatch, reader):
+    """A source that does not tell its size, as those of Python: what comes after a small micro-batch is gathered,
+    however much it is. One that tells it is exchanged."""
+    if reader == "of Python":
+        monkeypatch.setenv(VARIABLE, "-appended-lines")
+    (tmp_path / "input").mkdir()
+    lines = spark.readStream.format("appended").load(str(tmp_path / "input"))
     keyed = lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
     init_partitions(tmp_path / "db", 3)
     plans = Plans(spark)
@@ -77,15 +81,15 @@ def test_a_large_one_that_was_not_foreseen(spark, tmp_path):
     query = start(keyed.transform(totals_step()), config, sink=plans, name="test")
     written = 0
     for lines in (5, 5, 100_000):
-        with log.open("a") as file:
-            file.write("".join(f"k{each % 5000},{each}\n" for each in range(lines)))
+        # At once, so that they are one micro-batch.
+        (tmp_path / "file").write_text("".join(f"k{each % 5000},{each}\n" for each in range(lines)))
+        (tmp_path / "file").rename(tmp_path / "input" / str(written))
         written += lines
         deadline = time.monotonic() + 60
         while query.is_active and query.summary.rows < written and time.monotonic() < deadline:
             time.sleep(0.05)
     query.stop()
-    # The many lines may come in several micro-batches.
-    assert plans.gathered[:3] == [[False], [True], [True]]
+    assert plans.gathered == [[False], [True], [reader == "of Python"]]
     n = {key: n for key, (n, _) in states(tmp_path / "db", "totals").items()}
     assert n == {f"k{each}": 20 + 2 * (each < 5) for each in range(5000)}
 

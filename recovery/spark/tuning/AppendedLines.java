@@ -13,6 +13,7 @@ import java.util.Arrays;
 import java.util.Collections;
 import java.util.Iterator;
 import java.util.Map;
+import java.util.OptionalLong;
 import java.util.Set;
 import java.util.function.Function;
 import org.apache.spark.sql.catalyst.InternalRow;
@@ -27,6 +28,8 @@ import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.read.Statistics;
+import org.apache.spark.sql.connector.read.SupportsReportStatistics;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.connector.read.streaming.Offset;
 import org.apache.spark.sql.connector.read.streaming.ReadLimit;
@@ -152,9 +155,10 @@ class LinesTable implements SupportsRead {
     }
 }
 
-class LinesScan implements ScanBuilder, Scan {
+class LinesScan implements ScanBuilder, SupportsReportStatistics {
     private final StructType schema;
     private final Map options;
+    private LinesStream stream;
 
     LinesScan(StructType schema, Map options) {
         this.schema = schema;
@@ -174,7 +178,29 @@ class LinesScan implements ScanBuilder, Scan {
     }
 
     public MicroBatchStream toMicroBatchStream(String checkpoint) {
-        return new LinesStream(schema, options);
+        stream = new LinesStream(schema, options);
+        return stream;
+    }
+
+    /** The bytes of the micro-batch that is being planned. */
+    public Statistics estimateStatistics() {
+        return new LinesSize(stream == null ? OptionalLong.empty() : stream.bytes());
+    }
+}
+
+class LinesSize implements Statistics {
+    private final OptionalLong bytes;
+
+    LinesSize(OptionalLong bytes) {
+        this.bytes = bytes;
+    }
+
+    public OptionalLong sizeInBytes() {
+        return bytes;
+    }
+
+    public OptionalLong numRows() {
+        return OptionalLong.empty();
     }
 }
 
@@ -195,6 +221,8 @@ class LinesStream implements MicroBatchStream, SupportsTriggerAvailableNow {
     private final StructType schema;
     private final Map options;
     private final String number;
+    /** Where the micro-batch that is being planned begins and ends; null for one that an earlier run has planned. */
+    private volatile String[] planned;
 
     LinesStream(StructType schema, Map options) {
         this.schema = schema;
@@ -220,7 +248,15 @@ class LinesStream implements MicroBatchStream, SupportsTriggerAvailableNow {
 
     public Offset latestOffset(Offset start, ReadLimit limit) {
         boolean limited = limit instanceof PlannersLimit;
-        return new LinesOffset(Driver.ask(about("latest").put("start", start.json()).put("limited", limited)));
+        String end = Driver.ask(about("latest").put("start", start.json()).put("limited", limited));
+        planned = new String[] {start.json(), end};
+        return new LinesOffset(end);
+    }
+
+    OptionalLong bytes() {
+        String[] places = planned;
+        return places == null ? OptionalLong.empty() : OptionalLong.of(Long.parseLong(
+            Driver.ask(Driver.about("bytes").put("start", places[0]).put("end", places[1]))));
     }
 
     public Offset latestOffset() {

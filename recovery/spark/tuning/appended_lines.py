@@ -6,8 +6,10 @@ package made, a class of the format's name takes the place of all that (Appended
 the plan, which `recovery.appended` makes as before, and reads the planned bytes itself. Positions are the same. What
 the JVM does not read with certainty, a file that rotation moved or a name that is not ASCII, this process reads for it.
 
+The scan tells Spark how many bytes the next micro-batch has, so that tactics know of a large one before it runs.
+
 What it buys: reading and splitting 4 million lines takes 0.74 times the processor time of Spark's text source, instead
-of 1.9 times. Compiling the class, half a second in a new JVM, takes as long as the processes that it saves at a start.
+of 1.9 times.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from recovery.appended.files import LocalFiles, display
 from recovery.appended.options import COLUMNS, parse_options
 from recovery.appended.plan import Range, Slice
 from recovery.appended.planner import Planner
-from recovery.appended.position import HEAD_BYTES, TAIL_BYTES, FilePosition
+from recovery.appended.position import HEAD_BYTES, TAIL_BYTES, FilePosition, InputOffset
 from recovery.appended.reach import TaskFiles
 from recovery.errors import RecoveryError
 from recovery.host import private
@@ -137,6 +139,10 @@ class Answers:
             return json.dumps(planner.latest(json.loads(start), limit if limited else None))
 
         return self._planned(stream, latest)
+
+    def _bytes(self, start: str, end: str) -> str:
+        before, after = (InputOffset.from_json(json.loads(each)) for each in (start, end))
+        return str(after.bytes_since(before))
 
     def _tasks(self, stream: str, start: str, end: str) -> str:
         def tasks(planner: Planner, _: int | None) -> str:
