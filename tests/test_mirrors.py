@@ -138,7 +138,9 @@ COVERED_BY = {
         partitioning.worker partitioning.workers planning.moving storage.repartition
         storage.sqlite.transfer.draft_partition storage.sqlite.transfer.tally""",
     # Commands: their tests call them as users do.
-    "backup/test_commands.py": "backup.progress cli.backup cli.backup_progress cli.readable cli.restore",
+    "backup/test_at_owners.py": "cli.restore_to_owners",
+    "backup/test_commands.py": """backup.progress cli.backup cli.backup_progress cli.readable cli.restore
+        cli.restore_output""",
     "backup/test_drill.py": "cli.drill",
     "native/test_progress.py": "cli.checkpoint cli.checkpoint_progress cli.native",
     "metrics/test_progress.py": "cli.progress",
