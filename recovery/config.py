@@ -228,7 +228,8 @@ class RecoveryConfig:
             raise ConfigurationError(
                 "a run with owners cannot replicate",
                 cause="It would ship the partitions of this host alone, and a copy needs those of all hosts.",
-                remedy="Replicate each host's files by themselves, for instance with Litestream: see docs/backup.md.",
+                remedy="Back up all hosts beside it: recovery backup DIR DEST --owner … --incremental --every 60s. Or "
+                "replicate each host's files by themselves, for instance with Litestream: see docs/backup.md.",
             )
 
     def _check_owners(self) -> None:
