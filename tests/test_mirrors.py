@@ -37,6 +37,7 @@ COVERED_BY = {
     "backup/test_lease.py": "backup.conditional",
     "backup/standby/test_commands.py": "cli.follow cli.promote",
     "backup/standby/test_follow.py": "backup.standby.document backup.standby.fetch storage.standby",
+    "replication/test_spread.py": "backup.share backup.spread owner.shipping",
     "replication/test_process.py": "replication.__main__ replication.messages replication.serving",
     "spark/test_replication.py": "spark.run.replicating",
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",

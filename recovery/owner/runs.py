@@ -24,6 +24,7 @@ from recovery.owner import documents
 from recovery.owner.copying import copies
 from recovery.owner.given import request_of
 from recovery.owner.holding import Holding
+from recovery.owner.shipping import Shipping
 from recovery.owner.tasks import TaskService
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.owner_restore import LeftRestore
@@ -67,6 +68,7 @@ class OwnedRuns:
         """serve_tasks: lets the tasks of an execution in; None: nobody."""
         self.directory = directory
         self.scratch = scratch
+        self.shipping = Shipping(directory, scratch)
         self.stops = False
         """Whether no further run may hold the directory."""
         self.epoch: Epoch | None = None
@@ -224,6 +226,10 @@ class Connection:
     def copies(self, names: list[str]) -> Iterator[Piece]:
         """See `OwnerCalls.copies`."""
         return copies([self._owner.path(name) for name in names], self._owner.scratch)
+
+    def store_copies(self, wanted: str) -> str:
+        """See `OwnerCalls.store_copies`."""
+        return self._owner.shipping.ask(wanted)
 
     def documents(self, ids: list[str]) -> list[Stored]:
         """See `OwnerCalls.documents`."""

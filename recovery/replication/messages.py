@@ -13,7 +13,7 @@ class Task(msgspec.Struct, frozen=True):
     """What the process gets first, on its standard input. destination: an address, which may have credentials.
     scratch: where it makes files. keep: rules for older backups. execution: the number of the run's. sync: an epoch's
     output waits for it; if not, it gives way to the run. takeover: whether to take the store's lease from another
-    writer."""
+    writer. owners, token_file, tls_ca: who has partitions besides the directory, and how they are reached."""
 
     directory: str
     store_id: str
@@ -24,6 +24,9 @@ class Task(msgspec.Struct, frozen=True):
     execution: int
     sync: bool
     takeover: bool
+    owners: list[str] = []
+    token_file: str | None = None
+    tls_ca: str | None = None
 
 
 class Ship(msgspec.Struct, frozen=True):

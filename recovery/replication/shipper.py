@@ -6,7 +6,6 @@ What it needs lies in the partitions for the backup interval; if it was collecte
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,26 +13,32 @@ from typing import NamedTuple
 import msgspec
 
 from recovery.backup.catalog import Catalog
-from recovery.backup.make import Made, make_backup
+from recovery.backup.make import DirectoryParts, Made, Parts, make_backup
 from recovery.backup.manifest import Manifest
 from recovery.backup.note import LastReplica, last_replica, note_replica
 from recovery.backup.repository import check_store, prune
 from recovery.backup.target import Target
 from recovery.base.clock import Clock
-from recovery.errors import BackupDamagedError, BackupTargetError, HydratingError, RecoveryError, StorageError
+from recovery.errors import (
+    BackupDamagedError,
+    BackupTargetError,
+    HydratingError,
+    OwnerUnreachableError,
+    RecoveryError,
+    StorageError,
+)
 from recovery.planning.backups import KeepRule
 from recovery.planning.following import is_later, stage_of
 from recovery.planning.replica import NOTHING, Shipped
-from recovery.storage.origin import read_origins
-from recovery.storage.scan import scan
 
 LOOK_S = 600.0
 """How often a shipping looks at all objects and manifests of the place, as a backup command does. In between it asks
 for its own last manifest alone."""
 PRUNE_S = 300.0
 
-PASSING = (BackupTargetError, BackupDamagedError, HydratingError, StorageError)
-"""Errors that may be gone at the next attempt: an unreachable service, a full disk, a lazy restore under way."""
+PASSING = (BackupTargetError, BackupDamagedError, HydratingError, OwnerUnreachableError, StorageError)
+"""Errors that may be gone at the next attempt: an unreachable service or owner, a full disk, a lazy restore under
+way."""
 
 
 class ShippedEpoch(NamedTuple):
@@ -51,6 +56,7 @@ class Shipper:
     keep: which backups stay; without a rule all do. scratch: where files are made, on the disk of the partitions or one
     as large. fence: raises if this run may no longer add to the place. It is called before each manifest is written,
     and when it is there, before the epoch counts as shipped: what is at the place by then, a later writer has seen.
+    parts: the partitions, if not all are in the directory.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class Shipper:
         keep: Sequence[KeepRule] = (),
         scratch: Path | None = None,
         fence: Callable[[], None] = lambda: None,
+        parts: Parts | None = None,
     ) -> None:
         self._directory = directory
         self._target = target
@@ -71,20 +78,20 @@ class Shipper:
         self._keep = keep
         self._scratch = scratch
         self._fence = fence
+        self._parts = parts or DirectoryParts(directory)
         self._catalog = Catalog(target)
         self._base: Manifest | None = None
         self._looked_s = self._pruned_s = clock.elapsed_s()
 
     def look(self, store_id: str) -> None:
         """Check that the place holds backups of this store only. Raises ForeignPartitionError, BackupTargetError."""
-        origins = functools.partial(read_origins, self._directory)
-        check_store(self._catalog.look().backups, store_id, self._target.shown, origins)
+        check_store(self._catalog.look().backups, store_id, self._target.shown, self._parts.origins)
 
     def lacks(self) -> str | None:
         """Return what the newest backup holds and the directory lacks, as a sentence; None if nothing. Raises
         BackupTargetError."""
         newest = self._catalog.newest()
-        here = [found.description for found in scan(self._directory) if found.description is not None]
+        here = [found.description for found in self._parts.found() if found.description is not None]
         if newest is None or not here:
             return None
         there = stage_of([copy.description for copy in newest.copies], 0, "")
@@ -107,6 +114,7 @@ class Shipper:
             made = make_backup(
                 self._directory, self._target, clock=self._clock, random_id=self._random_id, incremental=True,
                 scratch=self._scratch, catalog=self._catalog, base=base, staged=True, may_count=self._fence,
+                parts=self._parts,
             )  # fmt: skip
             self._fence()
         except RecoveryError as error:

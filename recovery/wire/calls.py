@@ -147,6 +147,10 @@ class OwnerCalls(Protocol):
         """Copy files, all as of the moment at which the first piece comes, which is empty. A run may be going on."""
         ...
 
+    def store_copies(self, wanted: str) -> str:
+        """Store copies at a place of backups; see `recovery.backup.share`. A run may be going on."""
+        ...
+
     def documents(self, ids: list[str]) -> list[Stored]:
         """Return the documents of these ids, as of one moment. The owner has partition 0."""
         ...
