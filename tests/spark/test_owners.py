@@ -114,9 +114,9 @@ def test_a_replica_of_owners_is_restored_to_owners(fleet, tmp_path):
     done = recovery("restore", tmp_path / "dest", fleet.places[0], *fleet.options, "--json")
     assert done.returncode == 0, done.stdout
     again = json.loads(done.stdout)
-    assert (again["epoch"], sorted(set(again["owners"].values()))) == (3, sorted(each.at for each in fleet.owners))
-    fleet.run("counts(2000, 2)", "--replicate", tmp_path / "dest").succeed()
-    assert assert_exact(fleet.together(), 2000) == 5
+    assert (again["epoch"], sorted(set(again["owners"].values()))) == (4, sorted(each.at for each in fleet.owners))
+    fleet.run("counts(2000, 5)", "--replicate", tmp_path / "dest").succeed()
+    assert assert_exact(fleet.together(), 2000) == 6
 
 
 @pytest.fixture
