@@ -227,12 +227,6 @@ class RecoveryConfig:
                 cause="What an epoch replaced has to stay until it is shipped.",
                 remedy="Give -b 10m, or leave -b out.",
             )
-        if self.owners:
-            raise ConfigurationError(
-                "a run with owners cannot replicate",
-                cause="It would ship the partitions of this host alone, and a copy needs those of all hosts.",
-                remedy="Replicate each host's files by themselves, for instance with Litestream: see docs/backup.md.",
-            )
 
     def _check_owners(self) -> None:
         set_field = object.__setattr__

@@ -37,6 +37,7 @@ COVERED_BY = {
     "backup/test_lease.py": "backup.beside backup.conditional",
     "backup/standby/test_commands.py": "cli.follow cli.promote",
     "backup/standby/test_follow.py": "backup.standby.document backup.standby.fetch storage.standby",
+    "replication/test_spread.py": "backup.share backup.spread owner.shipping",
     "replication/test_process.py": "replication.__main__ replication.messages replication.serving",
     "spark/test_replication.py": "spark.run.replicating",
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",
@@ -139,7 +140,9 @@ COVERED_BY = {
         partitioning.worker partitioning.workers planning.moving storage.repartition
         storage.sqlite.transfer.draft_partition storage.sqlite.transfer.tally""",
     # Commands: their tests call them as users do.
-    "backup/test_commands.py": "backup.progress cli.backup cli.backup_progress cli.readable cli.restore",
+    "backup/test_at_owners.py": "cli.restore_to_owners",
+    "backup/test_commands.py": """backup.progress cli.backup cli.backup_progress cli.readable cli.restore
+        cli.restore_output""",
     "backup/test_drill.py": "cli.drill",
     "native/test_progress.py": "cli.checkpoint cli.checkpoint_progress cli.native",
     "metrics/test_progress.py": "cli.progress",

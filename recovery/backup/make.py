@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from recovery.backup.catalog import Backup, Catalog
 from recovery.backup.lease import term_of
@@ -29,7 +29,7 @@ from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.copies import PinnedPartition, pin
 from recovery.storage.hydration import refuse_hydrating
-from recovery.storage.origin import read_origins
+from recovery.storage.origin import Origin, read_origins
 from recovery.storage.scan import scan
 from recovery.storage.verify import PartitionCheck
 
@@ -63,6 +63,43 @@ class Made:
         return len(self.manifest.copies) - self.stored - self.linked
 
 
+class Parts(Protocol):
+    """The partitions that are backed up."""
+
+    def found(self) -> list[FoundFile]:
+        """Return all of them, to plan with; `store` means these."""
+        ...
+
+    def origins(self) -> Sequence[Origin]:
+        """Return what the store was made from."""
+        ...
+
+    def store(self, storing: Storing) -> list[StoredCopy] | None:
+        """Store all of them, as of moments that fit together; None if they do not."""
+        ...
+
+
+class DirectoryParts:
+    """All partitions, in one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._found: list[FoundFile] = []
+
+    def found(self) -> list[FoundFile]:
+        """See `Parts.found`."""
+        self._found = scan(self._directory)
+        return self._found
+
+    def origins(self) -> Sequence[Origin]:
+        """See `Parts.origins`."""
+        return read_origins(self._directory)
+
+    def store(self, storing: Storing) -> list[StoredCopy] | None:
+        """See `Parts.store`."""
+        return storing.copies([each.path for each in plan_resume(self._found).partitions])
+
+
 def make_backup(
     directory: Path,
     target: Target,
@@ -78,6 +115,7 @@ def make_backup(
     staged: bool = False,
     may_count: Callable[[], int] | None = None,
     home: Path | None = None,
+    parts: Parts | None = None,
 ) -> Made:
     """Back up the partitions of `directory`, whether a run is active or not. See `repository` for the steps.
 
@@ -91,36 +129,35 @@ def make_backup(
     byte goes to the target: then a slow one does not make the logs beside the partitions grow. may_count: called before
     the manifest is written; returns the term of the writer, and raises if the backup must not count. Without it, the
     backup has the term that the place has when it begins.
-    home: the directory of the run, whose copies `directory` has.
+    home: the directory of the run, whose copies `directory` has. parts: the partitions, if not all are in `directory`.
     If anything fails, the backup does not count. Raises BackupTargetError, ForeignPartitionError, and the errors of
     `plan` for the directory.
     """
     started = clock.elapsed_s()
     refuse_hydrating(directory, "a backup")
-    catalog = catalog or Catalog(target)
+    catalog, parts = catalog or Catalog(target), parts or DirectoryParts(directory)
     contents = catalog.look() if base is None else None
     term = max([each.stage.term for each in contents.backups], default=0) if contents is not None else 0
     if may_count is None:
         term = max(term, term_of(target))
     identity = backup_id(_moment_after([base] if contents is None else contents.backups, clock), random_id())
-    planned = plan_resume(scan(directory))
+    planned = plan_resume(parts.found())
     if contents is not None:
-        check_store(contents.backups, planned.store_id, target.shown, lambda: read_origins(directory))
+        check_store(contents.backups, planned.store_id, target.shown, parts.origins)
     given = iter([base])
     found = begin(target, identity, lambda: next(given, None) or catalog.newest(), clock.wall_ms())
     before = found.copies if found is not None else ()
     try:
         allow_open_files(len(planned.partitions) * FILES_PER_COPY)
         usable = before if base is not None else _present(target, before)
-        paths = [d.path for d in planned.partitions]
         spoiled_because: dict[str, str] = {}
         for attempt in range(ATTEMPTS):
             taken_ms = _moment_after([found], clock)
             linking = Linking(target, f"{identity}.{attempt}" if attempt else identity, taken_ms, check, observe)
             with scratch_directory("backup", scratch) as room:
-                storing = _Storing(linking, room, usable, incremental=incremental, staged=staged)
+                storing = Storing(linking, room, usable, incremental=incremental, staged=staged)
                 try:
-                    results = storing.copies(paths)
+                    results = parts.store(storing)
                 except SpoiledChainError as spoiled:
                     usable = [copy for copy in usable if copy is not spoiled.copy]
                     spoiled_because[spoiled.copy.description.path.name] = str(spoiled)
@@ -194,37 +231,41 @@ Finish = Callable[[], StoredCopy]
 """Writes to the target what lies in the scratch directory."""
 
 
-class _Storing:
+class Storing:
     """Stores the partitions of one attempt, as of one moment. `usable`: copies that it may list again or continue."""
 
     def __init__(
         self, linking: Linking, scratch: Path, usable: Sequence[StoredCopy], *, incremental: bool, staged: bool
     ) -> None:
-        self._linking = linking
+        self.linking = self._linking = linking
+        self.usable = tuple(usable)
+        self.incremental = incremental
         self._scratch = scratch
         self._known = {(copy.description.index, copy.fingerprint): copy for copy in usable}
         self._earlier = {copy.description.index: copy for copy in usable}
-        self._incremental = incremental
         self._staged = staged
         self.whole_because: dict[str, str] = {}
 
-    def copies(self, paths: Sequence[Path]) -> list[StoredCopy] | None:
+    def copies(self, paths: Sequence[Path], *, are_all: bool = True) -> list[StoredCopy] | None:
         """Return a copy of each partition: a stored copy if the partition has not changed, else a new one.
 
         Returns None if the copies are of different moments: a run that begins while unused files are copied changes
         them. Raises the errors of `plan` if the partitions are inconsistent from the beginning, SpoiledChainError.
+        are_all: these are all partitions of the store; if not, the caller checks whether they fit.
         """
         pinned = pin(paths)
         try:
             # Check what will be stored the way a restore would find it.
-            plan_resume([FoundFile(each.path, each.description) for each in pinned])
+            if are_all:
+                plan_resume([FoundFile(each.path, each.description) for each in pinned])
             work = self._stage if self._staged else self._store
             results = _each(work, pinned)
         finally:
             for each in pinned:
                 each.release()
         try:
-            plan_resume([FoundFile(each.path, each.description) for each in pinned])
+            if are_all:
+                plan_resume([FoundFile(each.path, each.description) for each in pinned])
         except InconsistentPartitionsError:
             return None
         return _each(lambda finish: finish(), results)
@@ -235,7 +276,7 @@ class _Storing:
 
     def _stage(self, pinned: PinnedPartition) -> Finish:
         """Write what is to be stored of one partition to the scratch directory."""
-        return self._reused(pinned) or (self._changes(pinned) if self._incremental else self._whole(pinned))
+        return self._reused(pinned) or (self._changes(pinned) if self.incremental else self._whole(pinned))
 
     def _reused(self, pinned: PinnedPartition) -> Finish | None:
         d, linking = pinned.description, self._linking

@@ -93,7 +93,7 @@ class _Changes(msgspec.Struct, frozen=True):
     links: Annotated[int, msgspec.Meta(ge=1, le=LONGEST)]
 
 
-class _Partition(msgspec.Struct, frozen=True):
+class StoredPartition(msgspec.Struct, frozen=True):
     index: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
     object: _Name
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -125,7 +125,7 @@ class _Manifest(_Format, frozen=True):
     finished_ms: _Millis
     host: _Name
     version: _Name
-    partitions: Annotated[list[_Partition], msgspec.Meta(min_length=1)]
+    partitions: Annotated[list[StoredPartition], msgspec.Meta(min_length=1)]
     term: _Count = 0
 
 
@@ -292,7 +292,7 @@ def encode(manifest: Manifest) -> bytes:
         "host": manifest.host,
         "version": manifest.version,
         "term": manifest.term,
-        "partitions": [_encode_copy(copy) for copy in manifest.copies],
+        "partitions": [encode_copy(copy) for copy in manifest.copies],
     }
     return gzip.compress(json.dumps(value, ensure_ascii=False).encode(), mtime=0)
 
@@ -316,7 +316,7 @@ def decode(chunks: Iterable[bytes], identity: str) -> Manifest:
             finished_ms=found.finished_ms,
             host=found.host,
             version=found.version,
-            copies=tuple(_decode_copy(part, found.store_id, len(found.partitions)) for part in found.partitions),
+            copies=tuple(decode_copy(part, found.store_id, len(found.partitions)) for part in found.partitions),
             term=found.term,
         )
     except OtherFormatError:
@@ -352,7 +352,8 @@ def unpacked(chunks: Iterable[bytes], most_bytes: int) -> bytearray:
     return found
 
 
-def _encode_copy(copy: StoredCopy) -> dict[str, Any]:
+def encode_copy(copy: StoredCopy) -> dict[str, Any]:
+    """Return a copy as a manifest lists it."""
     d = copy.description
     return {
         "index": d.index,
@@ -388,7 +389,8 @@ def _encode_copy(copy: StoredCopy) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _decode_copy(part: _Partition, store_id: str, count: int) -> StoredCopy:
+def decode_copy(part: StoredPartition, store_id: str, count: int) -> StoredCopy:
+    """Return what a manifest lists. Raises ValueError."""
     _check_object(part.object, part.index, "sqlite3")
     for each in part.changes:
         _check_object(each.object, part.index, "changes")

@@ -20,6 +20,8 @@ Step = Literal[
     "copied",
     "cloned",
     "applied",
+    "send",
+    "sent",
 ]
 
 

@@ -10,7 +10,7 @@ from typing import TextIO
 from recovery.backup.progress import Progressed
 from recovery.cli.common import format_size, tell
 
-DOING = {"copy": "copying", "check": "checking", "store": "storing", "fetch": "fetching"}
+DOING = {"copy": "copying", "check": "checking", "store": "storing", "fetch": "fetching", "send": "sending"}
 DONE = {
     "stored": "stored",
     "linked": "changes stored",
@@ -20,6 +20,7 @@ DONE = {
     "copied": "copied",
     "cloned": "cloned",
     "applied": "changes applied",
+    "sent": "sent and checked",
 }
 
 

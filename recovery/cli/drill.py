@@ -12,7 +12,8 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import INTERVAL, format_size, json_option, print_json, say, table, tell_error
-from recovery.cli.restore import MomentType, announcing, plan_facts
+from recovery.cli.restore import MomentType
+from recovery.cli.restore_output import announcing, plan_facts
 from recovery.planning.going_back import after_text
 
 SCRATCH = click.Path(exists=True, file_okay=False, writable=True, path_type=Path)

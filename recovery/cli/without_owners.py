@@ -25,5 +25,6 @@ class WithoutOwners(click.Group):
                 f"{error.ctx.command_path} does not reach partitions at owners",
                 cause="It uses files of this host only.",
                 remedy="Bring all partitions to one directory (recovery backup DIR DEST --owner …, then recovery "
-                "restore DEST NEW), and run it there. Between runs, files can be copied to other hosts.",
+                "restore DEST NEW), and run it there. Between runs, recovery restore NEW --owner … brings the result "
+                "to owners without partitions.",
             ) from error

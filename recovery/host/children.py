@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
+import select
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import recovery
@@ -17,6 +20,35 @@ def own_module(module: str) -> tuple[list[str], dict[str, str]]:
     search = os.pathsep.join([own, *filter(None, [os.environ.get("PYTHONPATH")])])
     # -P: no module of the working directory takes the place of another one.
     return [sys.executable, "-P", "-m", module], {**os.environ, "PYTHONPATH": search}
+
+
+LOOK_S = 1.0
+"""How often a process looks whether its parent still runs, should something else hold its standard input open."""
+
+
+def lines_of(parent: int) -> queue.SimpleQueue[bytes]:
+    """Return the lines of the standard input, as they come. This process ends with it, or with its parent."""
+    asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(parent, asked), name="listen", daemon=True).start()
+    return asked
+
+
+def _listen(parent: int, asked: queue.SimpleQueue[bytes]) -> None:
+    reading, found = sys.stdin.fileno(), bytearray()
+    while os.getppid() == parent:
+        if not select.select([reading], [], [], LOOK_S)[0]:
+            continue
+        read = os.read(reading, 65_536)
+        if not read:
+            break
+        found += read
+        if b"\n" in read:
+            *lines, rest = bytes(found).split(b"\n")
+            found = bytearray(rest)
+            for line in lines:
+                asked.put(line)
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def exit_text(code: int | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -13,7 +13,9 @@ import msgspec
 
 from recovery.base.ids import Epoch, PartitionIndex, StepId
 from recovery.errors import StorageError
-from recovery.wire.calls import CONVERTED, DRIVER, EDITED, Closing, Part, check_values
+from recovery.planning.values import StepEdit
+from recovery.storage.seam import CloseRequest
+from recovery.wire.calls import CONVERTED, DRIVER, EDITED, Closing, Edit, Part, check_values
 
 
 class _Place(NamedTuple):
@@ -123,6 +125,38 @@ class Rows(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._places) + len(self._last)
+
+
+def request_of(closing: Closing, given: Given) -> CloseRequest:
+    """Return what a run has sent as the seam has it. given: what came ahead."""
+    for rows in closing.driver_rows.values():
+        check_values(rows.values())
+    return CloseRequest(
+        epoch=closing.epoch,
+        batch=closing.batch,
+        closed_ms=closing.closed_ms,
+        clock_ms=closing.clock_ms,
+        floor=closing.floor,
+        driver_rows=given.driver_rows(closing),
+        edits=_edits(closing.edits, given),
+        state_rows=given.state_rows(closing),
+        logged=closing.logged,
+        notes_made=closing.notes_made,
+    )
+
+
+def _edits(edits: Sequence[Edit], given: Given) -> list[StepEdit]:
+    def converter(converted: Mapping[str, Any]) -> Callable[[str, str], str | None]:
+        return lambda key, _text: converted[key]
+
+    return [
+        StepEdit(
+            each.old,
+            each.new,
+            None if each.converted is None else converter(given.converted(each.old, each.converted)),
+        )
+        for each in edits
+    ]
 
 
 def _write(file: IO[bytes], body: bytearray) -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 from recovery.base.clock import Clock
 from recovery.base.ids import PartitionIndex
 from recovery.errors import LeaseLostError, RecoveryError
+from recovery.host.durable import Modes
 from recovery.owner.given import GivenRows
 from recovery.storage.connect import FilePartitions, Share, connect_share
 from recovery.storage.lock import DirectoryLock
+from recovery.storage.staged import StagedRestore
 from recovery.storage.verify import PartitionCheck
 
 
@@ -29,7 +31,9 @@ class Holding:
         self.cuts: set[Callable[[], None]] = set()
         """What ends the connections of this run."""
         self.given = GivenRows()
-        self._directory = directory
+        self.restore: StagedRestore | None = None
+        """The restore that puts partitions here."""
+        self.directory = directory
         self._scratch = scratch
         self._clock = clock
         self._checks: set[PartitionCheck] = set()
@@ -44,8 +48,15 @@ class Holding:
     def take(self, store_id: str, indexes: Sequence[PartitionIndex], count: int) -> None:
         """Open these partitions for writing. Raises FileReplacedError for files of another store."""
         assert self.store is None, "partitions are taken once"
-        share = Share(self._directory, tuple(indexes), count)
+        share = Share(self.directory, tuple(indexes), count)
         self.store = connect_share(store_id, share, self._scratch, self._clock)
+
+    def stage(self, name: str, home: str, indexes: Sequence[PartitionIndex], modes: Modes) -> None:
+        """Begin a restore to the directory. Raises what `StagedRestore` raises."""
+        with self._changed:
+            if self._ends:
+                raise LeaseLostError("this restore does not hold the directory any more")
+            self.restore = StagedRestore(self.directory, name, home, indexes, modes)
 
     @contextlib.contextmanager
     def using(self, *, closes: bool | None = None) -> Iterator[FilePartitions]:
@@ -99,6 +110,9 @@ class Holding:
             if self.store is not None:
                 with contextlib.suppress(RecoveryError):
                     self.store.release()
+            if self.restore is not None:
+                with contextlib.suppress(RecoveryError):
+                    self.restore.end()
         finally:
             self.given.clear()
             self._lock.release()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from recovery.base.clock import Clock
 from recovery.base.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
@@ -19,22 +18,25 @@ from recovery.errors import (
     OwnerUnreachableError,
     StorageError,
 )
+from recovery.host.durable import PRIVATE, UMASK
 from recovery.host.processes import describe_holder
 from recovery.owner import documents
 from recovery.owner.copying import copies
-from recovery.owner.given import Given
+from recovery.owner.given import request_of
 from recovery.owner.holding import Holding
+from recovery.owner.shipping import Shipping
 from recovery.owner.tasks import TaskService
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
-from recovery.planning.values import Execution, PartitionDescription, StepEdit
+from recovery.planning.owner_restore import LeftRestore
+from recovery.planning.values import Execution, PartitionDescription
 from recovery.storage.lock import lock_holder
 from recovery.storage.scan import log_bytes, read_measures, scan, sizes_in
-from recovery.storage.seam import BatchCount, CloseRequest, Collected
+from recovery.storage.seam import BatchCount, Collected
+from recovery.storage.staged import StagedRestore, end_left, left
 from recovery.wire.calls import (
     Changed,
     Checked,
     Closing,
-    Edit,
     FileFacts,
     Found,
     Part,
@@ -42,7 +44,6 @@ from recovery.wire.calls import (
     Row,
     Serving,
     Stored,
-    check_values,
 )
 from recovery.wire.messages import as_refusal
 from recovery.wire.service import Tasks
@@ -67,6 +68,7 @@ class OwnedRuns:
         """serve_tasks: lets the tasks of an execution in; None: nobody."""
         self.directory = directory
         self.scratch = scratch
+        self.shipping = Shipping(directory, scratch)
         self.stops = False
         """Whether no further run may hold the directory."""
         self.epoch: Epoch | None = None
@@ -225,6 +227,10 @@ class Connection:
         """See `OwnerCalls.copies`."""
         return copies([self._owner.path(name) for name in names], self._owner.scratch)
 
+    def store_copies(self, wanted: str) -> str:
+        """See `OwnerCalls.store_copies`."""
+        return self._owner.shipping.ask(wanted)
+
     def documents(self, ids: list[str]) -> list[Stored]:
         """See `OwnerCalls.documents`."""
         return documents.read(self._owner.directory, ids)
@@ -279,6 +285,42 @@ class Connection:
     def end_checks(self) -> None:
         """See `OwnerCalls.end_checks`."""
         self._held.end_checks()
+
+    # The calls of a restore
+
+    def left_restores(self) -> list[LeftRestore]:
+        """See `OwnerCalls.left_restores`."""
+        return left(self._held.directory)
+
+    def end_left_restore(self, name: str, counts: bool) -> None:
+        """See `OwnerCalls.end_left_restore`."""
+        end_left(self._held.directory, name, counts=counts)
+
+    def stage(self, name: str, home: str, indexes: list[PartitionIndex], umask: bool) -> None:
+        """See `OwnerCalls.stage`."""
+        self._held.stage(name, home, indexes, UMASK if umask else PRIVATE)
+
+    @property
+    def _restore(self) -> StagedRestore:
+        if self._held.restore is None:
+            raise LeaseLostError("there is no restore to this owner", path=self._owner.directory)
+        return self._held.restore
+
+    def put(self, piece: Piece) -> None:
+        """See `OwnerCalls.put`."""
+        self._restore.put(piece.name, piece.data)
+
+    def check_staged(self, digests: dict[str, str]) -> None:
+        """See `OwnerCalls.check_staged`."""
+        self._restore.check(digests)
+
+    def place(self) -> None:
+        """See `OwnerCalls.place`."""
+        self._restore.place()
+
+    def end_restore(self, counts: bool) -> None:
+        """See `OwnerCalls.end_restore`."""
+        self._restore.end(counts=counts)
 
     # The calls of a run
 
@@ -335,7 +377,7 @@ class Connection:
         given = self._held.given
         with self._held.using(closes=False) as store:
             indexed = zip(store.indexes, requests, strict=True)
-            closed = store.close(lease, [_request(each, given.of(index, each)) for index, each in indexed])
+            closed = store.close(lease, [request_of(each, given.of(index, each)) for index, each in indexed])
         given.clear()
         for each in requests[:1]:
             self._owner.epoch = each.epoch
@@ -400,35 +442,3 @@ class Connection:
         """See `OwnerCalls.known_steps`."""
         with self._held.using() as store:
             return store.known_steps(resume_epoch)
-
-
-def _request(closing: Closing, given: Given) -> CloseRequest:
-    """Return what a run has sent as the seam has it. given: what came ahead."""
-    for rows in closing.driver_rows.values():
-        check_values(rows.values())
-    return CloseRequest(
-        epoch=closing.epoch,
-        batch=closing.batch,
-        closed_ms=closing.closed_ms,
-        clock_ms=closing.clock_ms,
-        floor=closing.floor,
-        driver_rows=given.driver_rows(closing),
-        edits=_edits(closing.edits, given),
-        state_rows=given.state_rows(closing),
-        logged=closing.logged,
-        notes_made=closing.notes_made,
-    )
-
-
-def _edits(edits: Sequence[Edit], given: Given) -> list[StepEdit]:
-    def converter(converted: Mapping[str, Any]) -> Callable[[str, str], str | None]:
-        return lambda key, _text: converted[key]
-
-    return [
-        StepEdit(
-            each.old,
-            each.new,
-            None if each.converted is None else converter(given.converted(each.old, each.converted)),
-        )
-        for each in edits
-    ]

@@ -107,6 +107,7 @@ class OwnerService:
         self._server.stop()
         if holding is not None:
             self.runs.let_go(holding)
+        self.runs.shipping.end()
         self._listener.close()
         if self._endpoint is not None:
             self._endpoint.close()

@@ -15,7 +15,7 @@ class Task(msgspec.Struct, frozen=True):
     output waits for it; if not, it gives way to the run. takeover: whether to take the store's lease from another
     writer. executions, epoch: those that had begun on the directory before the run, and its newest epoch then.
     lose_epochs: whether epochs that the place has besides may be lost. run: a random id, the same for each process of
-    the run."""
+    the run. owners, token_file, tls_ca: who has partitions besides the directory, and how they are reached."""
 
     directory: str
     store_id: str
@@ -30,6 +30,9 @@ class Task(msgspec.Struct, frozen=True):
     epoch: int
     lose_epochs: bool
     run: str
+    owners: list[str] = []
+    token_file: str | None = None
+    tls_ca: str | None = None
 
 
 class Ship(msgspec.Struct, frozen=True):

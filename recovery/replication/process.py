@@ -27,7 +27,9 @@ from recovery.errors import BackupTargetError, RecoveryError, StorageError
 from recovery.host.children import end, exit_text, own_module
 from recovery.planning.replica import NO_LAG, NOTHING, ReplicaLag, ReplicaState, Shipped, pause_s
 from recovery.replication.messages import Answer, Ship, Task
+from recovery.storage.locations import OwnerAccess
 
+NO_OWNERS = OwnerAccess()
 END_S = 30.0
 """How long the end of a run waits for the last epoch to be shipped."""
 RECORD_S = 5.0
@@ -67,11 +69,13 @@ class Replication:
         lose_epochs: bool = False,
         lag: ReplicaLag = NO_LAG,
         shipped: Shipped = NOTHING,
+        access: OwnerAccess = NO_OWNERS,
         log: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     ) -> None:
         """Start the process; do not wait for it. execution: the number of the run's. takeover: take the store's lease
         from another writer. began, epoch: the executions that have begun on the directory, and its newest epoch;
-        lose_epochs: what the place has besides may be lost. lag, shipped: what the replica has and lacks by now."""
+        lose_epochs: what the place has besides may be lost. lag, shipped: what the replica has and lacks by now.
+        access: the owners of other partitions."""
         self.sync = sync
         self.on_change: Callable[[ReplicaState], None] = lambda _: None
         """Called when a problem begins, and when it is over; on a thread of this object."""
@@ -80,20 +84,10 @@ class Replication:
         self._log = log
         self.directory = directory
         self._task = Task(
-            str(directory),
-            store_id,
-            destination,
-            str(scratch),
-            os.getpid(),
-            list(keep),
-            execution,
-            sync,
-            takeover,
-            list(began),
-            epoch,
-            lose_epochs,
-            token_hex(8),
-        )
+            str(directory), store_id, destination, str(scratch), os.getpid(), list(keep), execution, sync, takeover,
+            list(began), epoch, lose_epochs, token_hex(8), list(access.owners),
+            *(None if path is None else str(path) for path in access[1:]),
+        )  # fmt: skip
         self._changed = threading.Condition()
         self._closed = self._covered = 0
         self._under_way = _Waiting()

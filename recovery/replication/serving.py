@@ -8,11 +8,8 @@ does not count, and the next run ships it.
 from __future__ import annotations
 
 import os
-import queue
-import select
 import signal
 import sys
-import threading
 from pathlib import Path
 from secrets import token_hex
 
@@ -20,17 +17,20 @@ import msgspec
 
 from recovery.backup.conditional import open_documents
 from recovery.backup.lease import Claimant, Lease, Term, claim
-from recovery.backup.places import open_target, shown_address
+from recovery.backup.places import lasting_place, open_target, shown_address
+from recovery.backup.spread import SpreadParts
 from recovery.base.clock import SystemClock
 from recovery.errors import RecoveryError, StaleDirectoryError
+from recovery.host.children import lines_of
 from recovery.host.durable import PRIVATE
 from recovery.planning.backups import parse_keep
 from recovery.replication.messages import Answer, Ship, Task, problem_of
 from recovery.replication.shipper import PASSING, Shipper
+from recovery.storage.locations import Locations, OwnerAccess
 
 NICENESS = 10
-LOOK_S = 1.0
-"""How often the process looks whether its driver still runs, should something else hold its standard input open."""
+LOOK_S = 10.0
+"""How long a shipping tries to reach an owner."""
 
 
 def main() -> int:
@@ -44,8 +44,7 @@ def main() -> int:
     task = msgspec.json.decode(given, type=Task)
     if not task.sync:
         os.nice(NICENESS)
-    asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(task.driver, asked), name="listen", daemon=True).start()
+    asked = lines_of(task.driver)
     fence = None
     try:
         fence = _Fence(task)
@@ -61,6 +60,16 @@ def main() -> int:
         _print(_answer(fence, wanted))
 
 
+def _at_owners(task: Task) -> SpreadParts | None:
+    """Return the partitions of a run with owners."""
+    if not task.owners:
+        return None
+    token_file, tls_ca = (None if path is None else Path(path) for path in (task.token_file, task.tls_ca))
+    owners = OwnerAccess(tuple(task.owners), token_file, tls_ca).connect(LOOK_S)
+    # The address goes to owners, so it may hold no secret.
+    return SpreadParts(Locations(Path(task.directory), owners), lasting_place(task.destination))
+
+
 class _Fence:
     """Ships under the lease of the store, which is claimed when the place is first reached.
 
@@ -74,6 +83,7 @@ class _Fence:
         self.shipper = Shipper(
             Path(task.directory), open_target(task.destination), clock=SystemClock(), random_id=lambda: token_hex(4),
             keep=[parse_keep(text) for text in task.keep], scratch=Path(task.scratch), fence=self.check,
+            parts=_at_owners(task),
         )  # fmt: skip
 
     def check(self) -> int:
@@ -132,22 +142,6 @@ def _answer(fence: _Fence, wanted: Ship) -> Answer:
 
 def _failed(error: RecoveryError) -> Answer:
     return Answer(problem_of(error, passes=isinstance(error, PASSING)))
-
-
-def _listen(driver: int, asked: queue.SimpleQueue[bytes]) -> None:
-    """Pass on each line of the standard input; end the process with it, or with the driver."""
-    reading, found = sys.stdin.fileno(), b""
-    while os.getppid() == driver:
-        if not select.select([reading], [], [], LOOK_S)[0]:
-            continue
-        read = os.read(reading, 4096)
-        if not read:
-            break
-        *lines, found = (found + read).split(b"\n")
-        for line in lines:
-            asked.put(line)
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def _print(message: Answer) -> None:

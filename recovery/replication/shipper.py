@@ -6,7 +6,6 @@ What it needs lies in the partitions for the backup interval; if it was collecte
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,26 +13,33 @@ from typing import NamedTuple
 import msgspec
 
 from recovery.backup.catalog import Catalog
-from recovery.backup.make import Made, make_backup
+from recovery.backup.make import DirectoryParts, Made, Parts, make_backup
 from recovery.backup.manifest import Manifest
 from recovery.backup.note import LastReplica, last_replica, note_replica
 from recovery.backup.repository import check_store, prune
 from recovery.backup.target import Target
 from recovery.base.clock import Clock
 from recovery.base.printable import one_line
-from recovery.errors import BackupDamagedError, BackupTargetError, HydratingError, RecoveryError, StorageError
+from recovery.errors import (
+    BackupDamagedError,
+    BackupTargetError,
+    HydratingError,
+    OwnerUnreachableError,
+    RecoveryError,
+    StorageError,
+)
 from recovery.planning.backups import KeepRule
 from recovery.planning.following import lacking
 from recovery.planning.replica import NOTHING, Shipped
-from recovery.storage.origin import read_origins
 
 LOOK_S = 600.0
 """How often a shipping looks at all objects and manifests of the place, as a backup command does. In between it asks
 for its own last manifest alone."""
 PRUNE_S = 300.0
 
-PASSING = (BackupTargetError, BackupDamagedError, HydratingError, StorageError)
-"""Errors that may be gone at the next attempt: an unreachable service, a full disk, a lazy restore under way."""
+PASSING = (BackupTargetError, BackupDamagedError, HydratingError, OwnerUnreachableError, StorageError)
+"""Errors that may be gone at the next attempt: an unreachable service or owner, a full disk, a lazy restore under
+way."""
 
 
 class ShippedEpoch(NamedTuple):
@@ -51,7 +57,7 @@ class Shipper:
     keep: which backups stay; without a rule all do. scratch: where files are made, on the disk of the partitions or one
     as large. fence: returns this run's term, and raises if it may no longer add to the place. It is called before each
     manifest is written, and when it is there, before the epoch counts as shipped: what is at the place by then, a later
-    writer has seen.
+    writer has seen. parts: the partitions, if not all are in the directory.
     """
 
     def __init__(
@@ -64,6 +70,7 @@ class Shipper:
         keep: Sequence[KeepRule] = (),
         scratch: Path | None = None,
         fence: Callable[[], int] = lambda: 0,
+        parts: Parts | None = None,
     ) -> None:
         self._directory = directory
         self._target = target
@@ -72,14 +79,14 @@ class Shipper:
         self._keep = keep
         self._scratch = scratch
         self._fence = fence
+        self._parts = parts or DirectoryParts(directory)
         self._catalog = Catalog(target)
         self._base: Manifest | None = None
         self._looked_s = self._pruned_s = clock.elapsed_s()
 
     def look(self, store_id: str) -> None:
         """Check that the place holds backups of this store only. Raises ForeignPartitionError, BackupTargetError."""
-        origins = functools.partial(read_origins, self._directory)
-        check_store(self._catalog.look().backups, store_id, self._target.shown, origins)
+        check_store(self._catalog.look().backups, store_id, self._target.shown, self._parts.origins)
 
     def newest_term(self) -> int:
         """Return the newest term under which a backup at the place was made. Raises BackupTargetError."""
@@ -108,6 +115,7 @@ class Shipper:
             made = make_backup(
                 self._directory, self._target, clock=self._clock, random_id=self._random_id, incremental=True,
                 scratch=self._scratch, catalog=self._catalog, base=base, staged=True, may_count=self._fence,
+                parts=self._parts,
             )  # fmt: skip
             self._fence()
         except RecoveryError as error:

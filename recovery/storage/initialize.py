@@ -31,6 +31,8 @@ from recovery.storage.standby import refuse_standby
 STAGING = ".init-"
 RESTORING = ".restore-"
 _STAGING_NAME = re.compile(r"\.(init|restore-\d+)-[0-9a-f]+")
+HOME = "part-home.json"
+"""In a staging directory: other directories get the rest of the restore; see `recovery.storage.staged`."""
 
 
 def new_store_id() -> str:
@@ -93,8 +95,8 @@ def clear_killed_attempt(directory: Path) -> None:
     """Remove what a killed `init_partitions` or `place_restored` left, if it had not placed all files. Raises
     DirectoryLockedError while another one is under way, or StorageError."""
     with translated(directory):
-        if directory.is_dir() and any(map(_is_staging, directory.iterdir())):
-            with _alone(directory):
+        if directory.is_dir() and any(map(is_staging, directory.iterdir())):
+            with alone(directory):
                 _clear_killed_attempt(directory)
 
 
@@ -105,9 +107,9 @@ def _place(target: Path, staging_name: str, fill: Callable[[Path], int], modes: 
             raise StorageError("a file is in the way", path=target, cause="", remedy="Name a directory.")
         try:
             make_directories(target, modes)
-            with _alone(target):
+            with alone(target):
                 _clear_killed_attempt(target)
-                _refuse_existing(target)
+                refuse_existing(target)
                 # A directory's own name is durable only when its parent was synced.
                 durable = [target, *(each.parent for each in missing)]
                 return _link(target, target / staging_name, fill, durable, modes)
@@ -122,7 +124,7 @@ def _place(target: Path, staging_name: str, fill: Callable[[Path], int], modes: 
 
 
 @contextlib.contextmanager
-def _alone(target: Path) -> Iterator[None]:
+def alone(target: Path) -> Iterator[None]:
     """Lock the directory itself, so that two attempts do not remove each other's files."""
     descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -148,16 +150,7 @@ def _link(
         count = fill(staging)
         if staging.name.startswith(RESTORING):
             mark_restored(target, modes)
-        # part-0 comes last: it makes operational state writable, and that must never be removed.
-        for index in reversed(range(count)):
-            staged = partition_path(staging, index)
-            # The lazy file first: without it, its partition cannot be opened.
-            for each in filter(Path.exists, (lazy_path(staged), staged)):
-                # The umask reduces the file's permissions as it did the directory's.
-                each.chmod(staging.stat().st_mode & modes.file)
-                # Unlike a rename, a link never replaces a file that someone else created meanwhile.
-                (target / each.name).hardlink_to(each)
-                placed.insert(0, target / each.name)
+        placed = link_staged(target, staging, range(count), modes)
         for directory in durable:
             sync(directory)
     except BaseException:
@@ -168,6 +161,27 @@ def _link(
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return [path for path in placed if not path.name.endswith(LAZY)]
+
+
+def link_staged(target: Path, staging: Path, indexes: Sequence[int], modes: Modes) -> list[Path]:
+    """Link staged partitions of these indexes into `target`, and return the links: all of them, or none. Not synced."""
+    placed: list[Path] = []
+    try:
+        # part-0 comes last: it makes operational state writable, and that must never be removed.
+        for index in sorted(indexes, reverse=True):
+            staged = partition_path(staging, index)
+            # The lazy file first: without it, its partition cannot be opened.
+            for each in filter(Path.exists, (lazy_path(staged), staged)):
+                # The umask reduces the file's permissions as it did the directory's.
+                each.chmod(staging.stat().st_mode & modes.file)
+                # Unlike a rename, a link never replaces a file that someone else created meanwhile.
+                (target / each.name).hardlink_to(each)
+                placed.insert(0, target / each.name)
+    except BaseException:
+        for path in placed:
+            path.unlink(missing_ok=True)
+        raise
+    return placed
 
 
 def _create_partition(path: Path, index: PartitionIndex, count: int, store_id: str, clock: Clock) -> None:
@@ -186,7 +200,7 @@ def _create_partition(path: Path, index: PartitionIndex, count: int, store_id: s
             connection.close()
 
 
-def _refuse_existing(directory: Path) -> None:
+def refuse_existing(directory: Path) -> None:
     """Raise AlreadyInitializedError if `directory` holds partitions, or logs of partitions; StandbyDirectoryError.
 
     An old log must not lie beside a new file: SQLite would use it as the file's own log.
@@ -202,37 +216,46 @@ def _refuse_existing(directory: Path) -> None:
 def _clear_killed_attempt(target: Path) -> None:
     """Remove what a killed `init` or `restore` left: its staging directory, and links to the files in it.
 
-    If every staged file is in place, the attempt had succeeded, and its partitions stay.
+    If every staged file is in place, the attempt had succeeded, and its partitions stay. Whether a restore to several
+    directories had is not known here; then all of it stays.
     """
-    for staging in filter(_is_staging, target.iterdir()):
-        executions = _restored_executions(staging.name)
+    for staging in filter(is_staging, target.iterdir()):
+        executions = restored_executions(staging.name)
         staged, lazy = list(staging.glob("part-*.sqlite3")), list(staging.glob(f"part-*.sqlite3{LAZY}"))
-        placed = [target / path.name for path in staged if _same_file(path, target / path.name)]
-        if len(placed) < len(staged) and not any(_was_used(path, executions) for path in placed):
-            for path in (*placed, *(target / path.name for path in lazy if _same_file(path, target / path.name))):
+        placed = [target / path.name for path in staged if same_file(path, target / path.name)]
+        if staged and len(placed) == len(staged) and (staging / HOME).exists():
+            continue
+        if len(placed) < len(staged) and not any(was_used(path, executions) for path in placed):
+            for path in (*placed, *(target / path.name for path in lazy if same_file(path, target / path.name))):
                 path.unlink()
             end_restored(target)
         shutil.rmtree(staging)
 
 
-def _is_staging(path: Path) -> bool:
+def is_staging(path: Path) -> bool:
     """Return whether `path` is a staging directory: by its name, and by holding only partitions. Others are kept."""
     if not _STAGING_NAME.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
         return False
     return all(each.name.startswith("part-") for each in path.iterdir())
 
 
-def _same_file(staged: Path, placed: Path) -> bool:
+def is_restoring(name: str) -> bool:
+    """Return whether this is the name of a restore's staging directory."""
+    return name.startswith(RESTORING) and _STAGING_NAME.fullmatch(name) is not None
+
+
+def same_file(staged: Path, placed: Path) -> bool:
+    """Return whether a staged file is the one in place."""
     return placed.exists() and placed.samefile(staged)
 
 
-def _restored_executions(staging_name: str) -> int:
+def restored_executions(staging_name: str) -> int:
     """Return the newest execution that the files had when they were staged; 0 for new ones."""
     number = staging_name.removeprefix(RESTORING).partition("-")[0]
     return int(number) if staging_name.startswith(RESTORING) and number.isdecimal() else 0
 
 
-def _was_used(path: Path, executions: int) -> bool:
+def was_used(path: Path, executions: int) -> bool:
     """Return whether a run has begun on the partition since. Such a partition is never removed."""
     newer = "SELECT 1 FROM exs WHERE ex_num > ? LIMIT 1"
     with translated(path):

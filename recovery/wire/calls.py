@@ -12,6 +12,7 @@ import msgspec
 
 from recovery.base.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
+from recovery.planning.owner_restore import LeftRestore
 from recovery.planning.values import Execution, PartitionDescription
 from recovery.storage.seam import BatchCount, Collected, Edited
 from recovery.wire.frames import WireError
@@ -146,6 +147,10 @@ class OwnerCalls(Protocol):
         """Copy files, all as of the moment at which the first piece comes, which is empty. A run may be going on."""
         ...
 
+    def store_copies(self, wanted: str) -> str:
+        """Store copies at a place of backups; see `recovery.backup.share`. A run may be going on."""
+        ...
+
     def documents(self, ids: list[str]) -> list[Stored]:
         """Return the documents of these ids, as of one moment. The owner has partition 0."""
         ...
@@ -189,6 +194,35 @@ class OwnerCalls(Protocol):
 
     def end_checks(self) -> None:
         """End the full checks (`verify`) of this run, now and later."""
+        ...
+
+    def left_restores(self) -> list[LeftRestore]:
+        """Remove what killed restores left that do not count, and describe those of which the home has to tell."""
+        ...
+
+    def end_left_restore(self, name: str, counts: bool) -> None:
+        """End one of those. counts: its files stay."""
+        ...
+
+    def stage(self, name: str, home: str, indexes: list[PartitionIndex], umask: bool) -> None:
+        """Begin a restore of these partitions to the owner's directory; see `recovery.storage.staged`. umask: others
+        may read them, as far as the owner's umask allows."""
+        ...
+
+    def put(self, piece: Piece) -> None:
+        """Add to one of its files."""
+        ...
+
+    def check_staged(self, digests: dict[str, str]) -> None:
+        """Compare each of its files with the SHA-256, in hexadecimal, and sync them."""
+        ...
+
+    def place(self) -> None:
+        """Put its files into place."""
+        ...
+
+    def end_restore(self, counts: bool) -> None:
+        """End the restore. counts: its files stay; if not, they are removed."""
         ...
 
     def describe(self) -> list[PartitionDescription]:

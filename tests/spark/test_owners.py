@@ -103,6 +103,22 @@ def test_a_run_goes_back(fleet):
     assert assert_exact(together, 2000) == 2
 
 
+def test_a_replica_of_owners_is_restored_to_owners(fleet, tmp_path):
+    """Each owner ships its own partitions; all disks are lost, and the next run goes on from the last epoch."""
+    fleet.run("counts(2000, 3)", "--replicate", tmp_path / "dest", "--replicate-sync").succeed()
+    found = json.loads(recovery("status", fleet.places[0], *fleet.options, "--json").stdout)
+    assert found["replica"]["lag_epochs"] == 0
+    for place in fleet.places:
+        for path in place.glob("part-*"):
+            path.unlink()
+    done = recovery("restore", tmp_path / "dest", fleet.places[0], *fleet.options, "--json")
+    assert done.returncode == 0, done.stdout
+    again = json.loads(done.stdout)
+    assert (again["epoch"], sorted(set(again["owners"].values()))) == (4, sorted(each.at for each in fleet.owners))
+    fleet.run("counts(2000, 5)", "--replicate", tmp_path / "dest").succeed()
+    assert assert_exact(fleet.together(), 2000) == 6
+
+
 @pytest.fixture
 def secured(make_store, tmp_path):
     """The same with TLS."""

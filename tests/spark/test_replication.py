@@ -200,7 +200,6 @@ class TestSettings:
             ({"backup_interval": 0}, "needs a backup interval"),
             ({"backup_interval": "0s"}, "needs a backup interval"),
             ({"replicate": "../db/../dest/../db"}, "its own replica"),
-            ({"owners": ("host:7337",), "backup_interval": "1h"}, "owners cannot replicate"),
             ({"replicate_keep": "0"}, "0 backups"),
         ],
     )

@@ -100,7 +100,7 @@ class Prepared:
             self.backup_interval_s = kept_s or (REPLICATED_KEEPS_S if config.replicate else 0.0)
             self.planned_s = clock.elapsed_s() - began_s
             faults.reach("start.2")
-            self.replication = begin_replication(config, self.plan, self.scratch, clock)
+            self.replication = begin_replication(config, self.plan, self.scratch, clock, access(config))
             self.check = BackgroundCheck(self.places.checks(self.plan.partitions))
         except BaseException:
             self.release()

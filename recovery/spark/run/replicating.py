@@ -19,6 +19,7 @@ from recovery.planning.replica import NOTHING, Shipped, lag_of
 from recovery.planning.resume import ResumePlan
 from recovery.replication.process import Replication
 from recovery.storage.hydration import Stop, hydrate_directory, hydrating
+from recovery.storage.locations import OwnerAccess
 from recovery.storage.standby import is_standby
 
 REPLICATED_KEEPS_S = 600.0
@@ -49,8 +50,10 @@ def take_over(config: RecoveryConfig, clock: Clock) -> None:
         promote(config.path, clock, lambda: token_hex(8))
 
 
-def begin_replication(config: RecoveryConfig, plan: ResumePlan, scratch: Path, clock: Clock) -> Replication | None:
-    """Start the shipping process of a run, if it has one."""
+def begin_replication(
+    config: RecoveryConfig, plan: ResumePlan, scratch: Path, clock: Clock, access: OwnerAccess
+) -> Replication | None:
+    """Start the shipping process of a run, if it has one. access: the owners of other partitions."""
     if config.replicate is None:
         return None
     place = os.fspath(config.replicate)
@@ -72,6 +75,7 @@ def begin_replication(config: RecoveryConfig, plan: ResumePlan, scratch: Path, c
         epoch=min(each.newest_epoch for each in plan.partitions),
         lose_epochs=config.lose_epochs,
         shipped=shipped,
+        access=access,
         lag=lag_of(partition.epochs, shipped, clock.wall_ms()),
     )
 

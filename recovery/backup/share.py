@@ -1,0 +1,110 @@
+"""An owner's share of a backup: copies of its partitions, stored at the place by the owner's host.
+
+The process `python -m recovery.backup.share`, which an owner service starts when a run replicates. It gets one line on
+its standard input that says where the partitions are, and then one for each backup; it answers each of those with one.
+So no secret of the place ever leaves this host: it has credentials of its own. It ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from recovery.backup.links import Linking
+from recovery.backup.make import FILES_PER_COPY, SpoiledChainError, Storing
+from recovery.backup.manifest import StoredCopy, StoredPartition, decode_copy, encode_copy
+from recovery.backup.places import open_target
+from recovery.backup.progress import ignore
+from recovery.backup.target import Target
+from recovery.errors import RecoveryError, StorageError
+from recovery.host.children import lines_of
+from recovery.host.durable import make_directories
+from recovery.host.open_files import allow_open_files
+from recovery.host.scratch import scratch_directory
+from recovery.wire.messages import Refusal, as_refusal
+
+NICENESS = 10
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where the partitions of this owner are, and its scratch directory."""
+
+    directory: str
+    scratch: str
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Store these partitions. before: copies of them that may be listed again or continued."""
+
+    destination: str
+    identity: str
+    taken_ms: int
+    check: bool
+    incremental: bool
+    store_id: str
+    count: int
+    indexes: list[int]
+    before: list[dict[str, Any]]
+
+    def copies_before(self) -> list[StoredCopy]:
+        """Return `before` as copies. Raises StorageError."""
+        return decoded(self.before, self.store_id, self.count)
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """The copies, or why there are none. whole_because: see `recovery.backup.make.Made`. spoiled: the partition whose
+    chain before is damaged, and how."""
+
+    copies: list[dict[str, Any]] = []
+    whole_because: dict[str, str] = {}
+    spoiled: tuple[int, str] | None = None
+    refusal: Refusal | None = None
+
+
+def decoded(copies: list[dict[str, Any]], store_id: str, count: int) -> list[StoredCopy]:
+    """Return copies that were sent. Raises StorageError."""
+    try:
+        return [decode_copy(msgspec.convert(each, StoredPartition), store_id, count) for each in copies]
+    except ValueError as error:
+        raise StorageError(f"copies that were sent cannot be read: {error}") from error
+
+
+def store_share(wanted: Wanted, directory: Path, target: Target, scratch: Path) -> Stored:
+    """Store an owner's partitions. Raises what `make_backup` raises for them."""
+    linking = Linking(target, wanted.identity, wanted.taken_ms, wanted.check, ignore)
+    allow_open_files(len(wanted.indexes) * FILES_PER_COPY)
+    with scratch_directory("backup", scratch) as room:
+        storing = Storing(linking, room, wanted.copies_before(), incremental=wanted.incremental, staged=True)
+        try:
+            copies = storing.copies([directory / f"part-{index}.sqlite3" for index in wanted.indexes], are_all=False)
+        except SpoiledChainError as spoiled:
+            return Stored(spoiled=(spoiled.copy.description.index, str(spoiled)))
+    assert copies is not None
+    return Stored([encode_copy(copy) for copy in copies], storing.whole_because)
+
+
+def main() -> NoReturn:
+    """Store what is asked for until the standard input ends."""
+    # They reach all processes of a service; the owner lets a run close its epoch first.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    asked = lines_of(os.getppid())
+    place = msgspec.json.decode(asked.get(), type=Place)
+    os.nice(NICENESS)
+    while True:
+        try:
+            wanted = msgspec.json.decode(asked.get(), type=Wanted)
+            scratch = Path(place.scratch)
+            make_directories(scratch)
+            answer = store_share(wanted, Path(place.directory), open_target(wanted.destination), scratch)
+        except (RecoveryError, ValueError, OSError) as error:
+            answer = Stored(refusal=as_refusal(error))
+        print(msgspec.json.encode(answer).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

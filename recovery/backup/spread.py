@@ -1,0 +1,121 @@
+"""A backup of partitions on several hosts: each owner stores its own, and this process writes the manifest.
+
+The copies need not be of one moment: each holds the epochs of the backup interval, so they share the newest one that
+was closed everywhere before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from recovery.backup.links import NoLink
+from recovery.backup.make import SpoiledChainError, Storing
+from recovery.backup.manifest import StoredCopy, encode_copy
+from recovery.backup.share import Stored, Wanted, decoded
+from recovery.base.ids import PartitionIndex
+from recovery.base.threads import each
+from recovery.errors import BackupTargetError, InconsistentPartitionsError, StorageError
+from recovery.operational.backends.owned import origins_of
+from recovery.planning.resume import plan_resume
+from recovery.planning.values import FoundFile
+from recovery.storage.locations import Locations
+from recovery.storage.origin import Origin
+from recovery.wire.calls import OwnerCalls
+from recovery.wire.messages import as_error
+from recovery.wire.run_client import Owner
+
+AT_ONCE = 16
+
+
+class SpreadParts:
+    """The partitions of a directory and of owners: `recovery.backup.make.Parts`."""
+
+    def __init__(self, places: Locations, destination: str) -> None:
+        """destination: the address of the place, which each owner opens with credentials of its own."""
+        self._places = places
+        self._destination = destination
+        self._found: list[FoundFile] = []
+
+    def found(self) -> list[FoundFile]:
+        """See `Parts.found`."""
+        self._found = self._places.found()
+        return self._found
+
+    def origins(self) -> Sequence[Origin]:
+        """See `Parts.origins`."""
+        self.found()
+        return origins_of(self._places)
+
+    def store(self, storing: Storing) -> list[StoredCopy] | None:
+        """See `Parts.store`."""
+        found = plan_resume(self._found)
+        places = self._places
+        at_owners: dict[Owner, list[PartitionIndex]] = {}
+        own = []
+        for partition in found.partitions:
+            owner = places.owner_of(partition.index)
+            if owner is None:
+                own.append(partition.path)
+            else:
+                at_owners.setdefault(owner, []).append(partition.index)
+        takes: list[Callable[[], list[StoredCopy] | None]] = [
+            partial(self._at_owner, owner, indexes, storing, found.store_id, len(found.partitions))
+            for owner, indexes in at_owners.items()
+        ]
+        if own:
+            takes.append(partial(storing.copies, own, are_all=False))
+        stored = each(lambda take: take() or [], takes, at_once=AT_ONCE, name="owner")
+        copies = sorted((copy for some in stored for copy in some), key=lambda copy: copy.description.index)
+        try:
+            plan_resume([FoundFile(copy.description.path, copy.description) for copy in copies])
+        except InconsistentPartitionsError:
+            return None
+        self._check_there(storing, copies)
+        return copies
+
+    def _at_owner(
+        self, owner: Owner, indexes: Sequence[PartitionIndex], storing: Storing, store_id: str, count: int
+    ) -> list[StoredCopy]:
+        linking = storing.linking
+        before = [encode_copy(copy) for copy in storing.usable if copy.description.index in indexes]
+        wanted = Wanted(
+            self._destination, linking.identity, linking.taken_ms, linking.check, storing.incremental, store_id, count,
+            list(indexes), before,
+        )  # fmt: skip
+        text = owner.ask(OwnerCalls.store_copies, msgspec.json.encode(wanted).decode())
+        try:
+            answer = msgspec.json.decode(text, type=Stored)
+        except ValueError as error:
+            raise StorageError(f"the owner at {owner.location} answered something else: {error}") from error
+        if answer.refusal is not None:
+            raise as_error(answer.refusal, owner.location)
+        if answer.spoiled is not None:
+            index, why = answer.spoiled
+            raise SpoiledChainError(next(c for c in storing.usable if c.description.index == index), NoLink(why))
+        storing.whole_because |= answer.whole_because
+        copies = decoded(answer.copies, store_id, count)
+        if [copy.description.index for copy in copies] != list(indexes):
+            raise StorageError(f"the owner at {owner.location} stored other partitions than its own")
+        return copies
+
+    def _check_there(self, storing: Storing, copies: Sequence[StoredCopy]) -> None:
+        """Raises BackupTargetError if the place does not have what owners have just stored: theirs is another one."""
+        target, identity = storing.linking.target, storing.linking.identity
+        for copy in copies:
+            for name, stored_bytes in copy.objects:
+                if identity not in name:
+                    continue
+                try:
+                    there = len(target.read_range(name, stored_bytes - 1, 2)) == 1
+                except FileNotFoundError:
+                    there = False
+                if not there:
+                    raise BackupTargetError(
+                        f"an owner has stored {name}, and it is not there",
+                        path=target.shown,
+                        cause="On the owner's host the same address is another place, such as a disk of its own.",
+                        remedy="Name a place that all hosts reach under the same address.",
+                    )

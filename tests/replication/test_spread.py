@@ -1,0 +1,233 @@
+"""Runs with owners that replicate: each owner stores its own partitions, and every epoch of the place is restored."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from recovery.backup.lease import NAME as LEASE
+from recovery.backup.note import last_replica
+from recovery.backup.repository import list_backups
+from recovery.backup.share import Wanted, store_share
+from recovery.backup.spread import SpreadParts
+from recovery.backup.target import DirectoryTarget
+from recovery.base.clock import SystemClock
+from recovery.cli import main
+from recovery.errors import BackupTargetError, ConfigurationError, StorageError
+from recovery.owner.runs import Connection
+from recovery.replication.process import Replication
+from recovery.replication.shipper import Shipper
+from recovery.storage.locations import OwnerAccess
+from recovery.storage.scan import describe_file
+from tests.backup.support import random_id, states
+from tests.shares import seeds
+from tests.stores import Driver, SpreadDirectory, state_at
+
+KEYS = [f"k{n}" for n in range(30)]
+
+
+@pytest.fixture
+def spread(make_store, monkeypatch) -> Iterator[SpreadDirectory]:
+    """Four partitions: one in the driver's directory, three at two owners. Chains are merged with every third link."""
+    monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)
+    places = SpreadDirectory(make_store(4), ((1,), (0, 3), (2,)))
+    yield places
+    places.close()
+
+
+@pytest.fixture
+def here(monkeypatch) -> None:
+    """Owners store in this process, as their processes do."""
+    import msgspec
+
+    def store_copies(self: Connection, wanted: str) -> str:
+        asked = msgspec.json.decode(wanted, type=Wanted)
+        target = DirectoryTarget(Path(asked.destination))
+        owner = self._owner
+        owner.scratch.mkdir(exist_ok=True)
+        return msgspec.json.encode(store_share(asked, owner.directory, target, owner.scratch)).decode()
+
+    monkeypatch.setattr(Connection, "store_copies", store_copies)
+
+
+def shipper(spread: SpreadDirectory, place: Path, **options: object) -> Shipper:
+    parts = SpreadParts(spread.locations(), str(place))
+    return Shipper(
+        spread.places[0], DirectoryTarget(place), clock=SystemClock(), random_id=random_id, parts=parts, **options
+    )
+
+
+def step(run: Driver, batch: int, chance: random.Random) -> dict[str, str | None]:
+    """One closed epoch."""
+    changes = {key: chance.choice([None, f"{batch}"]) for key in chance.sample(KEYS, 8)}
+    run.apply(batch, changes)
+    run.close(batch, floor=0, notes_made=True)
+    return changes
+
+
+@pytest.mark.usefixtures("here")
+class TestEpochs:
+    """What is in the place."""
+
+    @pytest.mark.parametrize("seed", seeds(6))
+    def test_every_epoch_of_a_random_history_is_restored(self, seed, spread, tmp_path):
+        """Runs, rewinds, shippings that are left out or begun again, and owners that are started again."""
+        chance = random.Random(seed)
+        expected: dict[int, dict[str, str]] = {0: {}}
+        batch, linked, at = 0, 0, shipper(spread, tmp_path / "dest")
+        for _ in range(3):
+            back = max(1, max(expected) + 1 - chance.randint(0, 2))
+            with Driver(spread, resume_epoch=back if batch else None) as run:
+                model = dict(expected[run.epoch - 1])
+                expected = {epoch: state for epoch, state in expected.items() if epoch < run.epoch}
+                for _ in range(chance.randint(1, 3)):
+                    for key, value in step(run, batch, chance).items():
+                        model.pop(key, None) if value is None else model.__setitem__(key, value)
+                    expected[run.epoch - 1] = dict(model)
+                    batch += 1
+                    if chance.random() < 0.2:
+                        at = shipper(spread, tmp_path / "dest")
+                    if chance.random() < 0.8:
+                        linked += at.ship().made.linked
+        done = at.ship()
+        assert done.newest.epoch == max(expected)
+        assert linked
+        for epoch, state in expected.items():
+            room = tmp_path / f"epoch-{epoch}"
+            call("restore", tmp_path / "dest", room, "--epoch", epoch)
+            assert {key: value for (_, key), (value, _) in state_at(room, epoch).items()} == state
+
+    def test_what_did_not_change_is_not_stored_again(self, spread, tmp_path):
+        with Driver(spread) as run:
+            step(run, 0, random.Random(1))
+        at = shipper(spread, tmp_path / "dest")
+        assert at.ship().made.stored == 4
+        assert at.ship().made.reused == 4
+        assert at.lacks() is None
+
+    def test_owners_that_are_an_epoch_ahead(self, spread, tmp_path, monkeypatch):
+        """A run closes epochs while owners store: the backup is of the newest epoch that all have."""
+        run = Driver(spread).__enter__()
+        step(run, 0, random.Random(1))
+        at = shipper(spread, tmp_path / "dest")
+        at.ship()
+        original, batches = Connection.store_copies, iter(range(1, 9))
+
+        def store_copies(self: Connection, wanted: str) -> str:
+            step(run, next(batches), random.Random(2))
+            return original(self, wanted)
+
+        monkeypatch.setattr(Connection, "store_copies", store_copies)
+        monkeypatch.setattr("recovery.backup.spread.AT_ONCE", 1)
+        done = at.ship()
+        run.__exit__(None, None, None)
+        assert 1 <= done.newest.epoch <= 3
+        assert list_backups(DirectoryTarget(tmp_path / "dest")).newest.epoch == done.newest.epoch
+        call("restore", tmp_path / "dest", tmp_path / "new")
+        call("restore", tmp_path / "dest", tmp_path / "old", "--epoch", 1)
+
+    def test_a_place_that_is_another_one_at_an_owner(self, spread, tmp_path, monkeypatch):
+        """A path that each host has for itself: no backup counts whose objects are not all there."""
+        with Driver(spread) as run:
+            step(run, 0, random.Random(1))
+        parts = SpreadParts(spread.locations(), str(tmp_path / "elsewhere"))
+        at = Shipper(
+            spread.places[0], DirectoryTarget(tmp_path / "dest"), clock=SystemClock(), random_id=random_id, parts=parts
+        )
+        with pytest.raises(BackupTargetError, match="an owner has stored") as error:
+            at.ship()
+        assert "all hosts reach" in error.value.remedy
+        assert list_backups(DirectoryTarget(tmp_path / "dest")).manifests == ()
+
+    def test_a_damaged_chain_is_begun_again(self, spread, tmp_path):
+        """An object that an owner was to merge was changed: its partition is stored whole, and the others are not."""
+        at = shipper(spread, tmp_path / "dest")
+        with Driver(spread) as run:
+            run.apply(0, {f"{n}": "x" * 50 for n in range(2000)})
+            run.close(0, floor=0, notes_made=True)
+            at.ship()
+            whole: dict[str, str] = {}
+            for batch in range(1, 6):
+                step(run, batch, random.Random(batch))
+                whole |= at.ship().made.whole_because
+                if batch == 2:
+                    for path in (tmp_path / "dest" / "objects" / "part-2").glob("*.changes.zst"):
+                        path.write_bytes(b"damaged" + path.read_bytes()[7:])
+        assert list(whole) == ["part-2.sqlite3"], whole
+        call("restore", tmp_path / "dest", tmp_path / "new")
+
+    def test_answers_of_something_else(self, spread, tmp_path, monkeypatch):
+        """Nothing counts that is not exactly what was asked for."""
+        with Driver(spread) as run:
+            step(run, 0, random.Random(1))
+        answers = {"x": "something else", "{}": "other partitions", '{"copies": [{}]}': "cannot be read"}
+        for text, words in answers.items():
+            monkeypatch.setattr(Connection, "store_copies", lambda self, wanted, text=text: text)
+            with pytest.raises(StorageError, match=words):
+                shipper(spread, tmp_path / "dest").ship()
+
+
+def call(*arguments: object) -> str:
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+def replication(spread: SpreadDirectory, place: object, **options: object) -> Replication:
+    access = OwnerAccess(tuple(f"127.0.0.1:{each.port}" for each in spread.services), spread.token)
+    return Replication(
+        spread.places[0], describe_file(spread.paths()[0]).store_id, str(place), spread.places[0], clock=SystemClock(),
+        access=access, **options,
+    )  # fmt: skip
+
+
+class TestProcesses:
+    """The real processes, of the driver and of owners."""
+
+    def test_epochs_are_shipped(self, spread, tmp_path):
+        """With sync, an epoch is in the place when `wait` returns; status shows what the replica has."""
+        made = replication(spread, tmp_path / "dest", sync=True)
+        made.ready(120)
+        with Driver(spread) as run:
+            for batch in range(3):
+                step(run, batch, random.Random(batch))
+                made.closed()
+                made.wait(lambda: False)
+                newest = list_backups(DirectoryTarget(tmp_path / "dest")).newest
+                assert newest.epoch == made.state.shipped.epoch == batch + 1
+            made.end()
+        assert json.loads((tmp_path / "dest" / LEASE).read_text())["lease"]["ended"] == 3
+        assert last_replica(spread.places[0]).epoch == 3
+        named = [word for each in spread.services for word in ("--owner", f"127.0.0.1:{each.port}")]
+        found = json.loads(call("status", spread.places[0], *named, "--token-file", spread.token, "--json"))
+        assert (found["replica"]["epoch"], found["replica"]["lag_epochs"]) == (3, 0)
+        call("restore", tmp_path / "dest", tmp_path / "new")
+        assert sorted(states(tmp_path / "new")) == [0, 1, 2, 3]
+
+    def test_an_owner_that_is_away(self, spread, tmp_path):
+        """The lag says why; when it is back, the same epochs are shipped."""
+        with Driver(spread) as run:
+            step(run, 0, random.Random(1))
+        port = spread.services[1].port
+        spread.services[1].stop(0.1)
+        made = replication(spread, tmp_path / "dest")
+        made.closed()
+        with made._changed:
+            made._changed.wait_for(lambda: made._failures, 60)
+        assert f"127.0.0.1:{port}" in made.state.problem
+        spread.services[1] = spread.serve(2, port)
+        made.wait(lambda: False)
+        assert made.state.shipped.epoch == 1
+        made.end()
+
+    def test_an_address_with_a_secret_is_not_sent(self, spread):
+        made = replication(spread, "s3://name:secret@bucket/path")
+        with pytest.raises(ConfigurationError, match="the address holds credentials") as error:
+            made.ready(60)
+        made.stop()
+        assert "secret" not in str(error.value).replace("secrets", "")

@@ -1,0 +1,200 @@
+"""A directory's part of a restore to several owners: what is there after each step, and after a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from recovery import init_partitions
+from recovery.errors import AlreadyInitializedError, DirectoryLockedError, StorageError
+from recovery.host.durable import PRIVATE
+from recovery.storage.initialize import clear_killed_attempt
+from recovery.storage.staged import StagedRestore, end_left, left
+from tests.stores import Driver
+
+NAME = ".restore-0-ab12"
+FILES = ["part-1.sqlite3", "part-2.sqlite3"]
+
+
+@pytest.fixture
+def made(make_store) -> Path:
+    return make_store(3)
+
+
+@pytest.fixture
+def here(tmp_path) -> Path:
+    directory = tmp_path / "owner"
+    directory.mkdir()
+    return directory
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def begun(here: Path, name: str = NAME, indexes: tuple[int, ...] = (1, 2)) -> StagedRestore:
+    return StagedRestore(here, name, "h1:7337", indexes, PRIVATE)
+
+
+def filled(here: Path, made: Path) -> StagedRestore:
+    """All files have come, in pieces, and are checked."""
+    staged = begun(here)
+    digests = {}
+    for name in FILES:
+        data = (made / name).read_bytes()
+        for begin in range(0, len(data), 30_000):
+            staged.put(name, data[begin : begin + 30_000])
+        digests[name] = hashlib.sha256(data).hexdigest()
+    staged.check(digests)
+    return staged
+
+
+def killed(here: Path, tmp_path: Path) -> Path:
+    """The directory as a kill leaves it: links are links to the same files, and nobody has locked it."""
+    copy = tmp_path / "killed"
+    shutil.copytree(here, copy)
+    for path in copy.glob("part-*"):
+        path.unlink()
+        path.hardlink_to(copy / NAME / path.name)
+    return copy
+
+
+def test_its_life(here, made):
+    """Nothing is in place before `place`; afterwards the same bytes, and in the end nothing else."""
+    staged = filled(here, made)
+    assert names(here) == [NAME]
+    staged.place()
+    assert names(here) == [NAME, *FILES]
+    staged.end(counts=True)
+    staged.end(counts=False)
+    assert names(here) == FILES
+    assert all((here / name).read_bytes() == (made / name).read_bytes() for name in FILES)
+    assert left(here) == []
+    with pytest.raises(AlreadyInitializedError, match=r"part-1\.sqlite3, part-2"):
+        begun(here)
+
+
+@pytest.mark.parametrize("places", [False, True])
+def test_what_does_not_count_is_removed(here, made, places):
+    """Also what is in place."""
+    staged = filled(here, made)
+    if places:
+        staged.place()
+    staged.end(counts=False)
+    assert names(here) == []
+    with pytest.raises(StorageError, match="has ended"):
+        staged.place()
+
+
+def test_nobody_says_how_it_ended(here, made):
+    """Files that are staged go, those in place wait for the home's answer; each answer is carried out."""
+    filled(here, made).end()
+    assert names(here) == []
+    for counts in (False, True):
+        staged = filled(here, made)
+        staged.place()
+        staged.end()
+        [found] = left(here)
+        assert (found.name, found.home, found.files, found.was_used) == (NAME, "h1:7337", tuple(FILES), False)
+        end_left(here, NAME, counts=counts)
+        assert names(here) == (FILES if counts else [])
+
+
+def test_killed(here, made, tmp_path):
+    """Before all files are in place, nothing stays; not even if `init` is the next to come."""
+    begun(here).put(FILES[0], b"x")
+    copy = killed(here, tmp_path)
+    assert left(copy) == []
+    assert names(copy) == []
+    shutil.rmtree(copy)
+    shutil.rmtree(here / NAME)
+    staged = filled(here, made)
+    staged.place()
+    copy = killed(here, tmp_path)
+    (copy / FILES[1]).unlink()
+    shutil.copytree(copy, tmp_path / "other", symlinks=True)
+    assert left(copy) == []
+    assert names(copy) == []
+    shutil.rmtree(copy)
+    copy = killed(here, tmp_path)
+    clear_killed_attempt(copy)
+    assert [each.name for each in left(copy)] == [NAME], "the home has to tell"
+
+
+def test_a_partition_that_a_run_has_used(make_store, here):
+    """It is named so, whatever the note says."""
+    made = make_store(1)
+    data = (made / "part-0.sqlite3").read_bytes()
+    staged = begun(here, indexes=(0,))
+    staged.put("part-0.sqlite3", data)
+    staged.check({"part-0.sqlite3": hashlib.sha256(data).hexdigest()})
+    staged.place()
+    staged.end()
+    (here / NAME / "part-home.json").write_text("{")
+    with Driver(here) as run:
+        run.apply(0, {"a": "1"})
+        run.close(0)
+    [found] = left(here)
+    assert (found.home, found.was_used) == ("", True)
+
+
+def test_other_files_and_other_bytes(here, made):
+    """Nothing but the files that are due, each of them whole."""
+    staged = begun(here)
+    for name in ("part-0.sqlite3", "../part-1.sqlite3", "x"):
+        with pytest.raises(StorageError, match="is not due"):
+            staged.put(name, b"x")
+    staged.put(FILES[0], b"x")
+    digest = hashlib.sha256(b"x").hexdigest()
+    with pytest.raises(StorageError, match=r"part-1.sqlite3 came instead of part-1.sqlite3, part-2"):
+        staged.check(dict.fromkeys(FILES, digest))
+    staged.put(FILES[1], b"y")
+    with pytest.raises(StorageError, match="File exists"):
+        staged.put(FILES[0], b"x")
+    with pytest.raises(StorageError, match="not what was sent"):
+        staged.check(dict.fromkeys(FILES, digest))
+    staged.end()
+    assert names(here) == []
+
+
+@pytest.mark.parametrize("name", ["db", "../.restore-0-ab", ".restore-0-ab/x", ".restore-x-ab", ".init-ab", ""])
+def test_a_name_of_something_else(here, name):
+    with pytest.raises(StorageError, match="not the name of a restore"):
+        begun(here, name)
+    end_left(here, name, counts=False)
+    assert here.is_dir()
+    assert names(here) == []
+
+
+def test_one_at_a_time(here, made):
+    """Others that make partitions there are refused meanwhile."""
+    staged = filled(here, made)
+    with pytest.raises(DirectoryLockedError):
+        begun(here, ".restore-0-cd")
+    with pytest.raises(DirectoryLockedError):
+        init_partitions(here, 2)
+    staged.end()
+    init_partitions(here, 2)
+
+
+def test_a_disk_that_fails_while_files_are_put_into_place(here, made, monkeypatch):
+    """Then none is, and the restore goes on if it is asked again."""
+    staged = filled(here, made)
+    original, calls = Path.hardlink_to, []
+
+    def fails(path: Path, target: Path) -> None:
+        calls.append(path)
+        if len(calls) == 2:
+            raise OSError(5, "the disk failed")
+        original(path, target)
+
+    monkeypatch.setattr(Path, "hardlink_to", fails)
+    with pytest.raises(StorageError, match="the disk failed"):
+        staged.place()
+    assert names(here) == [NAME]
+    staged.place()
+    staged.end(counts=True)
+    assert names(here) == FILES
