@@ -6,7 +6,7 @@ owners.2  Restore the copies into a temporary directory of this host, which chec
 owners.3  Send each owner its files, and their digests. It stages, compares and syncs them.
 owners.4  Have the files put into place: by all other owners first, and then by the home, the owner of part-0. From now
           on the restore counts.
-owners.5  Have the owners forget that they staged them.
+owners.5  Have the owners forget that they staged them. Mark the directory of the run as restored.
 
 An owner that loses its connection removes what it has staged, but not what is in place. A restore that was killed or
 lost an owner before the home answered in owners.4 may have put files into place that do not count. No run can use
@@ -35,6 +35,7 @@ from recovery.planning.owner_restore import allot, counts
 from recovery.storage.initialize import RESTORING, clear_killed_attempt, refuse_existing
 from recovery.storage.locations import Locations
 from recovery.storage.lock import DirectoryLock
+from recovery.storage.restored import mark_restored
 from recovery.wire.calls import OwnerCalls, Piece
 from recovery.wire.run_client import Owner
 
@@ -74,7 +75,8 @@ def restore_to_owners(
 ) -> RestoredToOwners:
     """Restore the newest common epoch (that of `epoch`, or of `at_ms`) to these owners, as many partitions each.
 
-    directory: that of the run, which is made if missing and must hold no partitions; None: not looked at. scratch: has
+    directory: that of the run, which is made if missing, must hold no partitions, and is marked as restored; None: not
+    looked at. scratch: has
     room for all partitions. task_key: random, for tasks; there are none. umask: others may read the files, as far as
     the umask of each owner allows. Ends the connections. Raises what `recovery.backup.restore.restore` raises, and what
     owners refuse with.
@@ -99,6 +101,8 @@ def restore_to_owners(
         parts = [_Part(owner, [i for i, at in owner_of.items() if at == owner.location]) for owner in owners]
         name = f"{RESTORING}{newest}-{random_id()}"
         _put([part for part in parts if part.indexes], done.paths, name, umask, observe)
+        if directory is not None:
+            mark_restored(directory, UMASK if umask else PRIVATE)
     return RestoredToOwners(done, owner_of, clock.elapsed_s() - began_s)
 
 

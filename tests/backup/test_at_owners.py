@@ -17,6 +17,7 @@ from recovery.backup import at_owners
 from recovery.cli import main
 from recovery.errors import StorageError
 from recovery.planning.resume import plan_resume
+from recovery.storage.restored import is_restored
 from recovery.storage.scan import scan
 from recovery.storage.staged import StagedRestore
 from recovery.wire.run_client import Owner
@@ -97,13 +98,15 @@ class TestARestore:
     """Without kills."""
 
     def test_a_run_resumes_exactly(self, hosts, backups, store, tmp_path):
-        """With the state, the window and the position of the backup, and nothing but partitions at the owners."""
+        """With the state, the window and the position of the backup, and nothing but partitions at the owners. The
+        directory of the run is marked: it takes another one's place at the sinks."""
         found = hosts.restore(backups)
         first, second = (f"127.0.0.1:{each.port}" for each in hosts.spread.services)
         assert found["owners"] == dict(zip(parts(0, 1, 2), (first, first, second), strict=True))
         assert (found["epoch"], found["resume_epoch"], found["store_id"]) == (5, 6, scan(store)[0].description.store_id)
         assert hosts.names() == [parts(0, 1), parts(2)]
-        assert files(hosts.directory) == []
+        assert files(hosts.directory) == ["restored.json"]
+        assert is_restored(hosts.directory)
         assert states(together(hosts.spread.places, tmp_path / "all")) == states(store)
         with Driver(hosts.spread) as run, Driver(store) as other:
             assert run.epoch == other.epoch == 6
