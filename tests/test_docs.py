@@ -245,3 +245,15 @@ def test_the_input_of_the_point_in_time_page_gives_its_outputs(tmp_path: Path) -
     assert len(shown) == 11
     for position, (hour, shop, amount) in enumerate(shown):
         assert (before if position < 4 else after)[hour, shop] == pytest.approx(float(amount))
+
+
+def test_what_runs_on_each_version_of_spark():
+    """The page and `.ci/run` say the same."""
+    script = (ROOT / ".ci" / "run").read_text()
+    whole = set(re.findall(r"^on_spark (\S+) tests/spark$", script, re.MULTILINE))
+    [(versions, files)] = re.findall(r"^ +for version in (.*?); do\n(.*?)^ +done$", script, re.DOTALL | re.MULTILINE)
+    rows = dict(re.findall(r"^\| (4\.[\d., ]+) \| (all|`.*`)(?:; .*)? \|$", page("upgrading.md"), re.MULTILINE))
+    assert {version for version, text in rows.items() if text == "all"} == {"4.3", *whole}
+    [bounded] = [version for version, text in rows.items() if text != "all"]
+    assert bounded.split(", ") == versions.split()
+    assert re.findall(r"`([\w/]*test_\w+)`", rows[bounded]) == re.findall(r"tests/spark/(\S+)\.py", files)

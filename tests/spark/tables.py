@@ -93,7 +93,7 @@ def kill_at_any_moment(
         killed += process.returncode != 0
         rewinds += bool(options)
     process = begin(*going_back(directory, "totals", 1))
-    printed = finish(process)
+    printed = finish(process, 900)
     assert process.returncode == 0, printed
     return f"{killed} kills, {rewinds} rewinds and one at the end"
 

@@ -28,6 +28,7 @@ from recovery import (
     run_pipeline,
 )
 from recovery.epochs.writer import EpochWriter
+from recovery.spark.jvm.versions import VERSION
 from recovery.spark.pipelines.incremental import Incremental, Load, Loading
 from tests.operational.support import IMPATIENT, SetClock
 from tests.shares import some
@@ -85,14 +86,20 @@ def test_loads_what_is_newer(spark, directory, kind):
     table, values = Table(spark, kind), KINDS[kind]
     table.rows = [values[0], None, values[1]]
     summary = run(spark, directory, load(table))
-    assert (summary.nodes["load"].rows, summary.nodes["load"].details["nulls"]) == (3, {"orders": 1})
+    check_counts(summary.nodes["load"], 3, 1)
     assert StateManager(directory).get_hwm("orders") == values[1]
     assert type(StateManager(directory).get_hwm("orders")) is type(values[1])
     run(spark, directory, load(table))
     table.rows += [values[2], None]
     summary = run(spark, directory, load(table))
     assert table.loads == [[0, 1, 2], [], [3]]
-    assert (summary.nodes["load"].rows, summary.nodes["load"].details["nulls"]) == (1, {"orders": 2})
+    check_counts(summary.nodes["load"], 1, 2)
+
+
+def check_counts(node, rows, nulls):
+    """How many rows were loaded, and how many have no mark. Before 4.3 Spark may count rows more than once."""
+    assert node.details["nulls"] == {"orders": nulls}
+    assert node.rows == rows if VERSION >= (4, 3) else node.rows >= rows
 
 
 def test_going_back_loads_again(spark, directory):
