@@ -137,9 +137,7 @@ def make_backup(
     refuse_hydrating(directory, "a backup")
     catalog, parts = catalog or Catalog(target), parts or DirectoryParts(directory)
     contents = catalog.look() if base is None else None
-    term = max([each.stage.term for each in contents.backups], default=0) if contents is not None else 0
-    if may_count is None:
-        term = max(term, term_of(target))
+    term = 0 if contents is None else max((each.stage.term for each in contents.backups), default=0)
     identity = backup_id(_moment_after([base] if contents is None else contents.backups, clock), random_id())
     planned = plan_resume(parts.found())
     if contents is not None:
@@ -148,6 +146,8 @@ def make_backup(
     found = begin(target, identity, lambda: next(given, None) or catalog.newest(), clock.wall_ms())
     before = found.copies if found is not None else ()
     try:
+        if may_count is None:
+            term = max(term, term_of(target))
         allow_open_files(len(planned.partitions) * FILES_PER_COPY)
         usable = before if base is not None else _present(target, before)
         spoiled_because: dict[str, str] = {}

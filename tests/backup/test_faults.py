@@ -469,7 +469,7 @@ def test_a_killed_restore_is_cleared_by_the_next(store, tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert killed.returncode < 0
-    assert sorted(path.name.split("-")[0] for path in new.iterdir()) == [".restore", "part"]
+    assert sorted(path.name.split("-")[0] for path in new.iterdir()) == [".restore", "part", "restored.json"]
     bring_back(tmp_path / "dest", new, tmp_path)
     assert_sound(new)
     assert states(new) == states(store)

@@ -40,7 +40,7 @@ def test_what_a_killed_backup_left_goes_with_the_next(make_store, tmp_path):
         "from pathlib import Path\n"
         "from recovery.backup import make\n"
         "from recovery.cli import main\n"
-        "make._Storing._store = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "make.Storing._store = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "main(['backup', *sys.argv[1:]])\n"
     )
     environ = {**os.environ, "TMPDIR": str(scratch)}

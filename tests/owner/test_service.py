@@ -251,7 +251,7 @@ class TestProcess:
         finally:
             owner.kill()
 
-    @pytest.mark.parametrize("command", ["restore there db", "fork db new", "repartition db 4"])
+    @pytest.mark.parametrize("command", ["drill there", "fork db new", "repartition db 4"])
     def test_what_needs_files_names_the_way(self, command):
         found = recovery(*command.split(), "--owner", "h1:7337")
         assert found.returncode == 11, found.stderr

@@ -105,10 +105,12 @@ class TestEpochs:
     def test_what_did_not_change_is_not_stored_again(self, spread, tmp_path):
         with Driver(spread) as run:
             step(run, 0, random.Random(1))
+            began = {run.execution.id}
         at = shipper(spread, tmp_path / "dest")
         assert at.ship().made.stored == 4
         assert at.ship().made.reused == 4
-        assert at.lacks() is None
+        assert at.lacks(began, 1) is None
+        assert "it has epoch 1, closed by execution 1" in at.lacks(began, 0)
 
     def test_owners_that_are_an_epoch_ahead(self, spread, tmp_path, monkeypatch):
         """A run closes epochs while owners store: the backup is of the newest epoch that all have."""
@@ -209,6 +211,7 @@ class TestProcesses:
         call("restore", tmp_path / "dest", tmp_path / "new")
         assert sorted(states(tmp_path / "new")) == [0, 1, 2, 3]
 
+    @pytest.mark.long
     def test_an_owner_that_is_away(self, spread, tmp_path):
         """The lag says why; when it is back, the same epochs are shipped."""
         with Driver(spread) as run:

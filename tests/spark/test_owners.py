@@ -103,6 +103,7 @@ def test_a_run_goes_back(fleet):
     assert assert_exact(together, 2000) == 2
 
 
+@pytest.mark.long
 def test_a_replica_of_owners_is_restored_to_owners(fleet, tmp_path):
     """Each owner ships its own partitions; all disks are lost, and the next run goes on from the last epoch."""
     fleet.run("counts(2000, 3)", "--replicate", tmp_path / "dest", "--replicate-sync").succeed()
