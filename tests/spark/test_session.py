@@ -307,6 +307,42 @@ def test_an_interrupted_start_leaves_no_jvm(after_s, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+IMPORTING = """
+import contextlib, os, signal, sys, threading
+from subprocess import PIPE, TimeoutExpired
+from pyspark import SparkConf, java_gateway
+from recovery.spark.jvm import launch
+
+jvms, imported = [], threading.Event()
+
+def launch_gateway(*_):
+    environment = {**os.environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": sys.argv[1] + "/info/file"}
+    options = {"stdin": PIPE, "stderr": PIPE, "start_new_session": True}
+    jvms.append(java_gateway.Popen(["sleep", "60"], env=environment, **options))
+
+def interrupt(_):
+    os.kill(os.getpid(), signal.SIGINT)
+    with contextlib.suppress(TimeoutExpired):
+        jvms[0].wait(10)
+    imported.set()
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+java_gateway.launch_gateway, launch._import_meanwhile = launch_gateway, imported.wait
+launch._adopt = lambda gateway: threading.Timer(0.2, interrupt, [gateway]).start()
+try:
+    launch.launch(SparkConf(loadDefaults=False), {})
+except KeyboardInterrupt:
+    print(jvms[0].poll(), launch._Starting.launch)
+"""
+
+
+def test_an_interrupt_while_libraries_are_imported_leaves_no_jvm(tmp_path):
+    """The JVM was there before them."""
+    program = [sys.executable, "-c", IMPORTING, str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=50)
+    assert (done.stdout, done.returncode) == ("-9 None\n", 0), done.stderr
+
+
 @pytest.mark.long
 def test_a_session_that_cannot_be_made_leaves_no_jvm():
     """And a later one begins with settings of its own."""

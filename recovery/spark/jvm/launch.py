@@ -150,6 +150,7 @@ def launch(settings: SparkConf, environment: Mapping[str, str]) -> Any:
         with _submitted(settings):
             gateway = java_gateway.launch_gateway(None, {"start_new_session": True, "stderr": subprocess.PIPE})
         _adopt(gateway)
+        _await_imports(_Starting.launch)
     except BaseException as error:
         process = _Starting.launch
         abandon_launch()
@@ -160,11 +161,15 @@ def launch(settings: SparkConf, environment: Mapping[str, str]) -> Any:
         raise
     finally:
         java_gateway.Popen = usual
-        if _Starting.launch is not None and _Starting.launch.importing is not None:
-            # A process must not end while a thread loads libraries.
-            _Starting.launch.importing.join()
-        _Starting.launch = None
+        process, _Starting.launch = _Starting.launch, None
+        _await_imports(process)
     return gateway
+
+
+def _await_imports(process: _Starting | None) -> None:
+    """A process must not end while a thread loads libraries."""
+    if process is not None and process.importing is not None:
+        process.importing.join()
 
 
 @contextlib.contextmanager
