@@ -34,6 +34,8 @@ CLASSES, PROFILES = ".jsa", ".aot"
 """Suffixes of archives: with classes only, and with profiles of their methods."""
 COMPILED = "java-"
 """Begins the names of the files with this package's own classes (`recovery.spark.jvm.class_cache`)."""
+COMPILED_FILES = f"*{COMPILED}{'[0-9a-f]' * 32}*"
+"""Matches these files, and drafts of them that killed processes left, but no file of others in the same directory."""
 PROFILING_JAVA = 25
 
 _TRAINING_S = 600
@@ -142,7 +144,7 @@ def make_archive(java_home: Path, observe: Callable[[str], None] = lambda _: Non
 def remove_archives() -> list[Path]:
     """Remove the files of all versions from the cache; return their paths. Raises StorageError."""
     home = cache_directory()
-    patterns = (f"spark-*{CLASSES}", f"spark-*{PROFILES}", "left-*", f"{COMPILED}*")
+    patterns = (f"spark-*{CLASSES}", f"spark-*{PROFILES}", "left-*", COMPILED_FILES)
     found = sorted(path for pattern in patterns for path in home.glob(pattern)) if home else []
     for path in found:
         with _storage_errors(path):

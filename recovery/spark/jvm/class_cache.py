@@ -21,7 +21,7 @@ from typing import Any
 from recovery.base.version import VERSION
 from recovery.errors import StorageError
 from recovery.host.durable import make_directories, replace
-from recovery.spark.jvm.class_archive import COMPILED, cache_directory
+from recovery.spark.jvm.class_archive import COMPILED, COMPILED_FILES, cache_directory
 
 KEPT = 32
 """The number of files that are kept, of some 30 kB each: a version has at most six."""
@@ -57,7 +57,7 @@ def write(key: str, classes: Mapping[str, bytes]) -> None:
             make_directories(path.parent)
             # Not synced: after a power loss the digest shows what is missing.
             replace(path, _packed(key, classes), mode=_READABLE)
-            found = sorted(path.parent.glob(f"*{COMPILED}*"), key=lambda each: each.stat().st_mtime_ns)
+            found = sorted(path.parent.glob(COMPILED_FILES), key=lambda each: each.stat().st_mtime_ns)
             for each in found[:-KEPT]:
                 each.unlink(missing_ok=True)
 

@@ -141,23 +141,27 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
 
 
 def test_few_are_kept(cache, kept):
-    """The newest, and no drafts of processes that were killed; archives of classes are not counted."""
-    others = [cache / f"java-{number}" for number in range(class_cache.KEPT + 3)]
-    others += [cache / f".java-{number}.7-a" for number in range(3)]
-    for number, path in enumerate(others):
+    """The newest, and no drafts of processes that were killed. Archives of classes, and what others have in the same
+    directory, stay."""
+    others = [cache / f"java-{number:032x}" for number in range(class_cache.KEPT + 3)]
+    others += [cache / f".java-{number:032x}.7-a" for number in range(3)]
+    foreign = [cache / name for name in ("left-4.3.0.jsa", "java-notes.txt", "my-java-heap.hprof")]
+    for number, path in enumerate([*foreign, *others]):
         path.touch()
         os.utime(path, (number, number))
-    archive = cache / "left-4.3.0.jsa"
-    archive.touch()
-    os.utime(archive, (1, 1))
     class_cache.write("b" * 64, CLASSES)
     assert class_cache.read("b" * 64) == class_cache.read(KEY) == CLASSES
-    assert archive.exists()
-    assert len(list(cache.glob("*java-*"))) == class_cache.KEPT
+    assert all(path.exists() for path in foreign)
+    assert len(list(cache.iterdir())) == class_cache.KEPT + len(foreign)
 
 
 def test_they_are_removed_with_the_archives(kept):
-    assert remove_archives() == [kept]
+    """With the drafts of killed processes, and without the files of others."""
+    draft, foreign = kept.with_name(f".{kept.name}.7-a"), kept.with_name("java-notes.txt")
+    draft.touch()
+    foreign.touch()
+    assert remove_archives() == [draft, kept]
+    assert list(kept.parent.iterdir()) == [foreign]
 
 
 def test_they_are_compiled_once(spark, cache, monkeypatch):
