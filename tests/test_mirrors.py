@@ -126,7 +126,6 @@ COVERED_BY = {
     "spark/test_state_source.py": "spark.sources.compared",
     "operational/test_step_history.py": "cli.history operational.steps.epoch_input",
     "spark/test_changed_sources.py": "spark.run.source_starts",
-    "spark/test_iceberg_source.py": "spark.planner.iceberg_tables",
     "spark/test_native.py": "spark.planner.state_store spark.run.operator_rows",
     "spark/test_native_state.py": """spark.sources.formats spark.sources.native_diff spark.sources.native_history
         spark.sources.native_source""",

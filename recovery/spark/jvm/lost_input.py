@@ -48,8 +48,8 @@ _ICEBERG_ROLLED_BACK = re.compile(
 _ICEBERG_FILE = re.compile(r"(?:Failed to open input stream for file|File does not exist): (\S+)")
 _BEGIN_AGAIN = "To read the table from its beginning instead, run the flow with a new recovery directory."
 _KEEP_SNAPSHOTS = (
-    "Keep snapshots (history.expire.max-snapshot-age-ms) longer than the flow may stand still, or tag the newest one "
-    "that it has read."
+    "Keep snapshots (history.expire.max-snapshot-age-ms) for longer than the table may get no new one and the flow may "
+    "stand still, taken together."
 )
 _KEEP = "Keep VACUUM's retention and the log's (delta.logRetentionDuration) longer than the flow may stand still."
 
@@ -158,6 +158,9 @@ def _of_iceberg(text: str, reading: Callable[[], str]) -> RecoveryError | None:
     if changed is None and expired is None and rolled_back is None and gone is None:
         return None
     read = [(name, _snapshot(at)) for name, at in _ICEBERG_SOURCE.findall(reading())]
+    if not read:
+        # It is of a table that the flow writes, or joins with.
+        return None
     table = " or ".join(name for name, _ in read)
     if changed is not None:
         return InputRewrittenError(
@@ -185,6 +188,16 @@ def table_expired(table: str, snapshot: object, oldest: str = "") -> InputLostEr
         f"the Iceberg table {table} no longer has snapshot {snapshot}, from which the flow had to read on"
         f"{f'; its oldest one is {oldest}' if oldest else ''}",
         cause="It was expired before the flow had read on, or the table was deleted and made again.",
+        remedy=f"{_BEGIN_AGAIN} {_KEEP_SNAPSHOTS}",
+    )
+
+
+def table_gap(table: str, snapshot: object, oldest: str) -> InputLostError:
+    """Return the error for an Iceberg table that has the snapshot that the flow has read last, and not the next one."""
+    return InputLostError(
+        f"the Iceberg table {table} no longer has what comes between snapshot {snapshot}, which the flow has read "
+        f"last, and {oldest}",
+        cause="The snapshots between were expired before the flow had read them; a tag or a branch has kept that one.",
         remedy=f"{_BEGIN_AGAIN} {_KEEP_SNAPSHOTS}",
     )
 

@@ -2,7 +2,8 @@
 
 The source reads a table's snapshots one by one, and of each what it adds. Two things it does not notice:
 
-- It begins at the oldest snapshot there is. Rows from before are never read if older ones have expired.
+- It begins at the oldest snapshot there is, or at the oldest one since a time. Rows from before the oldest one are
+  never read if older ones have expired, also if that was after the time.
 - A table without snapshots, which somebody made again or replaced, puts the position back before all of them.
 """
 
@@ -21,8 +22,8 @@ from recovery.checkpoint.home import CheckpointHome
 from recovery.checkpoint.offsets import labels, read_offsets
 from recovery.checkpoint.snapshots import TableOffset, begin_at_position, table_offset
 from recovery.checkpoint.source_places import SourcePlaces
-from recovery.errors import InputLostError
-from recovery.spark.jvm.lost_input import table_emptied, table_expired, table_rolled_back
+from recovery.errors import InputLostError, InputRewrittenError
+from recovery.spark.jvm.lost_input import table_emptied, table_expired, table_gap, table_rolled_back
 
 _TABLE = "org.apache.iceberg.spark.source.SparkTable"
 _FROM = "stream-from-timestamp"
@@ -31,12 +32,12 @@ _FROM = "stream-from-timestamp"
 
 @dataclass(frozen=True)
 class IcebergTable:
-    """A table as its source in a plan has it. handle: Iceberg's own, in the JVM. from_time: whether the flow says from
-    when to read."""
+    """A table as its source in a plan has it. handle: Iceberg's own, in the JVM. since: from when the flow wants to
+    read, if it says so."""
 
     name: str
     handle: Any
-    from_time: bool
+    since: str | None
     spark: SparkSession
 
     def oldest(self) -> Any:
@@ -59,7 +60,7 @@ def iceberg_table(spark: SparkSession, node: Any) -> IcebergTable | None:
     if node.nodeName() != "StreamingRelationV2" or node.table().getClass().getName() != _TABLE:
         return None
     handle = node.table().table()
-    return IcebergTable(str(handle.name()), handle, bool(node.extraOptions().containsKey(_FROM)), spark)
+    return IcebergTable(str(handle.name()), handle, node.extraOptions().get(_FROM), spark)
 
 
 class IcebergInput:
@@ -93,9 +94,9 @@ class IcebergInput:
                 if table.handle.snapshot(at.snapshot_id) is None:
                     raise table_expired(table.name, at.snapshot_id, _dated(table.oldest()))
                 if not table.leads_on(at.snapshot_id):
-                    raise table_rolled_back(table.name, at.snapshot_id)
-            elif not is_empty and not table.from_time:
-                _check_whole(table.name, table.oldest())
+                    raise _gone_between(table, at.snapshot_id)
+            elif not is_empty:
+                _check_whole(table)
         if batch is not None:
             begin_at_position(self._home.directory, batch, self._places.numbers)
 
@@ -120,14 +121,26 @@ class IcebergInput:
         return {place: at for place, at in found.items() if at is not None}
 
 
-def _check_whole(table: str, oldest: Any) -> None:
-    """Raise if the oldest snapshot has files that neither it nor a later one adds."""
+def _gone_between(table: IcebergTable, read: int) -> InputLostError | InputRewrittenError:
+    """The error for a snapshot that does not lead to the current one."""
+    oldest = table.oldest()
+    # What leads to the current one begins later, and not with the table: what was between has expired.
+    if oldest.parentId() is not None and table.handle.snapshot(read).timestampMillis() < oldest.timestampMillis():
+        return table_gap(table.name, read, _dated(oldest))
+    return table_rolled_back(table.name, read)
+
+
+def _check_whole(table: IcebergTable) -> None:
+    """Raise if the oldest snapshot has files that neither it nor a later one adds, and the flow wants older rows."""
+    oldest = table.oldest()
+    if table.since is not None and not (table.since.isdecimal() and int(table.since) < oldest.timestampMillis()):
+        return
     summary, operation = oldest.summary(), oldest.operation()
     total, added = (int(summary.get(f"{name}-data-files") or 0) for name in ("total", "added"))
     # Compaction adds files whose rows others have added. What removes rows is an error of the source itself.
     if (operation == "append" and total > added) or (operation == "replace" and total):
         raise InputLostError(
-            f"the Iceberg table {table} has rows that were added before its oldest snapshot, {_dated(oldest)}",
+            f"the Iceberg table {table.name} has rows that were added before its oldest snapshot, {_dated(oldest)}",
             cause="Older snapshots were expired. The source reads what snapshots add, so it would leave these rows "
             "out.",
             remedy=f'To go without them, set .option("{_FROM}", "{oldest.timestampMillis()}"). To have them counted, '

@@ -183,6 +183,12 @@ def test_the_topics_that_kafka_lacks(position, gone, kind, found):
     assert ("under another name" in error.remedy) is (kind is InputLostError)
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("iceberg")])
+def test_an_iceberg_table_that_is_no_input(name):
+    """The flow writes it, or joins with it: what failed is not its input."""
+    assert lost_input(CASES[name][0], lambda: BOTH, silent) is None
+
+
 def test_what_says_nothing_of_input():
     """A failure of another kind is left to others, and nothing is asked of Spark."""
     assert lost_input(FAILED.format("[INTERNAL_ERROR] ", BOTH, BOTH), lambda: pytest.fail("asked"), silent) is None
