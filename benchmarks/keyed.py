@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import keyed_lines
+from benchmarks.contenders import spark_java
 from benchmarks.harness import environments
 from benchmarks.harness.rounds import Check, Contender, Rounds
 
@@ -83,6 +84,7 @@ def contender(name: str, lines: keyed_lines.KeyedLines, setting: Setting, work: 
         "owners": 2 if variant == "owners" else 0,
         "rocksdb": variant in ("rocksdb", "java"),
         "java": variant == "java",
+        "classes": spark_java.compiled(python, work / "classes") if variant == "java" else None,
         "processes": variant == "processes",
         "python": variant == "python",
         "files": str(lines.files_directory),

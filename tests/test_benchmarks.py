@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -62,6 +63,18 @@ def test_contenders_differ_in_source_and_sink(tmp_path: Path) -> None:
     assert [(each["function"], each["appended"]) for each in given] == [
         (False, False), (True, False), (False, True), (True, True)
     ]  # fmt: skip
+
+
+def test_java_is_compiled_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a JDK this contender fails, and no other."""
+    monkeypatch.setenv("RECOVERY_BENCH_SPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    lines = keyed_lines.generate(SHAPE, tmp_path)
+    if shutil.which("javac"):
+        given = keyed.contender("spark-java", lines, keyed.Setting(), tmp_path).arguments
+        assert Path(given["classes"], "KeyedTotals.class").exists()
+    monkeypatch.setenv("PATH", "")
+    assert keyed.contender("spark-java", lines, keyed.Setting(), tmp_path).arguments["classes"] is None
 
 
 def test_partitions_are_at_owners_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,9 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     java = arguments["java"]
     builder = SparkSession.builder.master(arguments["master"]).appName("keyed")
     if java:
-        builder = builder.config("spark.driver.extraClassPath", spark_java.compiled(Path("classes")))
+        if arguments["classes"] is None:
+            raise RuntimeError("no javac: this contender needs a JDK, not only a JRE")
+        builder = builder.config("spark.driver.extraClassPath", arguments["classes"])
     conf = {**CONF, **(ROCKSDB if arguments["rocksdb"] else {}), **arguments["conf"]}
     for key, value in conf.items():
         builder = builder.config(key, value)
