@@ -155,6 +155,8 @@ def test_snapshots_that_are_gone(table, tmp_path):
     assert caught.value.found.startswith(f"{lacks} oldest one is {newest} of "), caught.value.found
     assert states(directory, "totals") == totals
 
+    with pytest.raises(InputLostError):
+        run_to_end(table.frame(**{"stream-from-timestamp": "1"}), new)
     with pytest.raises(InputLostError) as caught:
         run_to_end(table.frame(), new)
     lacks = f"the Iceberg table {table.name} has rows that were added before its oldest snapshot, {newest} of "
