@@ -280,9 +280,11 @@ def _check_known(found: Found, owner: Owner, resume: Resume, path: str) -> None:
     if owner.store != resume.store_id:
         # The store that this one takes the place of may have gone on, until now.
         return
-    last = max((entry.epoch for entry in found.entries if entry.execution == owner.execution), default=0)
     if owner.execution:
+        # What others wrote before that, it was about to take back, or it came late.
+        last = max((entry.epoch for entry in found.entries if entry.execution == owner.execution), default=0)
         resume.check_known(owner.execution, path, number=owner.number, host=owner.host, epoch=last)
+        return
     for entry in (*found.entries, *found.prepared):
         if not resume.closed(entry.epoch, entry.execution):
             resume.check_known(entry.execution, path, epoch=entry.epoch)

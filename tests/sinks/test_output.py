@@ -569,6 +569,31 @@ class TestTwoDirectoriesOfOneStore:
         story(store, disk, resume_epoch=2)
         is_exact(store, disk)
 
+    @pytest.mark.parametrize("point", ["rollback.1", "rollback.2", "rollback.3", "rollback.4"])
+    @pytest.mark.parametrize("how", ["loses", "repartitioned"])
+    def test_a_start_that_was_killed_while_it_took_output_back_goes_on(self, how, point, monkeypatch):
+        """It had the right to, and has it still: it need not be said again that epochs of others may be lost."""
+        disk = MemoryDisk()
+        old, _, new = self.two(disk)
+        if how == "repartitioned":
+            new = new.repartitioned()
+        run = Run(old, disk)
+        run.write(1)
+        run.close(1)
+        new.loses = how == "loses"
+
+        def reach(name: str) -> None:
+            if name == point:
+                raise Killed
+
+        with monkeypatch.context() as killed:
+            killed.setattr(faults, "reach", reach)
+            with pytest.raises(Killed):
+                Run(new, disk)
+        new.loses = False
+        Run(new, disk)
+        is_exact(new, disk)
+
     def test_a_start_waits_for_an_epoch_that_is_being_published(self, tmp_path, monkeypatch):
         """On a disk with locks: it sees all of it. It does not wait for ever."""
         monkeypatch.setattr(support, "OUT", tmp_path)
