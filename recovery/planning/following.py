@@ -65,11 +65,13 @@ class Lacking(NamedTuple):
     execution: Execution
 
 
-def lacking(executions: Collection[str], epoch: int, there: Sequence[PartitionDescription]) -> Lacking | None:
+def lacking(
+    executions: Collection[str], epoch: int, there: Sequence[PartitionDescription], since: Collection[str] = ()
+) -> Lacking | None:
     """Return what a backup has and a directory lacks; None if nothing. No clock counts.
 
     executions, epoch: those that have begun on the directory, and its newest epoch. there: the partitions as the
-    backup has them.
+    backup has them. since: executions that have begun on the directory later, of which it lacks nothing.
     """
     longest = max(there, key=lambda each: len(each.executions))
     if len(executions) > len(longest.executions) and all(each.id in executions for each in longest.executions):
@@ -79,7 +81,7 @@ def lacking(executions: Collection[str], epoch: int, there: Sequence[PartitionDe
     lost = [
         (each.execution.id, max(each.first, epoch + 1) if each.execution.id in executions else each.first, each.last)
         for each in timeline(described.executions, described.newest)
-        if each.execution.id not in executions or each.last > epoch
+        if each.execution.id not in since and (each.execution.id not in executions or each.last > epoch)
     ]
     if not lost:
         return None

@@ -13,9 +13,9 @@ class Task(msgspec.Struct, frozen=True):
     """What the process gets first, on its standard input. destination: an address, which may have credentials.
     scratch: where it makes files. keep: rules for older backups. execution: the number of the run's. sync: an epoch's
     output waits for it; if not, it gives way to the run. takeover: whether to take the store's lease from another
-    writer. executions, epoch: those that had begun on the directory before the run, and its newest epoch then.
-    lose_epochs: whether epochs that the place has besides may be lost. run: a random id, the same for each process of
-    the run. owners, token_file, tls_ca: who has partitions besides the directory, and how they are reached."""
+    writer. executions, epoch: those that had begun on the directory before the run, the oldest first, and its newest
+    epoch then. lose_epochs: whether epochs that the place has besides may be lost. owners, token_file, tls_ca: who has
+    partitions besides the directory, and how they are reached."""
 
     directory: str
     store_id: str
@@ -29,7 +29,6 @@ class Task(msgspec.Struct, frozen=True):
     executions: list[str]
     epoch: int
     lose_epochs: bool
-    run: str
     owners: list[str] = []
     token_file: str | None = None
     tls_ca: str | None = None

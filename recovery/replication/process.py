@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from secrets import token_hex
 from typing import NamedTuple
 
 import msgspec
@@ -27,6 +26,7 @@ from recovery.errors import BackupTargetError, RecoveryError, StorageError
 from recovery.host.children import end, exit_text, own_module
 from recovery.planning.replica import NO_LAG, NOTHING, ReplicaLag, ReplicaState, Shipped, pause_s
 from recovery.replication.messages import Answer, Ship, Task
+from recovery.replication.unseen import Unseen, begin_unseen
 from recovery.storage.locations import OwnerAccess
 
 NO_OWNERS = OwnerAccess()
@@ -73,9 +73,9 @@ class Replication:
         log: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     ) -> None:
         """Start the process; do not wait for it. execution: the number of the run's. takeover: take the store's lease
-        from another writer. began, epoch: the executions that have begun on the directory, and its newest epoch;
-        lose_epochs: what the place has besides may be lost. lag, shipped: what the replica has and lacks by now.
-        access: the owners of other partitions."""
+        from another writer. began, epoch: the executions that have begun on the directory, the oldest first, and its
+        newest epoch; lose_epochs: what the place has besides may be lost. lag, shipped: what the replica has and lacks
+        by now. access: the owners of other partitions. Raises StorageError."""
         self.sync = sync
         self.on_change: Callable[[ReplicaState], None] = lambda _: None
         """Called when a problem begins, and when it is over; on a thread of this object."""
@@ -85,9 +85,10 @@ class Replication:
         self.directory = directory
         self._task = Task(
             str(directory), store_id, destination, str(scratch), os.getpid(), list(keep), execution, sync, takeover,
-            list(began), epoch, lose_epochs, token_hex(8), list(access.owners),
+            list(began), epoch, lose_epochs, list(access.owners),
             *(None if path is None else str(path) for path in access[1:]),
         )  # fmt: skip
+        begin_unseen(directory, Unseen(self._destination, len(began), epoch))
         self._changed = threading.Condition()
         self._closed = self._covered = 0
         self._under_way = _Waiting()

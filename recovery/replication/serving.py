@@ -16,7 +16,7 @@ from secrets import token_hex
 import msgspec
 
 from recovery.backup.conditional import open_documents
-from recovery.backup.lease import Claimant, Lease, Term, claim
+from recovery.backup.lease import Claimant, Lease, claim
 from recovery.backup.places import lasting_place, open_target, shown_address
 from recovery.backup.spread import SpreadParts
 from recovery.base.clock import SystemClock
@@ -26,6 +26,7 @@ from recovery.host.durable import PRIVATE
 from recovery.planning.backups import parse_keep
 from recovery.replication.messages import Answer, Ship, Task, problem_of
 from recovery.replication.shipper import PASSING, Shipper
+from recovery.replication.unseen import end_unseen, read_unseen
 from recovery.storage.locations import Locations, OwnerAccess
 
 NICENESS = 10
@@ -106,21 +107,26 @@ class _Fence:
             )  # fmt: skip
             documents = open_documents(task.destination, PRIVATE)
             lease = claim(
-                documents, claimant, SystemClock(), lambda: f"{task.run}-{token_hex(8)}", takeover=task.takeover,
-                check=self._check_lost,
+                documents, claimant, SystemClock(), lambda: token_hex(8), takeover=task.takeover,
+                check=lambda _before: self._check_lost(),
             )  # fmt: skip
             # Once more: from now on, who wrote before adds nothing.
-            self._check_lost(lease.before)
+            self._check_lost()
+            end_unseen(Path(task.directory))
             self._lease = lease
         return self._lease
 
-    def _check_lost(self, before: Term | None) -> None:
-        if before is not None and before.nonce.startswith(f"{self._task.run}-"):
-            # An earlier process of this very run has shipped.
+    def _check_lost(self) -> None:
+        task = self._task
+        unseen = read_unseen(Path(task.directory))
+        if unseen is None:
+            # An earlier process of this very run has looked, and may have shipped.
             return
-        self.lost = self.shipper.lacks(self._task.executions, self._task.epoch)
-        if self.lost is not None and not self._task.lose_epochs:
-            raise StaleDirectoryError(self.lost, path=shown_address(self._task.destination))
+        known, since = task.executions[: unseen.executions], task.executions[unseen.executions :]
+        lacks = self.shipper.lacks
+        self.lost = lacks(task.executions, task.epoch) or lacks(known, unseen.epoch, since)
+        if self.lost is not None and not task.lose_epochs:
+            raise StaleDirectoryError(self.lost, path=shown_address(task.destination))
 
 
 def _answer(fence: _Fence, wanted: Ship) -> Answer:

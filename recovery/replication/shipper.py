@@ -92,16 +92,19 @@ class Shipper:
         """Return the newest term under which a backup at the place was made. Raises BackupTargetError."""
         return max((each.stage.term for each in self._catalog.look().backups), default=0)
 
-    def lacks(self, executions: Collection[str], epoch: int) -> str | None:
+    def lacks(self, executions: Collection[str], epoch: int, since: Collection[str] = ()) -> str | None:
         """Return what the latest backup holds and the directory lacks, as a sentence; None if nothing. executions,
-        epoch: those that have begun on the directory, and its newest epoch. Raises BackupTargetError."""
+        epoch: those that have begun on the directory, and its newest epoch. since: if that was at an earlier moment,
+        the executions that have begun since. Raises BackupTargetError."""
         newest = self._catalog.newest()
-        found = None if newest is None else lacking(executions, epoch, [copy.description for copy in newest.copies])
+        there = () if newest is None else [copy.description for copy in newest.copies]
+        found = lacking(executions, epoch, there, since) if there else None
         if newest is None or found is None:
             return None
         epochs = f"epoch {found.last}" if found.first == found.last else f"epochs {found.first} to {found.last}"
         by = f"closed by execution {found.execution.number} on {found.execution.host}"
-        return one_line(f"it has {epochs}, {by}, in backup {newest.id}, and this directory ends at epoch {epoch}")
+        ends = f"ended at epoch {epoch} before it went on by itself" if since else f"ends at epoch {epoch}"
+        return one_line(f"it has {epochs}, {by}, in backup {newest.id}, and this directory {ends}")
 
     def ship(self) -> ShippedEpoch:
         """Ship the newest epoch that is closed in all partitions. Raises what `make_backup` raises, and the fence."""

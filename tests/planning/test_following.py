@@ -80,6 +80,9 @@ def test_what_a_directory_lacks():
         found = lacking(known, epoch, [there, partition(("a", 1, 4), ("b", 5, 8))])
         assert (found and (found.first, found.last, found.execution.id)) == expected, (known, epoch)
     assert lacking(["a"], 4, [partition(("a", 1, 4), ("b", 5, 0))]) is None
+    # It was at epoch 2 of a, and has gone on with b since.
+    assert lacking(["a"], 2, [there], ["b"])[:2] == (3, 4)
+    assert lacking(["a"], 4, [there], ["b"]) is None
     assert lacking(["a"], 9, [partition(("a", 1, 9), ("b", 3, 5))])[:2] == (3, 5)
 
 

@@ -51,7 +51,7 @@ def begin(store, tmp_path) -> Iterator[Callable[..., Replication]]:
     def begin(place: Path | str = "", **options) -> Replication:
         plan = plan_resume(scan(store))
         place = str(place or tmp_path / "dest")
-        began = sorted({each.id for found in plan.partitions for each in found.executions})
+        began = [each.id for each in plan.partitions[0].executions]
         known = {"began": began, "epoch": plan.resume_epoch - 1}
         store_id = plan.partitions[0].store_id
         begun.append(Replication(store, store_id, place, tmp_path, clock=SystemClock(), **known, **options))

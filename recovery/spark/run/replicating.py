@@ -71,7 +71,7 @@ def begin_replication(
         sync=config.replicate_sync,
         execution=plan.execution_number,
         takeover=config.takeover,
-        began=sorted({each.id for found in plan.partitions for each in found.executions}),
+        began=[each for _, each in sorted({(e.number, e.id) for found in plan.partitions for e in found.executions})],
         epoch=min(each.newest_epoch for each in plan.partitions),
         lose_epochs=config.lose_epochs,
         shipped=shipped,

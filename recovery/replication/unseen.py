@@ -1,0 +1,62 @@
+"""What a directory held when it began to replicate to a place, until a run has looked there: `replica-unseen.json`.
+
+A run begins, and goes on, also while the place is out of reach. Then it closes epochs of its own, and nothing in the
+partitions tells an older copy of a directory from a directory that went back. So the next run is compared with the
+place by this note, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from recovery.backup.beside import read_beside, write_beside
+from recovery.base.untrusted_json import Count, decode_json
+from recovery.errors import StorageError
+from recovery.host.durable import sync
+
+NAME = "replica-unseen.json"
+LARGEST = 1 << 16
+
+
+class Unseen(msgspec.Struct, frozen=True):
+    """place: its address without credentials. executions: how many had begun on the directory. epoch: its newest."""
+
+    place: str
+    executions: Count
+    epoch: Count
+
+
+def begin_unseen(directory: Path, now: Unseen) -> None:
+    """Note what the directory holds, unless an earlier note for the place is there; durable when it returns. Raises
+    StorageError."""
+    before = read_unseen(directory)
+    if before is None or before.place != now.place:
+        write_beside(directory / NAME, msgspec.json.encode(now), like=directory / "part-0.sqlite3")
+
+
+def read_unseen(directory: Path) -> Unseen | None:
+    """Return the note; None if the place was looked at since. Raises StorageError, also for an unreadable one."""
+    path = directory / NAME
+    content = read_beside(path, LARGEST)
+
+    def refuse(why: str) -> StorageError:
+        return StorageError(
+            why,
+            path=path,
+            cause="It was edited, or another program wrote it.",
+            remedy="Make sure that this directory is not an older copy of another one, then remove the file.",
+        )
+
+    return None if content is None else decode_json(content, refuse, Unseen)
+
+
+def end_unseen(directory: Path) -> None:
+    """Remove the note; durable when it returns. Raises StorageError."""
+    path = directory / NAME
+    try:
+        path.unlink(missing_ok=True)
+        sync(directory)
+    except OSError as error:
+        raise StorageError(str(error), path=path) from error
