@@ -68,11 +68,12 @@ def restore(
     the newest set with a common epoch is taken; what that loses is said before anything is written.
 
     With --owner, the partitions go to the owners, as many to each, and DIR, which may be left out, is the directory of
-    the run.
+    the run. RECOVERY_OWNERS does not count here: where partitions are put is said on the command line.
     """
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")
-    if access.owners:
+    owners_from = click.get_current_context().get_parameter_source("owners")
+    if access.owners and owners_from is click.core.ParameterSource.COMMANDLINE:
         if lazy:
             raise click.UsageError("--lazy restores to a directory of this host, and not to owners.")
         to_owners(source, directory, access, Wanted(epoch, at_ms, umask, dry_run), as_json)

@@ -94,6 +94,17 @@ def together(places: Sequence[Path], room: Path) -> Path:
     return room
 
 
+def test_owners_of_the_environment_do_not_count(make_store, tmp_path, monkeypatch):
+    """They are set where runs are; a restore to DIR is one, also on such a host."""
+    store = make_store(1)
+    work(store, 2)
+    back_up(store, tmp_path / "backups")
+    monkeypatch.setenv("RECOVERY_OWNERS", "127.0.0.1:1")
+    call("restore", tmp_path / "backups", tmp_path / "new")
+    call("restore", tmp_path / "backups", tmp_path / "lazy", "--lazy")
+    assert states(tmp_path / "new") == states(store)
+
+
 class TestARestore:
     """Without kills."""
 
