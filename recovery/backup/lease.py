@@ -14,7 +14,8 @@ written conditionally, so of several writers that want the next term one gets it
    read the place after that has found it there. No clock is compared.
 4. Each backup says under which term it was made, so the latest one is known without clocks.
 5. A run is refused if its directory lacks epochs that the place has: before it claims a term, which leaves the writer
-   alone, and once more afterwards. So an old copy of a directory does not go on unnoticed.
+   alone, and once more afterwards. So an old copy of a directory does not go on unnoticed. The first run after 2 is not
+   refused: the directory has read the place, and what the writer before stored after that came too late.
 
 A run that does not wait for 3 before it publishes may publish epochs that its successor does not know.
 """
@@ -172,11 +173,12 @@ def claim(
     *,
     takeover: bool = False,
     seen: str | None = None,
-    check: Callable[[Term | None], None] = lambda _: None,
+    check: Callable[[bool], None] = lambda _: None,
 ) -> Lease:
     """Claim the next term of a place. takeover: whoever holds it now, but not for a directory that was taken over: it
     lacks what was written since. seen: the nonce of the term that may be ended; "" if there was none. check: called
-    with the term that ends, before anything is written; raises if it shall not.
+    before anything is written; raises if the term shall not end. It is told whether this directory holds that term by a
+    takeover: then it has all that counts.
 
     A promotion that had claimed it already goes on with that term. Raises TakenOverError if another writer holds it, or
     was faster; ForeignPartitionError for a place of another store, ConfigurationError if the store of the place cannot
@@ -197,7 +199,7 @@ def claim(
     known = {"" if seen is None else seen, *(_nonces(held))}
     if _nonce(found) not in known and not (takeover and held is None):
         raise _taken_over(documents.shown, found) if held or seen is not None else _held_by(documents.shown, found)
-    check(found)
+    check(held is not None and found is not None and found.nonce == held.nonce and not found.execution)
     documents.check(CHECK)
     term = Term(
         store_id=claimant.store_id,

@@ -80,6 +80,7 @@ class _Fence:
     def __init__(self, task: Task) -> None:
         self._task = task
         self._lease: Lease | None = None
+        self._has_all = False
         self.lost: str | None = None
         self.shipper = Shipper(
             Path(task.directory), open_target(task.destination), clock=SystemClock(), random_id=lambda: token_hex(4),
@@ -108,19 +109,21 @@ class _Fence:
             documents = open_documents(task.destination, PRIVATE)
             lease = claim(
                 documents, claimant, SystemClock(), lambda: token_hex(8), takeover=task.takeover,
-                check=lambda _before: self._check_lost(),
+                check=self._check_lost,
             )  # fmt: skip
             # Once more: from now on, who wrote before adds nothing.
-            self._check_lost()
+            self._check_lost(self._has_all)
             end_unseen(Path(task.directory))
             self._lease = lease
         return self._lease
 
-    def _check_lost(self) -> None:
+    def _check_lost(self, has_all: bool) -> None:
+        """Raises StaleDirectoryError if the directory lacks what the place has. has_all: it has taken over the store."""
         task = self._task
+        self._has_all = has_all
         unseen = read_unseen(Path(task.directory))
-        if unseen is None:
-            # An earlier process of this very run has looked, and may have shipped.
+        if has_all or unseen is None:
+            # Without the note an earlier process of this very run has looked, and may have shipped.
             return
         known, since = task.executions[: unseen.executions], task.executions[unseen.executions :]
         lacks = self.shipper.lacks

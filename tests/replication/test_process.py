@@ -23,7 +23,7 @@ from recovery.planning.replica import ReplicaLag, Shipped
 from recovery.planning.resume import plan_resume
 from recovery.replication.messages import Answer
 from recovery.replication.process import Replication
-from recovery.replication.shipper import newest_of
+from recovery.replication.shipper import Shipper, newest_of
 from recovery.spark.run.replicating import ReplicatedClosing
 from recovery.storage.hydration import hydrating
 from recovery.storage.scan import scan
@@ -260,6 +260,28 @@ class TestTakenOver:
         again = begin(sync=sync, execution=3)
         with pytest.raises(TakenOverError, match="a promotion on"):
             again.ready(60)
+
+    def test_what_the_writer_before_stores_too_late(self, store, begin, tmp_path):
+        """A host that was suspended between its look at the lease and its last write: the directory that was promoted
+        meanwhile is not behind for that, and what it ships is the latest."""
+        replication = begin(execution=1)
+        closes(store, replication)
+        replication.wait(lambda: False)
+        replication.stop()
+        followed(tmp_path / "dest", tmp_path / "standby")
+        promoted(tmp_path / "standby")
+        change(store)
+        target = DirectoryTarget(tmp_path / "dest")
+        Shipper(store, target, clock=SystemClock(), random_id=lambda: "ab", fence=lambda: 1).ship()
+        assert list_backups(target).newest.epoch == 3
+        shutil.rmtree(store)
+        shutil.move(tmp_path / "standby", store)
+        again = begin(execution=2)
+        again.ready(60)
+        closes(store, again)
+        again.end()
+        newest = list_backups(target).newest
+        assert (newest.term, newest.epoch, newest.copies[0].description.executions[-1].number) == (3, 3, 3)
 
     def test_an_end_is_recorded(self, store, begin, tmp_path):
         """So a standby that is promoted later knows that nothing is lost; the directory itself goes on."""
