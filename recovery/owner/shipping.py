@@ -42,7 +42,8 @@ class Shipping:
                 self._say(wanted.replace("\n", " ").encode())
                 assert self._process.stdout is not None
                 answer = self._process.stdout.readline()
-            except OSError as error:
+            except (OSError, ValueError) as error:
+                # Its input may have been closed, by `end`.
                 raise StorageError(f"the shipping process cannot be reached: {error}", path=self._directory) from error
             if not answer.endswith(b"\n"):
                 raise StorageError(

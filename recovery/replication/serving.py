@@ -118,7 +118,7 @@ class _Fence:
         return self._lease
 
     def _check_lost(self, has_all: bool) -> None:
-        """Raises StaleDirectoryError if the directory lacks what the place has. has_all: it has taken over the store."""
+        """Raises StaleDirectoryError if the directory lacks what the place has. has_all: it took the store over."""
         task = self._task
         self._has_all = has_all
         unseen = read_unseen(Path(task.directory))

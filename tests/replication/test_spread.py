@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from recovery.base.clock import SystemClock
 from recovery.cli import main
 from recovery.errors import BackupTargetError, ConfigurationError, StorageError
 from recovery.owner.runs import Connection
+from recovery.owner.shipping import Shipping
 from recovery.replication.process import Replication
 from recovery.replication.shipper import Shipper
 from recovery.storage.locations import OwnerAccess
@@ -186,6 +188,19 @@ def replication(spread: SpreadDirectory, place: object, **options: object) -> Re
         spread.places[0], describe_file(spread.paths()[0]).store_id, str(place), spread.places[0], clock=SystemClock(),
         access=access, **options,
     )  # fmt: skip
+
+
+def test_a_service_that_stops_while_an_owner_is_asked(tmp_path):
+    """Whenever that is, the error is a typed one."""
+    shipping = Shipping(tmp_path, tmp_path)
+    shipping._process = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    shipping._process.stdin.close()
+    with pytest.raises(StorageError, match="cannot be reached"):
+        shipping.ask("{}")
+    shipping.end()
+    assert shipping._process.poll() is not None
+    with pytest.raises(StorageError, match="is being stopped"):
+        shipping.ask("{}")
 
 
 class TestProcesses:
