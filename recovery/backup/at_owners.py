@@ -174,7 +174,7 @@ def _put(parts: Sequence[_Part], paths: Sequence[Path], name: str, umask: bool, 
 
 
 def _end_left(owners: Sequence[Owner]) -> None:
-    """End what killed restores left. Nothing is removed if it is not known of all of it whether it counts."""
+    """End what killed restores left. Nothing is removed before it is known for all of them whether they count."""
     lefts = _each(lambda owner: owner.ask(OwnerCalls.left_restores), owners)
     has_first = {owner.location: FIRST in names for owner, names in zip(owners, _each(_names, owners), strict=True)}
     decided = [

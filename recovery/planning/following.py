@@ -74,6 +74,8 @@ def lacking(
     backup has them. since: executions that have begun on the directory later, of which it lacks nothing.
     """
     longest = max(there, key=lambda each: len(each.executions))
+    # A directory may have thousands of them.
+    executions, since = frozenset(executions), frozenset(since)
     if len(executions) > len(longest.executions) and all(each.id in executions for each in longest.executions):
         # The directory went on from there, or back.
         return None
