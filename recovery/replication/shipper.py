@@ -24,6 +24,7 @@ from recovery.errors import (
     BackupDamagedError,
     BackupTargetError,
     HydratingError,
+    InconsistentPartitionsError,
     OwnerUnreachableError,
     RecoveryError,
     StorageError,
@@ -37,9 +38,16 @@ LOOK_S = 600.0
 for its own last manifest alone."""
 PRUNE_S = 300.0
 
-PASSING = (BackupTargetError, BackupDamagedError, HydratingError, OwnerUnreachableError, StorageError)
-"""Errors that may be gone at the next attempt: an unreachable service or owner, a full disk, a lazy restore under
-way."""
+PASSING = (
+    BackupTargetError,
+    BackupDamagedError,
+    HydratingError,
+    InconsistentPartitionsError,
+    OwnerUnreachableError,
+    StorageError,
+)
+"""Errors that may be gone at the next attempt: an unreachable service or owner, a full disk, a lazy restore under way,
+owners that were looked at one after the other while epochs were closed."""
 
 
 class ShippedEpoch(NamedTuple):

@@ -19,11 +19,11 @@ from recovery.backup.spread import SpreadParts
 from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
 from recovery.cli import main
-from recovery.errors import BackupTargetError, ConfigurationError, StorageError
+from recovery.errors import BackupTargetError, ConfigurationError, InconsistentPartitionsError, StorageError
 from recovery.owner.runs import Connection
 from recovery.owner.shipping import Shipping
 from recovery.replication.process import Replication
-from recovery.replication.shipper import Shipper
+from recovery.replication.shipper import PASSING, Shipper
 from recovery.storage.locations import OwnerAccess
 from recovery.storage.scan import describe_file
 from tests.backup.support import random_id, states
@@ -134,6 +134,27 @@ class TestEpochs:
         assert list_backups(DirectoryTarget(tmp_path / "dest")).newest.epoch == done.newest.epoch
         call("restore", tmp_path / "dest", tmp_path / "new")
         call("restore", tmp_path / "dest", tmp_path / "old", "--epoch", 1)
+
+    def test_epochs_that_are_closed_between_looks_at_owners(self, spread, tmp_path, monkeypatch):
+        """With a backup interval that is shorter than that, no epoch fits. The next attempt ships; the run goes on."""
+        run = Driver(spread).__enter__()
+        step(run, 0, random.Random(1))
+        at = shipper(spread, tmp_path / "dest")
+        original, batches = Connection.found, iter(range(1, 9))
+
+        def found(self: Connection) -> object:
+            run.apply(batch := next(batches), {"k": f"{batch}"})
+            run.close(batch, floor=run.epoch - 1, notes_made=True)
+            return original(self)
+
+        with monkeypatch.context() as closing:
+            closing.setattr(Connection, "found", found)
+            closing.setattr("recovery.storage.locations.AT_ONCE", 1)
+            with pytest.raises(InconsistentPartitionsError) as error:
+                at.ship()
+        assert isinstance(error.value, PASSING)
+        assert at.ship().newest.epoch == run.epoch - 1
+        run.__exit__(None, None, None)
 
     def test_a_place_that_is_another_one_at_an_owner(self, spread, tmp_path, monkeypatch):
         """A path that each host has for itself: no backup counts whose objects are not all there."""
