@@ -191,6 +191,11 @@ def check_two_directories(make: Callable, shown: Callable[[], list], mode: str =
                 Run(store, make(), resume_epoch=resume_epoch)
             assert successor.resume.execution.id in caught.value.found
         assert shown() == before == truth(new, mode)
+        unknown = make()
+        unknown._log.history = lambda table: []
+        with pytest.raises(StaleDirectoryError, match="no longer in its history"):
+            Run(old.copied(), unknown)
+        assert shown() == before
         if not published:
             successor.write([("b", 2)])
             successor.close()

@@ -21,7 +21,7 @@ import msgspec
 
 from recovery.base.ids import ExecutionNumber
 from recovery.base.untrusted_json import decode_json
-from recovery.errors import LeaseLostError, OutputMismatchError, SinkFailedError
+from recovery.errors import LeaseLostError, OutputMismatchError, SinkFailedError, StaleDirectoryError
 from recovery.hadoop.reports import PATIENCE_S, REPORT_NAMES, REPORTS, check_reported, reported
 from recovery.host.durable import sync
 from recovery.sinks.protocol import Resume
@@ -181,7 +181,8 @@ class TableLog(ABC):
         """Return where an execution starts, with a number above that of the table's owner, if it may take its place.
 
         The numbers of a directory that was restored may be lower than those of the one that it replaces; and those of
-        two directories may be equal.
+        two directories may be equal. Raises StaleDirectoryError if the history does not reach back to that owner, so
+        that nothing says whose execution it was.
         """
         number = self.owner(table, resume)
         if resume.execution.number > number or number == TAKEN_OVER:
@@ -189,6 +190,14 @@ class TableLog(ABC):
         records = (commit.record for commit in self.history(table))
         last = next((each for each in records if each is not None and each.store == resume.store_id), None)
         knows = last is not None and resume.executions is not None and resume.knows(last.execution)
+        if last is None and resume.executions is not None and not resume.loses:
+            raise StaleDirectoryError(
+                f"execution {number} has written to it, which is no longer in its history; this directory would begin "
+                f"execution {resume.execution.number} at epoch {resume.epoch}",
+                path=self.name,
+                cause="Another directory of the store has written to the table, or this one did since it was restored.",
+                remedy="If no other directory of the store is in use, --lose-epochs goes on from this one.",
+            )
         if not (knows or resume.loses):
             return resume
         return replace(resume, execution=replace(resume.execution, number=ExecutionNumber(number + 1)))
