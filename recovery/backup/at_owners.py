@@ -6,11 +6,12 @@ owners.2  Restore the copies into a temporary directory of this host, which chec
 owners.3  Send each owner its files, and their digests. It stages, compares and syncs them.
 owners.4  Have the files put into place: by all other owners first, and then by the home, the owner of part-0. From now
           on the restore counts.
-owners.5  Have the owners forget that they staged them. Mark the directory of the run as restored.
+owners.5  Mark the directory of the run as restored. Have the owners forget that they staged the files.
 
 An owner that loses its connection removes what it has staged, but not what is in place. A restore that was killed or
 lost an owner before the home answered in owners.4 may have put files into place that do not count. No run can use
-them, for it needs part-0; the next restore with the same owners removes them in owners.1.
+them, for it needs part-0; the next restore with the same owners removes them in owners.1. One that was killed between
+owners.4 and the mark has come to its end: the next one sets the mark before it refuses.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ from recovery.base.clock import Clock
 from recovery.base.faults import reach
 from recovery.base.ids import PartitionIndex
 from recovery.base.threads import each, is_stopped
-from recovery.errors import AlreadyInitializedError, OwnerUnreachableError, RecoveryError, StorageError
+from recovery.errors import (
+    AlreadyInitializedError,
+    LeaseLostError,
+    OwnerUnreachableError,
+    RecoveryError,
+    StorageError,
+)
 from recovery.host.durable import PRIVATE, UMASK, make_directories
 from recovery.planning.owner_restore import allot, counts
 from recovery.storage.initialize import RESTORING, clear_killed_attempt, refuse_existing
@@ -82,13 +89,18 @@ def restore_to_owners(
     """
     places = Locations(scratch, owners)
     began_s = clock.elapsed_s()
+
+    def mark() -> None:
+        if directory is not None:
+            mark_restored(directory, UMASK if umask else PRIVATE)
+
     with contextlib.ExitStack() as held:
         # owners.1
         if directory is not None:
             held.enter_context(_free(directory, clock, umask))
         held.callback(places.release)
         places.hold(f"restore {random_id()}", "a restore", task_key)
-        _end_left(owners)
+        _end_left(owners, mark)
         _refuse_held(owners)
         # owners.2
         done = restore(
@@ -99,9 +111,7 @@ def restore_to_owners(
         newest = max((run.number for copy in source.copies for run in copy.description.executions), default=0)
         parts = [_Part(owner, [i for i, at in owner_of.items() if at == owner.location]) for owner in owners]
         name = f"{RESTORING}{newest}-{random_id()}"
-        _put([part for part in parts if part.indexes], done.paths, name, umask, observe)
-        if directory is not None:
-            mark_restored(directory, UMASK if umask else PRIVATE)
+        _put([part for part in parts if part.indexes], done.paths, name, umask, observe, mark)
     return RestoredToOwners(done, owner_of, clock.elapsed_s() - began_s)
 
 
@@ -141,7 +151,14 @@ class _Part(NamedTuple):
             self.owner.ask(OwnerCalls.end_restore, counts)
 
 
-def _put(parts: Sequence[_Part], paths: Sequence[Path], name: str, umask: bool, observe: Observer) -> None:
+def _put(
+    parts: Sequence[_Part],
+    paths: Sequence[Path],
+    name: str,
+    umask: bool,
+    observe: Observer,
+    mark: Callable[[], None],
+) -> None:
     """Steps owners.3 to owners.5."""
     [home] = [part for part in parts if 0 in part.indexes]
     others = [part for part in parts if part is not home]
@@ -158,7 +175,7 @@ def _put(parts: Sequence[_Part], paths: Sequence[Path], name: str, umask: bool, 
         raise
     try:
         home.place()
-    except OwnerUnreachableError as error:
+    except (OwnerUnreachableError, LeaseLostError) as error:
         # It may have placed its files. Then the restore counts.
         error.remedy = (
             "Start it, and run the same command again: what is in place is removed if the restore did not come to its "
@@ -170,10 +187,11 @@ def _put(parts: Sequence[_Part], paths: Sequence[Path], name: str, umask: bool, 
         raise
     reach("owners.4")
     # owners.5
+    mark()
     _each(lambda part: part.end(counts=True), parts)
 
 
-def _end_left(owners: Sequence[Owner]) -> None:
+def _end_left(owners: Sequence[Owner], mark: Callable[[], None]) -> None:
     """End what killed restores left. Nothing is removed before it is known for all of them whether they count."""
     lefts = _each(lambda owner: owner.ask(OwnerCalls.left_restores), owners)
     has_first = {owner.location: FIRST in names for owner, names in zip(owners, _each(_names, owners), strict=True)}
@@ -182,6 +200,9 @@ def _end_left(owners: Sequence[Owner]) -> None:
         for owner, found in zip(owners, lefts, strict=True)
         for left in found
     ]
+    was_used = any(left.was_used for found in lefts for left in found)
+    if not was_used and any(its_files_stay for *_, its_files_stay in decided):
+        mark()
     for owner, name, its_files_stay in decided:
         owner.ask(OwnerCalls.end_left_restore, name, its_files_stay)
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from recovery.backup import at_owners
 from recovery.cli import main
-from recovery.errors import StorageError
+from recovery.errors import LeaseLostError, StorageError
 from recovery.planning.resume import plan_resume
 from recovery.storage.restored import is_restored
 from recovery.storage.scan import scan
@@ -239,6 +239,7 @@ class TestKilled:
         else:
             found = hosts.restore(backups)
             assert found["epoch"] == 5
+        assert is_restored(hosts.directory)
         assert hosts.names() == [parts(0, 1), parts(2)]
         assert states(together(hosts.spread.places, tmp_path / "all")) == states(store)
         with Driver(hosts.spread) as run:
@@ -330,6 +331,25 @@ class TestFailures:
             assert hosts.names() == [[], []]
         monkeypatch.setattr(StagedRestore, "place", original)
         hosts.restore(backups)
+
+    def test_a_home_that_does_not_say_whether_its_files_are_in_place(self, hosts, backups, monkeypatch):
+        """Whichever error says that it was lost: what the others have stays until the home tells."""
+        original = StagedRestore.place
+
+        def place(self: StagedRestore) -> None:
+            original(self)
+            if 0 in self._indexes:
+                raise LeaseLostError("the partitions are held by another run now", path=self._directory)
+
+        with monkeypatch.context() as lost:
+            lost.setattr(StagedRestore, "place", place)
+            assert "run the same command again" in hosts.restore(backups, code=41)
+        names = [[name for name in found if name.startswith("part-")] for found in hosts.names()]
+        assert names == [parts(0, 1), parts(2)]
+        assert not is_restored(hosts.directory)
+        hosts.restore(backups, code=26)
+        assert hosts.names() == [parts(0, 1), parts(2)]
+        assert is_restored(hosts.directory)
 
     def test_bytes_that_change_on_the_way(self, hosts, backups, monkeypatch):
         """They are found before anything is in place."""
