@@ -125,9 +125,10 @@ class _Fence:
         if has_all or unseen is None:
             # Without the note an earlier process of this very run has looked, and may have shipped.
             return
+        self.lost = self.shipper.lacks(task.executions, task.epoch)
         known, since = task.executions[: unseen.executions], task.executions[unseen.executions :]
-        lacks = self.shipper.lacks
-        self.lost = lacks(task.executions, task.epoch) or lacks(known, unseen.epoch, since)
+        if self.lost is None and since:
+            self.lost = self.shipper.lacks(known, unseen.epoch, since)
         if self.lost is not None and not task.lose_epochs:
             raise StaleDirectoryError(self.lost, path=shown_address(task.destination))
 

@@ -105,9 +105,10 @@ class Shipper:
         epoch: those that have begun on the directory, and its newest epoch. since: if that was at an earlier moment,
         the executions that have begun since. Raises BackupTargetError."""
         newest = self._catalog.newest()
-        there = () if newest is None else [copy.description for copy in newest.copies]
-        found = lacking(executions, epoch, there, since) if there else None
-        if newest is None or found is None:
+        if newest is None:
+            return None
+        found = lacking(executions, epoch, [copy.description for copy in newest.copies], since)
+        if found is None:
             return None
         epochs = f"epoch {found.last}" if found.first == found.last else f"epochs {found.first} to {found.last}"
         by = f"closed by execution {found.execution.number} on {found.execution.host}"
