@@ -20,7 +20,7 @@ from recovery.backup.lease import Claimant, Lease, claim
 from recovery.backup.places import lasting_place, open_target, shown_address
 from recovery.backup.spread import SpreadParts
 from recovery.base.clock import SystemClock
-from recovery.errors import RecoveryError, StaleDirectoryError
+from recovery.errors import ConfigurationError, RecoveryError, StaleDirectoryError
 from recovery.host.children import lines_of
 from recovery.host.durable import PRIVATE
 from recovery.planning.backups import parse_keep
@@ -67,8 +67,13 @@ def _at_owners(task: Task) -> SpreadParts | None:
         return None
     token_file, tls_ca = (None if path is None else Path(path) for path in (task.token_file, task.tls_ca))
     owners = OwnerAccess(tuple(task.owners), token_file, tls_ca).connect(LOOK_S)
-    # The address goes to owners, so it may hold no secret.
-    return SpreadParts(Locations(Path(task.directory), owners), lasting_place(task.destination))
+    try:
+        place = lasting_place(task.destination)
+    except ConfigurationError as error:
+        error.cause = "It would be sent to the owners, and secrets never leave a host."
+        error.remedy = "Leave them out, and give them by the environment, on each host: see docs/backup.md."
+        raise
+    return SpreadParts(Locations(Path(task.directory), owners), place)
 
 
 class _Fence:

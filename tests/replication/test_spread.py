@@ -270,3 +270,4 @@ class TestProcesses:
             made.ready(60)
         made.stop()
         assert "secret" not in str(error.value).replace("secrets", "")
+        assert "sent to the owners" in error.value.cause
