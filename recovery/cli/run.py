@@ -262,6 +262,8 @@ def run(
     if isinstance(flow, Pipeline):
         if no_output or until is not None:
             raise click.UsageError("--no-output and --until are for flows.")
+        if lose_epochs:
+            raise click.UsageError("--lose-epochs is for flows: a pipeline closes no epochs.")
         if click.get_current_context().get_parameter_source("replicate") == ParameterSource.COMMANDLINE:
             raise click.UsageError("--replicate is for flows: a pipeline closes no epochs.")
         if metrics_port is not None:

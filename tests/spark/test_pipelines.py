@@ -493,6 +493,8 @@ pipeline = Pipeline("nightly", [
     for options in (["--resume", "--full-refresh"], ["--no-state-update", "--resume-after", "0"]):
         done = command_line(tmp_path, "jobs.py", "-r", "db", *options)
         assert (done.returncode, "Run it with one of them" in done.stderr) == (11, True), done.stderr
+    done = command_line(tmp_path, "jobs.py", "-r", "db", "--lose-epochs")
+    assert (done.returncode, "is for flows" in done.stderr) == (2, True), done.stderr
     (tmp_path / "flow.py").write_text(
         "from recovery import Flow\nflow = Flow('f', lambda spark: spark.readStream.format('rate').load())\n"
     )
