@@ -84,7 +84,7 @@ def test_killed_at_any_moment(feed, tmp_path):
         for _ in range(8):
             feed.add_random(lot.randrange(10**6), count=40)
 
-    told = kill_at_any_moment(db, begin, add, KILLS)
+    done = kill_at_any_moment(db, begin, add, KILLS)
     assert rows(table) == sorted(running_totals(feed.rows, 40))
     assert states(db, "totals") == feed.totals()
-    print(f"{told}, {whole_history(table)} versions, {len(feed.rows)} rows")
+    print(f"{done}, {whole_history(table)} versions, {len(feed.rows)} rows")

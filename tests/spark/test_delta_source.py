@@ -182,8 +182,8 @@ def test_killed_at_any_moment(tmp_path):
         jars = ",".join(map(str, DELTA))
         return recovery_command(flow, db, "-s", "0", "-b", "1h", "--jars", jars, *settings, *options)
 
-    told = kill_at_any_moment(db, begin, add, KILLS)
+    done = kill_at_any_moment(db, begin, add, KILLS)
     assert states(db, "totals") == counted(rows)
     found = deltalake.DeltaTable(str(output)).to_pyarrow_table().to_pylist()
     assert sorted(tuple(row.values()) for row in found) == sorted(running_totals(rows, SIZE))
-    print(f"{told}, {whole_history(output)} versions, {len(rows)} rows")
+    print(f"{done}, {whole_history(output)} versions, {len(rows)} rows")
