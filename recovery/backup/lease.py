@@ -177,8 +177,8 @@ def claim(
 ) -> Lease:
     """Claim the next term of a place. takeover: whoever holds it now, but not for a directory that was taken over: it
     lacks what was written since. seen: the nonce of the term that may be ended; "" if there was none. check: called
-    before anything is written; raises if the term shall not end. It is told whether this directory holds that term by a
-    takeover: then it has all that counts.
+    before anything is written, with whether this directory holds that term by a takeover and so has all that counts;
+    raises if the term shall not end.
 
     A promotion that had claimed it already goes on with that term. Raises TakenOverError if another writer holds it, or
     was faster; ForeignPartitionError for a place of another store, ConfigurationError if the store of the place cannot
