@@ -11,8 +11,8 @@ import pytest
 
 from recovery.errors import StorageError
 from recovery.spark.jvm.class_archive import (
-    COMPILED_FILES,
     CACHE_VARIABLE,
+    COMPILED_FILES,
     archive_options,
     archive_path,
     make_archive,
