@@ -34,7 +34,7 @@ COVERED_BY = {
     "backup/test_incremental.py": """backup.links backup.objects storage.sqlite.transfer.changes_file
         storage.sqlite.transfer.replay""",
     "backup/test_lazy.py": "backup.frames storage.hydration storage.lazy.names storage.lazy.pages storage.lazy.vfs",
-    "backup/test_lease.py": "backup.beside backup.conditional",
+    "backup/test_lease.py": "backup.conditional",
     "backup/standby/test_commands.py": "cli.follow cli.promote",
     "backup/standby/test_follow.py": "backup.standby.document backup.standby.fetch storage.standby",
     "replication/test_spread.py": "backup.share backup.spread owner.shipping",

@@ -127,8 +127,8 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
             "longer interval, ours and Bytewax write a key once in each interval.",
             "Written: `write_bytes` of `/proc/PID/io` of all processes, whole pages that became dirty. Held: all files "
             "of partitions, checkpoint or recovery store at the end. `nothing kept` is the same query without state, "
-            "in a session of ours as those on Spark are. Bytewax does not read a file again that it has read, but "
-            "loads all state when it resumes, which its processor time here includes.",
+            "in a session that recovery starts, as the others on Spark are. Bytewax does not read a file again that it "
+            "has read, but loads all state when it resumes, which its processor time here includes.",
             "The runs are shorter than the minute after which Spark would upload snapshots of RocksDB behind its "
             "changelog: those are not in its figures.",
         ],

@@ -126,7 +126,7 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
 
 
 def _compared(summaries: Sequence[table.Summary]) -> list[Compared]:
-    """Bytewax and the store of ours with as many keys."""
+    """Bytewax, and the store of recovery partitions with as many keys."""
     found = {each.contender: each.correct(lambda run: run.answer["closed_s"]) for each in summaries}
     return [
         Compared(

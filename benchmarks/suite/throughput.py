@@ -27,7 +27,7 @@ SIZES = (
     ("--events", "20_000_000", "--keys", "10_000_000", "--batches", "40"),
 )
 COMPARED = {"ours-readme": "the README's flow", "ours-aggregate": "declared with aggregate"}
-"""Contenders of ours that RESULTS.md begins with."""
+"""The contenders with recovery partitions that RESULTS.md begins with."""
 SESSION = (
     (1, (
         "--events", "5_000_000", "--keys", "500_000", "--batches", "10", "--repeat", "2", "--contenders",

@@ -31,7 +31,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from recovery.backup.beside import read_beside, write_beside
 from recovery.backup.conditional import Documents
 from recovery.backup.target import Target, UnreadableError
 from recovery.base.clock import Clock
@@ -43,6 +42,8 @@ from recovery.errors import (
     TakenOverError,
     UnsupportedVersionError,
 )
+from recovery.host.beside import read_beside, write_beside
+from recovery.host.durable import modes_beside
 from recovery.operational.backends.objects import Conflict, Token
 
 NAME = "lease.json"
@@ -294,4 +295,4 @@ def _read_held(directory: Path) -> _Held | None:
 
 
 def _write_held(directory: Path, held: _Held) -> None:
-    write_beside(directory / NAME, msgspec.json.encode(held), like=directory / "part-0.sqlite3")
+    write_beside(directory / NAME, msgspec.json.encode(held), modes_beside(directory / "part-0.sqlite3"))

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from recovery.backup.beside import read_beside, write_beside
 from recovery.base.untrusted_json import Count, decode_json
 from recovery.errors import StorageError
-from recovery.host.durable import sync
+from recovery.host.beside import read_beside, remove_beside, write_beside
+from recovery.host.durable import modes_beside
 
 NAME = "replica-unseen.json"
 LARGEST = 1 << 16
@@ -33,7 +33,7 @@ def begin_unseen(directory: Path, now: Unseen) -> None:
     StorageError."""
     before = read_unseen(directory)
     if before is None or before.place != now.place:
-        write_beside(directory / NAME, msgspec.json.encode(now), like=directory / "part-0.sqlite3")
+        write_beside(directory / NAME, msgspec.json.encode(now), modes_beside(directory / "part-0.sqlite3"))
 
 
 def read_unseen(directory: Path) -> Unseen | None:
@@ -54,9 +54,4 @@ def read_unseen(directory: Path) -> Unseen | None:
 
 def end_unseen(directory: Path) -> None:
     """Remove the note; durable when it returns. Raises StorageError."""
-    path = directory / NAME
-    try:
-        path.unlink(missing_ok=True)
-        sync(directory)
-    except OSError as error:
-        raise StorageError(str(error), path=path) from error
+    remove_beside(directory / NAME)

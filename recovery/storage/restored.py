@@ -9,19 +9,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from recovery.errors import StorageError
-from recovery.host.durable import Modes, modes_beside, replace_durably, sync
+from recovery.host.beside import remove_beside, write_beside
+from recovery.host.durable import Modes, modes_beside
 
 NAME = "restored.json"
 
 
 def mark_restored(directory: Path, modes: Modes | None = None) -> None:
     """Mark a directory; durable when it returns. modes: by default those of its partitions. Raises StorageError."""
-    path = directory / NAME
-    try:
-        replace_durably(path, b"{}\n", mode=(modes or modes_beside(directory / "part-0.sqlite3")).file)
-    except OSError as error:
-        raise StorageError(str(error), path=path) from error
+    write_beside(directory / NAME, b"{}\n", modes or modes_beside(directory / "part-0.sqlite3"))
 
 
 def is_restored(directory: Path) -> bool:
@@ -31,10 +27,4 @@ def is_restored(directory: Path) -> bool:
 
 def end_restored(directory: Path) -> None:
     """Remove the mark, if it is there; durable when it returns. Raises StorageError."""
-    path = directory / NAME
-    try:
-        if is_restored(directory):
-            path.unlink()
-            sync(directory)
-    except OSError as error:
-        raise StorageError(str(error), path=path) from error
+    remove_beside(directory / NAME)

@@ -81,7 +81,7 @@ def test_a_large_one_that_was_not_foreseen(spark, tmp_path, monkeypatch, reader)
     query = start(keyed.transform(totals_step()), config, sink=plans, name="test")
     written = 0
     for lines in (5, 5, 100_000):
-        # At once, so that they are one micro-batch.
+        # Moved there when it is whole, so that it is one micro-batch.
         (tmp_path / "file").write_text("".join(f"k{each % 5000},{each}\n" for each in range(lines)))
         (tmp_path / "file").rename(tmp_path / "input" / str(written))
         written += lines

@@ -134,8 +134,8 @@ def test_much_to_read_keeps_it(spark, feed, tmp_path, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize("reader_of", ["Python", "the JVM"])
-def test_a_source_that_does_not_tell_how_much_there_is_keeps_it(spark, tmp_path, monkeypatch, reader_of):
-    """Where Python reads lines, nothing is told."""
+def test_appended_by_either_reader(spark, tmp_path, monkeypatch, reader_of):
+    """The JVM's reader reports how much there is; Python's does not, so the setting stays."""
     if reader_of == "Python":
         monkeypatch.setenv(VARIABLE, "-appended-lines")
     log = tmp_path / "input.log"

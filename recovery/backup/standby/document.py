@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from recovery.backup.beside import read_beside, write_beside
 from recovery.base.untrusted_json import Count, Moment, decode_json
-from recovery.errors import CorruptPartitionError, StorageError, UnsupportedVersionError
-from recovery.host.durable import sync
+from recovery.errors import CorruptPartitionError, UnsupportedVersionError
+from recovery.host.beside import read_beside, remove_beside, write_beside
+from recovery.host.durable import modes_beside
 from recovery.planning.following import Position
 from recovery.storage.standby import LARGEST, NAME
 
@@ -86,17 +86,12 @@ def read_standby(directory: Path) -> Standby | None:
 def write_standby(directory: Path, document: Standby) -> None:
     """Replace the document, atomically; durable when it returns. Raises StorageError."""
     path = directory / NAME
-    write_beside(path, msgspec.json.encode(document), like=path)
+    write_beside(path, msgspec.json.encode(document), modes_beside(path))
 
 
 def end_standby(directory: Path) -> None:
     """Remove the document: the directory is an ordinary one. Durable when it returns. Raises StorageError."""
-    path = directory / NAME
-    try:
-        path.unlink(missing_ok=True)
-        sync(directory)
-    except OSError as error:
-        raise StorageError(str(error), path=path) from error
+    remove_beside(directory / NAME)
 
 
 def facts_of(directory: Path) -> dict[str, Any] | None:

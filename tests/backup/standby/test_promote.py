@@ -148,16 +148,22 @@ def test_what_cannot_be_promoted(store, tmp_path):
     assert_follows(standby, store)
 
 
-@pytest.mark.parametrize("point", ["follow.1", "follow.3", "follow.4", "follow.5.partition", "follow.5", "follow.6",
-                                   "promote.2", "promote.3", "promote.5"])  # fmt: skip
-def test_killed_at_a_crash_point_it_is_repeated(store, tmp_path, point):
-    """It keeps the term that it claimed, and still knows whom it replaced."""
-    place, standby = tmp_path / "place", tmp_path / "standby"
+def one_behind(store: Path, place: Path, standby: Path) -> Lease:
+    """A store with a writer, whose lease is returned, and a standby that lacks its last backup."""
     lease = writer(store, place, sync=True)
     back_up(store, place, incremental=True)
     followed(place, standby)
     change(store)
     back_up(store, place, incremental=True)
+    return lease
+
+
+@pytest.mark.parametrize("point", ["follow.1", "follow.3", "follow.4", "follow.5.partition", "follow.5", "follow.6",
+                                   "promote.2", "promote.3", "promote.5"])  # fmt: skip
+def test_killed_at_a_crash_point_it_is_repeated(store, tmp_path, point):
+    """It keeps the term that it claimed, and still knows whom it replaced."""
+    place, standby = tmp_path / "place", tmp_path / "standby"
+    lease = one_behind(store, place, standby)
 
     def killed() -> None:
         die_at(point)
@@ -202,11 +208,7 @@ def test_a_cut_at_any_operation_of_taking_over(store, tmp_path, done, stride):
     """The old run may go on as long as nobody has its place, and then no more; the promotion is repeated, and has all
     that was published. RECOVERY_TEST_TAKEOVER_STRIDE says how many operations lie between two cuts."""
     place, standby = tmp_path / "place", tmp_path / "standby"
-    lease = writer(store, place, sync=True)
-    back_up(store, place, incremental=True)
-    followed(place, standby)
-    change(store)
-    back_up(store, place, incremental=True)
+    lease = one_behind(store, place, standby)
     stride = stride if stride > 1 else int(os.environ.get("RECOVERY_TEST_TAKEOVER_STRIDE", "1"))
     whole = 0
     for at in itertools.count(1, stride):
