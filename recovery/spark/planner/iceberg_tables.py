@@ -72,8 +72,8 @@ class IcebergInput:
         self._home = home
         self._read: dict[int, TableOffset] = {}
 
-    def __str__(self) -> str:
-        """The tables and the positions in them, in the form that `lost_input` looks for."""
+    def described(self) -> str:
+        """Return the tables and the positions in them, in the form that `lost_input` looks for."""
         read = {place: self._read.get(place) for place in self._tables}
         texts = {place: "-" if at is None else msgspec.json.encode(at).decode() for place, at in read.items()}
         return "\n".join(f"IcebergTable[{table.name}]: {texts[place]}" for place, table in self._tables.items())

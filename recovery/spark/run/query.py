@@ -86,7 +86,7 @@ class RecoveryQuery:
         self._closer = begun.closer
         self._starts = begun.starts
         self._tables = begun.tables
-        self._status.tables = self._tables.__str__
+        self._status.tables = self._tables.described
         self._began_s = begun.began_s
         self._last = begun.last
         self._clock = clock
