@@ -90,7 +90,7 @@ class Kafka:
             self._producer.send(topic, key=key, value=value, headers=list(headers), partition=random.randrange(count))
             for key, value in records
         ]
-        self._producer.flush()
+        self._producer.flush(timeout=60)
         for each in sent:
             each.get(timeout=30)
 
@@ -116,12 +116,14 @@ class Kafka:
     def records(self, *topics: str) -> list[Any]:
         """All records that the topics hold, read without Spark."""
         found: list[Any] = []
+        deadline = time.monotonic() + 120
         with self._consumer() as consumer:
             for place in [place for topic in topics for place in self._places(topic)]:
                 consumer.assign([place])
                 consumer.seek_to_beginning(place)
                 after = consumer.end_offsets([place])[place]
                 while consumer.position(place) < after:
+                    assert time.monotonic() < deadline, "the broker does not answer"
                     for records in consumer.poll(timeout_ms=1000).values():
                         found += records
         return found
