@@ -30,8 +30,9 @@ from recovery.cli.common import (
     umask_option,
 )
 from recovery.cli.owners import owner_options, whole_copies
-from recovery.cli.signals import StopSignals, answering
+from recovery.cli.signals import answering
 from recovery.errors import BackupTargetError, ConfigurationError, NoBackupError, RecoveryError, StorageError
+from recovery.host.signals import StopSignals
 from recovery.planning.backups import KeepRule, parse_keep
 from recovery.storage.locations import OwnerAccess
 

@@ -25,7 +25,7 @@ from recovery.cli.common import (
     tell,
     umask_option,
 )
-from recovery.cli.signals import StopSignals, answering
+from recovery.cli.signals import answering
 from recovery.errors import (
     BackupDamagedError,
     BackupTargetError,
@@ -34,6 +34,7 @@ from recovery.errors import (
     StorageError,
 )
 from recovery.host.durable import PRIVATE, UMASK
+from recovery.host.signals import StopSignals
 
 if TYPE_CHECKING:
     # It imports Arrow, which other commands need not wait for.

@@ -1,40 +1,14 @@
-"""Signals that end a command which otherwise runs until it is stopped."""
+"""Signals that come while a command finishes something first."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 from collections.abc import Iterator
 from types import FrameType
 
-from recovery.host.signals import STOPPING, again, end_now, handle, handled
-
-LONGEST_WAIT_S = 1e9
-"""The system accepts no longer wait."""
-
-
-class StopSignals:
-    """Whether a signal that ends a command has come since this object was made. For the main thread of a command's own
-    process.
-
-    A pipe remembers the signal. A handler that sets a threading.Event hangs if it interrupts a wait for that event.
-    """
-
-    def __init__(self) -> None:
-        self._reading, self._writing = os.pipe()
-        os.set_blocking(self._writing, False)
-        handle(self._note)
-
-    def came_within(self, seconds: float) -> bool:
-        """Wait for a signal, at most this long; returns immediately if one has come before."""
-        return bool(select.select([self._reading], [], [], min(seconds, LONGEST_WAIT_S))[0])
-
-    def _note(self, *_: object) -> None:
-        # A full pipe already says enough.
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._writing, b"!")
+from recovery.host.signals import STOPPING, again, end_now, handled
 
 
 @contextlib.contextmanager

@@ -11,12 +11,16 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 GRACE_S = 5.0
 """How long a command may take to clean up, or to return from a long call that no handler interrupts."""
+LONGEST_WAIT_S = 1e9
+"""The system accepts no longer wait."""
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOPPING_NUMBERS = frozenset(map(int, STOPPING))
 Handler = Callable[[int, FrameType | None], None]
 
 
@@ -69,6 +73,37 @@ def _end_when_late(reading: int) -> None:
                     end_now(came)
                 number = came
     end_now(number)
+
+
+class StopSignals:
+    """Whether a signal that ends a command has come since this object was made. For the main thread of a command's own
+    process.
+
+    A pipe remembers the signal. Python writes to it in whatever thread the signal comes. A handler would wait for the
+    main thread's next step, so a signal that comes just before that thread waits, or in another thread, would end no
+    wait; and one that sets a threading.Event hangs if it interrupts a wait for that event.
+    """
+
+    def __init__(self) -> None:
+        self._reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        self._came = False
+        # A full pipe already says enough.
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        handle(lambda *_: None)
+
+    def came_within(self, seconds: float) -> bool:
+        """Wait for a signal, at most this long; returns immediately if one has come before."""
+        until_s = time.monotonic() + min(seconds, LONGEST_WAIT_S)
+        while not self._came and select.select([self._reading], [], [], max(0.0, until_s - time.monotonic()))[0]:
+            # Other signals that have a handler are written, too.
+            self._came = not STOPPING_NUMBERS.isdisjoint(os.read(self._reading, 64))
+        return self._came
+
+    def wait(self) -> None:
+        """Wait for a signal."""
+        while not self.came_within(LONGEST_WAIT_S):
+            pass
 
 
 @contextlib.contextmanager

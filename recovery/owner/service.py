@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
-import select
 import socket
 import sys
 import threading
@@ -18,7 +17,7 @@ from recovery.base.credentials.token import read_token
 from recovery.base.wording import counted
 from recovery.errors import ConfigurationError, NoPartitionsError
 from recovery.host.open_files import allow_open_files
-from recovery.host.signals import handle
+from recovery.host.signals import StopSignals
 from recovery.metrics.endpoint import HEALTH, READY, MetricsEndpoint
 from recovery.owner import metrics
 from recovery.owner.process import WAITING
@@ -136,12 +135,7 @@ def serve(
     without a secret: "HOST:PORT" or ":PORT". Raises ConfigurationError or NoPartitionsError.
     """
     threading.stack_size(STACK_BYTES)
-    reading, writing = os.pipe()
-
-    def stop(_number: int, _frame: object) -> None:
-        os.write(writing, b"x")
-
-    handle(stop)
+    signals = StopSignals()
     service = OwnerService(
         Path(directory),
         at,
@@ -152,7 +146,7 @@ def serve(
         insecure=insecure,
         metrics_at=metrics_at,
     )
-    select.select([reading], [], [])
+    signals.wait()
     service.stop()
 
 

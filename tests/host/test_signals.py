@@ -142,7 +142,8 @@ print("goes on")
 
 ANSWERED = """
 import os, signal, sys
-from recovery.cli.signals import StopSignals, answering
+from recovery.cli.signals import answering
+from recovery.host.signals import StopSignals
 signals = StopSignals()
 with answering("the backup under way"):
     os.kill(os.getpid(), signal.SIGINT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import random
@@ -33,6 +34,8 @@ OWNER_POINTS = [
 EXPECTED = {"OwnerUnreachableError", "DirectoryLockedError", "RewindRepeatedError"}
 """What ends a run whose owners die."""
 PATIENCE_S = 30.0
+ENDS_S = 60.0
+"""How long an owner may take to end."""
 
 
 class ForkedOwner:
@@ -58,6 +61,7 @@ class ForkedOwner:
             log = os.open(self.directory.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             # Pytest may have put something else in the place of standard error.
             sys.stderr = os.fdopen(log, "w", buffering=1)
+            faulthandler.register(signal.SIGUSR1, sys.stderr)
             die_at(crash_at, visit)
             serve(self.directory, self.at, token_file=self._token)
 
@@ -77,10 +81,20 @@ class ForkedOwner:
         return bool(self.pid)
 
     def end(self, number: int = signal.SIGKILL) -> None:
-        if self.running():
-            os.kill(self.pid, number)
-            wait(self.pid)
-            self.pid = 0
+        """End it; one that does not end leaves its stacks."""
+        if not self.running():
+            return
+        os.kill(self.pid, number)
+        until_s = time.monotonic() + ENDS_S
+        while self.running():
+            if time.monotonic() > until_s:
+                os.kill(self.pid, signal.SIGUSR1)
+                time.sleep(1)
+                os.kill(self.pid, signal.SIGKILL)
+                wait(self.pid)
+                self.pid = 0
+                raise AssertionError(self.directory.with_suffix(".log").read_text())
+            time.sleep(0.002)
 
 
 class History:

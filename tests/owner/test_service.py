@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import platform
 import re
 import shutil
+import signal
 import time
 import urllib.error
 import urllib.request
@@ -32,6 +35,9 @@ from recovery.wire.run_client import Owner
 from tests.owner.served import TOKEN, Served, recovery, spread, token_file
 from tests.stores import KEY, Driver, SpreadDirectory, run_python
 from tests.wire.certificates import make_certificates
+
+TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine(), 0)
+"""Number of the system call."""
 
 
 @pytest.fixture
@@ -193,6 +199,19 @@ class TestProcess:
         finally:
             owner.kill()
         assert "stopped" in owner.text()
+
+    @pytest.mark.skipif(not TGKILL, reason="the number of the system call is not known here")
+    def test_a_signal_that_another_thread_gets(self, store_dir, tmp_path):
+        """As when it comes just before the main thread begins to wait: nothing interrupts that wait."""
+        owner = Served(store_dir, token_file(tmp_path))
+        try:
+            main = owner.process.pid
+            other = next(int(each.name) for each in Path(f"/proc/{main}/task").iterdir() if int(each.name) != main)
+            # The kernel gives it to the thread that is named.
+            assert ctypes.CDLL(None).syscall(TGKILL, main, other, signal.SIGTERM) == 0
+            assert owner.process.wait(30) == 0
+        finally:
+            owner.kill()
 
     def test_an_older_copy_is_named_and_not_used(self, make_store, tmp_path):
         """A file that was copied before it was removed."""
