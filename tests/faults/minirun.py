@@ -27,7 +27,7 @@ from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP
 from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.restore import restore
-from recovery.epochs.closer import ClosingHooks, ClosingSettings, Contributor, EpochCloser
+from recovery.epochs.closer import ClosingHooks, ClosingSettings, Contributor, EpochClosed, EpochCloser
 from recovery.epochs.execution import new_execution
 from recovery.planning.steps import StepPlan
 from recovery.sinks import DiscardSink
@@ -35,6 +35,7 @@ from recovery.sinks.delivery import Delivery
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.run.position import resume_of_sink
 from recovery.spark.run.prepare import Prepared
+from recovery.spark.run.replicating import ReplicatedClosing
 from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount, Changes
 from recovery.values.keys import partition_of
@@ -94,6 +95,8 @@ class MiniRun:
 
     def _begin(self, config: RecoveryConfig, clock: Clock, contributors: Sequence[Contributor]) -> None:
         plan = self.prepared.plan
+        replicated = ReplicatedClosing(self.prepared.replication, lambda: False)
+        replicated.ready()
         self.store = self.prepared.open_store()
         execution = new_execution(
             plan,
@@ -108,9 +111,19 @@ class MiniRun:
         self.checkpoint = self.store.prepare(execution) / "checkpoint"
         restored = restore(self.store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), self.checkpoint)
         self.store.start(execution, [STEP], plan.partitions)
+        replicated.begun()
         delivery.rollback()
         faults.reach("start.3")
         self.closed: list[int] = []
+
+        def may_close() -> None:
+            self.prepared.check.wait()
+            replicated.may_close()
+
+        def on_closed(closed: EpochClosed) -> None:
+            self.closed.append(closed.epoch)
+            replicated.closed()
+
         self.closer = EpochCloser(
             self.store,
             self.lease,
@@ -123,9 +136,13 @@ class MiniRun:
                 may_log=True,
             ),
             ClosingHooks(
-                may_close=self.prepared.check.wait,
-                on_closed=lambda closed: self.closed.append(closed.epoch),
-                notes_made=lambda: reads_made_keys(config.path, config.backup_interval_s, clock.wall_ms()),
+                may_close=may_close,
+                on_closed=on_closed,
+                notes_made=lambda: (
+                    config.replicate is not None
+                    or reads_made_keys(config.path, config.backup_interval_s, clock.wall_ms())
+                ),
+                may_publish=replicated.may_publish,
             ),
             clock,
         )
@@ -197,6 +214,8 @@ class MiniRun:
             with self.closer.lock:
                 self.closer.close(lambda: True)
             self.closer.finish()
+            if self.prepared.replication is not None:
+                self.prepared.replication.end()
         finally:
             self.prepared.release()
 

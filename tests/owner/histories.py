@@ -13,10 +13,12 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import TypeVar
 
 from recovery.base.ids import Lease
 from recovery.owner.service import serve
 from recovery.planning.resume import plan_resume
+from recovery.replication import process as shipping
 from recovery.storage.locations import Locations
 from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import OwnerCalls
@@ -134,6 +136,8 @@ class History:
         given = {**self.settings(), **settings}
 
         def work() -> None:
+            # How long a run that ends waits for an owner that is dead.
+            shipping.END_S = 3.0
             die_at(point, visit)
             try:
                 run(self.places[0], self.seed, BATCHES, choices, **given)
@@ -235,6 +239,10 @@ class History:
             found.append(max(copies, key=age_of))
         return found
 
+    def check_starts(self) -> None:
+        """What was seen starts at one place."""
+        assert len(set((self.places[0] / STARTS).read_text().split())) == 1
+
     def check(self, root: Path) -> None:
         """The state is that of a plain loop, and every file is sound."""
         for each in self.owners:
@@ -247,7 +255,7 @@ class History:
                     shutil.copyfile(path.with_name(path.name + suffix), together / (path.name + suffix))
         assert states(together) == totals(self.seed, BATCHES)
         assert problems(together) == []
-        assert len(set((self.places[0] / STARTS).read_text().split())) == 1, "what was seen starts at one place"
+        self.check_starts()
         assert len(paths_of(together)) == self.count
 
 
@@ -257,9 +265,12 @@ def age_of(path: Path) -> tuple[int, int]:
     return execution, epoch
 
 
-def play(made: Path, count: int, seed: int, root: Path) -> History:
+H = TypeVar("H", bound=History)
+
+
+def play(kind: type[H], made: Path, count: int, seed: int, root: Path) -> H:
     """One history, to its end; checks it."""
-    history = History(made, count, seed, root)
+    history = kind(made, count, seed, root)
     try:
         for _ in range(history.chance.randrange(2, 6)):
             history.disturbed_run()

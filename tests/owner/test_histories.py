@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.owner.histories import History, play
+from tests.owner.histories import H, History, play
+from tests.owner.replicated import ReplicatedHistory
 
 
-def played(store_maker, root: Path, seeds: range) -> list[History]:
+def played(store_maker, root: Path, seeds: range, kind: type[H] = History) -> list[H]:
     """Several histories."""
     found = []
     for seed in seeds:
         directory = root / f"{seed}"
         directory.mkdir()
         count = random.Random(seed).randrange(2, 6)
-        found.append(play(store_maker(count), count, seed, directory))
+        found.append(play(kind, store_maker(count), count, seed, directory))
         for place in found[-1].places:
             shutil.rmtree(place)
     return found
@@ -39,3 +40,19 @@ def test_many_histories(store_maker, tmp_path):
     histories = played(store_maker, tmp_path, range(first, first + number))
     kills, moves, rewinds = (sum(getattr(each, what) for each in histories) for what in ("kills", "moves", "rewinds"))
     print(f"histories: {number}, runs that did not end well: {kills}, files moved: {moves}, rewinds: {rewinds}")
+
+
+def test_a_history_with_a_replica(store_maker, tmp_path):
+    """Each owner ships its share of every epoch. Whoever ships is killed, and disks are lost and restored."""
+    played(store_maker, tmp_path, range(1), ReplicatedHistory)
+
+
+@pytest.mark.long
+def test_many_histories_with_a_replica(store_maker, tmp_path):
+    """The same; RECOVERY_TEST_SHIPPED_HISTORIES says how many, RECOVERY_TEST_OWNER_SEED which one is the first."""
+    number = int(os.environ.get("RECOVERY_TEST_SHIPPED_HISTORIES", "30"))
+    first = int(os.environ.get("RECOVERY_TEST_OWNER_SEED", "100"))
+    histories = played(store_maker, tmp_path, range(first, first + number), ReplicatedHistory)
+    counts = {what: sum(getattr(each, what) for each in histories) for what in ("kills", "ship_kills", "losses")}
+    print(f"histories: {number}; {counts}")
+    assert sum(each.shipped for each in histories) >= number, "epochs must be shipped"
