@@ -239,13 +239,13 @@ def as_refusal(error: BaseException) -> Refusal:
 
 
 def as_error(refusal: Refusal, owner: str) -> RecoveryError:
-    """Return the error in a message. The text names a class that is unknown here."""
-    kind = error_named(refusal.error)
+    """Return the error in a message. Its path begins with the owner's location; for an address that hosts share, its
+    text does. The text names a class that is unknown here."""
+    kind, found, path = error_named(refusal.error), refusal.found, refusal.path
     if kind is None:
-        return StorageError(
-            f"the owner at {owner} refused with {one_line(refusal.error)}: {refusal.found}",
-            path=refusal.path,
-            cause=refusal.cause,
-            remedy=refusal.remedy,
-        )
-    return kind(refusal.found, path=refusal.path, cause=refusal.cause, remedy=refusal.remedy)
+        kind, found = StorageError, f"the owner at {owner} refused with {one_line(refusal.error)}: {found}"
+    elif path and "://" in path:
+        found = f"the owner at {owner}: {found}"
+    if path and "://" not in path:
+        path = f"{owner}{path if path.startswith('/') else f'/{path}'}"
+    return kind(found, path=path, cause=refusal.cause, remedy=refusal.remedy)

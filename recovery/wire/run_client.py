@@ -133,8 +133,8 @@ class Owner:
             yield
         except RefusedError as refused:
             error = messages.as_error(refused.refusal, self.location)
-            path = error.path or ""
-            error.path = f"{self.location}{path if path.startswith('/') or not path else f'/{path}'}"
+            # An error without a path is this owner's, too.
+            error.path = error.path or self.location
             raise error from None
         except (OSError, WireError) as error:
             raise self._why(reason_of(error)) from error

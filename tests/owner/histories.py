@@ -106,6 +106,8 @@ class History:
         self.seed = seed
         self.chance = random.Random(f"owners {seed}")
         self.count = count
+        self.backup_interval = self.chance.choice([0, 3600])
+        """Without one, epochs are logged and folded."""
         places = self.chance.randrange(3, 5)
         indexes: list[list[int]] = [[] for _ in range(places)]
         for index in range(count):
@@ -124,7 +126,7 @@ class History:
             "owners": tuple(owners),
             "token_file": self.token,
             "owner_deadline": 1.5,
-            "backup_interval": 3600,
+            "backup_interval": self.backup_interval,
             "snapshot_interval": 0,
         }
 

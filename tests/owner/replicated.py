@@ -50,6 +50,7 @@ class ReplicatedHistory(History):
 
     def __init__(self, made: Path, count: int, seed: int, root: Path) -> None:
         super().__init__(made, count, seed, root)
+        self.backup_interval = 3600
         self.root = root
         self.replica = root / "replica"
         self.shown = root / "shown"

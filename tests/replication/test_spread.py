@@ -8,13 +8,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from recovery.backup.lease import NAME as LEASE
 from recovery.backup.note import last_replica
 from recovery.backup.repository import list_backups
-from recovery.backup.share import Wanted, store_share
+from recovery.backup.share import Stored, Wanted, store_share
 from recovery.backup.spread import SpreadParts
 from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
@@ -26,6 +27,7 @@ from recovery.replication.process import Replication
 from recovery.replication.shipper import PASSING, Shipper
 from recovery.storage.locations import OwnerAccess
 from recovery.storage.scan import describe_file
+from recovery.wire.messages import as_refusal
 from tests.backup.support import random_id, states
 from tests.shares import seeds
 from tests.stores import Driver, SpreadDirectory, state_at
@@ -45,7 +47,6 @@ def spread(make_store, monkeypatch) -> Iterator[SpreadDirectory]:
 @pytest.fixture
 def here(monkeypatch) -> None:
     """Owners store in this process, as their processes do."""
-    import msgspec
 
     def store_copies(self: Connection, wanted: str) -> str:
         asked = msgspec.json.decode(wanted, type=Wanted)
@@ -185,6 +186,21 @@ class TestEpochs:
                         path.write_bytes(b"damaged" + path.read_bytes()[7:])
         assert list(whole) == ["part-2.sqlite3"], whole
         call("restore", tmp_path / "dest", tmp_path / "new")
+
+    @pytest.mark.parametrize(("path", "shown"), [
+        ("/data/scratch/x", "{owner}/data/scratch/x: no room"), (None, "{owner}: no room"),
+        ("s3://bucket/words", "s3://bucket/words: the owner at {owner}: no room"),
+    ])  # fmt: skip
+    def test_an_owner_that_fails(self, spread, tmp_path, monkeypatch, path, shown):
+        """The error says which one it is, whatever the path in it is of."""
+        with Driver(spread) as run:
+            step(run, 0, random.Random(1))
+        failed = Stored(refusal=as_refusal(StorageError("no room", path=path)))
+        monkeypatch.setattr(Connection, "store_copies", lambda self, _: msgspec.json.encode(failed).decode())
+        with pytest.raises(StorageError) as error:
+            shipper(spread, tmp_path / "dest").ship()
+        starts = [shown.format(owner=f"127.0.0.1:{each.port}") for each in spread.services]
+        assert str(error.value).startswith(tuple(starts))
 
     def test_answers_of_something_else(self, spread, tmp_path, monkeypatch):
         """Nothing counts that is not exactly what was asked for."""

@@ -7,15 +7,17 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pytest
 
 from recovery import AllKeysSink, ConfigurationError, RecoveryConfig, aggregate
 from recovery.aggregates import count
 from recovery.spark.clusters import check_spread
+from tests.backup.emulators import moto
 from tests.cluster.support import Run, assert_exact, batches_in
 from tests.flows.cluster import truth
-from tests.owner.served import ROOT, Served, recovery, spread, token_file
+from tests.owner.served import ROOT, TOKEN, Served, recovery, spread, token_file
 from tests.stores import state_at, window
 from tests.wire.certificates import make_certificates
 
@@ -126,6 +128,48 @@ def secured(make_store, tmp_path):
     made = Fleet(make_store(4), tmp_path, make_certificates(tmp_path))
     yield made
     made.close()
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """A bucket, with what reaches it in the environment of every process."""
+    with moto() as made:
+        endpoint = dict(parse_qsl(made.parameters))["endpoint_override"]
+        for name, value in {
+            **made.environ,
+            "AWS_ENDPOINT_URL": f"http://{endpoint}",
+            "AWS_REGION": "us-east-1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield f"{made.address}/words"
+
+
+@pytest.mark.long
+def test_a_replica_in_a_bucket(bucket, secured):
+    """Over TLS, one owner being killed meanwhile. All disks are lost; owners get their partitions from the bucket, and
+    the next run goes on. Nobody prints or keeps a secret."""
+    fleet, replicate = secured, ("--replicate", bucket, "--replicate-sync")
+    run = fleet.run("counts(2000, 99, 0.2)", *replicate)
+    run.await_text(r"^batch 2$")
+    fleet.owners[0].kill()
+    assert run.wait() == 47, run.text()
+    fleet.owners[0].start()
+    fleet.run("counts(2000, 3)", *replicate).succeed()
+    status = recovery("status", fleet.places[0], *fleet.options, "--json")
+    replica = json.loads(status.stdout)["replica"]
+    assert (replica["destination"], replica["lag_epochs"]) == (bucket, 0)
+    for place in fleet.places:
+        for path in place.glob("part-*"):
+            path.unlink()
+    done = recovery("restore", bucket, fleet.places[0], *fleet.options, "--json")
+    assert done.returncode == 0, done.stdout
+    assert json.loads(done.stdout)["epoch"] == replica["epoch"]
+    fleet.run("counts(2000, 5)", *replicate).succeed()
+    printed = [(fleet.root / "out").read_text(), status.stdout, done.stdout, *(each.text() for each in fleet.owners)]
+    kept = [path.read_bytes().decode(errors="replace") for place in fleet.places for path in place.glob("*.json")]
+    for secret in ("not-a-real-secret", TOKEN):
+        assert not any(secret in text for text in [*printed, *kept])
+    assert assert_exact(fleet.together(), 2000) >= 6
 
 
 @pytest.mark.long

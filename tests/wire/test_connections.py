@@ -158,7 +158,8 @@ class TestRefusals:
         error = messages.as_error(messages.Refusal("NewError", "found", "/p", "cause", "remedy"), "h:1")
         assert type(error) is StorageError
         assert (
-            str(error) == "/p: the owner at h:1 refused with NewError: found\nProbable cause: cause\nWhat to do: remedy"
+            str(error)
+            == "h:1/p: the owner at h:1 refused with NewError: found\nProbable cause: cause\nWhat to do: remedy"
         )
 
     def test_a_wrong_key(self, serving):

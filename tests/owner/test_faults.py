@@ -1,0 +1,197 @@
+"""Partitions at several owners, without Spark: a kill at every numbered step, a driver that wakes up too late, and an
+owner whose disk is full. In the end the state is that of a plain loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from recovery.errors import DirectoryLockedError
+from recovery.wire import run_client, server
+from tests.faults.minirun import FOLD_POINTS, STARTS, MiniRun, child, killed_afterwards, wait
+from tests.owner.histories import BATCHES, DRIVER_POINTS, OWNER_POINTS, PATIENCE_S, History
+from tests.shares import some
+from tests.stores import query
+
+LOGGED = {"close.2.logged", *FOLD_POINTS}
+"""Steps of epochs that are logged first, which a backup interval rules out."""
+
+
+@pytest.fixture
+def history(make_store, tmp_path) -> Iterator[History]:
+    """Four partitions at a driver and several owners; all runs are on the same input."""
+    made = History(make_store(4), 4, 7, tmp_path)
+    made.backup_interval = 3600
+    yield made
+    for each in made.owners:
+        each.end()
+
+
+def goes_on(history: History, root: Path) -> None:
+    """The next run comes to the end of the input, and everything is exact."""
+    for each in history.owners:
+        each.start()
+    code = wait(history.start_run())
+    assert code == 0, history.report.read_text() if history.report.exists() else code
+    history.check(root)
+
+
+@pytest.mark.parametrize("point", some(DRIVER_POINTS, "close.1"))
+def test_a_driver_is_killed_at_every_step(history, tmp_path, point):
+    for each in history.owners:
+        each.start()
+    assert wait(history.start_run(point)) == -signal.SIGKILL
+    history.wait_until_free()
+    goes_on(history, tmp_path)
+
+
+@pytest.mark.parametrize("point", some(OWNER_POINTS, "close.2.committed", "fold.2.epochs"))
+def test_an_owner_is_killed_at_every_step(history, tmp_path, point):
+    """Of its partitions, the first or the last, and in the first epoch or a later one."""
+    history.backup_interval = 0 if point in LOGGED else 3600
+    victim = next(each for each in history.owners if list(each.directory.glob("part-*")))
+    hits = 0
+    for visit in (1, 2, 5):
+        victim.end(signal.SIGTERM)
+        victim.start(point, visit)
+        for each in history.owners:
+            each.start()
+        code = wait(history.start_run())
+        history.ended(code)
+        history.wait_until_free()
+        hits += not victim.running()
+    assert hits
+    goes_on(history, tmp_path)
+
+
+class Frozen:
+    """Drivers on two hosts, of which the first is frozen at some moment. All partitions are at owners."""
+
+    def __init__(self, history: History, root: Path) -> None:
+        self.history = history
+        self.first, self.successor = root / "first", root / "successor"
+        for place in (self.first, self.successor):
+            place.mkdir()
+
+    def run(self, directory: Path, work: Callable[[MiniRun], None]) -> int:
+        """A run of a process of its own: it begins when the owners let it, calls `work` between two micro-batches, and
+        leaves the error that ends it."""
+
+        def begun() -> MiniRun:
+            until_s = time.monotonic() + PATIENCE_S
+            while True:
+                try:
+                    return MiniRun(directory, self.history.seed, **self.history.settings())
+                except DirectoryLockedError:
+                    assert time.monotonic() < until_s
+                    time.sleep(0.05)
+
+        def whole() -> None:
+            run = begun()
+            try:
+                while run.next_batch < BATCHES:
+                    work(run)
+                    run.batch(run_choices)
+            except BaseException as error:
+                (directory / "error").write_text(type(error).__name__)
+                run.release()
+                raise
+            run.finish()
+
+        run_choices = random.Random(self.history.seed)
+        return child(whole)
+
+
+@pytest.mark.parametrize("seed", some(range(8), 0))
+def test_a_driver_that_wakes_up_too_late(history, tmp_path, monkeypatch, seed):
+    """Frozen at any moment for so long that the owners let it go, it finds a successor on another host. Whatever it
+    tries next is refused, and the successor comes to the end of the input."""
+    monkeypatch.setattr(server, "HOLD_S", 0.5)
+    monkeypatch.setattr(server, "PROGRESS_S", 0.05)
+    monkeypatch.setattr(run_client, "STILL_S", 0.1)
+    for path in history.places[0].glob("part-*"):
+        path.rename(history.places[1] / path.name)
+    for each in history.owners:
+        each.start()
+    drivers = Frozen(history, tmp_path)
+    moment_s = random.Random(seed).random() * 0.4
+
+    def freeze(run: MiniRun) -> None:
+        if run.next_batch == seed % 4:
+            threading.Timer(moment_s, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+        time.sleep(0.1)
+
+    def wait_for_the_first(run: MiniRun) -> None:
+        if run.next_batch >= BATCHES - 1:
+            (tmp_path / "near").touch()
+            wait_until((drivers.first / "error").exists)
+
+    frozen = drivers.run(drivers.first, freeze)
+    with killed_afterwards(frozen):
+        assert os.WIFSTOPPED(os.waitpid(frozen, os.WUNTRACED)[1])
+        begun = drivers.run(drivers.successor, wait_for_the_first)
+        with killed_afterwards(begun):
+            wait_until((tmp_path / "near").exists)
+            os.kill(frozen, signal.SIGCONT)
+            assert wait(frozen) == 1
+            assert (drivers.first / "error").read_text() in ("LeaseLostError", "OwnerUnreachableError")
+            assert wait(begun) == 0
+    shutil.copyfile(drivers.successor / STARTS, history.places[0] / STARTS)
+    history.check(tmp_path)
+
+
+def test_an_owner_whose_disk_is_full(history, tmp_path):
+    """The error names the file and begins with the owner's address. The epoch is not closed; with room, the next run
+    goes on."""
+    for each in history.owners:
+        each.start()
+    victim = next(each for each in history.owners if list(each.directory.glob("part-*")))
+    assert wait(history.start_run(contributors=(Fills(victim.pid),))) == 1
+    name, text = json.loads(history.report.read_text())
+    assert name == "StorageError"
+    assert text.startswith(f"{victim.at}/"), text
+    history.wait_until_free()
+    closed = {epoch for place in history.places for path in place.glob("part-*.sqlite3")
+              for (epoch,) in query(path, "SELECT max(epoch) FROM epochs")}  # fmt: skip
+    assert min(closed) == FULL_FROM - 1
+    resource.prlimit(victim.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    goes_on(history, tmp_path)
+
+
+FULL_FROM = 4
+"""The first epoch that finds the disk full."""
+
+
+class Fills:
+    """Takes part in closing epochs: from one of them on, a process cannot write any more."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def prepare(self, epoch: int, batch: int, floor: int) -> dict[str, dict[str, str]]:
+        if epoch == FULL_FROM:
+            resource.prlimit(self._pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        return {}
+
+    def closed(self, batch: int) -> None:
+        """Nothing to do."""
+
+    def publish(self, epoch: int, batch: int, floor: int) -> None:
+        """Nothing to do."""
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
