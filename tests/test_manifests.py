@@ -1,0 +1,90 @@
+"""The manifests and commands of examples that no test can run: what they call exists, with every option."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from recovery.cli import main
+
+yaml = pytest.importorskip("yaml", reason="moto brings it")
+
+ROOT = Path(__file__).parents[1]
+KUBERNETES = ["cluster/kubernetes.yaml", "cluster/kubernetes-owners.yaml", "deploy/words.yaml"]
+VARIABLES = set(re.findall(r"RECOVERY_[A-Z_]+", (ROOT / "docs" / "cli.md").read_text()))
+
+
+def documents(file: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((ROOT / "examples" / file).read_text()))
+
+
+def check_command(words: list[str]) -> None:
+    """Raises click's error for an option or a value that there is not."""
+    context = click.Context(main)
+    name, *arguments = words
+    command = main.get_command(context, name)
+    assert command is not None, words
+    # Its files are on other hosts.
+    for parameter in command.params:
+        if isinstance(parameter.type, click.Path):
+            parameter.type.exists = False
+    command.make_context(name, arguments, parent=context)
+
+
+def recovery_commands(words: list[str]) -> list[list[str]]:
+    """What is called by a container's command: `python -m recovery …` by itself, or in a line of a shell."""
+    if words[:2] == ["sh", "-c"]:
+        return [shlex.split(each) for each in re.findall(r"python -m recovery ([^|&;]+)", words[2])]
+    return [words[3:]] if words[:3] == ["python", "-m", "recovery"] else []
+
+
+@pytest.mark.parametrize("file", KUBERNETES)
+def test_what_kubernetes_calls_exists(file):
+    """Every command with its options, every variable, and every volume that a container mounts."""
+    commands = 0
+    for document in documents(file):
+        if document["kind"] != "StatefulSet":
+            continue
+        pod = document["spec"]["template"]["spec"]
+        volumes = {each["metadata"]["name"] for each in document["spec"].get("volumeClaimTemplates", ())}
+        volumes |= {each["name"] for each in pod.get("volumes", ())}
+        for container in [*pod.get("initContainers", ()), *pod["containers"]]:
+            for words in recovery_commands([*container.get("command", ()), *container.get("args", ())]):
+                check_command(words)
+                commands += 1
+            assert {each["name"] for each in container.get("env", ())} <= VARIABLES
+            assert {each["name"] for each in container.get("volumeMounts", ())} <= volumes
+    assert commands
+
+
+@pytest.mark.parametrize("file", [each for each in KUBERNETES if each.startswith("cluster/")])
+def test_ports_and_names_of_a_cluster_agree(file):
+    """Services have the ports that processes listen at, and owners the names that the driver calls."""
+    text = (ROOT / "examples" / file).read_text()
+    assert "NOT TRIED" in text
+    served = {(each["metadata"]["name"], port["port"]) for each in documents(file) if each["kind"] == "Service"
+              for port in each["spec"]["ports"]}  # fmt: skip
+    ports = {port for _, port in served}
+    listening = set(map(int, re.findall(r"--(?:serve|at|metrics-at)=\S*:(\d+)", text)))
+    assert listening
+    assert listening <= ports
+    assert set(map(int, re.findall(r"path: /\w+, port: (\d+)", text))) <= listening
+    sets = {each["metadata"]["name"]: each["spec"] for each in documents(file) if each["kind"] == "StatefulSet"}
+    for value in re.findall(r'RECOVERY_OWNERS, value: "(.*)"', text):
+        for number, owner in enumerate(value.split(",")):
+            pod, service, port = re.fullmatch(r"([\w-]+)\.(\w+):(\d+)", owner).groups()
+            assert (service, int(port)) in served
+            assert pod == f"{service}-{number}"
+            assert number < sets[service]["replicas"]
+
+
+def test_what_yarn_is_given_exists():
+    text = (ROOT / "examples" / "cluster" / "yarn.sh").read_text()
+    assert "NOT TRIED" in text
+    [words] = re.findall(r"exec python -m recovery (.*)", text.replace("\\\n", ""))
+    check_command(shlex.split(words))
