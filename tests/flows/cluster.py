@@ -175,8 +175,9 @@ def refused(what, path):
     return Flow("refused", build, sink=sink, output_mode="update" if what == "native" else "append")
 
 
-def table(kind, share, rows_per_batch=500, last=3):
-    """The numbers of rows as a table on a share, until micro-batch number `last`. kind: "delta" or "iceberg"."""
+def table(kind, share, rows_per_batch=500, last=3, pause_s=0.0):
+    """The numbers of rows as a table on a share, until micro-batch number `last`. kind: "delta", "iceberg" or "files".
+    pause_s: between two reads of a micro-batch by the sink."""
     from recovery import DeltaSink, IcebergSink
 
     def build(spark):
@@ -186,10 +187,19 @@ def table(kind, share, rows_per_batch=500, last=3):
 
     place = f"file://{share}"
     catalog = {"type": "sql", "uri": f"sqlite:///{share}/catalog.db", "warehouse": place}
-    sink = DeltaSink(f"{place}/table") if kind == "delta" else IcebergSink("db.t", properties=catalog)
+    sinks = {
+        "delta": lambda: DeltaSink(f"{place}/table"),
+        "iceberg": lambda: IcebergSink("db.t", properties=catalog),
+        "files": lambda: FileSink(f"{place}/table"),
+    }
+    sink = sinks[kind]()
     write = sink.write
 
     def ending(batch, batch_id):
+        if pause_s:
+            batch.count()
+            print(f"reading {batch_id}", flush=True)
+            time.sleep(pause_s)
         write(batch, batch_id)
         print(f"batch {batch_id}", flush=True)
         if batch_id >= last:

@@ -19,7 +19,7 @@ import pytest
 from recovery.errors import DirectoryLockedError
 from recovery.wire import run_client, server
 from tests.faults.minirun import FOLD_POINTS, STARTS, MiniRun, child, killed_afterwards, wait
-from tests.owner.histories import BATCHES, DRIVER_POINTS, OWNER_POINTS, PATIENCE_S, History
+from tests.owner.histories import BATCHES, DRIVER_POINTS, OWNER_POINTS, PATIENCE_S, UNHURRIED, History
 from tests.shares import some
 from tests.stores import query
 
@@ -41,7 +41,7 @@ def goes_on(history: History, root: Path) -> None:
     """The next run comes to the end of the input, and everything is exact."""
     for each in history.owners:
         each.start()
-    code = wait(history.start_run())
+    code = wait(history.start_run(**UNHURRIED))
     assert code == 0, history.report.read_text() if history.report.exists() else code
     history.check(root)
 
