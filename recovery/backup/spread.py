@@ -91,9 +91,9 @@ class SpreadParts:
         except ValueError as error:
             raise StorageError(f"the owner at {owner.location} answered something else: {error}") from error
         if answer.refusal is not None:
-            error = as_error(answer.refusal, owner.location)
-            error.path = error.path or owner.location
-            raise error
+            refused = as_error(answer.refusal, owner.location)
+            refused.path = refused.path or owner.location
+            raise refused
         if answer.spoiled is not None:
             index, why = answer.spoiled
             raise SpoiledChainError(next(c for c in storing.usable if c.description.index == index), NoLink(why))
