@@ -285,10 +285,12 @@ class Replication:
             raise self._refused
 
     def _behind(self) -> BackupTargetError:
-        why = "no answer yet" if self._error is None else self._error.found
+        # What keeps an epoch from being shipped may also be an owner, or this host's disk.
+        why, cause = ("no answer yet", None) if self._error is None else (self._error.found, self._error.cause)
         return BackupTargetError(
             f"the newest epoch is closed, but not shipped, so its output is not shown: {why}",
             path=self._destination,
+            cause=cause,
             remedy="Run the same command again when it can be reached: it ships the epoch, then shows its output. "
             "Without --replicate-sync it shows the output immediately.",
         )

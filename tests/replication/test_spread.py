@@ -265,7 +265,7 @@ class TestProcesses:
 
     @pytest.mark.long
     def test_an_owner_that_is_away(self, spread, tmp_path):
-        """The lag says why; when it is back, the same epochs are shipped."""
+        """The lag and the error say why; when it is back, the same epochs are shipped."""
         with Driver(spread) as run:
             step(run, 0, random.Random(1))
         port = spread.services[1].port
@@ -275,6 +275,9 @@ class TestProcesses:
         with made._changed:
             made._changed.wait_for(lambda: made._failures, 60)
         assert f"127.0.0.1:{port}" in made.state.problem
+        with pytest.raises(BackupTargetError) as error:
+            made.wait(lambda: False, once=True)
+        assert error.value.cause == "Its process or its host was stopped, or the network between is cut."
         spread.services[1] = spread.serve(2, port)
         made.wait(lambda: False)
         assert made.state.shipped.epoch == 1
