@@ -87,7 +87,7 @@ COVERED_BY = {
         owner.runs storage.locations wire.calls
         wire.run_calls wire.run_client""",
     "owner/test_copying.py": "storage.copied",
-    "owner/test_process.py": "host.children owner.__main__ owner.serving owner.spool owner.tasks",
+    "owner/test_process.py": "owner.__main__ owner.serving owner.spool owner.tasks",
     "storage/test_epoch_log.py": "cli.gc storage.history",
     "storage/test_initialize.py": "storage.restored storage.sqlite.file.tables",
     "storage/test_opening.py": """storage.sqlite.file.connections storage.sqlite.file.log_files

@@ -21,7 +21,7 @@ from recovery.backup.places import open_target
 from recovery.backup.progress import ignore
 from recovery.backup.target import Target
 from recovery.errors import RecoveryError, StorageError
-from recovery.host.children import lines_of
+from recovery.host.children import lines_of, tell_parent
 from recovery.host.durable import make_directories
 from recovery.host.open_files import allow_open_files
 from recovery.host.scratch import scratch_directory
@@ -103,7 +103,7 @@ def main() -> NoReturn:
             answer = store_share(wanted, Path(place.directory), open_target(wanted.destination), scratch)
         except (RecoveryError, ValueError, OSError) as error:
             answer = Stored(refusal=as_refusal(error))
-        print(msgspec.json.encode(answer).decode(), flush=True)
+        tell_parent(msgspec.json.encode(answer))
 
 
 if __name__ == "__main__":

@@ -51,6 +51,16 @@ def _listen(parent: int, asked: queue.SimpleQueue[bytes]) -> None:
     os._exit(0)
 
 
+def tell_parent(line: bytes) -> None:
+    """Write a line to the standard output. If nobody reads that any more, this process ends: its parent has."""
+    try:
+        sys.stdout.buffer.write(line + b"\n")
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        sys.stderr.flush()
+        os._exit(0)
+
+
 def exit_text(code: int | None) -> str:
     """Return how a process ended, as an error shows it. None: it has not."""
     if code is None:

@@ -19,6 +19,7 @@ import msgspec
 
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
 from recovery.errors import ConfigurationError, RecoveryError
+from recovery.host.children import tell_parent
 from recovery.host.open_files import allow_open_files
 from recovery.owner.tasks import TaskService
 from recovery.wire import server
@@ -148,7 +149,7 @@ def _wait(driver: int) -> None:
 
 
 def _print(message: Ready | Failed) -> None:
-    print(msgspec.json.encode(message).decode(), flush=True)
+    tell_parent(msgspec.json.encode(message))
 
 
 def _log(text: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from recovery.errors import RecoveryError, error_named
+from recovery.host.children import tell_parent
 from recovery.planning.moving import Share
 from recovery.planning.resume import plan_resume
 from recovery.storage.repartition import NewStore, Rows, Tally, move
@@ -116,5 +117,4 @@ def _end_with_input() -> None:
 
 
 def _print(line: Line) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
-    sys.stdout.buffer.flush()
+    tell_parent(msgspec.json.encode(line))

@@ -21,7 +21,7 @@ from recovery.backup.places import lasting_place, open_target, shown_address
 from recovery.backup.spread import SpreadParts
 from recovery.base.clock import SystemClock
 from recovery.errors import ConfigurationError, RecoveryError, StaleDirectoryError
-from recovery.host.children import lines_of
+from recovery.host.children import lines_of, tell_parent
 from recovery.host.durable import PRIVATE
 from recovery.planning.backups import parse_keep
 from recovery.replication.messages import Answer, Ship, Task, problem_of
@@ -160,4 +160,4 @@ def _failed(error: RecoveryError) -> Answer:
 
 
 def _print(message: Answer) -> None:
-    print(msgspec.json.encode(message).decode(), flush=True)
+    tell_parent(msgspec.json.encode(message))

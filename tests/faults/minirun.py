@@ -29,6 +29,7 @@ from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.restore import restore
 from recovery.epochs.closer import ClosingHooks, ClosingSettings, Contributor, EpochClosed, EpochCloser
 from recovery.epochs.execution import new_execution
+from recovery.errors import RecoveryError
 from recovery.planning.steps import StepPlan
 from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
@@ -85,6 +86,7 @@ class MiniRun:
     ) -> None:
         clock = clock or SystemClock()
         self.number = number
+        self._ends = False
         settings = RecoveryConfig(directory, **{"snapshot_interval": 0, **config})
         self.prepared = Prepared(settings, FLOW, clock)
         try:
@@ -95,7 +97,7 @@ class MiniRun:
 
     def _begin(self, config: RecoveryConfig, clock: Clock, contributors: Sequence[Contributor]) -> None:
         plan = self.prepared.plan
-        replicated = ReplicatedClosing(self.prepared.replication, lambda: False)
+        replicated = ReplicatedClosing(self.prepared.replication, self._is_ending)
         replicated.ready()
         self.store = self.prepared.open_store()
         execution = new_execution(
@@ -149,6 +151,14 @@ class MiniRun:
         self.closer.begin(StepPlan((), {} if declared else {STEP: '{"key":[["key","string"]],"state":"plain"}'}))
         faults.reach("start.4")
         self.start = self.store.beginning()
+
+    def _is_ending(self) -> bool:
+        """Whether the run ends, or has lost an owner: nothing here watches them beside the stream."""
+        try:
+            self.store.check(self.lease)
+        except RecoveryError:
+            return True
+        return self._ends
 
     @property
     def next_batch(self) -> int:
@@ -210,6 +220,7 @@ class MiniRun:
 
     def finish(self) -> None:
         """End well: close the last epoch."""
+        self._ends = True
         try:
             with self.closer.lock:
                 self.closer.close(lambda: True)
@@ -221,6 +232,7 @@ class MiniRun:
 
     def release(self) -> None:
         """End without closing."""
+        self._ends = True
         self.closer.finish()
         self.prepared.release()
 
