@@ -22,10 +22,9 @@ from recovery import (
 from recovery.cli import main
 from recovery.spark.run.events import BatchDone, ReplicaChanged
 from recovery.spark.run.replicating import REPLICATED_KEEPS_S, replicated
-from recovery.storage.restored import is_restored
 from recovery.storage.scan import scan
 from tests.backup.standby.support import followed, promoted
-from tests.backup.support import assert_sound, back_up, bring_back, work
+from tests.backup.support import assert_sound, back_up, bring_back, is_marked, work
 from tests.spark.support import run_to_end, states, totals_step
 
 
@@ -72,7 +71,7 @@ def test_a_directory_that_was_taken_over_shows_nothing(spark, feed, tmp_path):
     promoted(standby)
     feed.add_random(2, count=30)
     run_to_end(frame, standby, FileSink(output, "json"))
-    assert not is_restored(standby)
+    assert not is_marked(standby)
 
     def contents(directory):
         return {

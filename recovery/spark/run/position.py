@@ -134,9 +134,10 @@ def resume_of_sink(
     store: PartitionStore,
     origins: tuple[Origin, ...] = (),
     *,
-    loses: bool = False,
+    loses: bool,
+    say: Callable[[str], None],
 ) -> Resume:
-    """Where the sink must go back to. origins: the stores that this one was made from. loses: see `Resume`."""
+    """Where the sink must go back to. origins: the stores that this one was made from. loses, say: see `Resume`."""
     note = store.driver_values(SINK_STEP, plan.resume_epoch).get(NOTE_KEY)
     return Resume(
         epoch=plan.resume_epoch,
@@ -149,6 +150,7 @@ def resume_of_sink(
         origins=origins,
         executions=frozenset(each.id for partition in plan.partitions for each in partition.executions),
         loses=loses,
+        say=say,
     )
 
 
