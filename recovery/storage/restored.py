@@ -48,7 +48,8 @@ def read_restored(directory: Path, now_ms: int) -> Restored:
     except OSError as error:
         raise StorageError(str(error), path=path) from error
     if age_s > COUNTS_S:
-        return Restored(False, f"it was restored or promoted {age_s / 3600:.0f} h ago, and no run has begun on it since")
+        age_h = age_s / 3600
+        return Restored(False, f"it was restored or promoted {age_h:.0f} h ago, and no run has begun on it since")
     return Restored(True, "")
 
 
