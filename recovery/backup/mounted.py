@@ -12,7 +12,7 @@ from typing import TypeVar
 from recovery.backup.target import DirectoryTarget, Entry, Target, bounded
 from recovery.errors import BackupTargetError
 
-SILENT_S = 300.0
+SILENT_S = 600.0
 """How long a call may take; of a write, what follows a chunk. Syncing a large object to a slow disk takes a while."""
 
 T = TypeVar("T")
