@@ -125,6 +125,8 @@ class Resume:
     origins: the stores that this one was forked or repartitioned from, the nearest first.
     executions: the ids of all executions that have begun on the partitions; None: not known. What another execution of
         the store has shown must stay: see `check_known`.
+    held: the id of the newest of them, and the newest epoch that the partitions hold; None: not known. What that
+        execution has shown after it must stay, too: the partitions are an older copy.
     loses: the user says that it may be taken back: the directory was restored or promoted for this run, or
         --lose-epochs was given. say: gets a sentence for each execution whose output is taken back only for that.
     """
@@ -140,6 +142,7 @@ class Resume:
     executions: frozenset[str] | None = None
     loses: bool = False
     say: Callable[[str], None] = _silent
+    held: tuple[str, Epoch] | None = None
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -155,20 +158,25 @@ class Resume:
         return self.executions is None or execution_id == self.execution.id or execution_id in self.executions
 
     def check_known(self, execution_id: str, target: str, *, number: int = 0, host: str = "", epoch: int = 0) -> None:
-        """Check that an execution of this store, which has written to a target, began on these partitions.
+        """Check that an execution of this store, which has written to a target, began on these partitions, and that
+        they are no older copy.
 
-        number, host, epoch: of that execution, and its newest epoch there; 0 and "": unknown. Raises
+        number, host: of that execution. epoch: the newest one that it has shown there. 0 and "": unknown. Raises
         StaleDirectoryError, unless what it has shown may be lost.
         """
-        if self.knows(execution_id):
+        if not self.knows(execution_id):
+            knows = "does not know that execution"
+        elif self.held is not None and execution_id == self.held[0] and epoch > self.held[1]:
+            knows = f"has that execution only up to epoch {self.held[1]}"
+        else:
             return
         other = f"execution {number} ({execution_id})" if number else f"execution {execution_id}"
         found = one_line(
             f"{other}{f' on {host}' * bool(host)} has written to it{f', up to epoch {epoch}' * bool(epoch)}; this "
-            "directory does not know that execution"
+            f"directory {knows}"
         )
         if self.loses:
-            self.say(f"{target}: {found}; what it has shown is taken back")
+            self.say(f"{target}: {found}; what it has not is taken back")
             return
         raise StaleDirectoryError(
             f"{found}, and would begin execution {self.execution.number} at epoch {self.epoch}", path=target

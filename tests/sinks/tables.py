@@ -181,6 +181,13 @@ def check_two_directories(make: Callable, shown: Callable[[], list], mode: str =
     run = Run(old, make())
     run.write([("a", 1)])
     run.close()
+    copy = old.copied()
+    run.write([("a", 2)])
+    run.close()
+    before = shown()
+    with pytest.raises(StaleDirectoryError, match="this directory has that execution only up to epoch 1"):
+        Run(copy, make())
+    assert shown() == before
     new = old.copied()
     successor = Run(new, make())
     for published in range(2):

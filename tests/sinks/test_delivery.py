@@ -205,5 +205,14 @@ def test_what_is_taken_back_of_executions_that_are_not_known():
     loses.check_known("theirs", "out", number=9, epoch=7)
     assert said == [
         "out: execution 9 (theirs) has written to it, up to epoch 7; this directory does not know that execution; "
-        "what it has shown is taken back"
+        "what it has not is taken back"
     ]
+
+
+def test_what_is_taken_back_by_an_older_copy():
+    """It knows the execution, and not all that it has shown. Epochs of executions before are known to be abandoned."""
+    copy = replace(resume(), executions=frozenset({"before", "last"}), held=("last", 4))
+    for execution, epoch in (("last", 0), ("last", 4), ("before", 9)):
+        copy.check_known(execution, "out", epoch=epoch)
+    with pytest.raises(StaleDirectoryError, match="this directory has that execution only up to epoch 4"):
+        copy.check_known("last", "out", epoch=5)

@@ -381,6 +381,10 @@ class TestRefused:
         story(old, database)
         run = Run(old, database)
         new = old.copied()
+        run.write(9, "cd")
+        run.close(9)
+        self.refused(StaleDirectoryError, "has that execution only up to epoch", new.copied(), database)
+        new = old.copied()
         successor = Run(new, database)
         for published in range(2):
             before = database.table()
