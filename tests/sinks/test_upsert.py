@@ -381,10 +381,6 @@ class TestRefused:
         story(old, database)
         run = Run(old, database)
         new = old.copied()
-        run.write(9, "cd")
-        run.close(9)
-        self.refused(StaleDirectoryError, "has that execution only up to epoch", new.copied(), database)
-        new = old.copied()
         successor = Run(new, database)
         for published in range(2):
             before = database.table()
@@ -402,6 +398,20 @@ class TestRefused:
         Run(old, database)
         assert database.table() == expected(old)
         self.refused(StaleDirectoryError, "would begin execution 4 at epoch 4", new, database)
+
+    def test_a_copy_from_the_middle_of_an_execution(self, tmp_path):
+        """The table has more of that execution than the copy knows. What is only prepared does not count."""
+        store, database = Store(past=[]), Database(tmp_path / "db")
+        run = Run(store, database)
+        for batch in (0, 1):
+            copy = store.copied()
+            run.write(batch)
+            run.close(batch)
+        self.refused(StaleDirectoryError, "has that execution only up to epoch 1", copy, database)
+        run.write(2)
+        run.sink.prepare(run.output(2))
+        Run(store, database)
+        assert database.table() == expected(store)
 
     def test_another_kind_of_sink(self, lived):
         """The note is not one of an UpsertSink."""
