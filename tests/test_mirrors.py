@@ -89,7 +89,7 @@ COVERED_BY = {
     "owner/test_copying.py": "storage.copied",
     "owner/test_process.py": "owner.__main__ owner.serving owner.spool owner.tasks",
     "storage/test_epoch_log.py": "cli.gc storage.history",
-    "storage/test_initialize.py": "storage.restored storage.sqlite.file.tables",
+    "storage/test_initialize.py": "storage.sqlite.file.tables",
     "storage/test_opening.py": """storage.sqlite.file.connections storage.sqlite.file.log_files
         storage.sqlite.file.reading storage.sqlite.file.statements""",
     "storage/test_open_deltas.py": "storage.sqlite.file.forked storage.sqlite.task_store",

@@ -2,6 +2,7 @@
 
 Each case closes epochs on partitions without Spark, and backs them up to a directory after each one. A tenth of the
 touched keys are new. The processor time is that of the backup, or of the restore of the last one with all its checks.
+What was restored is also copied with `cp`, which checks nothing and unpacks nothing: the time that the disk needs.
 Litestream, if it is installed, ships each epoch to a directory; its restore checks no row, and each file by itself.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,20 +97,24 @@ def report(measurements: Sequence[Measurement], arguments: argparse.Namespace) -
                 shown("close_s", arguments.touched / 1e6, 1),
                 shown("objects", PARTITIONS, 0),
                 shown("restore_s", 1, 2),
+                shown("restored_after_s", 1, 2),
+                shown("cp_s", 1, 2),
                 "correct" if summary.problem is None else "failed",
             )
         )
     return Report(
         name="backups",
         headers=(
-            "case", "bytes a key", "backup µs a key", "× whole", "close µs a key", "objects", "restore CPU s", "state",
+            "case", "bytes a key", "backup µs a key", "× whole", "close µs a key", "objects", "restore CPU s",
+            "restore s", "cp s", "state",
         ),
         rows=rows,
         measurements=measurements,
         notes=[
             f"{arguments.keys:,} keys in {PARTITIONS} partitions, {arguments.touched:,} touched in each of "
             f"{arguments.backups} epochs, a tenth of them new, with a backup after each; medians over the backups. "
-            "Bytes and processor time per touched key. `objects`: what a restore reads for a partition.",
+            "Bytes and processor time per touched key. `objects`: what a restore reads for a partition. `restore s`, "
+            "`cp s`: elapsed time, of the restore and of copying what it made.",
             *([] if litestream.NAME in summaries else [litestream.MISSING]),
         ],
     )  # fmt: skip
@@ -153,9 +159,9 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     finally:
         store.release()
     manifest = list_backups(target).manifests[-1]
-    began_s = time.process_time()
+    began_s, began_at_s = time.process_time(), time.monotonic()
     done = restore(open_source(target, Path(), clock), Path("restored"), clock=clock, random_id=random_id)
-    restore_s = time.process_time() - began_s
+    restore_s, restored_after_s = time.process_time() - began_s, time.monotonic() - began_at_s
     stored_bytes, backup_s, close_s = (median(values) for values in zip(*samples, strict=True))
     return {
         "versions": {"python": platform.python_version(), "recovery": version("recovery"), "apsw": version("apsw")},
@@ -163,6 +169,8 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         "stored_bytes": stored_bytes,
         "close_s": close_s,
         "restore_s": restore_s,
+        "restored_after_s": restored_after_s,
+        "cp_s": _copied(Path("restored")),
         "objects": sum(len(copy.objects) for copy in manifest.copies),
         "wrong": _wrong(arguments, done.paths),
     }
@@ -199,6 +207,14 @@ def measure_litestream(arguments: dict[str, Any]) -> dict[str, Any]:
         "restore_s": restore_s,
         "wrong": _wrong(arguments, restored),
     }
+
+
+def _copied(directory: Path) -> float:
+    """Seconds that `cp` takes for a directory, synced as a restore is."""
+    began_s = time.monotonic()
+    subprocess.run(["cp", "-r", directory, f"{directory}-copy"], check=True)
+    subprocess.run(["sync", "-f", f"{directory}-copy"], check=True)
+    return time.monotonic() - began_s
 
 
 def _touched(arguments: dict[str, Any], number: int, chance: random.Random) -> dict[str, str]:

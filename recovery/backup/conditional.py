@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from recovery.backup.mounted import answered
 from recovery.backup.places import open_target
 from recovery.backup.target import DirectoryTarget
 from recovery.errors import BackupTargetError, ConfigurationError, StateBackendError
@@ -26,7 +27,8 @@ UNUSED = ("retry_limit_seconds", "project_id", "timeout")
 
 
 class Documents:
-    """Small documents at a place. Raises BackupTargetError if it cannot be reached or refuses, and Conflict."""
+    """Small documents at a place. Every call ends. Raises BackupTargetError if it cannot be reached or refuses, and
+    Conflict."""
 
     def __init__(self, objects: Objects, shown: str) -> None:
         self.shown = shown
@@ -37,12 +39,12 @@ class Documents:
     def get(self, name: str) -> Found | None:
         """Return a document, None if there is none."""
         with self._translated():
-            return self._objects.get(name)
+            return answered(lambda: self._objects.get(name), self.shown)
 
     def put(self, name: str, content: bytes, expected: Token | None) -> Token:
         """Write a document if it is still the `expected` one; None: if there is none yet. Raises Conflict otherwise."""
         with self._translated():
-            return self._objects.put(name, content, expected)
+            return answered(lambda: self._objects.put(name, content, expected), self.shown)
 
     def check(self, name: str) -> None:
         """Check with a document of this name, which is removed again, that the store keeps the conditions of writes.
@@ -64,7 +66,7 @@ class Documents:
         if not kept:
             raise _not_conditional(self.shown, "it writes although the condition of the write is not met")
         with self._translated():
-            self._objects.delete(name)
+            answered(lambda: self._objects.delete(name), self.shown)
 
     def _refuses(self, name: str, expected: Token | None) -> bool:
         try:
@@ -90,7 +92,7 @@ def open_documents(place: str, make: Modes | None = None) -> Documents:
     if isinstance(target, DirectoryTarget):
         if make is not None:
             try:
-                make_directories(target.root, make)
+                answered(lambda: make_directories(target.root, make), target.shown)
             except OSError as error:
                 raise BackupTargetError(str(error), path=target.shown) from error
         return Documents(FileObjects(target.root, TIMEOUT_S, as_root=True), target.shown)

@@ -78,6 +78,10 @@ class Parts(Protocol):
         """Store all of them, as of moments that fit together; None if they do not."""
         ...
 
+    def apart(self) -> RecoveryError:
+        """Return the error for moments that did not fit together, again and again."""
+        ...
+
 
 class DirectoryParts:
     """All partitions, in one directory."""
@@ -98,6 +102,15 @@ class DirectoryParts:
     def store(self, storing: Storing) -> list[StoredCopy] | None:
         """See `Parts.store`."""
         return storing.copies([each.path for each in plan_resume(self._found).partitions])
+
+    def apart(self) -> RecoveryError:
+        """See `Parts.apart`."""
+        return StorageError(
+            "no consistent copies could be taken",
+            path=self._directory,
+            cause="Runs kept starting and ending while the partitions were copied.",
+            remedy="Run the backup again; it also works during a run, which can pause all partitions together.",
+        )
 
 
 def make_backup(
@@ -165,12 +178,7 @@ def make_backup(
             if results is not None:
                 break
         else:
-            raise StorageError(
-                "no consistent copies could be taken",
-                path=directory,
-                cause="Runs kept starting and ending while the partitions were copied.",
-                remedy="Run the backup again; it also works during a run, which can pause all partitions together.",
-            )
+            raise parts.apart()
         if may_count is not None:
             term = max(term, may_count(), 0 if base is None else base.term)
         manifest = Manifest(

@@ -17,6 +17,7 @@ import msgspec
 from recovery.backup.links import Linking
 from recovery.backup.make import FILES_PER_COPY, SpoiledChainError, Storing
 from recovery.backup.manifest import StoredCopy, StoredPartition, decode_copy, encode_copy
+from recovery.backup.mounted import limited
 from recovery.backup.places import open_target
 from recovery.backup.progress import ignore
 from recovery.backup.target import Target
@@ -87,23 +88,37 @@ def store_share(wanted: Wanted, directory: Path, target: Target, scratch: Path) 
     return Stored([encode_copy(copy) for copy in copies], storing.whole_because)
 
 
+class Sharing:
+    """Answers one request after the other. It keeps the place open while nothing fails: opened again, a place may have
+    other credentials, or its disk may be back."""
+
+    def __init__(self, place: Place) -> None:
+        self._directory, self._scratch = Path(place.directory), Path(place.scratch)
+        self._targets: dict[str, Target] = {}
+
+    def answer(self, line: bytes) -> Stored:
+        """Return the copies that a line of JSON (`Wanted`) asks for, or why there are none."""
+        try:
+            wanted = msgspec.json.decode(line, type=Wanted)
+            target = self._targets.get(wanted.destination) or limited(open_target(wanted.destination))
+            self._targets = {wanted.destination: target}
+            make_directories(self._scratch)
+            return store_share(wanted, self._directory, target, self._scratch)
+        except (RecoveryError, ValueError, OSError) as error:
+            self._targets = {}
+            return Stored(refusal=as_refusal(error))
+
+
 def main() -> NoReturn:
     """Store what is asked for until the standard input ends."""
     # They reach all processes of a service; the owner lets a run close its epoch first.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     asked = lines_of(os.getppid())
-    place = msgspec.json.decode(asked.get(), type=Place)
+    sharing = Sharing(msgspec.json.decode(asked.get(), type=Place))
     os.nice(NICENESS)
     while True:
-        try:
-            wanted = msgspec.json.decode(asked.get(), type=Wanted)
-            scratch = Path(place.scratch)
-            make_directories(scratch)
-            answer = store_share(wanted, Path(place.directory), open_target(wanted.destination), scratch)
-        except (RecoveryError, ValueError, OSError) as error:
-            answer = Stored(refusal=as_refusal(error))
-        tell_parent(msgspec.json.encode(answer))
+        tell_parent(msgspec.json.encode(sharing.answer(asked.get())))
 
 
 if __name__ == "__main__":

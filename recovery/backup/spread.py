@@ -17,7 +17,7 @@ from recovery.backup.manifest import StoredCopy, encode_copy
 from recovery.backup.share import Stored, Wanted, decoded
 from recovery.base.ids import PartitionIndex
 from recovery.base.threads import each
-from recovery.errors import BackupTargetError, InconsistentPartitionsError, StorageError
+from recovery.errors import BackupTargetError, InconsistentPartitionsError, RecoveryError, StorageError
 from recovery.operational.backends.owned import origins_of
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
@@ -38,10 +38,12 @@ class SpreadParts:
         self._places = places
         self._destination = destination
         self._found: list[FoundFile] = []
+        self._apart: RecoveryError | None = None
 
     def found(self) -> list[FoundFile]:
         """See `Parts.found`."""
         self._found = self._places.found()
+        self._fit(self._found)
         return self._found
 
     def origins(self) -> Sequence[Origin]:
@@ -70,11 +72,29 @@ class SpreadParts:
         stored = each(lambda take: take() or [], takes, at_once=AT_ONCE, name="owner")
         copies = sorted((copy for some in stored for copy in some), key=lambda copy: copy.description.index)
         try:
-            plan_resume([FoundFile(copy.description.path, copy.description) for copy in copies])
-        except InconsistentPartitionsError:
+            self._fit([FoundFile(copy.description.path, copy.description) for copy in copies])
+        except InconsistentPartitionsError as error:
+            self._apart = error
             return None
         self._check_there(storing, copies)
         return copies
+
+    def apart(self) -> RecoveryError:
+        """See `Parts.apart`."""
+        assert self._apart is not None, "store comes first"
+        return self._apart
+
+    def _fit(self, found: Sequence[FoundFile]) -> None:
+        """Check that partitions of several hosts have an epoch in common. Raises InconsistentPartitionsError."""
+        try:
+            plan_resume(found)
+        except InconsistentPartitionsError as error:
+            raise InconsistentPartitionsError(
+                f"the run's backup interval is shorter than what lay between looks at its owners: {error.found}",
+                path=self._places.directory,
+                cause="The run closed epochs meanwhile, so that the partitions have none in common.",
+                remedy="Give the run a longer one, such as -b 10m.",
+            ) from error
 
     def _at_owner(
         self, owner: Owner, indexes: Sequence[PartitionIndex], storing: Storing, store_id: str, count: int

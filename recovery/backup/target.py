@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 4 << 20
 NO_ANSWER_S = 60.0
+OPEN_FILES = 256
+"""How many objects of which parts were read stay open."""
 DRAFT = ".draft"
 """Ends the name of an unfinished object; a killed writer leaves it behind."""
 
@@ -87,7 +89,7 @@ class DirectoryTarget:
 
     def __init__(self, root: Path, modes: Modes = PRIVATE) -> None:
         self.root = root
-        self._modes = modes
+        self.modes = modes
         self.shown = str(root)
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
@@ -96,7 +98,7 @@ class DirectoryTarget:
         draft = path.with_name(f".{path.name}{DRAFT}")
         size = 0
         with self._translated(), self._made():
-            make_directories(path.parent, self._modes)
+            make_directories(path.parent, self.modes)
             mode = path.parent.stat().st_mode & UMASK.file | PRIVATE.file
             # No two backups share an object name, so a killed attempt of this backup left the draft.
             draft.unlink(missing_ok=True)
@@ -273,6 +275,8 @@ class ObjectTarget:
             # It may have been removed meanwhile: opening it says so.
             self._files.pop(name, None)
         file = self._files[name] = self._ask(lambda: self._filesystem.open_input_file(self._path(name)))
+        while len(self._files) > OPEN_FILES:
+            self._files.pop(next(iter(self._files)), None)
         return self._ask(lambda: file.read_at(size, offset))  # type: ignore[no-any-return]
 
     def entries(self, prefix: str) -> list[Entry]:
@@ -330,10 +334,11 @@ def _status(path: Path) -> os.stat_result:
         return path.lstat()
 
 
-def bounded(call: Callable[[], T], timeout_s: float) -> T:
+def bounded(call: Callable[[], T], timeout_s: float, moved: Callable[[], int] = lambda: 0) -> T:
     """Return or raise what `call` does, or TimeoutError; then the call goes on in a thread that nobody waits for.
 
-    The file systems have retry limits of their own, but not for every way in which a service can fall silent.
+    The file systems have retry limits of their own, but not for every way in which a service can fall silent. moved:
+    how far the call has come; the limit is for the time in which that stays the same.
     """
     outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
@@ -344,10 +349,14 @@ def bounded(call: Callable[[], T], timeout_s: float) -> T:
             outcome.put((None, error))
 
     threading.Thread(target=work, name="backup-call", daemon=True).start()
-    try:
-        value, error = outcome.get(timeout=timeout_s)
-    except queue.Empty:
-        raise TimeoutError from None
+    while True:
+        before = moved()
+        try:
+            value, error = outcome.get(timeout=timeout_s)
+            break
+        except queue.Empty:
+            if moved() == before:
+                raise TimeoutError from None
     if error is not None:
         raise error
     return value  # type: ignore[no-any-return]

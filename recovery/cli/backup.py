@@ -101,10 +101,13 @@ def backup(
     if pruned and not keep:
         raise click.UsageError("Say with --keep which backups to keep.")
     from recovery.backup.catalog import Catalog
+    from recovery.backup.mounted import limited
     from recovery.backup.places import open_target
     from recovery.backup.repository import list_backups, prune
 
     target = open_target(places[-1], umask=umask)
+    if every is not None:
+        target = limited(target)
     if listed:
         _show(target, list_backups(target), as_json)
         return

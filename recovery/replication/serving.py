@@ -17,6 +17,7 @@ import msgspec
 
 from recovery.backup.conditional import open_documents
 from recovery.backup.lease import Claimant, Lease, claim
+from recovery.backup.mounted import limited
 from recovery.backup.places import lasting_place, open_target, shown_address
 from recovery.backup.spread import SpreadParts
 from recovery.base.clock import SystemClock
@@ -88,9 +89,9 @@ class _Fence:
         self._has_all = False
         self.lost: str | None = None
         self.shipper = Shipper(
-            Path(task.directory), open_target(task.destination), clock=SystemClock(), random_id=lambda: token_hex(4),
-            keep=[parse_keep(text) for text in task.keep], scratch=Path(task.scratch), fence=self.check,
-            parts=_at_owners(task),
+            Path(task.directory), limited(open_target(task.destination)), clock=SystemClock(),
+            random_id=lambda: token_hex(4), keep=[parse_keep(text) for text in task.keep], scratch=Path(task.scratch),
+            fence=self.check, parts=_at_owners(task),
         )  # fmt: skip
 
     def check(self) -> int:

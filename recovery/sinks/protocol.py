@@ -17,6 +17,7 @@ finds its place by the note is right after a crash, a rewind or a restored backu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -109,6 +110,10 @@ class EpochOutput:
         return self.epoch
 
 
+def _silent(_text: str) -> None:
+    """Say nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resume:
     """Where an execution starts, for a sink.
@@ -120,8 +125,10 @@ class Resume:
     origins: the stores that this one was forked or repartitioned from, the nearest first.
     executions: the ids of all executions that have begun on the partitions; None: not known. What another execution of
         the store has shown must stay: see `check_known`.
+    held: the id of the newest of them, and the newest epoch that the partitions hold; None: not known. What that
+        execution has shown after it must stay, too: the partitions are an older copy.
     loses: the user says that it may be taken back: the directory was restored or promoted for this run, or
-        --lose-epochs was given.
+        --lose-epochs was given. say: gets a sentence for each execution whose output is taken back only for that.
     """
 
     epoch: Epoch
@@ -134,6 +141,8 @@ class Resume:
     origins: tuple[Origin, ...] = ()
     executions: frozenset[str] | None = None
     loses: bool = False
+    say: Callable[[str], None] = _silent
+    held: tuple[str, Epoch] | None = None
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -145,25 +154,32 @@ class Resume:
         return any(p.execution.id == execution_id and p.first <= epoch <= p.last for p in self.timeline)
 
     def knows(self, execution_id: str) -> bool:
-        """Whether what an execution has shown may be taken back: it is this one, or began on the partitions before."""
-        if self.loses or self.executions is None:
-            return True
-        return execution_id == self.execution.id or execution_id in self.executions
+        """Whether an execution is this one, or began on the partitions before; True if it is not known which did."""
+        return self.executions is None or execution_id == self.execution.id or execution_id in self.executions
 
     def check_known(self, execution_id: str, target: str, *, number: int = 0, host: str = "", epoch: int = 0) -> None:
-        """Check that an execution of this store, which has written to a target, began on these partitions.
+        """Check that an execution of this store, which has written to a target, began on these partitions, and that
+        they are no older copy.
 
-        number, host, epoch: of that execution, and its newest epoch there; 0 and "": unknown. Raises
-        StaleDirectoryError.
+        number, host: of that execution. epoch: the newest one that it has shown there. 0 and "": unknown. Raises
+        StaleDirectoryError, unless what it has shown may be lost.
         """
-        if self.knows(execution_id):
+        if not self.knows(execution_id):
+            knows = "does not know that execution"
+        elif self.held is not None and execution_id == self.held[0] and epoch > self.held[1]:
+            knows = f"has that execution only up to epoch {self.held[1]}"
+        else:
             return
         other = f"execution {number} ({execution_id})" if number else f"execution {execution_id}"
-        found = f"{other}{f' on {host}' * bool(host)} has written to it{f', up to epoch {epoch}' * bool(epoch)}"
+        found = one_line(
+            f"{other}{f' on {host}' * bool(host)} has written to it{f', up to epoch {epoch}' * bool(epoch)}; this "
+            f"directory {knows}"
+        )
+        if self.loses:
+            self.say(f"{target}: {found}; what it has not is taken back")
+            return
         raise StaleDirectoryError(
-            f"{one_line(found)}; this directory does not know that execution, and would begin execution "
-            f"{self.execution.number} at epoch {self.epoch}",
-            path=target,
+            f"{found}, and would begin execution {self.execution.number} at epoch {self.epoch}", path=target
         )
 
 

@@ -41,8 +41,8 @@ def copied(places: Locations, room: Path) -> Path:
     raise StorageError(
         "no consistent copies could be taken",
         path=places.directory,
-        cause="Runs kept starting and ending while the partitions were copied.",
-        remedy="Run the command again; it also works during a run.",
+        cause="Meanwhile runs started and ended, or a run closed epochs faster than its backup interval keeps them.",
+        remedy="Run the command again; if it fails again, give the run a longer backup interval, such as -b 10m.",
     )
 
 

@@ -1,30 +1,66 @@
 """The mark of a directory that was restored, or promoted, and that no run has begun on since: `restored.json`.
 
 The user has decided that it takes the place of another directory. So its first run may take back what executions that
-its partitions do not know have shown at the targets of its sinks. Later runs may not, nor may other copies.
+its partitions do not know have shown at the targets of its sinks. Later runs may not, nor may other copies: the mark
+counts for a day, and in the directory that it was made in. A directory that was restored to look at it, and is run by
+mistake much later, takes nothing back.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from typing import NamedTuple
 
-from recovery.host.beside import remove_beside, write_beside
+import msgspec
+
+from recovery.errors import StorageError
+from recovery.host.beside import read_beside, remove_beside, write_beside
 from recovery.host.durable import Modes, modes_beside
 
 NAME = "restored.json"
+LARGEST = 1 << 12
+COUNTS_S = 24 * 3600.0
+
+
+class Restored(NamedTuple):
+    """What the mark of a directory says now. counts: whether a run may rely on it. why_not: why it may not, a clause;
+    empty if it counts, or if there is no mark."""
+
+    counts: bool
+    why_not: str
 
 
 def mark_restored(directory: Path, modes: Modes | None = None) -> None:
     """Mark a directory; durable when it returns. modes: by default those of its partitions. Raises StorageError."""
-    write_beside(directory / NAME, b"{}\n", modes or modes_beside(directory / "part-0.sqlite3"))
+    write_beside(directory / NAME, _content(directory), modes or modes_beside(directory / "part-0.sqlite3"))
 
 
-def is_restored(directory: Path) -> bool:
-    """Whether a directory has the mark."""
-    return os.path.lexists(directory / NAME)
+def read_restored(directory: Path, now_ms: int) -> Restored:
+    """Return what the mark of a directory says. now_ms: the time. Raises StorageError."""
+    path = directory / NAME
+    content = read_beside(path, LARGEST)
+    if content is None:
+        return Restored(False, "")
+    if content != _content(directory):
+        return Restored(False, "it is a copy of a directory that was restored or promoted")
+    try:
+        age_s = abs(now_ms - path.stat().st_mtime_ns / 1e6) / 1000
+    except OSError as error:
+        raise StorageError(str(error), path=path) from error
+    if age_s > COUNTS_S:
+        age_h = age_s / 3600
+        return Restored(False, f"it was restored or promoted {age_h:.0f} h ago, and no run has begun on it since")
+    return Restored(True, "")
 
 
 def end_restored(directory: Path) -> None:
     """Remove the mark, if it is there; durable when it returns. Raises StorageError."""
     remove_beside(directory / NAME)
+
+
+def _content(directory: Path) -> bytes:
+    """Return the mark: the inode of the directory, which another one does not have and one that is moved keeps."""
+    try:
+        return msgspec.json.encode({"directory": str(directory.stat().st_ino)}) + b"\n"
+    except OSError as error:
+        raise StorageError(str(error), path=directory) from error

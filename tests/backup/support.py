@@ -13,6 +13,7 @@ from recovery.backup.restore import Restored, restore
 from recovery.backup.sources import open_source
 from recovery.backup.target import DirectoryTarget, Target
 from recovery.base.clock import SystemClock
+from recovery.storage.restored import read_restored
 from recovery.storage.scan import scan
 from tests.stores import Driver, State, problems, state_at
 
@@ -65,6 +66,11 @@ def bring_back(target: Target | Path, directory: Path, scratch: Path, **options:
     place = DirectoryTarget(target) if isinstance(target, Path) else target
     clock = SystemClock()
     return restore(open_source(place, scratch, clock), directory, clock=clock, random_id=random_id, **options)
+
+
+def is_marked(directory: Path) -> bool:
+    """Whether the first run on a directory takes the place of another one."""
+    return read_restored(directory, SystemClock().wall_ms()).counts
 
 
 def assert_sound(directory: Path) -> None:

@@ -17,11 +17,10 @@ from recovery.backup import at_owners
 from recovery.cli import main
 from recovery.errors import LeaseLostError, StorageError
 from recovery.planning.resume import plan_resume
-from recovery.storage.restored import is_restored
 from recovery.storage.scan import scan
 from recovery.storage.staged import StagedRestore
 from recovery.wire.run_client import Owner
-from tests.backup.support import back_up, states, work
+from tests.backup.support import back_up, is_marked, states, work
 from tests.owner.served import Served, recovery, token_file
 from tests.stores import Driver, SpreadDirectory, state_at
 
@@ -117,7 +116,7 @@ class TestARestore:
         assert (found["epoch"], found["resume_epoch"], found["store_id"]) == (5, 6, scan(store)[0].description.store_id)
         assert hosts.names() == [parts(0, 1), parts(2)]
         assert files(hosts.directory) == ["restored.json"]
-        assert is_restored(hosts.directory)
+        assert is_marked(hosts.directory)
         assert states(together(hosts.spread.places, tmp_path / "all")) == states(store)
         with Driver(hosts.spread) as run, Driver(store) as other:
             assert run.epoch == other.epoch == 6
@@ -239,7 +238,7 @@ class TestKilled:
         else:
             found = hosts.restore(backups)
             assert found["epoch"] == 5
-        assert is_restored(hosts.directory)
+        assert is_marked(hosts.directory)
         assert hosts.names() == [parts(0, 1), parts(2)]
         assert states(together(hosts.spread.places, tmp_path / "all")) == states(store)
         with Driver(hosts.spread) as run:
@@ -346,10 +345,10 @@ class TestFailures:
             assert "run the same command again" in hosts.restore(backups, code=41)
         names = [[name for name in found if name.startswith("part-")] for found in hosts.names()]
         assert names == [parts(0, 1), parts(2)]
-        assert not is_restored(hosts.directory)
+        assert not is_marked(hosts.directory)
         hosts.restore(backups, code=26)
         assert hosts.names() == [parts(0, 1), parts(2)]
-        assert is_restored(hosts.directory)
+        assert is_marked(hosts.directory)
 
     def test_bytes_that_change_on_the_way(self, hosts, backups, monkeypatch):
         """They are found before anything is in place."""

@@ -387,3 +387,16 @@ def test_a_service_named_by_the_environment(store, tmp_path, monkeypatch, variab
         monkeypatch.setenv(variable, "http://127.0.0.1:1")
         listed = json.loads(call("backup", "--list", emulator.place("environment"), "--json"))
     assert [each["id"] for each in listed["backups"]] == [made["id"]]
+
+
+def test_few_objects_stay_open(tmp_path, monkeypatch):
+    """However many parts of different objects a long process reads."""
+    monkeypatch.setattr("recovery.backup.target.OPEN_FILES", 3)
+    pyarrow_fs = pytest.importorskip("pyarrow.fs")
+    files = pyarrow_fs.SubTreeFileSystem(f"{tmp_path}", pyarrow_fs.LocalFileSystem())
+    target = ObjectTarget(files, "", "local")
+    for number in range(9):
+        (tmp_path / f"{number}").write_bytes(b"ab%d" % number)
+        assert target.read_range(f"{number}", 1, 2) == b"b%d" % number
+    assert target.read_range("0", 0, 2) == b"ab"
+    assert list(target._files) == ["7", "8", "0"]

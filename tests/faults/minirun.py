@@ -108,7 +108,8 @@ class MiniRun:
             backup_interval_s=config.backup_interval_s,
         )
         self.lease = execution.lease
-        delivery = Delivery(DiscardSink(), resume_of_sink(plan, execution, self.store), recoverable=True)
+        resume = resume_of_sink(plan, execution, self.store, loses=False, say=print)
+        delivery = Delivery(DiscardSink(), resume, recoverable=True)
         declared = self.store.driver_values(DECLARATIONS_STEP, plan.resume_epoch)
         self.checkpoint = self.store.prepare(execution) / "checkpoint"
         restored = restore(self.store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), self.checkpoint)

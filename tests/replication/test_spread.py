@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import subprocess
@@ -151,11 +152,33 @@ class TestEpochs:
         with monkeypatch.context() as closing:
             closing.setattr(Connection, "found", found)
             closing.setattr("recovery.storage.locations.AT_ONCE", 1)
-            with pytest.raises(InconsistentPartitionsError) as error:
+            with pytest.raises(InconsistentPartitionsError, match="backup interval is shorter") as error:
                 at.ship()
         assert isinstance(error.value, PASSING)
         assert at.ship().newest.epoch == run.epoch - 1
         run.__exit__(None, None, None)
+
+    def test_a_backup_interval_that_is_shorter_than_a_shipping(self, spread, tmp_path, monkeypatch):
+        """Owners that store one after the other have no epoch in common: what status shows says so, and what to do."""
+        run = Driver(spread).__enter__()
+        step(run, 0, random.Random(1))
+        at = shipper(spread, tmp_path / "dest")
+        original, batches = Connection.store_copies, iter(range(1, 99))
+
+        def store_copies(self: Connection, wanted: str) -> str:
+            for batch in itertools.islice(batches, 2):
+                run.apply(batch, {"k": f"{batch}"})
+                run.close(batch, floor=run.epoch - 1, notes_made=True)
+            return original(self, wanted)
+
+        monkeypatch.setattr(Connection, "store_copies", store_copies)
+        monkeypatch.setattr("recovery.backup.spread.AT_ONCE", 1)
+        with pytest.raises(InconsistentPartitionsError, match="backup interval is shorter") as error:
+            at.ship()
+        run.__exit__(None, None, None)
+        assert isinstance(error.value, PASSING)
+        assert "-b 10m" in error.value.remedy
+        assert "backup interval is shorter" in last_replica(spread.places[0]).problem
 
     def test_a_place_that_is_another_one_at_an_owner(self, spread, tmp_path, monkeypatch):
         """A path that each host has for itself: no backup counts whose objects are not all there."""

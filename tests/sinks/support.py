@@ -45,9 +45,10 @@ class Store:
 
     def begin(self, resume_epoch: int | None = None) -> Resume:
         """Start an execution: abandon what lies at or above the resume epoch."""
+        held = (self.past[-1], len(self.closed)) if self.past else None
         if resume_epoch is not None:
             del self.closed[resume_epoch - 1 :]
-        return self.resume()
+        return replace(self.resume(), held=held)
 
     def resume(self) -> Resume:
         """The arguments for the sink of a new execution."""

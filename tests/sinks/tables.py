@@ -181,6 +181,13 @@ def check_two_directories(make: Callable, shown: Callable[[], list], mode: str =
     run = Run(old, make())
     run.write([("a", 1)])
     run.close()
+    copy = old.copied()
+    run.write([("a", 2)])
+    run.close()
+    before = shown()
+    with pytest.raises(StaleDirectoryError, match="this directory has that execution only up to epoch 1"):
+        Run(copy, make())
+    assert shown() == before
     new = old.copied()
     successor = Run(new, make())
     for published in range(2):
@@ -218,6 +225,18 @@ def check_two_directories(make: Callable, shown: Callable[[], list], mode: str =
         taken.close()
         back.loses = False
         taken = Run(back, make())
+    assert taken.resume.execution.number < taken.sink.resume.execution.number
+    # Also when the table's history has expired: the numbers of its executions stay lower than those before.
+    sink = make()
+    with pytest.MonkeyPatch.context() as expired:
+        expired.setattr(type(sink._log), "history", lambda *_: [])
+        taken = Run(back, sink)
+        with pytest.raises(StaleDirectoryError, match="no longer in its history") as caught:
+            Run(new, make())
+        assert "--lose-epochs" in caught.value.remedy
+    taken.write([("c", next(_numbers))])
+    taken.close()
+    Run(back, make())
     assert shown() == truth(back, mode)
     with pytest.raises(StaleDirectoryError):
         Run(new, make())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from recovery.base.ids import Lease
 from recovery.base.reserved import SINK_STEP
-from recovery.errors import ConfigurationError, FlowFailedError, SinkFailedError, StorageError
+from recovery.errors import ConfigurationError, FlowFailedError, SinkFailedError, StaleDirectoryError, StorageError
 from recovery.sinks.delivery import NOTE_KEY, Delivery
 from recovery.sinks.protocol import BatchContext, EpochOutput, EpochSink, Resume, current_batch
 
@@ -188,3 +189,30 @@ def test_a_note_is_a_text():
 
     with pytest.raises(SinkFailedError, match="returned int, not the text of a note"):
         Delivery(Numb(), resume(), recoverable=True).prepare(5, 7, 0)
+
+
+def test_what_is_taken_back_of_executions_that_are_not_known():
+    """Refused, unless the user says that it may be lost; then it is said."""
+    said = []
+    known = replace(resume(), executions=frozenset({"ours"}), say=said.append)
+    with pytest.raises(
+        StaleDirectoryError, match=r"execution 9 \(theirs\) on elsewhere has written to it, up to epoch 7"
+    ):
+        known.check_known("theirs", "out", number=9, host="elsewhere", epoch=7)
+    loses = replace(known, loses=True)
+    loses.check_known("ours", "out")
+    assert said == []
+    loses.check_known("theirs", "out", number=9, epoch=7)
+    assert said == [
+        "out: execution 9 (theirs) has written to it, up to epoch 7; this directory does not know that execution; "
+        "what it has not is taken back"
+    ]
+
+
+def test_what_is_taken_back_by_an_older_copy():
+    """It knows the execution, and not all that it has shown. Epochs of executions before are known to be abandoned."""
+    copy = replace(resume(), executions=frozenset({"before", "last"}), held=("last", 4))
+    for execution, epoch in (("last", 0), ("last", 4), ("before", 9)):
+        copy.check_known(execution, "out", epoch=epoch)
+    with pytest.raises(StaleDirectoryError, match="this directory has that execution only up to epoch 4"):
+        copy.check_known("last", "out", epoch=5)

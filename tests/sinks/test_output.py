@@ -522,6 +522,24 @@ class TestTwoDirectoriesOfOneStore:
         Run(new, disk)
         is_exact(new, disk)
 
+    def test_a_copy_from_the_middle_of_an_execution_is_refused(self):
+        """The target has more of that execution than the copy knows. The directory itself goes on, and goes back."""
+        disk = MemoryDisk()
+        store, run, copy = self.two(disk)
+        run.write(1)
+        run.close(1)
+        for resume_epoch in (None, 1):
+            with pytest.raises(
+                StaleDirectoryError, match="epoch 2; this directory has that execution only up to epoch 1"
+            ):
+                Run(copy.copied(), disk, resume_epoch=resume_epoch)
+        is_exact(store, disk)
+        Run(store, disk, resume_epoch=2)
+        is_exact(store, disk)
+        copy.loses = True
+        Run(copy, disk)
+        is_exact(copy, disk)
+
     def test_output_of_an_older_version_names_no_execution(self):
         """Then the entries that would be taken back say who wrote them."""
         disk = MemoryDisk()

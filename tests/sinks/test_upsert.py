@@ -399,6 +399,20 @@ class TestRefused:
         assert database.table() == expected(old)
         self.refused(StaleDirectoryError, "would begin execution 4 at epoch 4", new, database)
 
+    def test_a_copy_from_the_middle_of_an_execution(self, tmp_path):
+        """The table has more of that execution than the copy knows. What is only prepared does not count."""
+        store, database = Store(past=[]), Database(tmp_path / "db")
+        run = Run(store, database)
+        for batch in (0, 1):
+            copy = store.copied()
+            run.write(batch)
+            run.close(batch)
+        self.refused(StaleDirectoryError, "has that execution only up to epoch 1", copy, database)
+        run.write(2)
+        run.sink.prepare(run.output(2))
+        Run(store, database)
+        assert database.table() == expected(store)
+
     def test_another_kind_of_sink(self, lived):
         """The note is not one of an UpsertSink."""
         store, database = lived()

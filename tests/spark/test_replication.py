@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -22,10 +24,9 @@ from recovery import (
 from recovery.cli import main
 from recovery.spark.run.events import BatchDone, ReplicaChanged
 from recovery.spark.run.replicating import REPLICATED_KEEPS_S, replicated
-from recovery.storage.restored import is_restored
 from recovery.storage.scan import scan
 from tests.backup.standby.support import followed, promoted
-from tests.backup.support import assert_sound, back_up, bring_back, work
+from tests.backup.support import assert_sound, back_up, bring_back, is_marked, work
 from tests.spark.support import run_to_end, states, totals_step
 
 
@@ -59,10 +60,10 @@ def test_a_run_goes_on_from_its_replica(spark, feed, tmp_path):
     assert states(directory, "totals") == before
 
 
-def test_a_directory_that_was_taken_over_shows_nothing(spark, feed, tmp_path):
+def test_a_directory_that_was_taken_over_shows_nothing(spark, feed, tmp_path, capfd):
     """The old host's directory starts again after a promotion elsewhere, and both write to one target. Without a lease
-    it is refused too, before it writes anything. A restored directory may take the output over, at its first run; any
-    other on the user's word."""
+    it is refused too, before it writes anything. A restored directory may take the output over, at its first run within
+    a day, and says so; a copy of it or any other directory on the user's word."""
     for seed in range(2):
         feed.add_random(seed, count=30)
     frame = feed.frame(spark).transform(totals_step())
@@ -72,7 +73,7 @@ def test_a_directory_that_was_taken_over_shows_nothing(spark, feed, tmp_path):
     promoted(standby)
     feed.add_random(2, count=30)
     run_to_end(frame, standby, FileSink(output, "json"))
-    assert not is_restored(standby)
+    assert not is_marked(standby)
 
     def contents(directory):
         return {
@@ -93,7 +94,19 @@ def test_a_directory_that_was_taken_over_shows_nothing(spark, feed, tmp_path):
     run_to_end(frame, standby, FileSink(output, "json"))
     restored = tmp_path / "restored"
     bring_back(place, restored, tmp_path)
+    shutil.copytree(restored, tmp_path / "copy")
+    now_s, shown = time.time(), contents(output)
+    os.utime(restored / "restored.json", (now_s, now_s - 3 * 86_400))
+    for directory, why in ((tmp_path / "copy", "it is a copy of a"), (restored, "or promoted 72 h ago")):
+        with pytest.raises(StaleDirectoryError) as caught:
+            run_to_end(frame, directory, FileSink(output, "json"))
+        assert why in caught.value.cause
+    assert contents(output) == shown
+    os.utime(restored / "restored.json", (now_s, now_s))
+    assert "taken back" not in capfd.readouterr().err
     run_to_end(frame, restored, FileSink(output, "json"))
+    [said] = [line for line in capfd.readouterr().err.splitlines() if "taken back" in line]
+    assert said.startswith(f"recovery: {output}: execution 3 (")
     with pytest.raises(StaleDirectoryError):
         run_to_end(frame, standby, FileSink(output, "json"))
     run_to_end(frame, old, FileSink(output, "json"), lose_epochs=True)

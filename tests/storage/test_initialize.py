@@ -28,9 +28,10 @@ from recovery.errors import (
 )
 from recovery.planning.resume import plan_resume
 from recovery.storage import initialize
-from recovery.storage.restored import end_restored, is_restored
+from recovery.storage.restored import end_restored
 from recovery.storage.scan import scan
 from recovery.storage.sqlite.file.tables import APPLICATION_ID, SCHEMA_VERSION
+from tests.backup.support import is_marked
 from tests.stores import ROOT, Driver, problems, run_python, state_at
 
 
@@ -297,7 +298,6 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from recovery.storage import initialize
-from recovery.storage.restored import end_restored, is_restored
 visits = 0
 def deadly(operation):
     def called(*arguments, **options):
@@ -458,10 +458,10 @@ def test_restored_partitions_are_marked_for_their_first_run(tmp_path, monkeypatc
     restore(tmp_path / "db")
     assert names(tmp_path / "db") == ["part-0.sqlite3", "part-1.sqlite3", "restored.json"]
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "db").iterdir()} == {0o600}
-    assert is_restored(tmp_path / "db")
+    assert is_marked(tmp_path / "db")
     for _ in range(2):
         end_restored(tmp_path / "db")
-        assert not is_restored(tmp_path / "db")
+        assert not is_marked(tmp_path / "db")
     monkeypatch.setattr(Path, "hardlink_to", lambda *_: os.open("/nowhere", os.O_RDONLY))
     with pytest.raises(StorageError):
         restore(tmp_path / "new")

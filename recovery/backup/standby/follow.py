@@ -22,6 +22,7 @@ from typing import NamedTuple
 from recovery.backup.catalog import stage
 from recovery.backup.lease import Term, read_term
 from recovery.backup.manifest import Manifest, manifest_name
+from recovery.backup.mounted import limited
 from recovery.backup.objects import SpoiledObject
 from recovery.backup.places import lasting_place, open_target
 from recovery.backup.progress import Observer, Progressed, ignore
@@ -146,7 +147,7 @@ class Follower:
         self._lock.acquire()
         try:
             self._document = self._marked()
-            self._target: Target = open_target(self._document.place)
+            self._target: Target = limited(open_target(self._document.place))
             faults.reach("follow.1")
             if self._document.coming is not None:
                 self._apply(self._document.coming)

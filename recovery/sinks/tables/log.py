@@ -181,26 +181,40 @@ class TableLog(ABC):
         """Return where an execution starts, with a number above that of the table's owner, if it may take its place.
 
         The numbers of a directory that was restored may be lower than those of the one that it replaces; and those of
-        two directories may be equal. Raises StaleDirectoryError if the history does not reach back to that owner, so
-        that nothing says whose execution it was.
+        two directories may be equal. Raises StaleDirectoryError if the table does not say any more whose execution owns
+        it.
         """
         number = self.owner(table, resume)
         if resume.execution.number > number or number == TAKEN_OVER:
             return resume
         records = (commit.record for commit in self.history(table))
         last = next((each for each in records if each is not None and each.store == resume.store_id), None)
-        knows = last is not None and resume.executions is not None and resume.knows(last.execution)
-        if last is None and resume.executions is not None and not resume.loses:
-            raise StaleDirectoryError(
-                f"execution {number} has written to it, which is no longer in its history; this directory would begin "
-                f"execution {resume.execution.number} at epoch {resume.epoch}",
-                path=self.name,
-                cause="Another directory of the store has written to the table, or this one did since it was restored.",
-                remedy="If no other directory of the store is in use, --lose-epochs goes on from this one.",
-            )
-        if not (knows or resume.loses):
+        if resume.loses:
+            knows = True
+        elif last is not None:
+            knows = resume.executions is not None and resume.knows(last.execution)
+        else:
+            knows = self._owned_by_any(table, resume, number)
+        if not knows:
             return resume
         return replace(resume, execution=replace(resume.execution, number=ExecutionNumber(number + 1)))
+
+    def _owned_by_any(self, table: Any, resume: Resume, number: int) -> bool:
+        """Whether an execution that has begun on these partitions owns the output under this number, by what outlasts
+        the table's history. Raises StaleDirectoryError if that does not say so."""
+        if resume.executions is None:
+            return False
+        known = (start_of(resume.store_id, each) for each in resume.executions)
+        if any(self.committed(table, resume, (each, number)) for each in known):
+            return True
+        raise StaleDirectoryError(
+            f"execution {number} owns it, which is no longer in its history and not one of this directory, which would "
+            f"begin execution {resume.execution.number} at epoch {resume.epoch}",
+            path=self.name,
+            cause="Another directory of the store has written to the table, and its commits were removed since, by age "
+            "or by maintenance. So it is unknown what would have to be taken back.",
+            remedy="If no other directory of the store is in use, run once with --lose-epochs: this one goes on.",
+        )
 
     def commit(
         self,
@@ -214,7 +228,7 @@ class TableLog(ABC):
 
         once: application and version that name what is committed. propose: returns what to commit to a version of the
         table; if somebody else commits first, it is asked again. claims: the execution owns the output from then on;
-        returns `resume` with the number under which it does.
+        returns `resume` with the number under which it does, which is also the version that the table then has.
         """
         for _ in range(_ATTEMPTS):
             table = self.open()
@@ -224,6 +238,7 @@ class TableLog(ABC):
                 )
             if claims:
                 resume = self.successor(table, resume)
+                once = once[0], resume.execution.number
             self.check(table, resume)
             if self.committed(table, resume, once):
                 return resume
@@ -293,6 +308,11 @@ class TableLog(ABC):
 def app_of(store_id: str, execution_id: str) -> str:
     """Return the application in whose name an execution commits epochs; see `EpochOutput.app_id`."""
     return f"recovery-{store_id}-{execution_id}-epoch"
+
+
+def start_of(store_id: str, execution_id: str) -> str:
+    """Return the application in whose name an execution begins; its version is the number under which it does."""
+    return f"recovery-{store_id}-{execution_id}-start"
 
 
 def spark_uri(uri: str) -> str:

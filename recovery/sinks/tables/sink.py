@@ -34,7 +34,7 @@ from recovery.hadoop.reports import host_of_task
 from recovery.hadoop.writing import write_files
 from recovery.sinks.protocol import EpochOutput, Resume
 from recovery.sinks.tables.columns import fields_of, nullable
-from recovery.sinks.tables.log import AddedFile, Change, Record, TableLog
+from recovery.sinks.tables.log import AddedFile, Change, Record, TableLog, start_of
 from recovery.sinks.tables.takeback import TakeBack, plan_take_back
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class TableSink:
             plan = self._plan_take_back(table, resume)
             return Record(resume.store_id, resume.execution.id, taken_back=plan.taken_back), plan.change(self._log)
 
-        once = f"recovery-{resume.store_id}-{resume.execution.id}-start", 1
+        once = start_of(resume.store_id, resume.execution.id), resume.execution.number
         self._resume = self._log.commit(resume, once, propose, claims=True)
 
     def _plan(self, resume: Resume) -> tuple[Any, Note | None, TakeBack]:

@@ -58,7 +58,7 @@ def plan_going_back(table: UpsertTable, database: Session, resume: Resume) -> Go
         )
     epochs = {epoch: rest for epoch, *rest in database.run("SELECT epoch, execution_id, published FROM {epochs}")}
     if store_id == resume.store_id:
-        newest = max((epoch for epoch, (by, _) in epochs.items() if by == execution), default=0)
+        newest = max((epoch for epoch, (by, published) in epochs.items() if by == execution and published), default=0)
         resume.check_known(execution, f"table {table.name}", epoch=newest)
     if note is not None and (note.upsert != sink or epochs.get(note.epoch, [None])[0] != note.execution):
         _check_same_table(table, note)

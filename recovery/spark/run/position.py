@@ -134,10 +134,12 @@ def resume_of_sink(
     store: PartitionStore,
     origins: tuple[Origin, ...] = (),
     *,
-    loses: bool = False,
+    loses: bool,
+    say: Callable[[str], None],
 ) -> Resume:
-    """Where the sink must go back to. origins: the stores that this one was made from. loses: see `Resume`."""
+    """Where the sink must go back to. origins: the stores that this one was made from. loses, say: see `Resume`."""
     note = store.driver_values(SINK_STEP, plan.resume_epoch).get(NOTE_KEY)
+    began = {each.number: each.id for partition in plan.partitions for each in partition.executions}
     return Resume(
         epoch=plan.resume_epoch,
         note=note if isinstance(note, str) else None,
@@ -148,7 +150,9 @@ def resume_of_sink(
         timeline=timeline(plan.partitions[0].executions, plan.snapshot),
         origins=origins,
         executions=frozenset(each.id for partition in plan.partitions for each in partition.executions),
+        held=(began[max(began)], max(each.newest_epoch for each in plan.partitions)) if began else None,
         loses=loses,
+        say=say,
     )
 
 

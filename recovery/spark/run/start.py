@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from recovery.checkpoint.places import storage_errors
 from recovery.config import RecoveryConfig, checkpoint_address
 from recovery.epochs.closer import ClosingHooks, ClosingSettings, EpochClosed, EpochCloser
 from recovery.epochs.execution import new_execution
-from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
+from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, StaleDirectoryError
 from recovery.flow import Flow, check_output_mode
 from recovery.hadoop.home import HadoopHome
 from recovery.planning.replica import ReplicaState
@@ -54,7 +55,7 @@ from recovery.spark.run.status import RunStatus
 from recovery.spark.sources.formats import register_serving
 from recovery.spark.tuning import appended_lines
 from recovery.storage.connect import left_executions
-from recovery.storage.restored import end_restored, is_restored
+from recovery.storage.restored import end_restored, read_restored
 
 if TYPE_CHECKING:
     from recovery.flow import SinkLike
@@ -181,9 +182,8 @@ class Beginning:
             prepared, store, execution, plan.partitions[0].executions, clock, memory, native=bound.keeps_native_state
         )
         self._steps = step_plan(store, plan, bound, prepared.config)
-        loses = prepared.config.lose_epochs or is_restored(prepared.config.path)
-        resume = resume_of_sink(plan, execution, store, prepared.origins, loses=loses)
-        self._delivery = Delivery(sink, resume, recoverable=prepared.temporary is None)
+        self._taken_back: list[str] = []
+        self._delivery = self._begin_delivery(sink)
         self._loads = FlowLoads(
             None if prepared.temporary else prepared.config.path, clock, spread=bool(prepared.config.owners)
         )
@@ -192,6 +192,20 @@ class Beginning:
         self._replicated = ReplicatedClosing(prepared.replication, self._status.parked.is_set)
         self._access: TaskAccess | None = None
         self._last: BatchId | None = None
+
+    def _begin_delivery(self, sink: SinkLike) -> Delivery:
+        prepared = self._prepared
+        restored = read_restored(prepared.config.path, self._clock.wall_ms())
+        resume = resume_of_sink(
+            self._plan, self._execution, self._store, prepared.origins,
+            loses=prepared.config.lose_epochs or restored.counts, say=self._taken_back.append,
+        )  # fmt: skip
+        try:
+            return Delivery(sink, resume, recoverable=prepared.temporary is None)
+        except StaleDirectoryError as error:
+            if restored.why_not:
+                error.cause = f"The mark of its restore does not count: {restored.why_not}."
+            raise
 
     def launch(self, trigger: str | Interval | None) -> RecoveryQuery:
         """Perform the steps, and launch Spark's query."""
@@ -250,6 +264,10 @@ class Beginning:
         self._replicated.begun()
         self._delivery.rollback()
         end_restored(config.path)
+        # The check before it and the rollback have both said it.
+        for text in dict.fromkeys(self._taken_back):
+            with contextlib.suppress(OSError, ValueError):
+                print(f"recovery: {text}", file=sys.stderr, flush=True)
         return home, position
 
     def _end_access(self) -> None:

@@ -1,0 +1,74 @@
+"""A directory as the place of backups whose disk may stop answering, such as a share that is mounted.
+
+A call to such a directory blocks until the disk answers again, and nothing interrupts it. A process that serves others
+waits for that in threads of its own, and gives up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from recovery.backup.target import DirectoryTarget, Entry, Target, bounded
+from recovery.errors import BackupTargetError
+
+SILENT_S = 600.0
+"""How long a call may take; of a write, what follows a chunk. Syncing a large object to a slow disk takes a while."""
+
+T = TypeVar("T")
+
+
+def limited(target: Target) -> Target:
+    """Return the place so that every call to it ends: with an answer, or with BackupTargetError."""
+    return MountedTarget(target) if isinstance(target, DirectoryTarget) else target
+
+
+def answered(call: Callable[[], T], shown: str, moved: Callable[[], int] = lambda: 0) -> T:
+    """Return or raise what a call to a directory does; BackupTargetError if `moved` returns the same for `SILENT_S`."""
+    try:
+        return bounded(call, SILENT_S, moved)
+    except TimeoutError:
+        raise BackupTargetError(
+            f"no answer for {SILENT_S:.0f} s",
+            path=shown,
+            cause="The disk, or the host that shares it, does not answer.",
+            remedy="See whether `ls` in it does; mount it again if it does not.",
+        ) from None
+
+
+class MountedTarget(DirectoryTarget):
+    """A directory that is asked in other threads. A call that was given up goes on in its thread."""
+
+    def __init__(self, of: DirectoryTarget) -> None:
+        super().__init__(of.root, of.modes)
+
+    def write(self, name: str, chunks: Iterable[bytes]) -> int:
+        """See `Target.write`."""
+        taken = 0
+
+        def counted() -> Iterator[bytes]:
+            nonlocal taken
+            for chunk in chunks:
+                taken += 1
+                yield chunk
+            taken += 1
+
+        return answered(lambda: super(MountedTarget, self).write(name, counted()), self.shown, lambda: taken)
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """See `Target.read`."""
+        found = super().read(name)
+        while chunk := answered(lambda: next(found, b""), self.shown):
+            yield chunk
+
+    def read_range(self, name: str, offset: int, size: int) -> bytes:
+        """See `Target.read_range`."""
+        return answered(lambda: super(MountedTarget, self).read_range(name, offset, size), self.shown)
+
+    def entries(self, prefix: str) -> list[Entry]:
+        """See `Target.entries`."""
+        return answered(lambda: super(MountedTarget, self).entries(prefix), self.shown)
+
+    def delete(self, name: str) -> None:
+        """See `Target.delete`."""
+        answered(lambda: super(MountedTarget, self).delete(name), self.shown)
