@@ -35,8 +35,8 @@ def totals(read, sink):
     return Flow("totals", build, sink=sink)
 
 
-def make_delta(path, table):
-    return totals(lines(path), DeltaSink(table))
+def make_delta(path, table, **storage_options):
+    return totals(lines(path), DeltaSink(table, storage_options=storage_options))
 
 
 def make_iceberg(path, directory):

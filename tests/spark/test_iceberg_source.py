@@ -101,6 +101,32 @@ def test_from_one_table_into_another(spark, table, tmp_path):
     assert states(tmp_path / "db", "totals") == table.totals()
 
 
+def test_the_table_of_a_sink_as_an_input(spark, table, tmp_path):
+    """Another flow reads each row that an IcebergSink appends once, and is refused when the writing flow went back."""
+    pytest.importorskip("pyiceberg")
+    pytest.importorskip("sqlalchemy")
+
+    def write(**config):
+        sink = IcebergSink(NAME, catalog=table.catalog, properties=properties(tmp_path))
+        run_to_end(table.frame(), tmp_path / "db", sink, backup_interval="1h", **config)
+
+    def read():
+        rows = spark.readStream.format("iceberg").load(f"{table.catalog}.{NAME}").selectExpr("key", "total AS value")
+        run_to_end(rows.transform(totals_step()), tmp_path / "reader")
+        found = [(key, total) for key, _, total in running_totals(table.rows, SIZE)]
+        assert states(tmp_path / "reader", "totals") == counted(found)
+
+    for _ in range(3):
+        table.add(2)
+        write()
+        read()
+    write()
+    read()
+    write(resume_epoch=5)
+    with pytest.raises(InputRewrittenError, match=f"the Iceberg table {table.catalog}.{NAME} was changed in snapshot"):
+        read()
+
+
 def test_killed_and_resumed(table, tmp_path):
     """A run that is killed before it closed an epoch, in the middle of several snapshots that one micro-batch reads,
     begins where it began: numbers of snapshots have no order."""

@@ -1,4 +1,4 @@
-"""FileSink in S3, by moto and Spark's S3A: `.ci/run` fetches the jars; without them these tests are skipped."""
+"""FileSink and DeltaSink in S3, by moto and Spark's S3A: `.ci/run` fetches the jars; without them these tests are skipped."""
 
 from __future__ import annotations
 
@@ -41,12 +41,15 @@ def published(server, prefix: str) -> list[tuple]:
     return sorted(rows)
 
 
+def port_of(server) -> str:
+    return server.parameters.split("127.0.0.1:")[1].split("&")[0]
+
+
 def s3a_options(server) -> list[str]:
     """The options of a run by which Spark reaches the server."""
-    port = server.parameters.split("127.0.0.1:")[1].split("&")[0]
     settings = {
         "spark.jars": ",".join(map(str, JARS)),
-        "spark.hadoop.fs.s3a.endpoint": f"http://127.0.0.1:{port}",
+        "spark.hadoop.fs.s3a.endpoint": f"http://127.0.0.1:{port_of(server)}",
         "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
         "spark.hadoop.fs.s3a.path.style.access": "true",
         "spark.hadoop.fs.s3a.access.key": "key",
@@ -73,4 +76,30 @@ def test_killed_while_it_publishes(server, feed, tmp_path, point):
         told = finish(process)
         assert process.returncode == 0, told
         assert published(server, prefix) == sorted(running_totals(feed.rows, 40))
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+def test_a_delta_table(server, feed, tmp_path):
+    """Killed before, between and after the commits of an epoch, run again, and gone back: each row is in the table once."""
+    deltalake = pytest.importorskip("deltalake")
+    for seed in range(3):
+        feed.add_random(seed, count=40)
+    settings = {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "not-a-real-secret",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port_of(server)}",
+        "AWS_ALLOW_HTTP": "true",
+    }
+    table = f"s3://{BUCKET}/delta"
+    flow = f"{ROOT}/tests/flows/tables.py:make_delta({str(feed.path)!r}, {table!r}, **{settings!r})"
+    options = [*s3a_options(server), "-s", "0", "-b", "1h", "--trigger", "available-now"]
+    init_partitions(tmp_path / "db", 2)
+    for point, *more in (["delta.2:2"], ["close.3:2"], [""], ["delta.3", "--resume-after", "1"], [""]):
+        process = recovery_command(flow, tmp_path / "db", *options, *more, crash_at=point)
+        told = finish(process)
+        assert process.returncode == (-signal.SIGKILL if point else 0), told
+        if not point:
+            found = deltalake.DeltaTable(table, storage_options=settings).to_pyarrow_table().to_pylist()
+            assert sorted(tuple(row.values()) for row in found) == sorted(running_totals(feed.rows, 40))
     assert states(tmp_path / "db", "totals") == feed.totals()
