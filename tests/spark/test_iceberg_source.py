@@ -281,6 +281,23 @@ def test_a_snapshot_that_a_tag_keeps(table, tmp_path):
     assert states(directory, "totals") == counted(table.rows[:SIZE] + table.rows[2 * SIZE :])
 
 
+def test_a_rollback_whose_snapshots_expired(table, tmp_path):
+    """The error cannot tell which snapshots were read; the flow goes on with the one that is named."""
+    table.add(2)
+    run_to_end(table.frame(), tmp_path / "db")
+    first, read = table.snapshots()
+    table.call("rollback_to_snapshot", f"{first}")
+    table.expire()
+    table.add()
+    begins = f"no longer has snapshot {read}, which the flow has read last; it begins with {first} of "
+    with pytest.raises(InputRewrittenError, match=begins) as caught:
+        run_to_end(table.frame(), tmp_path / "db")
+    assert f'"recovery-lost-between", "{read},NEXT"' in caught.value.remedy
+    options = {"recovery-lost-between": f"{read},{table.snapshots()[1]}"}
+    run_to_end(table.frame(**options), tmp_path / "db")
+    assert states(tmp_path / "db", "totals") == table.totals()
+
+
 def test_losses_that_cannot_be_accepted(table, tmp_path):
     """An option in another form, a snapshot that is not there, and one that the flow has read."""
     option = "recovery-lost-between"

@@ -190,7 +190,7 @@ def table_expired(table: str, snapshot: object, oldest: int | None = None, dated
     return InputLostError(
         f"the Iceberg table {table} no longer has snapshot {snapshot}, from which the flow had to read on"
         f"{f'; its oldest one is {dated}' if oldest else ''}",
-        cause="It was expired before the flow had read on, or the table was deleted and made again.",
+        cause="It was expired before the flow had read on.",
         remedy=f"{_go_on(snapshot, oldest)} {_BEGIN_AGAIN} {_KEEP_SNAPSHOTS}",
     )
 
@@ -223,6 +223,18 @@ def table_rolled_back(table: str, snapshot: object) -> InputRewrittenError:
         "not lead to its newest one",
         cause="rollback_to_snapshot, set_current_snapshot, CREATE OR REPLACE TABLE, or a table made again.",
         remedy=f"Set the table's current snapshot to the one that was read, or to one after it. {_BEGIN_AGAIN}",
+    )
+
+
+def table_replaced(table: str, snapshot: object, dated: str) -> InputRewrittenError:
+    """Return the error for an Iceberg table without the snapshot that the flow has read last, and with its first one,
+    which is `dated`: so no snapshot expired before the ones that are there."""
+    return InputRewrittenError(
+        f"the Iceberg table {table} no longer has snapshot {snapshot}, which the flow has read last; it begins with "
+        f"{dated}",
+        cause="It was rolled back and that snapshot expired, or it was deleted and made again.",
+        remedy="After a rollback, to keep what was counted, name the first snapshot that the flow has not read: "
+        f'.option("{LOST_BETWEEN}", "{snapshot},NEXT"). {_BEGIN_AGAIN}',
     )
 
 

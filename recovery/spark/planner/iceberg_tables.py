@@ -28,7 +28,14 @@ from recovery.checkpoint.offsets import NOTHING_READ, labels, read_offsets
 from recovery.checkpoint.snapshots import TableOffset, begin_at_position, move_positions, table_offset
 from recovery.checkpoint.source_places import SourcePlaces
 from recovery.errors import ConfigurationError, InputLostError, InputRewrittenError, UnsupportedPlanError
-from recovery.spark.jvm.lost_input import LOST_BETWEEN, table_emptied, table_expired, table_gap, table_rolled_back
+from recovery.spark.jvm.lost_input import (
+    LOST_BETWEEN,
+    table_emptied,
+    table_expired,
+    table_gap,
+    table_replaced,
+    table_rolled_back,
+)
 
 _PACKAGE = "org.apache.iceberg."
 _FROM = "stream-from-timestamp"
@@ -213,7 +220,11 @@ class IcebergInput:
 def _check_leads_on(table: IcebergTable, read: int) -> None:
     """Raise unless the table can be read on from a snapshot."""
     if not table.has(read):
-        raise table_expired(table.name, read, *_named(table.oldest()))
+        oldest = table.oldest()
+        # What expired leaves a snapshot whose parent is gone. Without one, nothing tells which snapshots were read.
+        if oldest.parentId() is None:
+            raise table_replaced(table.name, read, _dated(oldest))
+        raise table_expired(table.name, read, *_named(oldest))
     if not table.leads_on(read):
         raise _gone_between(table, read)
 

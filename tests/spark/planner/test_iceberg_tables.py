@@ -68,6 +68,8 @@ def begin(tmp_path):
 
 WHOLE = Snapshots(Snapshot(10, None), Snapshot(20, 10, total=2), Snapshot(30, 20, total=3))
 EXPIRED = Snapshots(Snapshot(20, 10, total=2), Snapshot(30, 20, total=3))
+GAP = Snapshots(Snapshot(10, None), Snapshot(30, 20))
+BEGUN = Snapshots(Snapshot(5, None), Snapshot(30, 5))
 COMPACTED = Snapshots(Snapshot(20, 10, kind="replace"), Snapshot(30, 20, total=2))
 
 
@@ -92,7 +94,9 @@ def test_a_first_run(begin, table, since, lost):
     ("table", "kind", "found"),
     [(Snapshots(), InputRewrittenError, "has no snapshots any more"),
      (EXPIRED, InputLostError, "no longer has snapshot 10, from which the flow had to read on; its oldest one is 20"),
-     (Snapshots(Snapshot(10, None), Snapshot(30, 20)), InputLostError,
+     (BEGUN, InputRewrittenError,
+      "no longer has snapshot 10, which the flow has read last; it begins with 5 of"),
+     (GAP, InputLostError,
       "no longer has what comes between snapshot 10, which the flow has read last, and 30 of"),
      (Snapshots(Snapshot(5, None), Snapshot(10, 5), Snapshot(30, 5)), InputRewrittenError, "was rolled back"),
      (Snapshots(Snapshot(5, 1), Snapshot(10, 5), Snapshot(30, 5)), InputRewrittenError, "was rolled back")],
@@ -104,10 +108,9 @@ def test_a_later_run(begin, table, kind, found):
         begin(table, read=10)
 
 
-GAP = Snapshots(Snapshot(10, None), Snapshot(30, 20))
-
-
-@pytest.mark.parametrize(("table", "lost"), [(EXPIRED, (10, 20)), (EXPIRED, (10, 30)), (GAP, (10, 30))])
+@pytest.mark.parametrize(
+    ("table", "lost"), [(EXPIRED, (10, 20)), (EXPIRED, (10, 30)), (GAP, (10, 30)), (BEGUN, (10, 30))]
+)
 def test_a_loss_that_is_accepted(begin, tmp_path, caplog, table, lost):
     """The position is put before the snapshot that is named, and the run says so."""
     begin(table, read=10, lost=lost)
