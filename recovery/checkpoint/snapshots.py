@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from recovery.base.ids import BatchId
+from recovery.checkpoint.offsets import labels, read_offsets
 from recovery.checkpoint.position import source_lines
+from recovery.checkpoint.source_places import SourcePlaces
 
 
 class TableOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,6 +27,10 @@ class TableOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether it is in a snapshot, and not before all of them."""
         return self.snapshot_id >= 0
 
+    def at_beginning_of(self, snapshot: int) -> TableOffset:
+        """Return the position before all files that a snapshot adds."""
+        return msgspec.structs.replace(self, snapshot_id=snapshot, position=0, scan_all_files=False)
+
 
 def table_offset(offset: str) -> TableOffset | None:
     """Return a source's offset as a position in an Iceberg table; None if it is another source's."""
@@ -31,6 +38,17 @@ def table_offset(offset: str) -> TableOffset | None:
         return msgspec.json.decode(offset, type=TableOffset)
     except (ValueError, RecursionError):
         return None
+
+
+def move_positions(checkpoint: Path, batch: BatchId, places: SourcePlaces, to: Mapping[int, TableOffset]) -> None:
+    """Put other positions, by the places of their sources, in a restored checkpoint."""
+    log = read_offsets(checkpoint, batch) if to else None
+    if log is None:
+        return
+    known = labels(places, log)
+    moved = {known[place]: msgspec.json.encode(position).decode() for place, position in to.items()}
+    path = checkpoint / "offsets" / str(batch)
+    path.write_bytes(replace(log, offsets={**log.offsets, **moved}).to_bytes())
 
 
 def begin_at_position(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None) -> None:

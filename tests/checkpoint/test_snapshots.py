@@ -7,7 +7,8 @@ import json
 import pytest
 
 from recovery.base.ids import BatchId
-from recovery.checkpoint.snapshots import begin_at_position, table_offset
+from recovery.checkpoint.snapshots import begin_at_position, move_positions, table_offset
+from recovery.checkpoint.source_places import SourcePlaces
 
 HEADER = '{"batchWatermarkMs":0,"batchTimestampMs":17,"conf":{}}'
 
@@ -38,3 +39,15 @@ def test_a_source_begins_at_the_position(tmp_path, form, sources):
     begin_at_position(tmp_path, BatchId(3), sources)
     assert json.loads(kept["0"].read_text()) == json.loads(offset(7, -1))
     assert {kept[name].read_text() for name in "12"} == {"as it was"}
+
+
+@pytest.mark.parametrize("form", ["v1\n{h}\n{k}\n{a}\n{a}", "v2\n{h}\n0:{k}\n2:{a}"], ids=["places", "numbers"])
+def test_a_position_is_moved(tmp_path, form):
+    """Of the table that is read in two places, and of no other source."""
+    (tmp_path / "offsets").mkdir()
+    log = tmp_path / "offsets" / "3"
+    places, kafka = SourcePlaces((0, 1, 1), (False,) * 3, (None,) * 3), '{"t":{"0":1}}'
+    log.write_text(form.format(h=HEADER, k=kafka, a=offset(7, 2)))
+    to = table_offset(offset(7, 2)).at_beginning_of(9)
+    move_positions(tmp_path, BatchId(3), places, {1: to, 2: to})
+    assert log.read_text() == form.format(h=HEADER, k=kafka, a=offset(9, 0))

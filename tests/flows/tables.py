@@ -35,12 +35,12 @@ def totals(read, sink):
     return Flow("totals", build, sink=sink)
 
 
-def make_delta(path, table):
-    return totals(lines(path), DeltaSink(table))
+def make_delta(path, table, storage_options=None):
+    return totals(lines(path), DeltaSink(table, storage_options=storage_options))
 
 
-def make_iceberg(path, directory):
-    return totals(lines(path), IcebergSink(NAME, properties=properties(directory)))
+def make_iceberg(path, directory, more=None):
+    return totals(lines(path), IcebergSink(NAME, properties=properties(directory) | (more or {})))
 
 
 def make_delta_from_delta(path, table):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from recovery import IcebergSink, init_partitions
-from recovery.errors import InputLostError, InputRewrittenError
+from recovery.errors import ConfigurationError, InputLostError, InputRewrittenError
 from tests.flows.tables import NAME, properties
 from tests.lake import ICEBERG, iceberg_catalog, needs_iceberg
-from tests.spark.support import ROOT, run_to_end, set_to, states
+from tests.spark.support import ROOT, run_to_end, set_to, states, totals_step
 from tests.spark.tables import SIZE, Table, counted, restored
 from tests.spark.test_crashes import finish, recovery_command
 from tests.spark.test_sinks import running_totals
@@ -46,9 +46,14 @@ class IcebergTable(Table):
     def compact(self, table: str = "db.input") -> None:
         self.call("rewrite_data_files", "options => map('rewrite-all', 'true')", table)
 
-    def expire(self, table: str = "db.input") -> None:
-        """Leave the newest snapshot only."""
-        self.call("expire_snapshots", "older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1", table)
+    def expire(self, table: str = "db.input", leave: int = 1) -> None:
+        """Leave the newest snapshots only."""
+        self.call("expire_snapshots", f"older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => {leave}", table)
+
+    def tag(self, name: str, snapshot: int) -> None:
+        spark = self.spark
+        handle = spark._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, self.name)
+        handle.manageSnapshots().createTag(name, snapshot).commit()
 
     def snapshots(self) -> list[int]:
         return [row[0] for row in self.sql("SELECT snapshot_id FROM {}.snapshots ORDER BY committed_at")]
@@ -94,6 +99,32 @@ def test_from_one_table_into_another(spark, table, tmp_path):
     table.add()
     go()
     assert states(tmp_path / "db", "totals") == table.totals()
+
+
+def test_the_table_of_a_sink_as_an_input(spark, table, tmp_path):
+    """Another flow reads each row that an IcebergSink appends once, and is refused when the writing flow went back."""
+    pytest.importorskip("pyiceberg")
+    pytest.importorskip("sqlalchemy")
+
+    def write(**config):
+        sink = IcebergSink(NAME, catalog=table.catalog, properties=properties(tmp_path))
+        run_to_end(table.frame(), tmp_path / "db", sink, backup_interval="1h", **config)
+
+    def read():
+        rows = spark.readStream.format("iceberg").load(f"{table.catalog}.{NAME}").selectExpr("key", "total AS value")
+        run_to_end(rows.transform(totals_step()), tmp_path / "reader")
+        found = [(key, total) for key, _, total in running_totals(table.rows, SIZE)]
+        assert states(tmp_path / "reader", "totals") == counted(found)
+
+    for _ in range(3):
+        table.add(2)
+        write()
+        read()
+    write()
+    read()
+    write(resume_epoch=5)
+    with pytest.raises(InputRewrittenError, match=f"the Iceberg table {table.catalog}.{NAME} was changed in snapshot"):
+        read()
 
 
 def test_killed_and_resumed(table, tmp_path):
@@ -175,8 +206,114 @@ def test_snapshots_that_are_gone(table, tmp_path):
         run_to_end(table.frame(), behind)
 
 
+def way_on(caught) -> dict[str, str]:
+    """The option with which the flow goes on, as the error says."""
+    _, option, _, value, *_ = caught.value.remedy.split('"')
+    return {option: value}
+
+
+@pytest.mark.parametrize("how", ["format", "table"])
+def test_going_on_without_snapshots_that_expired(spark, table, tmp_path, caplog, how):
+    """With the option that the error names, the flow reads what is left, each row once, and says so. Left in the code,
+    it does nothing in later runs; after going back it counts again."""
+
+    def go(options=(), **config):
+        frame = table.frame(**dict(options))
+        if how == "table":
+            stream = spark.readStream.options(**dict(options)).option("streaming-max-files-per-micro-batch", 1)
+            frame = stream.table(table.name).transform(totals_step())
+        return run_to_end(frame, tmp_path / "db", backup_interval="1h", **config).batches
+
+    def counts(*commits: range) -> bool:
+        rows = [row for each in commits for n in each for row in table.rows[n * SIZE : (n + 1) * SIZE]]
+        return states(tmp_path / "db", "totals") == counted(rows)
+
+    table.add(2)
+    go()
+    table.add(3)
+    table.expire(leave=2)
+    for _ in range(2):
+        with pytest.raises(InputLostError) as caught:
+            go()
+    assert counts(range(2))
+    accepted = way_on(caught)
+    assert go(accepted) == 2
+    assert counts(range(2), range(3, 5))
+    [said] = [record.message for record in caplog.records if record.name == "recovery"]
+    for each in (table.name, *accepted["recovery-lost-between"].split(",")):
+        assert each in said
+
+    assert go(accepted) == 0
+    with pytest.raises(InputLostError):
+        go(resume_epoch=3)
+    assert go(accepted, resume_epoch=3) == 2
+    table.add()
+    go()
+    assert counts(range(2), range(3, 6))
+    # A second loss is another one.
+    table.add(2)
+    table.expire()
+    with pytest.raises(InputLostError) as caught:
+        go(accepted)
+    go(way_on(caught))
+    assert counts(range(2), range(3, 6), range(7, 8))
+
+
+def test_a_snapshot_that_a_tag_keeps(table, tmp_path):
+    """The snapshot that was read last is there, the next one is not: the error names both ends, and the flow goes on
+    behind them."""
+    directory = tmp_path / "db"
+    table.add()
+    run_to_end(table.frame(), directory)
+    [read] = table.snapshots()
+    table.tag("read", read)
+    table.add(3)
+    table.expire(leave=2)
+    assert read in table.snapshots()
+    with pytest.raises(InputLostError) as caught:
+        run_to_end(table.frame(), directory)
+    oldest = table.snapshots()[1]
+    lacks = f"the Iceberg table {table.name} no longer has what comes between snapshot {read}, which the flow has read"
+    assert caught.value.found.startswith(f"{lacks} last, and {oldest} of "), caught.value.found
+    run_to_end(table.frame(**way_on(caught)), directory)
+    table.add()
+    run_to_end(table.frame(), directory)
+    assert states(directory, "totals") == counted(table.rows[:SIZE] + table.rows[2 * SIZE :])
+
+
+def test_a_rollback_whose_snapshots_expired(table, tmp_path):
+    """The error cannot tell which snapshots were read; the flow goes on with the one that is named."""
+    table.add(2)
+    run_to_end(table.frame(), tmp_path / "db")
+    first, read = table.snapshots()
+    table.call("rollback_to_snapshot", f"{first}")
+    table.expire()
+    table.add()
+    begins = f"no longer has snapshot {read}, which the flow has read last; it begins with {first} of "
+    with pytest.raises(InputRewrittenError, match=begins) as caught:
+        run_to_end(table.frame(), tmp_path / "db")
+    assert f'"recovery-lost-between", "{read},NEXT"' in caught.value.remedy
+    options = {"recovery-lost-between": f"{read},{table.snapshots()[1]}"}
+    run_to_end(table.frame(**options), tmp_path / "db")
+    assert states(tmp_path / "db", "totals") == table.totals()
+
+
+def test_losses_that_cannot_be_accepted(table, tmp_path):
+    """An option in another form, a snapshot that is not there, and one that the flow has read."""
+    option = "recovery-lost-between"
+    with pytest.raises(ConfigurationError, match="not two numbers of snapshots"):
+        run_to_end(table.frame(**{option: "oldest"}), tmp_path / "new")
+    table.add(2)
+    run_to_end(table.frame(), tmp_path / "db")
+    first, read = table.snapshots()
+    for named, found in {first: "which the flow has read", read: "which the flow has read", 1: "does not lead"}.items():
+        with pytest.raises(ConfigurationError, match=found):
+            run_to_end(table.frame(**{option: f"{read},{named}"}), tmp_path / "db")
+    assert states(tmp_path / "db", "totals") == table.totals()
+
+
 def test_files_that_are_gone(table, tmp_path):
-    """The error names the table and the file."""
+    """The error names the table and the file; the flow goes on behind the snapshot that has it."""
     table.add()
     run_to_end(table.frame(), tmp_path / "db")
     table.add()
@@ -186,3 +323,7 @@ def test_files_that_are_gone(table, tmp_path):
         run_to_end(table.frame(), tmp_path / "db")
     lacks = f"the Iceberg table {table.name} no longer has a file that the flow had still to read: "
     assert caught.value.found.startswith(lacks), caught.value.found
+    table.add()
+    read, _, newest = table.snapshots()
+    run_to_end(table.frame(**{"recovery-lost-between": f"{read},{newest}"}), tmp_path / "db")
+    assert states(tmp_path / "db", "totals") == counted(table.rows[:SIZE] + table.rows[2 * SIZE :])

@@ -1,4 +1,4 @@
-"""FileSink in S3, by moto and Spark's S3A: `.ci/run` fetches the jars; without them these tests are skipped."""
+"""Output in S3, by moto and Spark's S3A: `.ci/run` fetches its jars, else they are skipped."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from recovery import init_partitions
 from tests.backup.emulators import BUCKET, moto
+from tests.flows.tables import NAME, properties
 from tests.spark.support import ROOT, states
 from tests.spark.test_crashes import FLOW, finish, recovery_command
 from tests.spark.test_sinks import running_totals
@@ -41,12 +42,15 @@ def published(server, prefix: str) -> list[tuple]:
     return sorted(rows)
 
 
+def port_of(server) -> str:
+    return server.parameters.split("127.0.0.1:")[1].split("&")[0]
+
+
 def s3a_options(server) -> list[str]:
     """The options of a run by which Spark reaches the server."""
-    port = server.parameters.split("127.0.0.1:")[1].split("&")[0]
     settings = {
         "spark.jars": ",".join(map(str, JARS)),
-        "spark.hadoop.fs.s3a.endpoint": f"http://127.0.0.1:{port}",
+        "spark.hadoop.fs.s3a.endpoint": f"http://127.0.0.1:{port_of(server)}",
         "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
         "spark.hadoop.fs.s3a.path.style.access": "true",
         "spark.hadoop.fs.s3a.access.key": "key",
@@ -73,4 +77,55 @@ def test_killed_while_it_publishes(server, feed, tmp_path, point):
         told = finish(process)
         assert process.returncode == 0, told
         assert published(server, prefix) == sorted(running_totals(feed.rows, 40))
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+def delta_table(server, directory: Path):
+    """How the flow's sink is made, and what returns the rows of its table."""
+    deltalake = pytest.importorskip("deltalake")
+    settings = {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "not-a-real-secret",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port_of(server)}",
+        "AWS_ALLOW_HTTP": "true",
+    }
+    table = f"s3://{BUCKET}/delta"
+    return (table, settings), lambda: deltalake.DeltaTable(table, storage_options=settings).to_pyarrow_table()
+
+
+def iceberg_table(server, directory: Path):
+    """The same. The catalog is in a file, the table's files and its metadata are in S3."""
+    catalogs = pytest.importorskip("pyiceberg.catalog")
+    pytest.importorskip("sqlalchemy")
+    settings = {
+        "warehouse": f"s3://{BUCKET}/warehouse",
+        "s3.endpoint": f"http://127.0.0.1:{port_of(server)}",
+        "s3.region": "us-east-1",
+        "s3.access-key-id": "key",
+        "s3.secret-access-key": "not-a-real-secret",
+    }
+
+    def rows():
+        return catalogs.load_catalog("default", **properties(directory) | settings).load_table(NAME).scan().to_arrow()
+
+    return (str(directory), settings), rows
+
+
+@pytest.mark.parametrize(("kind", "make"), [("delta", delta_table), ("iceberg", iceberg_table)])
+def test_a_table(server, feed, tmp_path, kind, make):
+    """Killed between the steps of publishing, run again, and gone back: each row is in the table once."""
+    sink, rows = make(server, tmp_path)
+    for seed in range(3):
+        feed.add_random(seed, count=40)
+    flow = f"{ROOT}/tests/flows/tables.py:make_{kind}{(str(feed.path), *sink)!r}"
+    options = [*s3a_options(server), "-s", "0", "-b", "1h", "--trigger", "available-now"]
+    init_partitions(tmp_path / "db", 2)
+    for point, *more in ([f"{kind}.2:2"], ["close.3:2"], [""], [f"{kind}.3", "--resume-after", "1"], [""]):
+        process = recovery_command(flow, tmp_path / "db", *options, *more, crash_at=point)
+        told = finish(process)
+        assert process.returncode == (-signal.SIGKILL if point else 0), told
+        if not point:
+            found = [tuple(row[name] for name in ("key", "n", "total")) for row in rows().to_pylist()]
+            assert sorted(found) == sorted(running_totals(feed.rows, 40))
     assert states(tmp_path / "db", "totals") == feed.totals()

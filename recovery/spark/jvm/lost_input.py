@@ -46,6 +46,9 @@ _ICEBERG_ROLLED_BACK = re.compile(
     r"|Table UUID does not match"
 )
 _ICEBERG_FILE = re.compile(r"(?:Failed to open input stream for file|File does not exist): (\S+)")
+LOST_BETWEEN = "recovery-lost-between"
+"""This package's option of a stream of an Iceberg table: the snapshot that was read last, and the next one that is
+there. The user accepts that what was added between is lost."""
 _BEGIN_AGAIN = "To read the table from its beginning instead, run the flow with a new recovery directory."
 _KEEP_SNAPSHOTS = (
     "Keep snapshots (history.expire.max-snapshot-age-ms) for longer than the table may get no new one and the flow may "
@@ -181,24 +184,34 @@ def _of_iceberg(text: str, reading: Callable[[], str]) -> RecoveryError | None:
     )
 
 
-def table_expired(table: str, snapshot: object, oldest: str = "") -> InputLostError:
+def table_expired(table: str, snapshot: object, oldest: int | None = None, dated: str = "") -> InputLostError:
     """Return the error for an Iceberg table without the snapshot that the flow has read last. oldest: the oldest
-    snapshot that the table has."""
+    snapshot that the table has; None: unknown. dated: that snapshot and its date."""
     return InputLostError(
         f"the Iceberg table {table} no longer has snapshot {snapshot}, from which the flow had to read on"
-        f"{f'; its oldest one is {oldest}' if oldest else ''}",
-        cause="It was expired before the flow had read on, or the table was deleted and made again.",
-        remedy=f"{_BEGIN_AGAIN} {_KEEP_SNAPSHOTS}",
+        f"{f'; its oldest one is {dated}' if oldest else ''}",
+        cause="It was expired before the flow had read on.",
+        remedy=f"{_go_on(snapshot, oldest)} {_BEGIN_AGAIN} {_KEEP_SNAPSHOTS}",
     )
 
 
-def table_gap(table: str, snapshot: object, oldest: str) -> InputLostError:
+def table_gap(table: str, snapshot: object, oldest: int, dated: str) -> InputLostError:
     """Return the error for an Iceberg table that has the snapshot that the flow has read last, and not the next one."""
     return InputLostError(
         f"the Iceberg table {table} no longer has what comes between snapshot {snapshot}, which the flow has read "
-        f"last, and {oldest}",
+        f"last, and {dated}",
         cause="The snapshots between were expired before the flow had read them; a tag or a branch has kept that one.",
-        remedy=f"{_BEGIN_AGAIN} {_KEEP_SNAPSHOTS}",
+        remedy=f"{_go_on(snapshot, oldest)} {_BEGIN_AGAIN} {_KEEP_SNAPSHOTS}",
+    )
+
+
+def _go_on(read: object, oldest: int | None) -> str:
+    if oldest is None:
+        return "The next run says how to go on without what is lost."
+    return (
+        f'To go on without what was added between, set .option("{LOST_BETWEEN}", "{read},{oldest}"): the flow goes on '
+        "with what the second snapshot and later ones add. Where it has read some of that, as before a rollback, name "
+        "a later snapshot."
     )
 
 
@@ -210,6 +223,18 @@ def table_rolled_back(table: str, snapshot: object) -> InputRewrittenError:
         "not lead to its newest one",
         cause="rollback_to_snapshot, set_current_snapshot, CREATE OR REPLACE TABLE, or a table made again.",
         remedy=f"Set the table's current snapshot to the one that was read, or to one after it. {_BEGIN_AGAIN}",
+    )
+
+
+def table_replaced(table: str, snapshot: object, dated: str) -> InputRewrittenError:
+    """Return the error for an Iceberg table without the snapshot that the flow has read last, and with its first one,
+    which is `dated`: so no snapshot expired before the ones that are there."""
+    return InputRewrittenError(
+        f"the Iceberg table {table} no longer has snapshot {snapshot}, which the flow has read last; it begins with "
+        f"{dated}",
+        cause="It was rolled back and that snapshot expired, or it was deleted and made again.",
+        remedy="After a rollback, to keep what was counted, name the first snapshot that the flow has not read: "
+        f'.option("{LOST_BETWEEN}", "{snapshot},NEXT"). {_BEGIN_AGAIN}',
     )
 
 

@@ -5,39 +5,54 @@ The source reads a table's snapshots one by one, and of each what it adds. Two t
 - It begins at the oldest snapshot there is, or at the oldest one since a time. Rows from before the oldest one are
   never read if older ones have expired, also if that was after the time.
 - A table without snapshots, which somebody made again or replaced, puts the position back before all of them.
+
+Where a table cannot be read on from its position, the flow goes on as its option `recovery-lost-between` says.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from recovery.base.ids import BatchId
 from recovery.checkpoint.home import CheckpointHome
-from recovery.checkpoint.offsets import labels, read_offsets
-from recovery.checkpoint.snapshots import TableOffset, begin_at_position, table_offset
+from recovery.checkpoint.offsets import NOTHING_READ, labels, read_offsets
+from recovery.checkpoint.snapshots import TableOffset, begin_at_position, move_positions, table_offset
 from recovery.checkpoint.source_places import SourcePlaces
-from recovery.errors import InputLostError, InputRewrittenError
-from recovery.spark.jvm.lost_input import table_emptied, table_expired, table_gap, table_rolled_back
+from recovery.errors import ConfigurationError, InputLostError, InputRewrittenError, UnsupportedPlanError
+from recovery.spark.jvm.lost_input import (
+    LOST_BETWEEN,
+    table_emptied,
+    table_expired,
+    table_gap,
+    table_replaced,
+    table_rolled_back,
+)
 
-_TABLE = "org.apache.iceberg.spark.source.SparkTable"
+_PACKAGE = "org.apache.iceberg."
 _FROM = "stream-from-timestamp"
 """The option of the source that says from when to read."""
+_log = logging.getLogger("recovery")
 
 
 @dataclass(frozen=True)
 class IcebergTable:
     """A table as its source in a plan has it. handle: Iceberg's own, in the JVM. since: from when the flow wants to
-    read, if it says so."""
+    read, if it says so. lost_between: the snapshot that was read last, and the one with which the flow is to go on, if
+    it says so."""
 
     name: str
     handle: Any
     since: str | None
+    lost_between: tuple[int, int] | None
     spark: SparkSession
 
     def oldest(self) -> Any:
@@ -48,6 +63,31 @@ class IcebergTable:
         """Whether a snapshot leads to the current one, or is it."""
         return bool(self._snapshots.isAncestorOf(self.handle, snapshot))
 
+    def has(self, snapshot: int) -> bool:
+        """Whether a snapshot is there, be it for a tag or a branch alone."""
+        return self.handle.snapshot(snapshot) is not None
+
+    def after_loss(self, read: int) -> int | None:
+        """Return the snapshot with which the flow is to go on after `read`; None if it does not say so for that one.
+        Raises ConfigurationError if that snapshot is not in the table, or was read."""
+        if self.lost_between is None or self.lost_between[0] != read:
+            return None
+        after = self.lost_between[1]
+        if not self.leads_on(after):
+            oldest = self.oldest()
+            raise ConfigurationError(
+                f"{LOST_BETWEEN} names snapshot {after}, which does not lead to the newest one of the Iceberg table "
+                f"{self.name}",
+                cause="It has expired meanwhile, or is another table's.",
+                remedy=f'The oldest one is {_dated(oldest)}: "{read},{oldest.snapshotId()}".',
+            )
+        if self.has(read) and self._snapshots.isAncestorOf(self.handle, read, after):
+            raise ConfigurationError(
+                f"{LOST_BETWEEN} names snapshot {after} of the Iceberg table {self.name}, which the flow has read",
+                remedy=f"Name one that comes after snapshot {read}.",
+            )
+        return after
+
     @property
     def _snapshots(self) -> Any:
         jvm = self.spark._jvm
@@ -56,11 +96,52 @@ class IcebergTable:
 
 
 def iceberg_table(spark: SparkSession, node: Any) -> IcebergTable | None:
-    """Return the table that a node of a plan reads as a stream; None if it reads something else."""
-    if node.nodeName() != "StreamingRelationV2" or node.table().getClass().getName() != _TABLE:
+    """Return the table that a node of a plan reads as a stream; None if it reads something else.
+
+    Raises UnsupportedPlanError for a table of Iceberg's connector whose snapshots cannot be asked for, and
+    ConfigurationError for an option in another form.
+    """
+    if node.nodeName() != "StreamingRelationV2" or not _is_iceberg(node.table()):
         return None
-    handle = node.table().table()
-    return IcebergTable(str(handle.name()), handle, node.extraOptions().get(_FROM), spark)
+    options = node.extraOptions()
+    try:
+        handle = node.table().table()
+        handle.currentSnapshot()
+        name = str(handle.name())
+    except Py4JError as error:
+        raise _unknown_connector(node.table().name(), f"its class {node.table().getClass().getName()}") from error
+    return IcebergTable(name, handle, options.get(_FROM), _lost_between(options.get(LOST_BETWEEN)), spark)
+
+
+def _is_iceberg(table: Any) -> bool:
+    """Whether a table's class is Iceberg's, or derived from it, as those of some catalogs are."""
+    each = table.getClass()
+    while each is not None:
+        if each.getName().startswith(_PACKAGE):
+            return True
+        each = each.getSuperclass()
+    return False
+
+
+def _lost_between(option: str | None) -> tuple[int, int] | None:
+    if option is None:
+        return None
+    found = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*", option)
+    if found is None:
+        raise ConfigurationError(
+            f"{LOST_BETWEEN} is {option!r}, not two numbers of snapshots",
+            remedy=f'.option("{LOST_BETWEEN}", "READ,NEXT"), as the error says after which the flow is to go on.',
+        )
+    return int(found[1]), int(found[2])
+
+
+def _unknown_connector(table: object, what: str) -> UnsupportedPlanError:
+    return UnsupportedPlanError(
+        f"the stream of the Iceberg table {table} cannot be checked: {what} is not known",
+        cause="This version of Iceberg's connector is newer than this package, and what it would pass over without a "
+        "word would go unnoticed.",
+        remedy="Use a version of the connector that docs/delta.md names, or a newer version of this package.",
+    )
 
 
 class IcebergInput:
@@ -84,6 +165,7 @@ class IcebergInput:
         if not self._tables:
             return
         offsets = {} if batch is None else self._offsets(batch)
+        moved: dict[int, TableOffset] = {}
         for place, table in self._tables.items():
             table.handle.refresh()
             at, is_empty = offsets.get(place), table.handle.currentSnapshot() is None
@@ -91,13 +173,20 @@ class IcebergInput:
                 self._read[place] = at
                 if is_empty:
                     raise table_emptied(table.name)
-                if table.handle.snapshot(at.snapshot_id) is None:
-                    raise table_expired(table.name, at.snapshot_id, _dated(table.oldest()))
-                if not table.leads_on(at.snapshot_id):
-                    raise _gone_between(table, at.snapshot_id)
+                after = table.after_loss(at.snapshot_id)
+                if after is None:
+                    _check_leads_on(table, at.snapshot_id)
+                else:
+                    _log.warning(
+                        "Iceberg table %s: the flow goes on with snapshot %s. What was added since snapshot %s, and "
+                        "before that one, is left out.",
+                        table.name, after, at.snapshot_id,
+                    )  # fmt: skip
+                    moved[place] = self._read[place] = at.at_beginning_of(after)
             elif not is_empty:
                 _check_whole(table)
         if batch is not None:
+            move_positions(self._home.directory, batch, self._places, moved)
             begin_at_position(self._home.directory, batch, self._places.numbers)
 
     def check(self, batch: BatchId) -> None:
@@ -117,8 +206,27 @@ class IcebergInput:
         if log is None:
             return {}
         known = labels(self._places, log)
-        found = {place: table_offset(log.offsets.get(known[place], "")) for place in self._tables}
-        return {place: at for place, at in found.items() if at is not None}
+        found: dict[int, TableOffset] = {}
+        for place, table in self._tables.items():
+            text = log.offsets.get(known[place], NOTHING_READ)
+            if text != NOTHING_READ:
+                at = table_offset(text)
+                if at is None:
+                    raise _unknown_connector(table.name, f"its position {text}")
+                found[place] = at
+        return found
+
+
+def _check_leads_on(table: IcebergTable, read: int) -> None:
+    """Raise unless the table can be read on from a snapshot."""
+    if not table.has(read):
+        oldest = table.oldest()
+        # What expired leaves a snapshot whose parent is gone. Without one, nothing tells which snapshots were read.
+        if oldest.parentId() is None:
+            raise table_replaced(table.name, read, _dated(oldest))
+        raise table_expired(table.name, read, *_named(oldest))
+    if not table.leads_on(read):
+        raise _gone_between(table, read)
 
 
 def _gone_between(table: IcebergTable, read: int) -> InputLostError | InputRewrittenError:
@@ -126,7 +234,7 @@ def _gone_between(table: IcebergTable, read: int) -> InputLostError | InputRewri
     oldest = table.oldest()
     # What leads to the current one begins later, and not with the table: what was between has expired.
     if oldest.parentId() is not None and table.handle.snapshot(read).timestampMillis() < oldest.timestampMillis():
-        return table_gap(table.name, read, _dated(oldest))
+        return table_gap(table.name, read, *_named(oldest))
     return table_rolled_back(table.name, read)
 
 
@@ -146,6 +254,10 @@ def _check_whole(table: IcebergTable) -> None:
             remedy=f'To go without them, set .option("{_FROM}", "{oldest.timestampMillis()}"). To have them counted, '
             "read a copy of the table, whose snapshots add all of its rows.",
         )
+
+
+def _named(snapshot: Any) -> tuple[int, str]:
+    return snapshot.snapshotId(), _dated(snapshot)
 
 
 def _dated(snapshot: Any) -> str:
