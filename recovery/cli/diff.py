@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.common import json_option, print_json, say, table
 from recovery.cli.diff_output import differences_file
@@ -19,6 +20,7 @@ from recovery.cli.owners import owner_options
 from recovery.cli.readable import READABLE, Readable
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import short
+from recovery.cli.status_line import StatusLine
 from recovery.errors import ConfigurationError, RecoveryError
 from recovery.native.choose import Wanted, choose_operator
 from recovery.native.held import held_operators
@@ -28,6 +30,7 @@ from recovery.operational.steps.comparison import (
     ONLY_B,
     Diff,
     KeyDifference,
+    Observer,
     StepCounts,
     diff_moments,
     positions,
@@ -42,6 +45,8 @@ UNFORESEEN = 70
 """Exit code of a failure that is no error of this package; its traceback is shown."""
 MOST_CHARS = 100
 """Of a position in the text."""
+MOST_FILES = 10
+"""Whose positions the text shows."""
 
 
 class _Compares(click.Command):
@@ -116,8 +121,10 @@ def diff(
     comparison = Comparison(tolerance, frozenset(ignored))
     shown: list[KeyDifference] = []
     with contextlib.ExitStack() as opened:
+        line = opened.enter_context(StatusLine(quiet=as_json))
         if operator is None:
-            found = diff_moments(one, other, steps, pattern, comparison, every_key=every_key)
+            observe = _on(line)
+            found = diff_moments(one, other, steps, pattern, comparison, every_key=every_key, observe=observe)
         else:
             found = opened.enter_context(_of_operator(a, b, one, other, wanted, comparison, pattern, conf))
         uncompared = [] if steps or operator is not None else _operators(one, other)
@@ -138,6 +145,10 @@ def diff(
         raise SystemExit(DIFFERENT)
 
 
+def _on(line: StatusLine) -> Observer:
+    return lambda step, keys: line.show(one_line(f"{step}: {counted(keys, 'key')} read"))
+
+
 def _differ(found: Diff) -> bool:
     return any(each.differ for each in found.counts.values())
 
@@ -149,8 +160,8 @@ def _facts(
         "a": {"directory": a.shown, "epoch": found.epoch_a}, "b": {"directory": b.shown, "epoch": found.epoch_b},
         "equal": not _differ(found), "same_position": found.same_position,
         "compared_since_epoch": found.since,
-        "sources": [{"source": each.source, "a": each.a, "b": each.b} for each in found.sources],
-        "steps": {step: _counts(each, found.since is not None) for step, each in found.counts.items()},
+        "sources": [each.as_json() for each in found.sources],
+        "steps": {step: _counts(each) for step, each in found.counts.items()},
         "operators_not_compared": uncompared,
         "differences": [each.as_json() for each in shown],
     }  # fmt: skip
@@ -164,7 +175,7 @@ def _say_found(
     if others and found.since is not None:
         say(f"Both share the history up to epoch {found.since}; compared is what changed since.")
     say()
-    say(_table(found.counts, found.since is not None))
+    say(_table(found.counts))
     _say_differences(shown, sum(sum(each.counts.values()) for each in found.counts.values()), output)
 
 
@@ -214,11 +225,21 @@ def _position_text(found: Diff) -> str:
     if found.same_position:
         return "Both are at the same position of the input."
     lines = ["They are at different positions of the input, so states may differ for that reason:"]
+    files: list[tuple[object, ...]] = []
     for each in found.sources:
-        if each.a != each.b:
-            pairs = enumerate(zip(each.a or "", each.b or "", strict=False))
-            same = next((number for number, (one, other) in pairs if one != other), 0)
-            lines += [f"  source {each.source}: A {_excerpt(each.a, same)}", f"            B {_excerpt(each.b, same)}"]
+        if each.same:
+            continue
+        if each.files:
+            files += [(each.source, read.path, str(read.a), str(read.b)) for read in each.files]
+            continue
+        pairs = enumerate(zip(each.a or "", each.b or "", strict=False))
+        same = next((number for number, (one, other) in pairs if one != other), 0)
+        lines += [f"  source {each.source}: A {_excerpt(each.a, same)}", f"            B {_excerpt(each.b, same)}"]
+    if files:
+        shown = table(("source", "file", "bytes read by A", "by B"), files[:MOST_FILES])
+        lines += [f"  {line}" for line in shown.splitlines()]
+    if len(files) > MOST_FILES:
+        lines.append(f"  and {counted(len(files) - MOST_FILES, 'other file')}; --json has all")
     return "\n".join(lines)
 
 
@@ -231,14 +252,15 @@ def _excerpt(position: str | None, same: int) -> str:
     return f"{'…' if begin else ''}{position[begin:end]}{'…' if end < len(position) else ''}"
 
 
-def _counts(counts: StepCounts, partial: bool) -> dict[str, Any]:
-    equal = {} if partial else {"equal": counts.equal}
+def _counts(counts: StepCounts) -> dict[str, Any]:
+    equal = {} if counts.equal is None else {"equal": counts.equal}
     return {**equal, **{name.replace(" ", "_").lower(): count for name, count in counts.counts.items()}}
 
 
-def _table(counts: dict[str, StepCounts], partial: bool) -> str:
-    header = ("step", *(() if partial else ("equal",)), CHANGED, ONLY_A, ONLY_B)
-    rows = ((step, *(() if partial else (each.equal,)), *each.counts.values()) for step, each in counts.items())
+def _table(counts: dict[str, StepCounts]) -> str:
+    counted_equal = all(each.equal is not None for each in counts.values())
+    header = ("step", *["equal"] * counted_equal, CHANGED, ONLY_A, ONLY_B)
+    rows = ((step, *[each.equal] * counted_equal, *each.counts.values()) for step, each in counts.items())
     return table(header, rows)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import apsw
 
+from recovery.base.addresses import has_backups
 from recovery.base.ids import Epoch, StepId
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.errors import (
@@ -52,8 +53,19 @@ def scan(directory: Path) -> list[FoundFile]:
             if path.name.startswith("part-") or not isinstance(error, ForeignPartitionError):
                 found.append(FoundFile(path, None, error))
     if not found:
-        raise NoPartitionsError("it holds no recovery partition", path=directory)
+        raise _none_in(directory)
     return name_relatives(found)
+
+
+def _none_in(directory: Path) -> NoPartitionsError:
+    if not has_backups(directory):
+        return NoPartitionsError("it holds no recovery partition", path=directory)
+    return NoPartitionsError(
+        "it holds no recovery partition, but backups",
+        path=directory,
+        cause="It is a place of backups.",
+        remedy="Restore one of them, and name the new directory: python -m recovery restore SRC DIR",
+    )
 
 
 def describe_file(path: Path) -> PartitionDescription:

@@ -24,6 +24,7 @@ from recovery import (
     ConfigurationError,
     DirectoryLockedError,
     EpochNotHeldError,
+    ForeignPartitionError,
     ImportedBytewax,
     InconsistentPartitionsError,
     InputRewrittenError,
@@ -153,6 +154,10 @@ def test_everything_has_to_be_named(theirs, target):
     for wrong in ({"cuont": "count"}, {"count": "$x"}, {"count": "a", "words.count": "a"}):
         with pytest.raises((UnknownStepError, ConfigurationError)):
             import_bytewax(theirs.directory, target, steps=wrong, drop_steps=["out", "kafka"])
+    with pytest.raises(UnknownStepError, match="'cuont' means no step of Bytewax") as raised:
+        import_bytewax(theirs.directory, target, steps={"cuont": "count"}, drop_steps=["out", "kafka"])
+    assert "misspelt" in raised.value.cause
+    assert COUNT in raised.value.remedy
     assert not target.exists()
     done = import_bytewax(theirs.directory, target, steps={COUNT: "count"}, drop_steps=["out", "words.kafka"])
     assert [(each.theirs, each.keys) for each in done.left_out] == [("words.kafka", 1), (SINK, 1)]
@@ -292,6 +297,8 @@ def test_the_place(theirs, target):
     (staging / "scratch").mkdir()
     import_bytewax(theirs.directory, target, steps={"count": "count"})
     assert states(target) == STATES
+    with pytest.raises(ForeignPartitionError, match="a recovery partition of this package already"):
+        import_bytewax(target, target.with_name("other"), steps={"count": "count"})
     with pytest.raises(StorageError, match="in the way"):
         import_bytewax(theirs.directory, Path("words.txt"), steps={"count": "count"})
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import csv
 import importlib
+import itertools
 import json
 import random
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -16,15 +20,17 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery import fork
+from recovery import diff, fork
+from recovery.appended.position import FilePosition, InputOffset
 from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
 from recovery.checkpoint.source_places import places_of
 from recovery.checkpoint.sources import PLACES_KEY
 from recovery.cli import main
 from recovery.operational.steps.comparison import CHANGED, ONLY_A, ONLY_B, StepCounts, compare
+from recovery.operational.steps.epoch_input import FileRead
 from recovery.operational.steps.step_edits import moment
 from recovery.planning.comparing import Comparison
-from tests.stores import STEP, Driver
+from tests.stores import ROOT, STEP, Driver
 
 KEYS = ["a", "b/c", "'", "🙂", "z"]
 OFFSETS = 'v1\n{"batchWatermarkMs":0}\n'
@@ -98,6 +104,31 @@ def test_the_command(pair, tmp_path):
     assert {each.stat().st_mode & 0o777 for each in written} == {0o600}
 
 
+def test_the_file_of_differences(make_store, tmp_path):
+    """Both values, the fields that differ in them, and the timeouts, which may be all that differs."""
+    made = []
+    for changes in (
+        {"only": "1", "late": ("2", 5000), "fields": '{"n":1,"seen":[1,2]}'},
+        {"late": ("2", 6000), "fields": '{"n":1,"seen":[1,3]}'},
+    ):
+        directory = make_store(2)
+        with Driver(directory) as run:
+            run.apply(0, changes)
+            run.close(0)
+        made.append(directory)
+    expected = [
+        ("fields", CHANGED, '{"n":1,"seen":[1,2]}', '{"n":1,"seen":[1,3]}', '["seen[1]"]', None, None),
+        ("late", CHANGED, "2", "2", "[]", 5000, 6000),
+        ("only", ONLY_A, "1", None, "[]", None, None),
+    ]
+    run_diff(*made, "--output", tmp_path / "out.parquet", code=1)
+    assert [tuple(row.values())[1:] for row in pq.read_table(tmp_path / "out.parquet").to_pylist()] == expected
+    run_diff(*made, "--output", tmp_path / "out.csv", code=1)
+    header, *rows = csv.reader((tmp_path / "out.csv").open())
+    assert header == ["step", "key", "what", "a", "b", "fields", "timeout_ms_a", "timeout_ms_b"]
+    assert [row[1:] for row in rows] == [["" if each is None else str(each) for each in row] for row in expected]
+
+
 def test_long_positions(make_store):
     """The text shows where they differ, not where they begin."""
     made = []
@@ -114,10 +145,114 @@ def test_long_positions(make_store):
     assert max(map(len, text.splitlines())) < 130
 
 
+def test_progress(pair, monkeypatch):
+    """Keys that were read, on standard error, while a long comparison goes on; nothing with --json."""
+    monkeypatch.setattr("recovery.cli.status_line.LINE_S", -1)
+    monkeypatch.setattr("recovery.operational.steps.comparison.KEYS_PER_EVENT", 2)
+    done = CliRunner().invoke(main, ["diff", *map(str, pair)])
+    assert done.stderr.splitlines() == [f"{STEP}: 2 keys read", f"{STEP}: 4 keys read"]
+    assert CliRunner().invoke(main, ["diff", *map(str, pair), "--json"]).stderr == ""
+
+
+KILLED = """
+import os, signal, sys
+from recovery.cli.diff_output import differences_file
+with differences_file(Path(sys.argv[1])):
+    print("writing", flush=True)
+    os.kill(os.getpid(), int(sys.argv[2]))
+"""
+
+
+def test_a_killed_attempt(pair, tmp_path):
+    """The next one removes its draft, but not that of one that is still writing, nor files of others."""
+    file, other = tmp_path / "out.csv", tmp_path / ".out.csv.diff-mine"
+    other.touch()
+    command = [sys.executable, "-c", f"from pathlib import Path{KILLED}", str(file)]
+    killed = subprocess.run([*command, str(int(signal.SIGKILL))], cwd=ROOT, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    [left] = set(tmp_path.glob(".out.csv.*")) - {other}
+    with subprocess.Popen([*command, str(int(signal.SIGSTOP))], cwd=ROOT, stdout=subprocess.PIPE) as stopped:
+        stopped.stdout.readline()
+        assert not left.exists()
+        run_diff(*pair, "--output", file, code=1)
+        [held] = set(tmp_path.glob(".out.csv.*")) - {other}
+        stopped.kill()
+    run_diff(*pair, "--output", file, code=1)
+    assert not held.exists()
+    assert sorted(each for each in tmp_path.iterdir() if each.is_file()) == sorted([file, other])
+
+
+def read(**files):
+    """A position in growing files: of each its number, its name and the bytes that were read; what is behind differs
+    at each call."""
+    later = next(_seen)
+    positions = {
+        number: FilePosition(f"/in/{name}", first, end, end + later, later, 7, f"{first}:{end}")
+        for name, (number, first, end) in files.items()
+    }
+    return json.dumps(InputOffset(positions, len(files) + 1).to_json())
+
+
+_seen = itertools.count(100)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "rows"),
+    [
+        ({"a": (1, "a", 9)}, {"a": (1, "a", 9)}, []),
+        ({"a": (1, "a", 9), "b": (2, "b", 0)}, {"a": (2, "a", 9)}, []),
+        ({"a": (1, "a", 9), "b": (2, "b", 4)}, {"a": (1, "a", 12)}, [("/in/a", 9, 12), ("/in/b", 4, 0)]),
+        # Renamed between the two, and another one of the old name.
+        ({"a": (1, "a", 9)}, {"a.1": (1, "a", 12), "a": (2, "a", 3)}, [("/in/a.1", 9, 12), ("/in/a", 0, 3)]),
+        # Numbered in another order, as by two stores that share nothing.
+        ({"a": (1, "a", 9), "b": (2, "b", 4)}, {"b": (1, "b", 4), "a": (2, "a", 8)}, [("/in/a", 9, 8)]),
+        # As many bytes of another content.
+        ({"a": (1, "a", 9)}, {"a": (1, "x", 9)}, [("/in/a", 9, 9)]),
+    ],
+)  # fmt: skip
+def test_positions_in_growing_files(make_store, one, other, rows):
+    """Equal if the same bytes were read, whatever was written behind; else each file that differs is named."""
+    made = []
+    for files in (one, other):
+        directory = make_store(1)
+        with Driver(directory) as run:
+            run.apply(0, {"same": "0"})
+            run.close(0, driver_rows={CHECKPOINT_STEP: {"offsets/0": OFFSETS + read(**files)}})
+        made.append(directory)
+    text, found = run_diff(*made, code=0), json.loads(run_diff(*made, "--json", code=0))
+    [source] = found["sources"]
+    assert [(each["path"], each["a"], each["b"]) for each in source["files"]] == rows
+    assert found["same_position"] is source["same"] is (not rows)
+    assert ("Both are at the same position" in text) is (not rows)
+    for path, mine, theirs in rows:
+        assert ["0", path, str(mine), str(theirs)] in [line.split() for line in text.splitlines()]
+    assert [each.same for each in diff(*made).sources] == [not rows]
+    [begun] = diff(made[0], made[0], epoch_a=0).sources
+    assert begun.files == tuple(FileRead(f"/in/{name}", 0, end) for name, (_, _, end) in one.items() if end)
+
+
+def test_many_files_at_other_positions(make_store):
+    """The text shows the first of them, and says how many there are."""
+    made = []
+    for end in (3, 4):
+        directory = make_store(1)
+        with Driver(directory) as run:
+            run.apply(0, {"same": "0"})
+            files = {f"f{number:02}": (number, f"f{number:02}", end) for number in range(15)}
+            run.close(0, driver_rows={CHECKPOINT_STEP: {"offsets/0": OFFSETS + read(**files)}})
+        made.append(directory)
+    text = run_diff(*made, code=0)
+    assert "/in/f09" in text
+    assert "/in/f10" not in text
+    assert "and 5 other files" in text
+
+
 def test_what_counts_as_equal(pair):
-    """Tolerance for floats, and a choice of keys."""
+    """Tolerance for floats, ignored fields, and a choice of keys."""
     found = json.loads(run_diff(*pair, "--tolerance", "1e-9", "--json", code=1))
     assert [each["key"] for each in found["differences"]] == ["changed", "only"]
+    run_diff(*pair, "--tolerance", "nan", code=11)
+    run_diff(*pair, "--tolerance", "-1", code=2)
     assert "Both" not in run_diff(*pair, "--key", "s*", code=0)
 
 
@@ -154,8 +289,18 @@ def test_a_fork_is_compared_since_it_was_made(store_maker, seed):
         for words in ((), ("--epoch-a", epoch), ("--epoch-b", epoch)):
             since, found = run_json(directory, forked, *words)
             assert (since, found) == (epoch, run_json(directory, forked, *words, "--every-key")[1])
+            assert counts_of(directory, forked, *words) == counts_of(directory, forked, *words, "--every-key")
             swapped = [{"--epoch-a": "--epoch-b", "--epoch-b": "--epoch-a"}.get(word, word) for word in words]
             assert run_json(forked, directory, *swapped)[1] == {key: (b, a) for key, (a, b) in found.items()}
+        # Either goes back behind the other, and computes something else: that belongs to one of them only.
+        back = generator.randrange(1, epoch + 1)
+        place = generator.choice([directory, forked])
+        with Driver(place, resume_epoch=back) as run:
+            run.apply(99, {"z": '"again"'})
+            run.close(99)
+        since, found = run_json(directory, forked)
+        assert (since, found) == (back - 1 or None, run_json(directory, forked, "--every-key")[1])
+        assert counts_of(directory, forked) == counts_of(directory, forked, "--every-key")
         one, other = Path(name) / "one", Path(name) / "other"
         fork(directory, one)
         fork(directory, other)
@@ -175,6 +320,9 @@ def test_a_key_that_both_removed(make_store, tmp_path):
             run.apply(run.epoch, {"a": None})
             run.close(run.epoch)
     assert run_json(directory, forked) == (1, {})
+    assert counts_of(directory, forked)[STEP]["equal"] == 1
+    # With a pattern, the keys that did not change are not looked at.
+    assert "equal" not in counts_of(directory, forked, "--key", "*")[STEP]
 
 
 def test_a_failure_is_no_difference(pair, monkeypatch):
@@ -186,6 +334,11 @@ def test_a_failure_is_no_difference(pair, monkeypatch):
     monkeypatch.setattr(importlib.import_module("recovery.cli.diff"), "diff_moments", broken)
     assert "AssertionError: unforeseen" in run_diff(*pair, code=70)
     assert run_diff(pair[0], "nowhere", code=20)
+
+
+def counts_of(*words):
+    """How many keys are equal or differ, by step."""
+    return json.loads(CliRunner().invoke(main, ["diff", *map(str, words), "--json"]).stdout)["steps"]
 
 
 def run_json(a, b, *words):

@@ -11,11 +11,12 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery import StateManager, StateNotFoundError
+from recovery import ConfigurationError, StateManager, StateNotFoundError, history
 from recovery.appended.position import FilePosition, InputOffset
 from recovery.base.clock import SystemClock
 from recovery.base.reserved import CHECKPOINT_STEP, EPOCH_STEP
 from recovery.cli import main
+from recovery.cli.common import format_time
 from recovery.operational import marks
 from recovery.operational.closed_marks import changes
 from recovery.operational.steps.step_history import REMOVED, TIMED_OUT, WRITTEN, key_history
@@ -108,7 +109,12 @@ def test_the_command(ran):
     assert "1 to 2" in second
     assert "removed" in third
     assert held == "held: epochs 0 to 3"
-    answer = CliRunner().invoke(main, ["history", str(ran), "--step", STEP, "--key", "b", "--json"])
+    words = ["history", str(ran), "--step", STEP, "--key", "b"]
+    header, first, second, _ = CliRunner().invoke(main, words).output.splitlines()
+    assert "value  times out" in header
+    assert first.split()[-5:] == ["written", "1", *format_time(1500).split(), "-"]
+    assert second.split()[-5:] == ["timed", "out", "-", "-", "-"]
+    answer = CliRunner().invoke(main, [*words, "--json"])
     wrote, ended = json.loads(answer.output)["versions"]
     assert (wrote["epoch"], wrote["what"], wrote["value"], wrote["timeout_ms"]) == (1, WRITTEN, 1, 1500)
     assert (ended["epoch"], ended["what"], "value" in ended) == (2, TIMED_OUT, False)
@@ -160,10 +166,17 @@ def test_the_bytes_that_an_epoch_read(store_dir):
     assert second["input"][0]["ranges"] == [{"path": "/in/b", "begin": 0, "end": 5}]
     assert third["input"][0]["ranges"] == [{"path": "/in/a", "begin": 10, "end": 30}]
     assert "/in/a" in call(store_dir, *key, "--input")
+    with Driver(store_dir) as run:
+        position = f'v1\n{{"batchWatermarkMs":0}}\n{offset(a=30, b=5)}\n{{"logOffset":2}}'
+        run.apply(3, {"idle": "1"})
+        run.close(3, floor=0, driver_rows={CHECKPOINT_STEP: {"offsets/3": position}})
+    assert ["4", "0", "nothing", "-", "-"] in [
+        line.split() for line in call(store_dir, "--step", STEP, "--key", "idle", "--input").splitlines()
+    ]
     assert "input" not in json.loads(call(store_dir, *key, "--json"))["versions"][0]
     with Driver(store_dir) as run:
-        run.apply(3, {"k": "3"})
-        run.close(3, floor=3)
+        run.apply(4, {"k": "3"})
+        run.close(4, floor=4)
     assert "not known: the epoch before it is not held" in call(store_dir, *key, "--input")
 
 
@@ -181,9 +194,16 @@ def test_a_high_water_mark(store_dir):
     assert [(each["epoch"], each["value"]) for each in found["versions"]] == [(1, 5), (2, 8)]
     assert found["versions"][1]["changes"] == [{"path": "", "before": 5, "after": 8}]
     assert "now" not in found
+    assert history(store_dir, hwm="orders").as_json()["versions"] == found["versions"]
+    assert history(store_dir, hwm="orders", environment="dev").versions == ()
+    for words in ({}, {"step": STEP}, {"step": STEP, "key": "a", "hwm": "orders"}):
+        with pytest.raises(ConfigurationError, match="a key of a step, or a mark"):
+            history(store_dir, **words)
     state.set_hwm("orders", 12)
     assert json.loads(call(store_dir, "--hwm", "orders", "--json"))["now"]["value"] == 12
     assert "set outside of epochs" in call(store_dir, "--hwm", "orders")
+    read = [line.split() for line in call(store_dir, "--hwm", "orders", "--input").splitlines()]
+    assert ["1", "-", "no", "stream", "-", "-"] in read
     state.remove_hwm("orders")
     assert json.loads(call(store_dir, "--hwm", "orders", "--json"))["now"] is None
     state.set_hwm("by hand", 3)

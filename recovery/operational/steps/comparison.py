@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from recovery.base.addresses import local_path
 from recovery.errors import StateNotFoundError
 from recovery.operational.ids import matches
-from recovery.operational.steps.epoch_input import position_of
+from recovery.operational.steps.epoch_input import SourcePosition, position_of
 from recovery.operational.steps.step_edits import Moment, moment
 from recovery.operational.steps.step_history import content
 from recovery.planning.comparing import ABSENT, Comparison, Difference
@@ -20,6 +20,14 @@ Pair = tuple[str, KeyState | None, KeyState | None]
 """A key with its states in both snapshots; None: it has none."""
 
 CHANGED, ONLY_A, ONLY_B = "changed", "only in A", "only in B"
+
+Observer = Callable[[str, int], None]
+"""Called with a step and the number of its keys that were read so far."""
+KEYS_PER_EVENT = 4096
+
+
+def ignore(_step: str, _keys: int) -> None:
+    """An observer that does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +54,15 @@ class KeyDifference:
 
 @dataclass(slots=True)
 class StepCounts:
-    """How many keys of a step are equal, changed, or in one snapshot only."""
+    """How many keys of a step are equal, changed, or in one snapshot only. equal: None: they were not counted."""
 
-    equal: int = 0
+    equal: int | None = 0
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys((CHANGED, ONLY_A, ONLY_B), 0))
 
     @property
     def differ(self) -> bool:
         """Whether any key differs."""
         return any(self.counts.values())
-
-
-@dataclass(frozen=True, slots=True)
-class SourcePosition:
-    """The position of one source in both snapshots; None: the source is not read there, or nothing was read from it."""
-
-    source: str
-    a: str | None
-    b: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,8 @@ class Diff:
 
     @property
     def same_position(self) -> bool:
-        """Whether all sources stand at the same position in both."""
-        return all(each.a == each.b for each in self.sources)
+        """Whether both have read the same of each source."""
+        return all(each.same for each in self.sources)
 
 
 def diff(
@@ -114,7 +113,14 @@ def diff(
 
 
 def diff_moments(
-    a: Moment, b: Moment, steps: Collection[str], pattern: str | None, comparison: Comparison, *, every_key: bool
+    a: Moment,
+    b: Moment,
+    steps: Collection[str],
+    pattern: str | None,
+    comparison: Comparison,
+    *,
+    every_key: bool,
+    observe: Observer = ignore,
 ) -> Diff:
     """Return the same for two snapshots."""
     chosen = steps_of(a, b, steps)
@@ -128,7 +134,7 @@ def diff_moments(
     found = (
         difference
         for step in chosen
-        for difference in compare(a, b, step, comparison, counts[step], pattern, every_key=every_key)
+        for difference in compare(a, b, step, comparison, counts[step], pattern, every_key=every_key, observe=observe)
     )
     return Diff(a.epoch, b.epoch, tuple(positions(a, b)), None if every_key else since(a, b), counts, found)
 
@@ -142,21 +148,33 @@ def compare(
     pattern: str | None = None,
     *,
     every_key: bool = False,
+    observe: Observer = ignore,
 ) -> Iterator[KeyDifference]:
     """Yield the keys of a step that differ between two snapshots, by key, and add all of them to `counts`.
 
     pattern: only keys that match this glob. Where both share a history that they hold, it reads only the keys that
-    changed since, so `counts.equal` lacks the others; see `since`. every_key: it reads all of them nevertheless.
+    changed since, and counts the others, but not with a pattern; see `since`. every_key: it reads all of them
+    nevertheless.
     """
-    for key, before, after in _all_pairs(a, b, step) if every_key else pairs(a, b, step):
+    equal = 0
+    found_pairs = _all_pairs(a, b, step) if every_key else pairs(a, b, step)
+    for number, (key, before, after) in enumerate(found_pairs, 1):
+        if number % KEYS_PER_EVENT == 0:
+            observe(step, number)
         if not matches(key, pattern):
             continue
         found = difference_of(step, key, before, after, comparison)
         if found is None:
-            counts.equal += 1
+            equal += 1
         else:
             counts.counts[found.what] += 1
             yield found
+    if every_key or since(a, b) is None:
+        counts.equal = equal
+    elif pattern is None:
+        counts.equal = a.count(step) - counts.counts[CHANGED] - counts.counts[ONLY_A]
+    else:
+        counts.equal = None
 
 
 def since(a: Moment, b: Moment) -> int | None:
