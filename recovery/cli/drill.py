@@ -29,10 +29,10 @@ SCRATCH = click.Path(exists=True, file_okay=False, writable=True, path_type=Path
 def drill(
     source: str, epoch: int | None, at_ms: int | None, max_age: float | None, scratch: Path | None, as_json: bool
 ) -> None:
-    """Rehearse a disaster: restore SRC into scratch, check everything, begin a run there, and say how it went.
+    """Rehearse a disaster: restore SRC into a scratch directory, check everything, begin a run there, and report.
 
-    Nothing in SRC changes, and the scratch is removed. Ends with an error's code when nothing could be restored, when a
-    copy was damaged, or when the newest epoch is older than --max-age.
+    Nothing in SRC changes, and the command removes the scratch directory. It exits with an error's code if nothing
+    could be restored, a copy was damaged, or the newest epoch is older than --max-age.
     """
     from recovery.backup.drill import drill as rehearse
     from recovery.backup.places import open_target

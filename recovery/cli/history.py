@@ -34,7 +34,7 @@ SHOWN_CHANGES = 5
 @click.argument("directory", metavar="DIR", type=READABLE, envvar="RECOVERY_DIRECTORY")
 @click.option("--step", metavar="STEP", help="The step of the flow.")
 @click.option("--key", metavar="KEY", help="The state key.")
-@click.option("--hwm", metavar="KEY", help="A high-water mark, in place of --step and --key.")
+@click.option("--hwm", metavar="KEY", help="A high-water mark instead of --step and --key.")
 @click.option("--operator", type=click.IntRange(min=0), metavar="N", help="One of Spark's own operators, in place of "
               "--step; starts Spark.")  # fmt: skip
 @store_option
@@ -59,9 +59,9 @@ def history(
     conf: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Show how one key came to its value: each version that is held, oldest first, and what changed in it.
+    """Show how one key came to its value: each held version, oldest first, and what changed in it.
 
-    Reads only; a run may be going on. How far back it reaches is the backup interval (-b) of the run. DIR may also be a
+    Reads only, also during a run. The backup interval (-b) of the run sets how far back it reaches. DIR may also be a
     place of backups; a chain of incremental ones reaches back to its beginning.
     """
     given = [each is not None for each in (step, hwm, operator)]

@@ -45,8 +45,8 @@ class MomentType(click.ParamType[int]):
 @click.argument("directory", metavar="DIR", type=DIRECTORY, envvar="RECOVERY_DIRECTORY", required=False)
 @click.option("--epoch", type=click.IntRange(min=0), help="Restore the state after this epoch; 0: before the first.")
 @click.option("--at", "at_ms", type=MomentType(), help="Restore the newest epoch closed at or before this time.")
-@click.option("--lazy", is_flag=True, help="Let runs use DIR immediately: pages that they read are fetched first, and "
-              "the rest meanwhile. Run it again to continue.")  # fmt: skip
+@click.option("--lazy", is_flag=True, help="Let runs use DIR immediately: the pages that they read are fetched "
+              "first, the rest meanwhile. Run the same command again to continue.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show what would be restored and what would be lost; write nothing.")
 @umask_option
 @owner_options
@@ -62,13 +62,13 @@ def restore(
     access: OwnerAccess,
     as_json: bool,
 ) -> None:
-    """Put copies of partitions back together in DIR, which holds none yet: all of them, or nothing.
+    """Restore all partitions from copies into DIR, which must not hold any; or restore nothing.
 
     SRC is a place of backups (a directory, s3://, gs://, azure://), or a plain directory of copied files. Of all copies
-    the newest set with a common epoch is taken; what that loses is said before anything is written.
+    the command takes the newest set with a common epoch, and prints what that loses before it writes anything.
 
-    With --owner, the partitions go to the owners, as many to each, and DIR, which may be left out, is the directory of
-    the run. RECOVERY_OWNERS does not count here: where partitions are put is said on the command line.
+    With --owner, the partitions go to the owners, the same number to each. DIR is then the directory of the run, and
+    optional. The command ignores RECOVERY_OWNERS: only the command line says where partitions go.
     """
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")

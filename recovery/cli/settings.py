@@ -23,7 +23,7 @@ def settings_options(function: F) -> F:
     """Add --conf and --properties-file; the command gets all settings as `conf`. --conf overrides the variable
     RECOVERY_CONF, which overrides the file."""
     conf = click.option("--conf", multiple=True, metavar="K=V", callback=_settings,
-                        help="A setting of Spark. Everybody on the machine can read it: not for secrets.")  # fmt: skip
+                        help="A setting of Spark. All users of the machine can read it: pass no secrets.")  # fmt: skip
     file = click.option("--properties-file", type=DIRECTORY, metavar="FILE", envvar=FILE_VARIABLE, callback=_remember,
                         expose_value=False, is_eager=True,
                         help="A file of settings of Spark, as spark-submit takes one: `spark.name value` on each "

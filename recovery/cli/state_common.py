@@ -87,7 +87,7 @@ def pattern_option(function: F) -> F:
 def force_option(function: F) -> F:
     """Add --force and --yes."""
     option = click.option("--force", is_flag=True, help="Do not ask, and fence a run that holds the directory's lock.")
-    return click.option("--yes", "-y", is_flag=True, help="Ask nothing.")(option(function))
+    return click.option("--yes", "-y", is_flag=True, help="Do not ask.")(option(function))
 
 
 def input_option(function: F) -> F:
