@@ -182,7 +182,7 @@ CRASHED = "org.apache.spark.SparkException: Python worker exited unexpectedly (c
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (f"{CRASHED}. Consider setting 'spark.…faulthandler.enabled'\n\tat org.apache.spark.X.y(X.scala:1)", ""),
         (
@@ -192,10 +192,10 @@ CRASHED = "org.apache.spark.SparkException: Python worker exited unexpectedly (c
         ),
     ],
 )
-def test_a_worker_that_crashed(text, told):
+def test_a_worker_that_crashed(text, expected):
     """With what it said itself, if Spark's settings keep that, and without Java's stack."""
     found = as_recovery_error(PySparkException(text))
-    assert found.found == f"a Python worker ended while it did a task{told}"
+    assert found.found == f"a Python worker ended while it did a task{expected}"
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_declaration_without_state_is_replaced():
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "expected"),
     [
         (OTHER_KEY, "its key was word string and is user string\n"),
         (OTHER_TYPE, "its key was word string and is word bigint\n"),
@@ -77,9 +77,9 @@ def test_a_declaration_without_state_is_replaced():
         (BOTH, "its key was word string and is user string; the state was a plain JSON value and is int\n"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_choices(step, told):
+def test_what_does_not_fit_is_refused_with_the_choices(step, expected):
     """Each difference is reported; a migration is offered where one helps."""
-    with pytest.raises(StepChangedError, match=f"step 's' does not fit its state: {told}") as raised:
+    with pytest.raises(StepChangedError, match=f"step 's' does not fit its state: {expected}") as raised:
         plan(step=step)
     assert ("migrate=" in raised.value.remedy) == (step.key == WORD)
     assert "--keep-step s" in raised.value.remedy

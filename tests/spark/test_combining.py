@@ -143,13 +143,13 @@ def test_what_does_not_shrink_is_sent_as_it_is(spark, feed, tmp_path):
     plans = Plans(spark)
     step = aggregate("s", key="key", n=count(), total=sum_("value"))
     init_partitions(tmp_path / "db", 2)
-    told = []
+    events = []
     config = RecoveryConfig(tmp_path / "db", snapshot_interval=0)
     frame = feed.frame(spark).transform(step)
-    start(frame, config, sink=plans, name="s", trigger="available-now", observer=told.append).await_termination()
+    start(frame, config, sink=plans, name="s", trigger="available-now", observer=events.append).await_termination()
     assert plans.combined == [True, True, True, False, False]
     assert {key: [s["n"], s["total"]] for key, s in states(tmp_path / "db", "s").items()} == feed.totals()
-    assert [event.rows for event in told if isinstance(event, BatchDone)] == [3000, 300, 3000, 3000, 3000]
+    assert [event.rows for event in events if isinstance(event, BatchDone)] == [3000, 300, 3000, 3000, 3000]
 
 
 def test_two_steps_over_one_frame(spark, feed, tmp_path):

@@ -113,14 +113,14 @@ def test_sync_shows_only_what_cannot_be_lost(spark, feed, tmp_path, monkeypatch)
         feed.add_random(seed, count=50)
     frame = feed.frame(spark).transform(totals_step())
     directory, place, output = tmp_path / "db", tmp_path / "dest", tmp_path / "out"
-    told = []
+    replicas = []
 
     def away(event) -> None:
         if isinstance(event, BatchDone) and event.batch == 2:
             place.rename(tmp_path / "aside")
             place.write_text("away")
         if isinstance(event, ReplicaChanged):
-            told.append(event.replica)
+            replicas.append(event.replica)
 
     def shown() -> int:
         return spark.read.format("json").schema(frame.schema).load(str(output)).count() if output.exists() else 0
@@ -128,7 +128,7 @@ def test_sync_shows_only_what_cannot_be_lost(spark, feed, tmp_path, monkeypatch)
     config = {"replicate": place, "replicate_sync": True}
     with pytest.raises(BackupTargetError, match="its output is not shown"):
         run_to_end(frame, directory, FileSink(output, "json"), observer=away, **config)
-    assert [each.problem is None for each in told] == [False]
+    assert [each.problem is None for each in replicas] == [False]
     # The first two epochs are shown; epoch 3 is closed.
     assert {file.description.newest_epoch for file in scan(directory)} == {3}
     after_two = shown()

@@ -69,12 +69,12 @@ def test_a_sink_of_ones_own_survives_a_failed_publish_and_a_rewind(spark, feed, 
 
 def test_a_function_can_ask_which_batch_it_writes(spark, feed, tmp_path):
     """Micro-batch, epoch and execution; a run that comes later has another name for what it writes."""
-    told = []
+    contexts = []
     for _ in range(2):
         feed.add_random(1)
-        run_to_end(feed.frame(spark), tmp_path / "db", lambda batch, _: told.append(current_batch()))
-    assert [(c.batch_id, c.epoch, c.execution_number) for c in told] == [(0, 1, 1), (1, 2, 2)]
-    assert len({c.app_id for c in told}) == 2
+        run_to_end(feed.frame(spark), tmp_path / "db", lambda batch, _: contexts.append(current_batch()))
+    assert [(c.batch_id, c.epoch, c.execution_number) for c in contexts] == [(0, 1, 1), (1, 2, 2)]
+    assert len({c.app_id for c in contexts}) == 2
 
 
 DOCUMENT = ROOT / "docs" / "sinks.md"
