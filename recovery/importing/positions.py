@@ -90,8 +90,8 @@ def their_input(step: str, positions: Mapping[str, int], named: str | None, curr
 
 
 def offset_of(source: TheirInput, files: Files | None = None) -> InputOffset:
-    """Return the position of `appended` at which it goes on. Raises InputRewrittenError for a file that is shorter, or
-    has no line end there."""
+    """Return the position at which `appended` continues. Raises InputRewrittenError for a file that is shorter, or has no
+    line end there."""
     reach = files or LocalFiles()
     found = {number: _position(path.absolute(), at, reach) for number, (path, at) in enumerate(source.files, 1)}
     return InputOffset(found, next_id=len(found) + 1)
@@ -119,7 +119,7 @@ def _position(path: Path, offset: int, files: Files) -> FilePosition:
 
 
 def rows_of(sources: Sequence[TheirInput], now_ms: int) -> DriverRows:
-    """Return the driver's own rows of an epoch from which a run goes on at these positions."""
+    """Return the driver's own rows of an epoch from which a run continues at these positions."""
     described = {"batchWatermarkMs": 0, "batchTimestampMs": now_ms, "conf": SETTINGS}
     offsets = [json.dumps(offset_of(each).to_json()) for each in sources]
     # The flow's options are unknown, and so are its steps. The path identifies the source.

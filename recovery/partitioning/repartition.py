@@ -162,7 +162,7 @@ def repartition(
     random_id: Callable[[], str] = lambda: secrets.token_hex(8),
 ) -> Repartitioned:
     """Make a store with `count` partitions in `new_directory` that holds all that the one in `directory` holds, and
-    return what was made. No run may go on in `directory`, of which nothing is changed.
+    return what was made. No run may be active in `directory`, of which nothing is changed.
 
     Everything comes along: all held epochs, so that runs can go back as before; timeouts, executions, operational
     state, measures and the input position. The new store has an id of its own, and sinks that take part continue with

@@ -77,7 +77,7 @@ def lacking(
     # A directory may have thousands of them.
     executions, since = frozenset(executions), frozenset(since)
     if len(executions) > len(longest.executions) and all(each.id in executions for each in longest.executions):
-        # The directory went on from there, or back.
+        # The directory continued from there, or back.
         return None
     described = min(there, key=lambda each: each.newest_epoch)
     lost = [

@@ -1,6 +1,6 @@
 """What a directory held when it began to replicate to a place, until a run has looked there: `replica-unseen.json`.
 
-A run begins, and goes on, also while the place is out of reach. Then it closes epochs of its own, and nothing in the
+A run begins, and continues, also while the place is out of reach. Then it closes epochs of its own, and nothing in the
 partitions tells an older copy of a directory from a directory that went back. So the next run is compared with the
 place by this note, too.
 """

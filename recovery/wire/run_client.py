@@ -20,7 +20,7 @@ from recovery.wire.frames import VALUE_BYTES, Channel, Kind, WireError
 from recovery.wire.proof import masked
 
 STILL_S = 10.0
-"""How often a run says that it goes on."""
+"""How often a run says that it continues."""
 CLASSIFY_S = 5.0
 """How long a run that has lost a connection asks the owner why."""
 LET_GO_S = 1.0
@@ -221,7 +221,7 @@ class Owner:
         return self._lost
 
     def _keep(self) -> None:
-        """Say that the run goes on, until it ends or the owner is lost."""
+        """Say that the run continues, until it ends or the owner is lost."""
         assert self._holding is not None
         assert self._run is not None
         while not self._ended.wait(STILL_S):

@@ -343,7 +343,7 @@ class RecoveryQuery:
             self.summary.replica = replication.state.as_json()
 
     def _abort(self) -> None:
-        """Stop the query after a failed start: it must not go on alone."""
+        """Stop the query after a failed start: it must not continue alone."""
         self._status.over.set()
         self._status.parked.set()
         if self._status.query is not None:
