@@ -181,8 +181,8 @@ def claim(
     before anything is written, with whether this directory holds that term by a takeover and so has all that counts;
     raises if the term shall not end.
 
-    A promotion that had claimed it already continues with that term. Raises TakenOverError if another writer holds it or
-    was faster; ForeignPartitionError for a place of another store, ConfigurationError if the store of the place cannot
+    A promotion that claimed it before continues with that term. Raises TakenOverError if another writer holds it or was
+    faster; ForeignPartitionError for a place of another store, ConfigurationError if the store of the place cannot
     write conditionally, BackupTargetError, BackupDamagedError or StorageError.
     """
     found, token = _read(documents)

@@ -90,8 +90,8 @@ def their_input(step: str, positions: Mapping[str, int], named: str | None, curr
 
 
 def offset_of(source: TheirInput, files: Files | None = None) -> InputOffset:
-    """Return the position at which `appended` continues. Raises InputRewrittenError for a file that is shorter, or has no
-    line end there."""
+    """Return the position at which `appended` continues. Raises InputRewrittenError for a file that is shorter, or that
+    has no line end there."""
     reach = files or LocalFiles()
     found = {number: _position(path.absolute(), at, reach) for number, (path, at) in enumerate(source.files, 1)}
     return InputOffset(found, next_id=len(found) + 1)

@@ -200,8 +200,8 @@ class PartitionStore(Protocol):
         """Refuse everything that `batch` and earlier ones still apply, and seal what they wrote: the epoch's content.
 
         apart: set the content aside, together with what earlier epochs have only logged, so that it can be moved or
-        folded. Otherwise it can only be logged. Quick, whatever the amount of content. Micro-batches may continue once it
-        has returned. The next seal waits until `close`, and `fold` if it is called, have returned. Sealing the same
+        folded. Otherwise it can only be logged. Quick, whatever the amount of content. Micro-batches may continue when
+        it has returned. The next seal waits until `close`, and `fold` if it is called, have returned. Sealing the same
         batch again changes nothing, except that it may set the content aside.
         """
         ...
