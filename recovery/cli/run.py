@@ -39,7 +39,7 @@ from recovery.storage.locations import OwnerAccess
 from recovery.storage.standby import is_standby
 
 if TYPE_CHECKING:
-    from recovery.spark.run.events import RunSummary
+    from recovery.spark.run.reporting.events import RunSummary
 
 T = TypeVar("T")
 FILE = click.Path(path_type=Path)

@@ -15,7 +15,7 @@ from recovery.epochs.closer import EpochClosed
 from recovery.planning.health import DEFAULTS, of_epoch
 from recovery.planning.measures import Measure
 from recovery.planning.replica import NO_LAG, NOTHING, ReplicaLag, ReplicaState, Shipped
-from recovery.spark.run.events import BatchDone, InputCounted, ReplicaChanged, RunSummary, Stopping
+from recovery.spark.run.reporting.events import BatchDone, InputCounted, ReplicaChanged, RunSummary, Stopping
 
 
 def closed(epoch, snapshot_s):

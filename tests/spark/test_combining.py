@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from recovery import RecoveryConfig, aggregate, init_partitions, start
 from recovery.aggregates import count, max_, mean, min_, stddev, sum_, top_k, variance
 from recovery.errors import StateValueError
-from recovery.spark.run.events import BatchDone
+from recovery.spark.run.reporting.events import BatchDone
 from tests.spark.support import run_to_end, states
 
 LARGE = 2**62

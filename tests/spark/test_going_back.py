@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from recovery import HistoryLossError, RewindRepeatedError
 from recovery.cli.progress import Progress, summary_text
 from recovery.planning.resume import plan_resume
-from recovery.spark.run.events import InputCounted, Resumed
+from recovery.spark.run.reporting.events import InputCounted, Resumed
 from recovery.storage.scan import scan
 from tests.spark.support import run_to_end, totals_step
 
