@@ -74,7 +74,7 @@ def history(
         found = mark_history(Steps(directory.path, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input)
         now = _mark_now(directory.path, environment, hwm, found)
     elif operator is not None:
-        found = _of_operator(directory.path, wanted, str(key), conf, with_input=with_input)
+        found = _operator_history(directory.path, wanted, str(key), conf, with_input=with_input)
         now = {"operator": operator, "store": store, "variable": variable, "timers": timers}
     else:
         assert step is not None
@@ -95,7 +95,9 @@ def history(
     say(f"held: epochs {found.oldest} to {found.newest}")
 
 
-def _of_operator(directory: Path, wanted: Wanted, key: str, conf: Mapping[str, str], *, with_input: bool) -> History:
+def _operator_history(
+    directory: Path, wanted: Wanted, key: str, conf: Mapping[str, str], *, with_input: bool
+) -> History:
     """Return the history of a key of one of Spark's own operators. Reports unreadable state before Spark is started."""
     at = moment(directory)
     choose_operator(held_operators(at), wanted, at.epoch)

@@ -38,7 +38,7 @@ def _remember(ctx: click.Context, _: click.Parameter, file: Path | None) -> None
 def _settings(ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
     file = ctx.meta.get(_FILE)
     settings = {} if file is None else read_properties(file)
-    settings.update(_of_environment())
+    settings.update(_from_environment())
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
@@ -47,7 +47,7 @@ def _settings(ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) ->
     return settings
 
 
-def _of_environment() -> dict[str, str]:
+def _from_environment() -> dict[str, str]:
     try:
         return parse_properties(os.environ.get(SETTINGS_VARIABLE, ""))
     except ValueError as error:

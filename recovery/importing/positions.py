@@ -17,7 +17,7 @@ from recovery.appended.files import Files, LocalFiles, name_of
 from recovery.appended.position import FilePosition, InputOffset, fingerprint
 from recovery.base.ids import StepId
 from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
-from recovery.checkpoint.source_places import places_of, read_for, word_for
+from recovery.checkpoint.source_places import name_digest, places_of, read_for
 from recovery.checkpoint.sources import PLACES_KEY
 from recovery.errors import ConfigurationError, InputRewrittenError, StateValueError
 from recovery.storage.seam import DriverRows
@@ -123,7 +123,7 @@ def rows_of(sources: Sequence[TheirInput], now_ms: int) -> DriverRows:
     described = {"batchWatermarkMs": 0, "batchTimestampMs": now_ms, "conf": SETTINGS}
     offsets = [json.dumps(offset_of(each).to_json()) for each in sources]
     # The flow's options are unknown, and so are its steps. The path identifies the source.
-    names = [f"appended {word_for(each.path)} {word_for('')} {read_for([''])}" for each in sources]
+    names = [f"appended {name_digest(each.path)} {name_digest('')} {read_for([''])}" for each in sources]
     places = places_of(range(len(names)), [False] * len(names), names)
     return {
         StepId(CHECKPOINT_STEP): {
