@@ -187,7 +187,7 @@ def _again_and_again(how: _How, every_s: float) -> None:
 
 
 def _or_say_why(once: Callable[[], RecoveryError | None], as_json: bool) -> None:
-    """Make a backup, or report why there is none this time. Raises errors that do not pass by themselves."""
+    """Make a backup, or report a temporary failure. Raises errors that are not temporary."""
     try:
         unpruned = once()
         if unpruned is not None and not isinstance(unpruned, PASSING):
