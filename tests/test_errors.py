@@ -105,7 +105,7 @@ def test_a_path_is_known_wherever_it_stands(found):
 
 @pytest.mark.parametrize("found", ["feedback is missing", "/data/db is full", "db.sqlite3 is full", "db/part-0 is full",
                                    "x-db is full", ".db is full"])  # fmt: skip
-def test_a_path_that_is_part_of_a_word_is_said(found):
+def test_a_path_that_is_part_of_a_word_is_still_shown(found):
     """A directory called db does not disappear where something else has it in its name."""
     assert str(StorageError(found, path="db", cause="", remedy="")) == f"db: {found}"
 

@@ -98,7 +98,7 @@ def test_every_example_is_run_here() -> None:
     assert tested == {path.name for path in EXAMPLES.glob("*.py")}
 
 
-def test_word_count_goes_on_where_it_stopped(shell: Any) -> None:
+def test_word_count_continues_where_it_stopped(shell: Any) -> None:
     """The second run reads the appended line alone, and counts on."""
     printed = shell(commands_of("word_count.py"))
     first, second = printed.split("micro-batch 1:")
@@ -114,7 +114,7 @@ def test_word_count_goes_on_where_it_stopped(shell: Any) -> None:
 
 
 @pytest.mark.long
-def test_more_partitions_go_on_and_back(shell: Any) -> None:
+def test_more_partitions_continue_and_back(shell: Any) -> None:
     """After repartitioning in place, a run goes on, and another goes back behind it: state and output are exact."""
     printed = shell(commands_of("more_partitions.py"))
     assert "all steps are equal at 2 held epochs" in printed
@@ -283,7 +283,7 @@ def test_flights_joined_with_the_weather(shell: Any) -> None:
 
 
 @pytest.mark.long
-def test_a_processor_with_timers_goes_on(shell: Any) -> None:
+def test_a_processor_with_timers_continues(shell: Any) -> None:
     """Every visit is put out once, by its timer, with all its pages: also the one that both runs have seen."""
     printed = shell(commands_of("spark_state.py"))
     assert re.findall(r"^(\w+): (\d) pages$", printed, re.MULTILINE) == [("ann", "2"), ("bob", "3")]

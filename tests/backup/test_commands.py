@@ -169,7 +169,7 @@ def test_errors_have_their_codes(store, tmp_path):
 
 
 @pytest.mark.parametrize("words", [["restore"], ["restore", "--dry-run"], ["drill"]])
-def test_what_cannot_be_put_together_says_which_copies_are_no_use(store, tmp_path, words):
+def test_the_error_names_the_copies_that_do_not_fit(store, tmp_path, words):
     """And where they lie, not that a file which is there would be missing."""
     copies = tmp_path / "copies"
     shutil.copytree(store, copies)
@@ -267,7 +267,7 @@ def test_the_directory_from_the_environment(store, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_every_goes_on_until_a_signal(store, tmp_path, number):
+def test_every_repeats_until_a_signal(store, tmp_path, number):
     """A backup after each interval, a line of JSON each; a signal ends it with code 0. Each stores what has changed,
     and one may be made between two partitions' commits."""
     process = subprocess.Popen(

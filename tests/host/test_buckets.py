@@ -107,7 +107,7 @@ def test_azure_s_emulator():
     assert (access.account, access.endpoint) == ("devstoreaccount1", "http://127.0.0.1:10000/devstoreaccount1")
 
 
-def test_connection_strings_that_are_none():
+def test_invalid_connection_strings():
     """The error does not repeat them."""
     for text in ("secret", "AccountKey=secret", "AccountName=a;secret"):
         with pytest.raises(ConfigurationError, match="not a connection string") as raised:

@@ -220,12 +220,12 @@ def test_steps_are_exported_as_of_one_epoch(recovery, store_dir, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [("nosuch",), ("--step", "count", "--key", "z"), ("--step", "nope", "--key", "z")])
-def test_a_state_that_is_not_there_is_reported_with_the_directory(recovery, ran, words):
+def test_a_missing_state_is_reported_with_the_directory(recovery, ran, words):
     """There may be one in another."""
     assert f"Error: {ran}: " in recovery("state", "get", ran, *words, code=44)
 
 
-def test_exporting_a_step_that_is_not_there(recovery, ran, tmp_path):
+def test_exporting_a_missing_step(recovery, ran, tmp_path):
     """It is misspelt: no export, which would look as if the step had no states."""
     file = tmp_path / "export"
     for steps in (["nope"], ["count", "nope"]):

@@ -68,7 +68,7 @@ def test_masters_of_other_hosts(master):
     "master", ["mesos://127.0.0.1:5050", "spark://evil/localhost:7077", "locally", "local[2] or so", "", "yarn\nlocal",
                "yarn-cluster", "spark://a b"],
 )  # fmt: skip
-def test_masters_that_are_none(master):
+def test_invalid_masters(master):
     """Refused before Spark starts, with the forms that there are."""
     with pytest.raises(ConfigurationError, match=r"is not supported(?s:.*)spark://HOST:PORT"):
         check_master(master)

@@ -132,7 +132,7 @@ class Plans:
         self.combined.append("HashAggregate" in plan)
 
 
-def test_what_does_not_shrink_is_sent_as_it_is(spark, feed, tmp_path):
+def test_rows_that_do_not_shrink_are_not_combined(spark, feed, tmp_path):
     """A micro-batch of keys that are all different shows that combining is of no use; few rows show nothing. The rows
     that are counted are those of the input."""
     feed.add((f"k{number % 7}", number) for number in range(3000))

@@ -29,7 +29,7 @@ from tests.backup.support import assert_sound, back_up, bring_back, work
 from tests.spark.support import run_to_end, states, totals_step
 
 
-def test_a_run_goes_on_from_its_replica(spark, feed, tmp_path):
+def test_a_run_continues_from_its_replica(spark, feed, tmp_path):
     """The directory is lost: the replica has every epoch. A run that goes back is followed."""
     for seed in range(3):
         feed.add_random(seed, count=100)

@@ -725,7 +725,7 @@ def test_a_source_that_cleans_up_is_refused(spark, feed, tmp_path):
         run_to_end(frame.transform(totals_step()), tmp_path / "db")
 
 
-def test_nothing_is_given_up_for_a_position_that_is_none(spark, feed, tmp_path, monkeypatch):
+def test_nothing_is_discarded_for_an_invalid_position(spark, feed, tmp_path, monkeypatch):
     """Whether Spark can go on is known before epochs are abandoned."""
     for seed in range(3):
         feed.add_random(seed)

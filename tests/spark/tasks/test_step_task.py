@@ -165,7 +165,7 @@ def test_rows_that_spark_was_to_sort(driver, kind, order):
     assert "its rows are not sorted by key" in message
 
 
-def test_a_key_may_go_on_in_the_next_batch(driver, kind):
+def test_a_key_may_continue_in_the_next_batch(driver, kind):
     """Where Spark sorts, rows of one key come together, and their batches may end anywhere."""
     order = [[HERE[0], HERE[1]], [HERE[1]], [HERE[1], HERE[1]], [HERE[1], HERE[2]], [HERE[2]]]
     assert run(driver, step(kind, sorted_by_spark=True), kind, *map(batch, order)) == HERE[:3]
