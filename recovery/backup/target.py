@@ -331,7 +331,7 @@ def _status(path: Path) -> os.stat_result:
 
 
 def bounded(call: Callable[[], T], timeout_s: float) -> T:
-    """Return or raise what `call` does, or TimeoutError; then the call continues in a thread that nobody waits for.
+    """Return or raise what `call` does, or TimeoutError; then the call goes on in a thread that nobody waits for.
 
     The file systems have retry limits of their own, but not for every way in which a service can fall silent.
     """

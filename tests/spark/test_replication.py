@@ -20,8 +20,8 @@ from recovery import (
     TakenOverError,
 )
 from recovery.cli import main
+from recovery.spark.run.events import BatchDone, ReplicaChanged
 from recovery.spark.run.replicating import REPLICATED_KEEPS_S, replicated
-from recovery.spark.run.reporting.events import BatchDone, ReplicaChanged
 from recovery.storage.restored import is_restored
 from recovery.storage.scan import scan
 from tests.backup.standby.support import followed, promoted
@@ -29,7 +29,7 @@ from tests.backup.support import assert_sound, back_up, bring_back, work
 from tests.spark.support import run_to_end, states, totals_step
 
 
-def test_a_run_continues_from_its_replica(spark, feed, tmp_path):
+def test_a_run_goes_on_from_its_replica(spark, feed, tmp_path):
     """The directory is lost: the replica has every epoch. A run that goes back is followed."""
     for seed in range(3):
         feed.add_random(seed, count=100)
@@ -113,14 +113,14 @@ def test_sync_shows_only_what_cannot_be_lost(spark, feed, tmp_path, monkeypatch)
         feed.add_random(seed, count=50)
     frame = feed.frame(spark).transform(totals_step())
     directory, place, output = tmp_path / "db", tmp_path / "dest", tmp_path / "out"
-    replicas = []
+    told = []
 
     def away(event) -> None:
         if isinstance(event, BatchDone) and event.batch == 2:
             place.rename(tmp_path / "aside")
             place.write_text("away")
         if isinstance(event, ReplicaChanged):
-            replicas.append(event.replica)
+            told.append(event.replica)
 
     def shown() -> int:
         return spark.read.format("json").schema(frame.schema).load(str(output)).count() if output.exists() else 0
@@ -128,7 +128,7 @@ def test_sync_shows_only_what_cannot_be_lost(spark, feed, tmp_path, monkeypatch)
     config = {"replicate": place, "replicate_sync": True}
     with pytest.raises(BackupTargetError, match="its output is not shown"):
         run_to_end(frame, directory, FileSink(output, "json"), observer=away, **config)
-    assert [each.problem is None for each in replicas] == [False]
+    assert [each.problem is None for each in told] == [False]
     # The first two epochs are shown; epoch 3 is closed.
     assert {file.description.newest_epoch for file in scan(directory)} == {3}
     after_two = shown()

@@ -25,7 +25,7 @@ from recovery.errors import SparkUnavailableError
 from recovery.spark.jvm import versions
 from recovery.spark.jvm.java import _bundled_java, java_home
 from recovery.spark.jvm.launch import FIRST_CALL, ErrorOutput, _answer_own_user, reason_in
-from recovery.spark.jvm.session import _settings_for, daemon, prepare_environment
+from recovery.spark.jvm.session import _of_master, daemon, prepare_environment
 
 ROOT = str(Path(recovery.__file__).resolve().parents[1])
 
@@ -62,7 +62,7 @@ def test_on_a_cluster_the_environment_is_left_to_its_hosts(environment):
     prepare_environment("/home/me/flows", master="spark://h:7077")
     assert "PYSPARK_PYTHON" not in environment
     assert "PYTHONPATH" not in environment
-    assert _settings_for("spark://h:7077").keys() <= {
+    assert _of_master("spark://h:7077").keys() <= {
         "spark.python.unix.domain.socket.enabled", "spark.executor.processTreeMetrics.enabled",
     }  # fmt: skip
 

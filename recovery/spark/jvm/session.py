@@ -77,7 +77,7 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
     settings = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
     gateway = None
     try:
-        for key, value in {**DEFAULTS, **_settings_for(master), **conf}.items():
+        for key, value in {**DEFAULTS, **_of_master(master), **conf}.items():
             settings.set(key, value)
         given = settings.get("spark.driver.extraJavaOptions", "")
         home = java_home()
@@ -89,7 +89,7 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
             gateway = launch(settings, _for_cluster() if is_cluster(master) else _for_python())
             if left_archive.LEAVING in shared:
                 atexit.register(left_archive.leave, gateway, home)
-        with _keeping_handler():
+        with _signal_kept():
             context = SparkContext(conf=settings, gateway=gateway)
         context.setLogLevel("ERROR")
         session = SparkSession(context)
@@ -121,7 +121,7 @@ def _advice(text: str) -> tuple[str, str]:
     return "Java, the master or a setting of Spark (--conf, --properties-file).", remedy
 
 
-def _settings_for(master: str) -> dict[str, str]:
+def _of_master(master: str) -> dict[str, str]:
     """Settings that depend on where executors run. On other hosts there are neither this process's directories nor,
     perhaps, this Python."""
     if not is_cluster(master):
@@ -149,7 +149,7 @@ def _private(master: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _keeping_handler() -> Iterator[None]:
+def _signal_kept() -> Iterator[None]:
     """Restore the caller's handler of SIGINT, unless it is Python's default: PySpark replaces any handler."""
     before = signal.getsignal(signal.SIGINT)
     yield
