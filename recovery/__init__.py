@@ -112,9 +112,9 @@ if TYPE_CHECKING:
     from recovery.spark.pipelines.incremental import incremental
     from recovery.spark.pipelines.run import PipelineSummary, run_pipeline
     from recovery.spark.run.blocking import run
-    from recovery.spark.run.events import BatchDone, InputCounted, Resumed, RunSummary, Stopping
-    from recovery.spark.run.listener import MetricsListener, query_metrics
     from recovery.spark.run.query import RecoveryQuery
+    from recovery.spark.run.reporting.events import BatchDone, InputCounted, Resumed, RunSummary, Stopping
+    from recovery.spark.run.reporting.listener import MetricsListener, query_metrics
     from recovery.spark.run.start import start
     from recovery.spark.sources.formats import register
     from recovery.spark.sources.native_history import native_history
@@ -240,7 +240,7 @@ __all__ = [
 _LATER = {
     "AllKeysSink": "recovery.sinks",
     "BatchContext": "recovery.sinks",
-    "BatchDone": "recovery.spark.run.events",
+    "BatchDone": "recovery.spark.run.reporting.events",
     "ConsoleSink": "recovery.sinks",
     "DeltaSink": "recovery.sinks",
     "Diff": "recovery.operational.steps.comparison",
@@ -256,8 +256,8 @@ _LATER = {
     "IcebergSink": "recovery.sinks",
     "ImportedBytewax": "recovery.importing.bytewax",
     "KeyedState": "recovery.operational.keyed",
-    "InputCounted": "recovery.spark.run.events",
-    "MetricsListener": "recovery.spark.run.listener",
+    "InputCounted": "recovery.spark.run.reporting.events",
+    "MetricsListener": "recovery.spark.run.reporting.listener",
     "Node": "recovery.pipeline",
     "Pipeline": "recovery.pipeline",
     "PipelineSummary": "recovery.spark.pipelines.run",
@@ -266,13 +266,13 @@ _LATER = {
     "RepartitionPlan": "recovery.partitioning.repartition",
     "Repartitioned": "recovery.partitioning.repartition",
     "Resume": "recovery.sinks",
-    "Resumed": "recovery.spark.run.events",
+    "Resumed": "recovery.spark.run.reporting.events",
     "RetryPolicy": "recovery.operational.backends.retry",
-    "RunSummary": "recovery.spark.run.events",
+    "RunSummary": "recovery.spark.run.reporting.events",
     "ScopedState": "recovery.operational.scopes",
     "StateManager": "recovery.operational.manager",
     "StateStore": "recovery.operational.backends.custom",
-    "Stopping": "recovery.spark.run.events",
+    "Stopping": "recovery.spark.run.reporting.events",
     "UpsertSink": "recovery.sinks",
     "aggregate": "recovery.spark.steps.aggregate",
     "current_batch": "recovery.sinks",
@@ -287,7 +287,7 @@ _LATER = {
     "native_operators": "recovery.spark.sources.native_state",
     "native_state": "recovery.spark.sources.native_state",
     "process_state": "recovery.operational.manager",
-    "query_metrics": "recovery.spark.run.listener",
+    "query_metrics": "recovery.spark.run.reporting.listener",
     "register": "recovery.spark.sources.formats",
     "repartition": "recovery.partitioning.repartition",
     "run": "recovery.spark.run.blocking",

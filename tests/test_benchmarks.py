@@ -355,7 +355,7 @@ def session(directory: Path, *failing: str) -> Session:
     return Session(directory / "session.json", directory / "RESULTS.md", "cmd", "commit", measure)
 
 
-def test_a_session_survives_a_failed_table_and_goes_on(tmp_path: Path) -> None:
+def test_a_session_survives_a_failed_table_and_continues(tmp_path: Path) -> None:
     """RESULTS.md begins with the ratios of all tables that are done, and keeps those of other sessions behind them."""
     pytest.importorskip("matplotlib")
     (tmp_path / "RESULTS.md").write_text("# Results\n\n## two\n\nold\n\n## other\n\nkept\n")

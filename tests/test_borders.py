@@ -82,8 +82,8 @@ JVM_MODULES = {
     "recovery.spark.steps.column_types",
     "recovery.spark.steps.combine",
     "recovery.spark.run.launch",
-    "recovery.spark.run.measuring",
-    "recovery.spark.run.operator_rows",
+    "recovery.spark.run.reporting.measuring",
+    "recovery.spark.run.reporting.operator_rows",
     "recovery.spark.run.source_starts",
     "recovery.spark.run.warmup_flows",
 }

@@ -41,7 +41,7 @@ class TestIntervals:
         ],
         ids=lambda value: repr(value)[:20],
     )  # fmt: skip
-    def test_what_is_none(self, value):
+    def test_invalid_values(self, value):
         """Anything else is refused with an example of what would do."""
         with pytest.raises(ConfigurationError, match="not an interval") as raised:
             parse_interval(value)

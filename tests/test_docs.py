@@ -78,7 +78,7 @@ def test_option_is_documented(command: str, option: click.Option) -> None:
         assert re.search(rf"`{name}[ `]", where), f"{name} of {command or 'recovery'}"
 
 
-def test_no_option_is_documented_that_is_none() -> None:
+def test_no_unknown_option_is_documented() -> None:
     """The tables of options name existing options only."""
     known = {name for _, option in options() for name in option.opts} | {"--help", "-h"}
     named = set(re.findall(r"^\| .*?`(--[a-z-]+)", page("cli.md"), re.MULTILINE))

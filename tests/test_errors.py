@@ -105,7 +105,7 @@ def test_a_path_is_known_wherever_it_stands(found):
 
 @pytest.mark.parametrize("found", ["feedback is missing", "/data/db is full", "db.sqlite3 is full", "db/part-0 is full",
                                    "x-db is full", ".db is full"])  # fmt: skip
-def test_a_path_that_is_part_of_a_word_is_said(found):
+def test_a_path_that_is_part_of_a_word_is_still_shown(found):
     """A directory called db does not disappear where something else has it in its name."""
     assert str(StorageError(found, path="db", cause="", remedy="")) == f"db: {found}"
 
@@ -182,7 +182,7 @@ CRASHED = "org.apache.spark.SparkException: Python worker exited unexpectedly (c
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (f"{CRASHED}. Consider setting 'spark.…faulthandler.enabled'\n\tat org.apache.spark.X.y(X.scala:1)", ""),
         (
@@ -192,10 +192,10 @@ CRASHED = "org.apache.spark.SparkException: Python worker exited unexpectedly (c
         ),
     ],
 )
-def test_a_worker_that_crashed(text, told):
+def test_a_worker_that_crashed(text, expected):
     """With what it said itself, if Spark's settings keep that, and without Java's stack."""
     found = as_recovery_error(PySparkException(text))
-    assert found.found == f"a Python worker ended while it did a task{told}"
+    assert found.found == f"a Python worker ended while it did a task{expected}"
 
 
 @pytest.mark.parametrize(

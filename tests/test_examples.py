@@ -98,7 +98,7 @@ def test_every_example_is_run_here() -> None:
     assert tested == {path.name for path in EXAMPLES.glob("*.py")}
 
 
-def test_word_count_goes_on_where_it_stopped(shell: Any) -> None:
+def test_word_count_continues_where_it_stopped(shell: Any) -> None:
     """The second run reads the appended line alone, and counts on."""
     printed = shell(commands_of("word_count.py"))
     first, second = printed.split("micro-batch 1:")
@@ -114,7 +114,7 @@ def test_word_count_goes_on_where_it_stopped(shell: Any) -> None:
 
 
 @pytest.mark.long
-def test_more_partitions_go_on_and_back(shell: Any) -> None:
+def test_more_partitions_continue_and_back(shell: Any) -> None:
     """After repartitioning in place, a run goes on, and another goes back behind it: state and output are exact."""
     printed = shell(commands_of("more_partitions.py"))
     assert "all steps are equal at 2 held epochs" in printed
@@ -195,8 +195,8 @@ def test_sessions_end_on_an_idle_stream_and_between_runs(shell: Any) -> None:
 def test_odd_readings_are_reported(shell: Any) -> None:
     """The second run compares with the means of the first; the figures are those of all readings."""
     printed = shell(commands_of("sensors.py"))
-    told = re.findall(r"^\w+: \d readings.*$", printed, re.MULTILINE)
-    assert told == [
+    lines = re.findall(r"^\w+: \d readings.*$", printed, re.MULTILINE)
+    assert lines == [
         "attic: 1 readings, mean 30.0, latest 30.0, odd: none",
         "cellar: 2 readings, mean 12.5, latest 13.0, odd: none",
         "attic: 2 readings, mean 30.5, latest 31.0, odd: none",
@@ -248,16 +248,16 @@ def test_a_remote_job_is_submitted_once(shell: Any) -> None:
 def test_windows_of_flights(shell: Any) -> None:
     """Every day that is complete is put out once, over two runs, with the flights that a plain loop counts in it."""
     printed = shell(commands_of("windows.py"))
-    told = re.findall(r"^(\S+)  (\w{3}) +(\d+) flights, +(\d+) cancelled$", printed, re.MULTILINE)
+    lines = re.findall(r"^(\S+)  (\w{3}) +(\d+) flights, +(\d+) cancelled$", printed, re.MULTILINE)
     counted: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     with Path("flights.csv").open(newline="") as file:
         for flight in {tuple(row) for row in csv.reader(file)}:
             figures = counted[flight[18][:10], flight[12]]
             figures[0] += 1
             figures[1] += flight[3] == "NA"
-    assert len(told) >= 15
-    assert len({(day, origin) for day, origin, _, _ in told}) == len(told)
-    assert all(counted[day, origin] == [int(n), int(cancelled)] for day, origin, n, cancelled in told)
+    assert len(lines) >= 15
+    assert len({(day, origin) for day, origin, _, _ in lines}) == len(lines)
+    assert all(counted[day, origin] == [int(n), int(cancelled)] for day, origin, n, cancelled in lines)
 
 
 @pytest.mark.long
@@ -283,7 +283,7 @@ def test_flights_joined_with_the_weather(shell: Any) -> None:
 
 
 @pytest.mark.long
-def test_a_processor_with_timers_goes_on(shell: Any) -> None:
+def test_a_processor_with_timers_continues(shell: Any) -> None:
     """Every visit is put out once, by its timer, with all its pages: also the one that both runs have seen."""
     printed = shell(commands_of("spark_state.py"))
     assert re.findall(r"^(\w+): (\d) pages$", printed, re.MULTILINE) == [("ann", "2"), ("bob", "3")]

@@ -212,7 +212,7 @@ def test_a_timeout_in_words(duration, at_ms):
 
 
 @pytest.mark.parametrize("duration", ["1 month", "", "soon", "5 minutes 3"])
-def test_a_timeout_in_words_that_is_not_one(duration):
+def test_an_invalid_timeout_text(duration):
     with pytest.raises(ConfigurationError, match="is not a duration"):
         GroupState.of(1).setTimeoutDuration(duration)
 

@@ -118,15 +118,15 @@ COVERED_BY = {
     "spark/test_merging.py": "spark.tuning.collecting",
     "spark/test_row_width.py": "spark.tuning.outcome",
     "spark/test_tuning.py": "spark.tuning.back_off",
-    "spark/test_metrics.py": """spark.run.events spark.run.listener spark.run.measuring spark.run.reports
-        spark.run.status""",
+    "spark/test_metrics.py": """spark.run.reporting.events spark.run.reporting.listener
+        spark.run.reporting.measuring spark.run.reporting.reports spark.run.status""",
     "spark/test_several.py": "spark.run.launch",
     "spark/test_closing.py": "spark.run.prepare",
     "spark/run/test_until.py": "checkpoint.until",
     "spark/test_state_source.py": "spark.sources.compared",
     "operational/test_step_history.py": "cli.history operational.steps.epoch_input",
     "spark/test_changed_sources.py": "spark.run.source_starts",
-    "spark/test_native.py": "spark.planner.state_store spark.run.operator_rows",
+    "spark/test_native.py": "spark.planner.state_store spark.run.reporting.operator_rows",
     "spark/test_native_state.py": """spark.sources.formats spark.sources.native_diff spark.sources.native_history
         spark.sources.native_source""",
     "spark/test_appended.py": "spark.sources.driver_relay",

@@ -120,9 +120,9 @@ def test_other_versions_of_spark_are_refused(version, tmp_path):
     )
     done = run_without(code, path=tmp_path)
     assert done.stderr == ""
-    told = json.loads(done.stdout)
-    assert told["found"] == f"PySpark {version} is not supported: versions 4.0 to 4.3 are"
-    assert "pyspark>=4.0,<4.4" in told["remedy"]
+    facts = json.loads(done.stdout)
+    assert facts["found"] == f"PySpark {version} is not supported: versions 4.0 to 4.3 are"
+    assert "pyspark>=4.0,<4.4" in facts["remedy"]
 
 
 @pytest.mark.parametrize("how", ["import", "command"])

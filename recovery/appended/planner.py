@@ -116,7 +116,7 @@ class Planner:
 
     def _latest(self, before: InputOffset, max_bytes: int | None) -> InputOffset | None:
         seen = self._survey(before)
-        fresh = [(file, origin) for file, origin in seen.fresh if self._was_there(file, origin)]
+        fresh = [(file, origin) for file, origin in seen.fresh if self._is_before_end(file, origin)]
         files = dict(seen.found)
         positions = {number: before.files[number] for number in files}
         for number, (file, origin) in enumerate(fresh, before.next_id):
@@ -191,7 +191,7 @@ class Planner:
                 raise rewritten(wanted[number], here)
         return found
 
-    def _was_there(self, file: FileStat, origin: str) -> bool:
+    def _is_before_end(self, file: FileStat, origin: str) -> bool:
         """Return whether a new file lies before the fixed end, if there is one.
 
         Only the first plan after `fix_end` accepts new files. A file that is not listed was rotated before.

@@ -85,7 +85,7 @@ class Checks:
 class TaskFiles:
     """The files of a task's slices, one open at a time. Calling it with a slice returns a reader of its file.
 
-    A file is the one that was planned if its content is, whatever its number, time or size are on this host.
+    A file is the planned one if its content is: its inode, time and size may differ on this host.
     """
 
     def __init__(self, files: Files, *, shared: bool = False) -> None:

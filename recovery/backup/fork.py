@@ -75,9 +75,9 @@ def fork(
 ) -> Forked:
     """Make a store in `new_directory` that continues from an epoch of the one in `directory`, and return what was made.
 
-    A run may go on in `directory`, of which nothing is changed. The new store has an id of its own, all epochs up to
-    this one that are held, and the operational state as of now. Where the file system can clone files, it takes no
-    space. epoch: None: the newest that all partitions hold; 0: the beginning.
+    A run may be active in `directory`, which does not change. The new store has an id of its own, all held epochs up to
+    this one, and the present operational state. Where the file system can clone files, it takes no space. epoch: None:
+    the newest that all partitions hold; 0: the beginning.
 
     `new_directory` is missing or empty. It appears when it is whole; what a killed attempt left, the next one removes.
     Raises the errors of `plan`, EpochNotHeldError, AlreadyInitializedError, DirectoryLockedError or StorageError.

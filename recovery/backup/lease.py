@@ -14,8 +14,8 @@ written conditionally, so of several writers that want the next term one gets it
    read the place after that has found it there. No clock is compared.
 4. Each backup says under which term it was made, so the latest one is known without clocks.
 5. A run is refused if its directory lacks epochs that the place has: before it claims a term, which leaves the writer
-   alone, and once more afterwards. So an old copy of a directory does not go on unnoticed. The first run after 2 is not
-   refused: the directory has read the place, and what the writer before stored after that came too late.
+   alone, and once more afterwards. So an old copy of a directory does not continue unnoticed. The first run after 2 is
+   not refused: the directory has read the place, and what the writer before stored after that came too late.
 
 A run that does not wait for 3 before it publishes may publish epochs that its successor does not know.
 """
@@ -181,8 +181,8 @@ def claim(
     before anything is written, with whether this directory holds that term by a takeover and so has all that counts;
     raises if the term shall not end.
 
-    A promotion that had claimed it already goes on with that term. Raises TakenOverError if another writer holds it, or
-    was faster; ForeignPartitionError for a place of another store, ConfigurationError if the store of the place cannot
+    A promotion that claimed it before continues with that term. Raises TakenOverError if another writer holds it or was
+    faster; ForeignPartitionError for a place of another store, ConfigurationError if the store of the place cannot
     write conditionally, BackupTargetError, BackupDamagedError or StorageError.
     """
     found, token = _read(documents)
@@ -242,7 +242,7 @@ def _nonce(term: Term | None) -> str:
 
 
 def _nonces(held: _Held | None) -> tuple[str, ...]:
-    """Return the nonces of the terms that a directory may go on from."""
+    """Return the nonces of the terms that a directory may continue from."""
     return () if held is None else (held.nonce, _nonce(held.before))
 
 

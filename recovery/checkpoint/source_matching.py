@@ -101,7 +101,7 @@ class _Matching:
                 self._spare |= set(rest[len(more) :])
             elif not more and len(rest) < len(then):
                 # It was read for steps that are gone; if these came back, they would begin where the others are.
-                self._spare |= {each for each in rest if self._is_for_none(each)}
+                self._spare |= {each for each in rest if self._serves_no_step(each)}
         self._spare |= self._merged
         self._left -= self._unread
 
@@ -118,7 +118,7 @@ class _Matching:
         """Match sources of one kind that have another path; return the sources that are gone. A source counts as left
         out only if no new one can be it."""
         # A source that was read for steps that are gone, or that now share a read, needs no match.
-        left = self._left - self._merged - {one for one in self._left & self._spare if self._is_for_none(one)}
+        left = self._left - self._merged - {one for one in self._left & self._spare if self._serves_no_step(one)}
         begun = self._begun()
         gone: list[int] = []
         for kind in dict.fromkeys(self._kind(self._old[source]) for source in sorted(left)):
@@ -185,7 +185,7 @@ class _Matching:
     def _share_steps(self, one: int, each: int) -> bool:
         return not named_steps(self._old[one]).isdisjoint(named_steps(self._new[each]))
 
-    def _is_for_none(self, one: int) -> bool:
+    def _serves_no_step(self, one: int) -> bool:
         """Return whether the flow has none of the steps that `one` was read for."""
         return steps_of(self._old[one]).isdisjoint(self._steps)
 

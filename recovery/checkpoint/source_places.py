@@ -154,8 +154,8 @@ def path_in(options: Mapping[str, str]) -> str:
     return ""
 
 
-def word_for(text: str) -> str:
-    """Return the word that stands for a path or for options in a name. They may be secret, hence a digest."""
+def name_digest(text: str) -> str:
+    """Return a digest of a path or of options, for a source's name: they may be secret."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -23,8 +23,8 @@ def fix_end(
     """Let the next micro-batch of `checkpoint` end at the position in the checkpoint `reached`; return its number.
 
     Returns None, and changes nothing, if `checkpoint` is at that position already. batch: the last one of `checkpoint`;
-    None: it has none. The micro-batch has the time at which the other run reached the position, so timeouts pass by as
-    they did there. Raises SparkCheckpointError.
+    None: it has none. The micro-batch gets the time at which the other run reached the position, so the same timeouts
+    pass. Raises SparkCheckpointError.
     """
     before = None if batch is None else read_offsets(checkpoint, batch)
     end = read_offsets(reached, reached_batch)

@@ -29,7 +29,7 @@ from recovery.storage.locations import OwnerAccess
 def advise_command(directory: Path, tolerate: float, cores: int | None, access: OwnerAccess, as_json: bool) -> None:
     """Propose a snapshot interval, a number of partitions and a size of the state, from what runs have measured.
 
-    Only reads; a run may be going on.
+    Reads only, also during a run.
     """
     facts = gather(to_read(directory, access), DEFAULTS, SystemClock().wall_ms(), home=directory)
     advice = advise(known(facts, cores or os.cpu_count() or 1), tolerate)

@@ -69,10 +69,10 @@ class KeepType(click.ParamType[KeepRule]):
               help="Remove older backups: keep the newest 24, those younger than 7d, or 90d/1d: one a day "
                    "for 90 days. Several may be given.")  # fmt: skip
 @click.option("--list", "listed", is_flag=True, help="Only show the backups at DEST.")
-@click.option("--prune", "pruned", is_flag=True, help="Only remove the backups at DEST that no --keep keeps.")
+@click.option("--prune", "pruned", is_flag=True, help="Make no backup; remove those that no --keep rule covers.")
 @click.option("--incremental", is_flag=True,
-              help="Of each partition store only what changed since the backup before. For that, give the run a backup "
-                   "interval (-b) longer than the time between two backups.")  # fmt: skip
+              help="Store only what changed in each partition since the previous backup. For that, give the run a "
+                   "backup interval (-b) longer than the time between two backups.")  # fmt: skip
 @click.option("--check", is_flag=True, help="Read each copy in full and check every digest before it is stored.")
 @umask_option
 @owner_options
@@ -89,7 +89,7 @@ def backup(
     access: OwnerAccess,
     as_json: bool,
 ) -> None:
-    """Copy the partitions of DIR to DEST, a directory or s3://, gs://, azure://; a run may be going on.
+    """Copy the partitions of DIR to DEST, a directory or s3://, gs://, azure://. Works during a run.
 
     DIR can be left out when RECOVERY_DIRECTORY is set. A partition that did not change is not stored again. A backup
     counts once it is complete. Restore with `recovery restore DEST DIR`.
@@ -191,7 +191,7 @@ def _again_and_again(how: _How, every_s: float) -> None:
 
 
 def _or_say_why(once: Callable[[], RecoveryError | None], as_json: bool) -> None:
-    """Make a backup, or report why there is none this time. Raises errors that do not pass by themselves."""
+    """Make a backup, or report a temporary failure. Raises errors that are not temporary."""
     try:
         unpruned = once()
         if unpruned is not None and not isinstance(unpruned, PASSING):

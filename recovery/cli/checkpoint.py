@@ -52,7 +52,7 @@ def checkpoint() -> None:
 def export_(words: tuple[str, ...], epoch: int | None, conf: dict[str, str], as_json: bool) -> None:
     """Write an epoch that is held as an ordinary Spark checkpoint at TO, which plain Spark starts from.
 
-    All of it is written or nothing. Only reads DIR; a run may be going on.
+    TO appears complete or not at all. The command only reads DIR, also during a run.
     """
     directory, [target] = directory_and(words, ("TO",))
     with opened(target, conf) as place, CheckpointProgress(quiet=as_json) as progress:
@@ -66,13 +66,13 @@ def export_(words: tuple[str, ...], epoch: int | None, conf: dict[str, str], as_
 @checkpoint.command(name="import")
 @click.argument("source", metavar="FROM")
 @directory_argument
-@click.option("--flow", "flow_id", required=True, metavar="NAME", help="The flow that is to go on from it.")
+@click.option("--flow", "flow_id", required=True, metavar="NAME", help="The name of the flow that continues from it.")
 @settings_options
 @json_option
 def import_(source: str, directory: Path, flow_id: str, conf: dict[str, str], as_json: bool) -> None:
-    """Take the checkpoint of a Spark job over into DIR, whose partitions were just made, as their first epoch.
+    """Import the checkpoint of a Spark job as the first epoch of DIR, whose partitions must be new.
 
-    FROM is not changed. Stop the job first: what it does afterwards is not in DIR.
+    FROM does not change. Stop the job first: DIR does not contain what the job does afterwards.
     """
     with opened(source, conf) as place, CheckpointProgress(quiet=as_json) as progress:
         done = import_checkpoint(place, directory, flow_id, clock=SystemClock(), observe=progress.observe)
@@ -108,7 +108,7 @@ def show(
 ) -> None:
     """List the native stateful operators of an epoch; with --operator the keys and values of one.
 
-    Only reads; a run may be going on. The list needs no Spark, keys and values do.
+    Reads only, also during a run. The list needs no Spark; keys and values do.
     """
     if operator is not None:
         print_state(

@@ -269,7 +269,7 @@ def rewind_options(function: F) -> F:
 
 def umask_option(function: F) -> F:
     """Add --umask: who may read what is made."""
-    text = "Let other users read the new files, as far as your umask allows; by default only you may."
+    text = "Let other users read the new files, as far as your umask allows. By default, only you can."
     return click.option("--umask", is_flag=True, help=text)(function)
 
 
@@ -296,7 +296,7 @@ def threshold_option(function: F) -> F:
         metavar="TARGET=WARNING/CRITICAL",
         callback=parse,
         envvar="RECOVERY_THRESHOLD",
-        help="Levels of a target in place of its defaults: snapshot-duration=5s/20s, or =off.",
+        help="Override the levels of a target, as in snapshot-duration=5s/20s, or turn it off with =off.",
     )
     return option(function)
 

@@ -75,8 +75,9 @@ class _Compares(click.Command):
 @variable_option
 @timers_option
 @click.option("--key", "pattern", metavar="GLOB", help="Only keys that match: * any characters, ? one, [abc] one of.")
-@click.option("--every-key", is_flag=True, help="Read all keys, also where both share a history.")
-@click.option("--tolerance", type=click.FloatRange(min=0), default=0.0, help="By how much floats may differ.")
+@click.option("--every-key", is_flag=True, help="Read all keys, even if both share a history.")
+@click.option("--tolerance", type=click.FloatRange(min=0), default=0.0,
+              help="Floats are equal if they differ by at most this.")  # fmt: skip
 @click.option("--ignore-field", "ignored", multiple=True, metavar="NAME", help="Do not compare fields of this name.")
 @click.option(
     "--limit", type=click.IntRange(min=0), default=20, show_default=True, help="The most differences to show."
@@ -105,7 +106,7 @@ def diff(
     conf: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Compare the states of two recovery directories, or of one at two epochs. Reads only; runs may be going on.
+    """Compare the states of two recovery directories, or of one at two epochs. Reads only, also during runs.
 
     A and B may also be places of backups, which are read like a directory. --owner belongs to A, and to B if it is the
     same directory.

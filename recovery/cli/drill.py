@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +16,9 @@ from recovery.cli.common import INTERVAL, format_size, json_option, print_json, 
 from recovery.cli.restore import MomentType
 from recovery.cli.restore_output import announcing, plan_facts
 from recovery.planning.going_back import after_text
+
+if TYPE_CHECKING:
+    from recovery.backup.drill import Drilled
 
 SCRATCH = click.Path(exists=True, file_okay=False, writable=True, path_type=Path)
 
@@ -29,10 +33,10 @@ SCRATCH = click.Path(exists=True, file_okay=False, writable=True, path_type=Path
 def drill(
     source: str, epoch: int | None, at_ms: int | None, max_age: float | None, scratch: Path | None, as_json: bool
 ) -> None:
-    """Rehearse a disaster: restore SRC into scratch, check everything, begin a run there, and say how it went.
+    """Rehearse a disaster: restore SRC into a scratch directory, check everything, begin a run there, and report.
 
-    Nothing in SRC changes, and the scratch is removed. Ends with an error's code when nothing could be restored, when a
-    copy was damaged, or when the newest epoch is older than --max-age.
+    Nothing in SRC changes, and the command removes the scratch directory. It exits with an error's code if nothing
+    could be restored, a copy was damaged, or the newest epoch is older than --max-age.
     """
     from recovery.backup.drill import drill as rehearse
     from recovery.backup.places import open_target
@@ -47,7 +51,6 @@ def drill(
         started = clock.elapsed_s()
         found = open_source(open_target(source), room, clock)
         list_s = clock.elapsed_s() - started
-
         done = rehearse(
             found,
             clock=clock,
@@ -59,39 +62,48 @@ def drill(
             announce=announcing(progress, found, clock),
             observe=progress.observe,
         )
-    spent = done.restored.timings
-    steps = [
-        ("list copies", list_s),
-        ("plan", spent.plan_s),
-        ("fetch", spent.fetch_s),
-        ("check", spent.check_s),
-        ("put into place", spent.place_s),
-        ("begin a run", done.open_s),
-    ]
+    seconds = _seconds(done, list_s)
     if as_json:
-        print_json(
-            {
-                **plan_facts(done.restored.plan, found, clock.wall_ms()),
-                "passed": done.problem is None,
-                "problem": done.problem.as_json() if done.problem else None,
-                "began_at": done.began_at,
-                "steps": list(done.steps),
-                "rows": done.restored.rows,
-                "bytes": done.restored.size_bytes,
-                "left_out": list(done.restored.left_out),
-                "seconds": {name.replace(" ", "_"): seconds for name, seconds in steps},
-                "elapsed_s": list_s + done.total_s,
-            }
-        )
+        print_json({**plan_facts(done.restored.plan, found, clock.wall_ms()), **_facts(done, seconds)})
     else:
-        say(table(("step", "seconds"), [(name, f"{seconds:.2f}") for name, seconds in steps]))
-        say()
-        say(
-            f"restored {counted(done.restored.rows, 'row')}, {format_size(done.restored.size_bytes)}, of "
-            f"{one_line(', '.join(done.steps)) or 'no step'} in {list_s + done.total_s:.1f} s; "
-            f"a run would begin at epoch {done.began_at}, {after_text(done.began_at - 1)}"
-        )
+        say(_text(done, seconds))
     if done.problem is not None:
         if not as_json:
             tell_error(done.problem)
         raise SystemExit(done.problem.exit_code)
+
+
+def _seconds(done: Drilled, list_s: float) -> dict[str, float]:
+    """Return what each part of the drill took."""
+    spent = done.restored.timings
+    return {
+        "list copies": list_s,
+        "plan": spent.plan_s,
+        "fetch": spent.fetch_s,
+        "check": spent.check_s,
+        "put into place": spent.place_s,
+        "begin a run": done.open_s,
+    }
+
+
+def _facts(done: Drilled, seconds: dict[str, float]) -> dict[str, object]:
+    return {
+        "passed": done.problem is None,
+        "problem": done.problem.as_json() if done.problem else None,
+        "began_at": done.began_at,
+        "steps": list(done.steps),
+        "rows": done.restored.rows,
+        "bytes": done.restored.size_bytes,
+        "left_out": list(done.restored.left_out),
+        "seconds": {name.replace(" ", "_"): spent_s for name, spent_s in seconds.items()},
+        "elapsed_s": seconds["list copies"] + done.total_s,
+    }
+
+
+def _text(done: Drilled, seconds: dict[str, float]) -> str:
+    spent = table(("step", "seconds"), [(name, f"{spent_s:.2f}") for name, spent_s in seconds.items()])
+    return (
+        f"{spent}\n\nrestored {counted(done.restored.rows, 'row')}, {format_size(done.restored.size_bytes)}, of "
+        f"{one_line(', '.join(done.steps)) or 'no step'} in {seconds['list copies'] + done.total_s:.1f} s; "
+        f"a run would begin at epoch {done.began_at}, {after_text(done.began_at - 1)}"
+    )

@@ -82,7 +82,7 @@ def follow(source: str, directory: Path, every: float, once: bool, umask: bool, 
 
 
 def _again_and_again(follower: Follower, every_s: float, clock: Clock, as_json: bool) -> None:
-    """Look at each interval. What is wrong is said once, until something else is."""
+    """Look for a later backup at each interval. Report a problem once, until there is another one."""
     signals = StopSignals()
     said: tuple[str, ...] = ()
     pause_s = 0.0

@@ -26,7 +26,7 @@ from recovery.planning.resume import ResumePlan
 @click.option("--dry-run", is_flag=True, help="Show what would be forked; write nothing.")
 @json_option
 def fork(directory: Path, new: Path, epoch: int | None, dry_run: bool, as_json: bool) -> None:
-    """Make an independent store in NEW_DIR that continues from an epoch of the one in DIR; a run may be going on there.
+    """Make an independent store in NEW_DIR that continues from an epoch of the one in DIR, also during a run.
 
     It has a store id of its own and records where it comes from. Run it with --no-output, or give its sinks targets of
     their own: those of the origin are refused. Where the file system can clone files, it takes no space.

@@ -34,7 +34,7 @@ SHOWN_CHANGES = 5
 @click.argument("directory", metavar="DIR", type=READABLE, envvar="RECOVERY_DIRECTORY")
 @click.option("--step", metavar="STEP", help="The step of the flow.")
 @click.option("--key", metavar="KEY", help="The state key.")
-@click.option("--hwm", metavar="KEY", help="A high-water mark, in place of --step and --key.")
+@click.option("--hwm", metavar="KEY", help="A high-water mark instead of --step and --key.")
 @click.option("--operator", type=click.IntRange(min=0), metavar="N", help="One of Spark's own operators, in place of "
               "--step; starts Spark.")  # fmt: skip
 @store_option
@@ -59,9 +59,9 @@ def history(
     conf: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Show how one key came to its value: each version that is held, oldest first, and what changed in it.
+    """Show how one key came to its value: each held version, oldest first, and what changed in it.
 
-    Reads only; a run may be going on. How far back it reaches is the backup interval (-b) of the run. DIR may also be a
+    Reads only, also during a run. The backup interval (-b) of the run sets how far back it reaches. DIR may also be a
     place of backups; a chain of incremental ones reaches back to its beginning.
     """
     given = [each is not None for each in (step, hwm, operator)]
@@ -74,7 +74,7 @@ def history(
         found = mark_history(Steps(directory.path, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input)
         now = _mark_now(directory.path, environment, hwm, found)
     elif operator is not None:
-        found = _of_operator(directory.path, wanted, str(key), conf, with_input=with_input)
+        found = _operator_history(directory.path, wanted, str(key), conf, with_input=with_input)
         now = {"operator": operator, "store": store, "variable": variable, "timers": timers}
     else:
         assert step is not None
@@ -95,7 +95,9 @@ def history(
     say(f"held: epochs {found.oldest} to {found.newest}")
 
 
-def _of_operator(directory: Path, wanted: Wanted, key: str, conf: Mapping[str, str], *, with_input: bool) -> History:
+def _operator_history(
+    directory: Path, wanted: Wanted, key: str, conf: Mapping[str, str], *, with_input: bool
+) -> History:
     """Return the history of a key of one of Spark's own operators. Reports unreadable state before Spark is started."""
     at = moment(directory)
     choose_operator(held_operators(at), wanted, at.epoch)

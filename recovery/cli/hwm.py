@@ -21,7 +21,7 @@ VALUES = {"ignore_unknown_options": True}
 
 @click.group()
 def hwm() -> None:
-    """High-water marks: up to where something was loaded. Durable at once, while a run goes on too."""
+    """High-water marks: how far something has been loaded. Changes are durable immediately, also during a run."""
 
 
 @hwm.command(name="list")
@@ -48,7 +48,7 @@ def list_(words: tuple[str, ...], pattern: str | None, environment: str, as_json
 @state_options
 @json_option
 def get(words: tuple[str, ...], environment: str, as_json: bool) -> None:
-    """Print the mark of KEY, in the form that `set` accepts. Exits with 44 when there is none."""
+    """Print the mark of KEY, in the form that `set` accepts. Exits with 44 if there is none."""
     directory, [key] = directory_and(words, ("KEY",))
     found = [mark for mark in open_state(directory, environment).list_hwms() if mark.key == key]
     if not found:

@@ -43,7 +43,7 @@ def _pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...])
               help="A class that pickled states may build. Its code runs.")  # fmt: skip
 @click.option("--partitions", type=click.IntRange(1), metavar="N",
               help="The number of recovery partitions; by default as many as Bytewax has.")  # fmt: skip
-@click.option("--flow", metavar="NAME", help="The flow that goes on; by default Bytewax's name.")
+@click.option("--flow", metavar="NAME", help="The name of the flow that continues; by default Bytewax's.")
 @click.option("--no-older-copies", is_flag=True,
               help="Say that every file of SRC is the newest, where the files do not show it.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Read and check everything, and write nothing.")

@@ -18,10 +18,10 @@ from recovery.storage.initialize import init_partitions
 @umask_option
 @json_option
 def init(directory: Path, count: int, umask: bool, as_json: bool) -> None:
-    """Create N recovery partitions in DIR, which is made when missing.
+    """Create N recovery partitions in DIR. Makes DIR if it is missing.
 
-    Either all of them are created or none. About one per core that will run the flow is a good number; it is
-    fixed afterwards.
+    Either all of them are created or none. Choose about one per core that will run the flow. To change the number
+    later, use `recovery repartition`.
     """
     paths = init_partitions(directory, count, umask=umask)
     if as_json:

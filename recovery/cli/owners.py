@@ -33,12 +33,12 @@ def owner_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     options = (
         click.option("--owner", "owners", multiple=True, metavar="HOST:PORT", callback=_checked,
-                     help="An owner (recovery serve) that has other partitions; several may be given, also in the "
-                          "variable RECOVERY_OWNERS, with commas.", envvar="RECOVERY_OWNERS"),
+                     help="An owner (recovery serve) that has other partitions. Repeat the option for several, or "
+                          "list them in RECOVERY_OWNERS, separated by commas.", envvar="RECOVERY_OWNERS"),
         click.option("--token-file", type=FILE, envvar="RECOVERY_TOKEN_FILE",
                      help="The file with the token of the owners."),
         click.option("--tls-ca", type=FILE, envvar="RECOVERY_TLS_CA",
-                     help="What certificates of owners, or of this run on a cluster, are checked with, a PEM file."),
+                     help="A PEM file of certificates that verify the owners and, on a cluster, this run."),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -76,7 +76,7 @@ def whole_copies(directory: Path, access: OwnerAccess) -> Iterator[Path]:
 
 
 def to_read(directory: Path, access: OwnerAccess) -> Path:
-    """Return what `whole_copies` yields; it is there until the command ends."""
+    """Return what `whole_copies` yields. It exists until the command ends."""
     return click.get_current_context().with_resource(whole_copies(directory, access))
 
 

@@ -38,10 +38,10 @@ from recovery.storage.locations import Locations, OwnerAccess
 def plan(
     directory: Path, resume_after: int | None, resume_epoch: int | None, access: OwnerAccess, as_json: bool
 ) -> None:
-    """Dry run: say which snapshot a run would resume from, what it would discard, and which file limits it and why.
+    """Show which snapshot a run would resume from, what it would discard, and which file limits it and why.
 
-    Changes nothing. When the files do not fit together, it says so of each of them, and ends with the error's code.
-    With owners it also says which copy of each partition is used.
+    Changes nothing. If the files do not fit together, the command explains each file and exits with the error's code.
+    With owners it also shows which copy of each partition a run would use.
     """
     places = locations(directory, access)
     try:

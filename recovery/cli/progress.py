@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from recovery.epochs.closer import EpochClosed
     from recovery.planning.replica import ReplicaState
     from recovery.planning.values import ClosedEpoch
-    from recovery.spark.run.events import BatchDone, Event, InputCounted, Resumed, RunSummary, Stopping
+    from recovery.spark.run.reporting.events import BatchDone, Event, InputCounted, Resumed, RunSummary, Stopping
 
 CLEAR = "\r\x1b[K"
 """Moves a terminal's cursor to the start of the line and clears the line."""
@@ -144,7 +144,7 @@ class Progress:
         """Return the status line. Its rows are those that the sources read since the run began, as in the summary."""
         age_s = time.monotonic() - self._closed_at
         # Commands that need no Spark import this module, too.
-        from recovery.spark.run.shown import status_line
+        from recovery.spark.run.reporting.shown import status_line
 
         return status_line(batch, self._rows, self._rate, self._closed, age_s)
 

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("directory", metavar="DIR", type=DIRECTORY, envvar="RECOVERY_DIRECTORY")
 @click.option("--unfenced", is_flag=True,
-              help="Do not ask the place, which is gone or knows no conditional writes. Nothing stops a run that still "
+              help="Do not ask the place, which is gone or has no conditional writes. Nothing stops a run that still "
                    "writes there: make sure that it has ended.")  # fmt: skip
 @json_option
 def promote(directory: Path, unfenced: bool, as_json: bool) -> None:
     """Make DIR, a standby that `recovery follow` keeps current, an ordinary directory: it takes over the store.
 
-    First the run that replicates to the followed place is fenced: it is refused at its next close. Then DIR is brought
-    to the latest backup, and what is lost is said. The next `recovery run -r DIR` goes on from there.
+    The command first fences the run that replicates to the followed place: that run's next close fails. Then it brings
+    DIR to the latest backup and prints what is lost. The next `recovery run -r DIR` continues from there.
     """
     done = take_over(directory, unfenced=unfenced, quiet=as_json)
     if as_json:

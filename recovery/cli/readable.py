@@ -31,8 +31,8 @@ class Readable(NamedTuple):
 class ReadableType(click.ParamType[Readable]):
     """A recovery directory, or a place of backups: an address, or a directory of manifests and objects.
 
-    Of a place of backups the newest one is restored into a temporary directory until the command ends, with all epochs
-    that its chains hold.
+    For a place of backups, the newest backup is restored into a temporary directory until the command ends, with all
+    epochs that its chains hold.
     """
 
     name = "directory"

@@ -21,17 +21,17 @@ USAGE = "Give DIR NEW_DIR N; with --in-place DIR N; with --drop-old DIR."
 @click.command("repartition")
 @click.argument("arguments", metavar="DIR [NEW_DIR] N", nargs=-1, required=True)
 @click.option("--in-place", is_flag=True, help="Swap the new directory with DIR, and keep the old one beside it.")
-@click.option("--drop-old", is_flag=True, help="Remove the directories that --in-place kept beside DIR.")
+@click.option("--drop-old", is_flag=True, help="Remove the old directories that --in-place left beside DIR.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write nothing.")
 @json_option
 @click.pass_context
 def repartition_command(
     context: click.Context, arguments: tuple[str, ...], in_place: bool, drop_old: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Make a store with N partitions in NEW_DIR that holds all that the one in DIR holds.
+    """Make a store with N partitions in NEW_DIR that holds everything that the store in DIR holds.
 
-    Everything comes along: every held epoch, timeouts, operational state, the input position. DIR is not changed, and
-    no run may be going on. Afterwards the flow runs on NEW_DIR as it is.
+    The new store has everything: each held epoch, timeouts, operational state, the input position. DIR does not
+    change. End the run first. Afterwards the unchanged flow runs on NEW_DIR.
     """
     if in_place and drop_old:
         raise click.UsageError(USAGE)

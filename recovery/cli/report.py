@@ -52,7 +52,7 @@ def report(
 ) -> None:
     """Write one page that shows a directory: timeline, partitions, state and snapshots over time, health, advice.
 
-    The page needs no network and no other file. Only reads the directory, also a damaged one; a run may be going on.
+    The page needs no network and no other file. The command only reads the directory, which may be damaged or in use.
     """
     if os.path.exists(output) and not force:  # noqa: PTH110 - Path.exists raises for a name that is too long
         raise ConfigurationError(

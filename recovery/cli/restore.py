@@ -6,7 +6,7 @@ import contextlib
 from datetime import datetime
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +24,9 @@ from recovery.planning.going_back import after_text
 from recovery.storage.hydration import Progress, Stop, hydrate_directory, hydrating
 from recovery.storage.initialize import clear_killed_attempt
 from recovery.storage.locations import OwnerAccess
+
+if TYPE_CHECKING:
+    from recovery.backup.sources import Source
 
 
 class MomentType(click.ParamType[int]):
@@ -45,8 +48,8 @@ class MomentType(click.ParamType[int]):
 @click.argument("directory", metavar="DIR", type=DIRECTORY, envvar="RECOVERY_DIRECTORY", required=False)
 @click.option("--epoch", type=click.IntRange(min=0), help="Restore the state after this epoch; 0: before the first.")
 @click.option("--at", "at_ms", type=MomentType(), help="Restore the newest epoch closed at or before this time.")
-@click.option("--lazy", is_flag=True, help="Let runs use DIR immediately: pages that they read are fetched first, and "
-              "the rest meanwhile. Run it again to continue.")  # fmt: skip
+@click.option("--lazy", is_flag=True, help="Let runs use DIR immediately: the pages that they read are fetched "
+              "first, the rest meanwhile. Run the same command again to continue.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show what would be restored and what would be lost; write nothing.")
 @umask_option
 @owner_options
@@ -62,66 +65,63 @@ def restore(
     access: OwnerAccess,
     as_json: bool,
 ) -> None:
-    """Put copies of partitions back together in DIR, which holds none yet: all of them, or nothing.
+    """Restore all partitions from copies into DIR, which must not hold any; or restore nothing.
 
     SRC is a place of backups (a directory, s3://, gs://, azure://), or a plain directory of copied files. Of all copies
-    the newest set with a common epoch is taken; what that loses is said before anything is written.
+    the command takes the newest set with a common epoch, and prints what that loses before it writes anything.
 
-    With --owner, the partitions go to the owners, as many to each, and DIR, which may be left out, is the directory of
-    the run. RECOVERY_OWNERS does not count here: where partitions are put is said on the command line.
+    With --owner, the partitions go to the owners, the same number to each. DIR is then the directory of the run, and
+    optional. The command ignores RECOVERY_OWNERS: only the command line says where partitions go.
     """
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")
+    wanted = Wanted(epoch, at_ms, umask, dry_run)
     owners_from = click.get_current_context().get_parameter_source("owners")
     if access.owners and owners_from is click.core.ParameterSource.COMMANDLINE:
         if lazy:
             raise click.UsageError("--lazy restores to a directory of this host, and not to owners.")
-        to_owners(source, directory, access, Wanted(epoch, at_ms, umask, dry_run), as_json)
+        to_owners(source, directory, access, wanted, as_json)
         return
     if directory is None:
         raise click.UsageError("Missing argument 'DIR'.")
-    from recovery.backup.places import lasting_place, open_target
+    from recovery.backup.places import lasting_place
 
     if lazy and not dry_run and any(each.place == lasting_place(source) for each in hydrating(directory)):
         continue_hydration(directory, CopyProgress(quiet=as_json))
         if as_json:
             print_json({"directory": str(directory), "dry_run": False, "continued": True})
         return
-    from recovery.backup.restore import look_into_chains, plan_from
+    _to_directory(source, directory, wanted, lazy, as_json)
+
+
+def _to_directory(place: str, directory: Path, wanted: Wanted, lazy: bool, as_json: bool) -> None:
+    from recovery.backup.places import lasting_place, open_target
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
 
-    clock = SystemClock()
+    clock, progress = SystemClock(), CopyProgress(quiet=as_json)
     with scratch_directory("restore") as scratch:
-        found = open_source(open_target(source), scratch, clock)
-        lazy_from = lasting_place(source) if lazy else None
-        if dry_run:
-            look_into_chains(found, epoch, at_ms)
-            plan = plan_from(found, epoch=epoch, at_ms=at_ms)
-            if as_json:
-                facts = {**plan_facts(plan, found, clock.wall_ms()), "directory": str(directory), "dry_run": True}
-                print_json({**facts, **reads_facts(plan, found, lazy)})
-            else:
-                say(plan_text(plan, found, clock.wall_ms()))
-                say(reads_text(plan, found, lazy))
+        found = open_source(open_target(place), scratch, clock)
+        lazy_from = lasting_place(place) if lazy else None
+        if wanted.dry_run:
+            _show(found, directory, wanted, lazy, as_json)
             return
-        progress = CopyProgress(quiet=as_json)
         done = restore_copies(
             found,
             directory,
             clock=clock,
             random_id=lambda: token_hex(4),
-            epoch=epoch,
-            at_ms=at_ms,
-            umask=umask,
+            epoch=wanted.epoch,
+            at_ms=wanted.at_ms,
+            umask=wanted.umask,
             lazy_from=lazy_from,
             announce=announcing(progress, found, clock),
             observe=progress.observe,
         )
-    if lazy and not as_json:
-        say(f"{one_line(directory)} can be used after {done.timings.total_s:.1f} s; fetching the rest")
     if lazy:
+        if not as_json:
+            say(f"{one_line(directory)} can be used after {done.timings.total_s:.1f} s; fetching the rest")
         continue_hydration(directory, progress)
     if as_json:
         print_json(
@@ -142,6 +142,20 @@ def restore(
         f"{format_size(done.size_bytes)} in {done.timings.total_s:.1f} s; the next run resumes at epoch "
         f"{done.plan.resume.resume_epoch}"
     )
+
+
+def _show(found: Source, directory: Path, wanted: Wanted, lazy: bool, as_json: bool) -> None:
+    """Show what a restore would do."""
+    from recovery.backup.restore import look_into_chains, plan_from
+
+    look_into_chains(found, wanted.epoch, wanted.at_ms)
+    plan, now_ms = plan_from(found, epoch=wanted.epoch, at_ms=wanted.at_ms), SystemClock().wall_ms()
+    if as_json:
+        facts = {**plan_facts(plan, found, now_ms), "directory": str(directory), "dry_run": True}
+        print_json({**facts, **reads_facts(plan, found, lazy)})
+        return
+    say(plan_text(plan, found, now_ms))
+    say(reads_text(plan, found, lazy))
 
 
 def restore_missing(place: str, directory: Path, *, replicate: str | None, takeover: bool, quiet: bool) -> None:

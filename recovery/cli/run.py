@@ -39,7 +39,7 @@ from recovery.storage.locations import OwnerAccess
 from recovery.storage.standby import is_standby
 
 if TYPE_CHECKING:
-    from recovery.spark.run.events import RunSummary
+    from recovery.spark.run.reporting.events import RunSummary
 
 T = TypeVar("T")
 FILE = click.Path(path_type=Path)
@@ -78,15 +78,15 @@ WITH_DIRECTORY = (
 @click.option("-r", "--recovery-directory", "directory", type=DIRECTORY, envvar="RECOVERY_DIRECTORY",
               help="The recovery directory, created by init. Without it the flow runs without recovery.")  # fmt: skip
 @click.option("--from", "source", metavar="SRC",
-              help="If the recovery directory holds no partitions, first restore the newest backup at SRC into it: the "
-                   "flow begins with the pages that it reads, and the rest follows.")  # fmt: skip
+              help="If the recovery directory holds no partitions, first restore the newest backup at SRC into it. The "
+                   "flow begins as soon as the pages that it reads are there; the rest follows.")  # fmt: skip
 @click.option("-s", "--snapshot-interval", type=INTERVAL, default="10s", show_default=True,
               envvar="RECOVERY_SNAPSHOT_INTERVAL",
               help="Close an epoch after this time, at the next micro-batch; 0: after every one.")  # fmt: skip
 @click.option("-b", "--backup-interval", type=INTERVAL, envvar="RECOVERY_BACKUP_INTERVAL",
               help="Keep superseded snapshots this long, so that copies of the files taken at different "
-                   "moments still fit together, and runs can go back. By default as long as the last run; 0 at "
-                   "first.")  # fmt: skip
+                   "moments still fit together, and runs can go back. By default the last run's; 0 for a new "
+                   "directory.")  # fmt: skip
 @click.option(
     "--discard-history",
     is_flag=True,
@@ -113,14 +113,14 @@ WITH_DIRECTORY = (
               help="Go on although --replicate's place or the sink has epochs that this directory lacks, because it is "
                    "an older copy: they are lost.")  # fmt: skip
 @click.option("--no-output", is_flag=True,
-              help="Of a fork: compute and drop the rows, instead of giving them to the flow's sink.")  # fmt: skip
+              help="For a fork: compute the rows, but do not pass them to the flow's sink.")  # fmt: skip
 @click.option("--until", metavar="EPOCH|batch:N",
-              help="Of a fork: stop after the same input that its origin had read at the end of this epoch or "
+              help="For a fork: stop where its origin's input position was at the end of this epoch or "
                    "micro-batch.")  # fmt: skip
 @click.option("--trigger", type=TRIGGER, default=AVAILABLE_NOW, show_default=True,
               metavar="available-now|once|INTERVAL",
-              help="Run to the end of the input, or for ever with this time between micro-batches. once is "
-                   "available-now.")  # fmt: skip
+              help="Run to the end of the input, or without end, with this time between micro-batches. once is "
+                   "the same as available-now.")  # fmt: skip
 @click.option("--master", default=DEFAULT_MASTER, show_default=True,
               help="Spark's master: local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT. On a cluster, tasks reach "
                    "the partitions through this host.")  # fmt: skip
@@ -134,7 +134,7 @@ WITH_DIRECTORY = (
 @click.option("--py-files", metavar="A.zip,B.py",
               help="On a cluster: modules of the flow to send to the executors.")  # fmt: skip
 @click.option("--scratch", "scratch_directory", metavar="DIR|ADDRESS", envvar="RECOVERY_SCRATCH",
-              help="Where to keep what need not survive the run; by default inside the recovery directory. For the "
+              help="Where to keep temporary files of the run; by default inside the recovery directory. For the "
                    "state of Spark's own operators on a cluster: an address that all hosts reach, such as "
                    "s3a://bucket/scratch or file:///mnt/share/scratch.")  # fmt: skip
 @click.option("--replicate", metavar="DEST", envvar="RECOVERY_REPLICATE",
@@ -143,10 +143,10 @@ WITH_DIRECTORY = (
 @click.option("--replicate-sync", is_flag=True,
               help="Show an epoch's output at the sink only when the epoch is shipped.")  # fmt: skip
 @click.option("--replicate-keep", multiple=True, metavar="N|AGE|AGE/EVERY",
-              help="Remove older backups at DEST, as backup --keep does; by default all stay.")  # fmt: skip
+              help="Remove older backups at DEST, as backup --keep does; by default all are kept.")  # fmt: skip
 @click.option("--jars", metavar="A.jar,B.jar", help="Jars to load, such as a connector; a pattern may name several.")
 @click.option("--packages", metavar="GROUP:ARTIFACT:VERSION,...",
-              help="Jars to load from Maven, with those that they need. Spark fetches and keeps them.")  # fmt: skip
+              help="Jars to load from Maven, with their dependencies. Spark fetches and caches them.")  # fmt: skip
 @settings_options
 @threshold_option
 @click.option("--metrics-port", type=click.IntRange(0, 65535), envvar="RECOVERY_METRICS_PORT",
@@ -200,10 +200,11 @@ def run(
 ) -> None:
     """Run a flow, resuming from the latest snapshot that is consistent across all partitions; or run a pipeline.
 
-    FLOW defaults to `flow`, or else `pipeline`; it is a Flow, a Pipeline, or a function that makes one, with literal
-    arguments: "jobs.py:make('x')".
-    SIGTERM, Ctrl-C or SIGHUP finish the running micro-batch and close the epoch; a second one ends immediately.
-    They end a pipeline immediately, and its node under way runs again.
+    FLOW defaults to `flow`, or else `pipeline`. It names a Flow, a Pipeline, or calls a function that makes one, with
+    literal arguments: "jobs.py:make('x')".
+
+    On SIGTERM, Ctrl-C or SIGHUP the run finishes its micro-batch, closes the epoch and ends; on a second signal it ends
+    immediately. A pipeline ends immediately, and the next run repeats the node that was running.
     """
     # Not by an exception: the flow's code could catch it while it is imported.
     if is_main_thread():

@@ -46,7 +46,7 @@ def list_(
     environment: str,
     as_json: bool,
 ) -> None:
-    """List runs, newest first. One whose process is gone without having said how it ended is dead."""
+    """List runs, newest first. A run is dead if its process is gone and did not record how the run ended."""
     directory, _ = directory_and(words, ())
     state = open_state(directory, environment)
     found = state.list_runs(pipeline, node=node, status=status, days=days, limit=limit)
@@ -80,12 +80,12 @@ def _took(run: Run) -> str:
 
 @runs.command()
 @click.argument("words", metavar="[DIR]", nargs=-1)
-@click.option("--older-than", type=INTERVAL, required=True, help="Forget runs that ended longer ago, like 30d.")
+@click.option("--older-than", type=INTERVAL, required=True, help="Remove runs that ended before that, such as 30d.")
 @click.option("--dry-run", is_flag=True, help="Only show which.")
 @state_options
 @json_option
 def clean(words: tuple[str, ...], older_than: float, dry_run: bool, environment: str, as_json: bool) -> None:
-    """Forget old runs; never the last one of a pipeline, and none that still goes on."""
+    """Remove the records of old runs, but never those of a pipeline's last run or of an active run."""
     directory, _ = directory_and(words, ())
     gone = open_state(directory, environment).history.clean(older_than, dry_run=dry_run)
     if as_json:

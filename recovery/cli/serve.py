@@ -21,7 +21,7 @@ CHECK_S = 5.0
 @click.option("--at", metavar="[HOST]:PORT", envvar="RECOVERY_SERVE_AT",
               help="Where to listen; without a host, at the loopback interface.")  # fmt: skip
 @click.option("--token-file", type=FILE, required=True, envvar="RECOVERY_TOKEN_FILE",
-              help="A file with a secret that runs have, too: 16 bytes or more.")  # fmt: skip
+              help="A file with a secret of at least 16 bytes, which runs have too.")  # fmt: skip
 @click.option("--tls-cert", type=FILE, help="The certificate to show, a PEM file.")
 @click.option("--tls-key", type=FILE, help="Its key.")
 @click.option("--scratch", type=FILE, help="Where touched state is kept during a run; by default in DIR.")
@@ -33,7 +33,7 @@ CHECK_S = 5.0
                    "loopback interface.")  # fmt: skip
 @click.option("--check", metavar="HOST:PORT",
               help="Serve nothing: ask whether the owner there is ready, and whether a run has it.")  # fmt: skip
-@click.option("--tls-ca", type=FILE, help="For --check: certificates to check the owner's with.")
+@click.option("--tls-ca", type=FILE, help="For --check: a PEM file of certificates that verify the owner's.")
 def serve(
     directory: Path | None,
     at: str | None,
@@ -48,8 +48,9 @@ def serve(
 ) -> None:
     """Serve the partitions in DIR to runs and commands on other hosts that name this one with --owner HOST:PORT.
 
-    One run at a time holds them. SIGTERM lets a run finish the epoch that it is closing; the run then ends with 47, and
-    the same command continues it once the owner is back. --check ends with 0 if the owner is ready, else with 47 or 48.
+    The owner serves one run at a time. On SIGTERM it lets that run finish the epoch that it is closing. The run then
+    ends with 47, and the same command continues it once the owner is back. --check exits with 0 if the owner is ready,
+    else with 47 or 48.
     """
     if check is not None:
         _check(check, OwnerAccess((check,), token_file, tls_ca))

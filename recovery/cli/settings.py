@@ -23,7 +23,7 @@ def settings_options(function: F) -> F:
     """Add --conf and --properties-file; the command gets all settings as `conf`. --conf overrides the variable
     RECOVERY_CONF, which overrides the file."""
     conf = click.option("--conf", multiple=True, metavar="K=V", callback=_settings,
-                        help="A setting of Spark. Everybody on the machine can read it: not for secrets.")  # fmt: skip
+                        help="A setting of Spark. All users of the machine can read it: pass no secrets.")  # fmt: skip
     file = click.option("--properties-file", type=DIRECTORY, metavar="FILE", envvar=FILE_VARIABLE, callback=_remember,
                         expose_value=False, is_eager=True,
                         help="A file of settings of Spark, as spark-submit takes one: `spark.name value` on each "
@@ -38,7 +38,7 @@ def _remember(ctx: click.Context, _: click.Parameter, file: Path | None) -> None
 def _settings(ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
     file = ctx.meta.get(_FILE)
     settings = {} if file is None else read_properties(file)
-    settings.update(_of_environment())
+    settings.update(_from_environment())
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
@@ -47,7 +47,7 @@ def _settings(ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) ->
     return settings
 
 
-def _of_environment() -> dict[str, str]:
+def _from_environment() -> dict[str, str]:
     try:
         return parse_properties(os.environ.get(SETTINGS_VARIABLE, ""))
     except ValueError as error:

@@ -67,14 +67,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 def state() -> None:
     """Operational state by its id, or the state of a flow's step with --step. Edits of steps are an epoch of their own.
 
-    DIR may be left out when RECOVERY_DIRECTORY says it. Without --step: any state that `state list` shows.
+    DIR is optional if RECOVERY_DIRECTORY is set. Without --step, an id is one that `state list` shows.
     """
 
 
 def native_options(function: F) -> F:
     """Add --operator and the options that select a part of its state."""
     option = click.option("--operator", type=click.IntRange(min=0), metavar="N",
-                          help="Read the state of this one of Spark's own operators; starts Spark.")  # fmt: skip
+                          help="Read the state of this operator of Spark's own; starts Spark.")  # fmt: skip
     return option(store_option(variable_option(timers_option(settings_options(function)))))
 
 
@@ -84,9 +84,7 @@ def native_options(function: F) -> F:
 @native_options
 @epoch_option
 @pattern_option
-@click.option(
-    "--ids", is_flag=True, help="Print only the ids, or keys, one a line; so it does into a pipe without --step."
-)
+@click.option("--ids", is_flag=True, help="Print only ids or keys, one per line. Without --step, a pipe gets ids only.")
 @state_options
 @json_option
 def list_(
@@ -323,7 +321,7 @@ def edit(
 @state_options
 @json_option
 def backend(words: tuple[str, ...], environment: str, as_json: bool) -> None:
-    """Say where operational state is, and what decided it."""
+    """Show where operational state is stored, and which setting decided that."""
     directory, _ = directory_and(words, ())
     place = open_state(directory, environment).backend.location
     option = click.get_current_context().meta.get("recovery.backend.source")

@@ -87,7 +87,7 @@ def pattern_option(function: F) -> F:
 def force_option(function: F) -> F:
     """Add --force and --yes."""
     option = click.option("--force", is_flag=True, help="Do not ask, and fence a run that holds the directory's lock.")
-    return click.option("--yes", "-y", is_flag=True, help="Ask nothing.")(option(function))
+    return click.option("--yes", "-y", is_flag=True, help="Do not ask.")(option(function))
 
 
 def input_option(function: F) -> F:
@@ -119,7 +119,7 @@ def with_content(
     """Return the same, and the JSON of the last word or of a file."""
     if input_file is not None:
         directory, name = named(words, step, key)
-        with told_of(input_file, "Put JSON into it, as `python -m recovery state get` prints it."):
+        with naming_file(input_file, "Put JSON into it, as `python -m recovery state get` prints it."):
             return directory, name, parse_json("\n".join(lines_of(input_file)))
     if not words:
         raise click.UsageError("Missing argument 'JSON'.")
@@ -147,7 +147,7 @@ def lines_of(file: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def told_of(file: str, remedy: str | None = None) -> Iterator[None]:
+def naming_file(file: str, remedy: str | None = None) -> Iterator[None]:
     """Add the file's name to errors in its content, and `remedy`, if given, in place of the error's own."""
     try:
         yield

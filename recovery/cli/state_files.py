@@ -23,9 +23,9 @@ from recovery.cli.state_common import (
     force_option,
     json_text,
     lines_of,
+    naming_file,
     pattern_option,
     shown,
-    told_of,
 )
 from recovery.errors import CorruptStateError
 from recovery.operational import marks
@@ -79,7 +79,7 @@ def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as
     A state that was removed since it was exported stays removed, unless --force is given.
     """
     directory, [file] = directory_and(words, ("FILE",))
-    with told_of(file):
+    with naming_file(file):
         found = read_export(lines_of(file))
     documents = [each for each in found if each.id is not None]
     keys = [each for each in found if each.step is not None]

@@ -43,7 +43,7 @@ def scopes(words: tuple[str, ...], pattern: str | None, environment: str, as_jso
 @state_options
 @json_option
 def clean(words: tuple[str, ...], dry_run: bool, environment: str, as_json: bool) -> None:
-    """Remove scoped state whose retention has passed, of all environments, wherever it is; also beside a run."""
+    """Remove scoped state whose retention has passed, from all environments. Works during a run."""
     directory, _ = directory_and(words, ())
     count = open_state(directory, environment).clean_expired(dry_run=dry_run)
     if as_json:

@@ -58,7 +58,7 @@ T = TypeVar("T")
 def status(directory: Path, thresholds: dict[str, str], access: OwnerAccess, as_json: bool) -> None:
     """Show partitions, closed epochs, the window that can be resumed, executions and sizes.
 
-    Only reads; a run may be going on.
+    Reads only, also during a run.
     """
     places = locations(directory, access)
     with contextlib.ExitStack() as held:

@@ -15,11 +15,11 @@ from recovery.cli.common import format_size, json_option, print_json, say
 @click.option("--remove", is_flag=True, help="Remove the archives of all versions of Java and Spark.")
 @json_option
 def warmup(remove: bool, as_json: bool) -> None:
-    """Make Spark start in half the time: once after installing, or in a container's image.
+    """Make Spark start in half the time. Run it once after installing, or when you build a container image.
 
-    Runs small flows and keeps the Java classes that they needed in one file of some 200 MB, from which every later run
-    maps them; with Java 25 or newer also what Java learnt about them meanwhile, so that the first minutes are faster.
-    One to two minutes. After an update of Java or Spark the file is not used any more: call it again.
+    The command runs small flows, and stores the Java classes that they needed in one file of some 200 MB. Every later
+    run maps them from there. With Java 25 or newer, the file also has what Java learnt about them, so the first minutes
+    are faster. Takes one to two minutes. Run it again after an update of Java or Spark.
     """
     from recovery.spark.jvm.class_archive import make_archive, remove_archives
     from recovery.spark.jvm.java import java_home

@@ -126,7 +126,7 @@ class EpochCloser:
 
     1. Wait until the previous epoch is closed and Spark has logged b as done. Capture the files of the scratch
        checkpoint that Spark needs to continue after b (its position, and the state of its own operators), and seal the
-       deltas as of b. From here on micro-batches may go on: a separate thread does the rest. The contributors prepare:
+       deltas as of b. Then micro-batches may continue: a separate thread does the rest. The contributors prepare:
        the sink makes the epoch's output durable.
     2. In all partitions in parallel, in one transaction each, move the sealed changes into the snapshots
        (`recovery.storage.sqlite.close.close_epoch` has its own numbers).

@@ -129,7 +129,7 @@ class HadoopHome:
             self._files.delete(self._root)
 
     def close(self) -> None:
-        """End the threads that copy; what is there stays."""
+        """End the threads that copy. Files that were copied stay."""
         self._pool.shutdown()
 
     def _all(self, work: Callable[[str], None], paths: Iterable[str]) -> None:

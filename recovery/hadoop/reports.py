@@ -32,10 +32,10 @@ class _Report(msgspec.Struct):
 
 
 def reported(contents: Iterable[bytes | None], shown: str) -> dict[str, int]:
-    """Return the files that tasks wrote, by their whole paths, with their sizes in bytes.
+    """Return the size in bytes of each file that tasks wrote, by its absolute path.
 
-    contents: of the files of `REPORTS` that are called `REPORT_NAMES`; None for a missing one. shown: their directory,
-    for messages. Raises OutputLostError if there is none, ValueError if it is not what Spark writes.
+    contents: the contents of the files `REPORT_NAMES` in `REPORTS`; None for a missing one. shown: their directory, for
+    messages. Raises OutputLostError if there is none, ValueError if it is not what Spark writes.
     """
     content = next((each for each in contents if each is not None), None)
     if content is None:

@@ -12,8 +12,8 @@ _FLOCK = "hhqqi"
 
 
 def locked_by(path: Path, start: int, length: int) -> int | None:
-    """Return the id of a process that holds a lock on these bytes; None if there is none, or no such file, or the
-    system does not say. An id of 0 is of another PID namespace.
+    """Return the id of a process that holds a lock on these bytes; 0: a process of another PID namespace. None: no
+    process, no such file, or the system does not say.
 
     Not for files that this process has open through SQLite: closing the file here drops its locks.
     """

@@ -34,7 +34,7 @@ from recovery.planning.resume import plan_resume
 from recovery.storage.bytewax import TheirFile, TheirSnapshot, their_files
 from recovery.storage.initialize import init_partitions
 from recovery.storage.scan import scan
-from recovery.storage.seam import Edited
+from recovery.storage.seam import DriverRows, Edited
 from recovery.values.keys import encode_key
 from recovery.values.unpickle import NamedClassError, Unpickler
 
@@ -124,20 +124,13 @@ def import_bytewax(
         for step, found in sorted(taken.positions.items())
     )
     flow_id, count = flow or position.flow, partitions or files[0].said.count
-    rows = rows_of(inputs_read, clock.wall_ms()) if inputs_read else {}
+    rows: DriverRows = rows_of(inputs_read, clock.wall_ms()) if inputs_read else {}
     if not dry_run:
         with appearing(target, clock, "import bytewax") as staging:
             reach("import.3")
             init_partitions(staging, count, clock=clock)
-            close_audited(
-                staging,
-                plan_resume(scan(staging), flow_id=flow_id),
-                flow_id,
-                {"what": "import bytewax", "from": str(source), "keys": len(taken.states)},
-                lambda writer: writer.close(taken.states, batches=1 if inputs_read else 0, driver_rows=rows),
-                clock=clock,
-                backup_interval_s=0,
-            )
+            facts = {"what": "import bytewax", "from": str(source), "keys": len(taken.states)}
+            _close_first_epoch(staging, flow_id, taken.states, rows, facts, clock)
             reach("import.4")
     return ImportedBytewax(
         flow=flow_id,
@@ -149,6 +142,26 @@ def import_bytewax(
         unclear=taken.unclear,
         quiet=tuple(path.name for path in position.quiet),
         written=not dry_run,
+    )
+
+
+def _close_first_epoch(
+    directory: Path,
+    flow_id: str,
+    states: Mapping[StepKey, Edited],
+    rows: DriverRows,
+    facts: dict[str, Any],
+    clock: Clock,
+) -> None:
+    """Close epoch 1 with the states and, if there are any, the rows of the input position."""
+    close_audited(
+        directory,
+        plan_resume(scan(directory), flow_id=flow_id),
+        flow_id,
+        facts,
+        lambda writer: writer.close(states, batches=1 if rows else 0, driver_rows=rows),
+        clock=clock,
+        backup_interval_s=0,
     )
 
 

@@ -17,7 +17,7 @@ from recovery.appended.files import Files, LocalFiles, name_of
 from recovery.appended.position import FilePosition, InputOffset, fingerprint
 from recovery.base.ids import StepId
 from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
-from recovery.checkpoint.source_places import places_of, read_for, word_for
+from recovery.checkpoint.source_places import name_digest, places_of, read_for
 from recovery.checkpoint.sources import PLACES_KEY
 from recovery.errors import ConfigurationError, InputRewrittenError, StateValueError
 from recovery.storage.seam import DriverRows
@@ -90,7 +90,7 @@ def their_input(step: str, positions: Mapping[str, int], named: str | None, curr
 
 
 def offset_of(source: TheirInput, files: Files | None = None) -> InputOffset:
-    """Return the position of `appended` at which it goes on. Raises InputRewrittenError for a file that is shorter, or
+    """Return the position at which `appended` continues. Raises InputRewrittenError for a file that is shorter, or that
     has no line end there."""
     reach = files or LocalFiles()
     found = {number: _position(path.absolute(), at, reach) for number, (path, at) in enumerate(source.files, 1)}
@@ -119,11 +119,11 @@ def _position(path: Path, offset: int, files: Files) -> FilePosition:
 
 
 def rows_of(sources: Sequence[TheirInput], now_ms: int) -> DriverRows:
-    """Return the driver's own rows of an epoch from which a run goes on at these positions."""
+    """Return the driver's own rows of an epoch from which a run continues at these positions."""
     described = {"batchWatermarkMs": 0, "batchTimestampMs": now_ms, "conf": SETTINGS}
     offsets = [json.dumps(offset_of(each).to_json()) for each in sources]
     # The flow's options are unknown, and so are its steps. The path identifies the source.
-    names = [f"appended {word_for(each.path)} {word_for('')} {read_for([''])}" for each in sources]
+    names = [f"appended {name_digest(each.path)} {name_digest('')} {read_for([''])}" for each in sources]
     places = places_of(range(len(names)), [False] * len(names), names)
     return {
         StepId(CHECKPOINT_STEP): {

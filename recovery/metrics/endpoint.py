@@ -31,7 +31,7 @@ class MetricsEndpoint:
         self._reason: Callable[[], str] | None = None
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-            self._server = _server(self, family, host, port)
+            self._server = _Server(self, family, host, port)
         except (OSError, OverflowError, UnicodeError) as error:
             raise ConfigurationError(
                 f"metrics cannot be served at {_shown(host)}:{port}: {error}",
@@ -65,68 +65,67 @@ class MetricsEndpoint:
         self._server.server_close()
 
 
-def _server(endpoint: MetricsEndpoint, family: int, host: str, port: int) -> ThreadingHTTPServer:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = TIMEOUT_S
+class _Handler(BaseHTTPRequestHandler):
+    timeout = TIMEOUT_S
+    server: _Server
 
-        def do_GET(self) -> None:
-            try:
-                answer = endpoint.answer(self.path.partition("?")[0])
-            except Exception as error:
-                self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, explain=type(error).__name__)
-                return
-            if answer is None:
-                self.send_error(HTTPStatus.NOT_FOUND)
-                return
-            status, content = answer[0], answer[1].encode()
-            self.send_response(status)
-            self.send_header("Content-Type", CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def do_GET(self) -> None:
+        try:
+            answer = self.server.endpoint.answer(self.path.partition("?")[0])
+        except Exception as error:
+            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, explain=type(error).__name__)
+            return
+        if answer is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        status, content = answer[0], answer[1].encode()
+        self.send_response(status)
+        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Do not log scrapes."""
+    def log_message(self, format: str, *args: Any) -> None:
+        """Do not log scrapes."""
 
-    free = threading.BoundedSemaphore(MOST_CONNECTIONS)
 
-    class Server(ThreadingHTTPServer):
-        address_family = socket.AddressFamily(family)
-        daemon_threads = True
-        # Refuse a port that another process listens on, but accept one that was just released.
-        allow_reuse_address = True
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # Refuse a port that another process listens on, but accept one that was just released.
+    allow_reuse_address = True
 
-        def process_request(self, request: Any, client_address: Any) -> None:
-            if not free.acquire(blocking=False):
-                self.shutdown_request(request)
-                return
-            try:
-                super().process_request(request, client_address)
-            except BaseException:
-                free.release()
-                raise
+    def __init__(self, endpoint: MetricsEndpoint, family: int, host: str, port: int) -> None:
+        self.endpoint = endpoint
+        self.address_family = socket.AddressFamily(family)
+        self._host = host
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__((host, port), _Handler)
 
-        def process_request_thread(self, request: Any, client_address: Any) -> None:
-            try:
-                super().process_request_thread(request, client_address)
-            finally:
-                free.release()
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
 
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """Ignore the error: the client went away."""
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
-        def server_bind(self) -> None:
-            # Skip HTTPServer's lookup of its own name, which may wait for a name server.
-            socket_bind(self)
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore the error: the client went away."""
 
-    def socket_bind(server: Server) -> None:
-        if server.allow_reuse_address:
-            server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.socket.bind(server.server_address)
-        server.server_address = server.socket.getsockname()
-        server.server_name, server.server_port = host, server.server_address[1]
-
-    return Server((host, port), Handler)
+    def server_bind(self) -> None:
+        """Bind without HTTPServer's lookup of its own name, which may wait for a name server."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = self._host, self.server_address[1]
 
 
 def _shown(host: str) -> str:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from recovery.metrics.meter import Totals
-from recovery.planning.health import Level, Target
-from recovery.planning.measures import OperatorWork
+from recovery.planning.health import Finding, Level, Target
+from recovery.planning.measures import Measure, OperatorWork
 from recovery.planning.replica import ReplicaState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -57,70 +57,93 @@ def families(
     replica: ReplicaState | None = None,
 ) -> Iterator[Family]:
     """Yield all metrics of a run. Those without a value yet have no sample."""
-    t, last = totals, totals.last_epoch
-
-    def gauge(name: str, help_text: str, value: float | None) -> Family:
-        return Family(f"recovery_{name}", "gauge", help_text, [] if value is None else [({}, value)])
-
-    def counter(name: str, help_text: str, value: float) -> Family:
-        return Family(f"recovery_{name}_total", "counter", help_text, [({}, value)])
-
     info = {"flow": about.flow, "execution": str(about.execution), "version": about.version}
     yield Family("recovery_info", "gauge", "The run that these metrics describe.", [(info, 1)])
-    yield gauge("resume_epoch", "The epoch that this execution started with.", about.resume_epoch)
-    yield gauge("resume_seconds", "Time to read, plan and restore the position, without Spark's start.", resume_s)
-    yield counter("batches", "Micro-batches processed.", t.batches)
-    yield counter("batch_seconds", "Time of the micro-batches.", t.batch_s)
-    yield counter("input_rows", "Rows read from the sources.", t.input_rows)
-    yield counter("step_rows", "Rows that reached a stateful step.", t.rows)
-    yield counter("keys_looked_up", "Keys whose state was read, per micro-batch and step.", t.looked_up)
-    yield counter("keys_touched", "Keys whose state was written, per micro-batch and step.", t.touched)
-    yield counter("state_access_seconds", "Time that tasks spent in storage, summed over tasks.", t.seam_s)
-    yield gauge("last_batch_seconds", "Time of the newest micro-batch.", t.last_batch_s)
-    yield counter("epochs_closed", "Epochs closed.", t.epochs)
-    yield counter("snapshot_seconds", "Time spent writing snapshots while the stream went on.", t.snapshot_s)
-    yield counter("snapshot_rows", "Rows written to snapshots.", t.written)
-    yield counter("snapshot_bytes", "Keys and values written to snapshots.", t.written_bytes)
-    yield counter("pause_seconds", "Time that the stream waited for epochs to close.", t.pause_s)
-    yield counter("collected_rows", "Superseded rows deleted by collection.", t.collected)
-    yield counter("collection_seconds", "Time of collections, each in its slowest partition.", t.collect_s)
-    yield gauge("epoch", "The newest closed epoch.", last.epoch if last else None)
-    yield gauge("epoch_age_seconds", "Time since this execution closed an epoch.", epoch_age_s)
-    yield gauge("last_snapshot_seconds", "Time of writing the newest snapshot.", last.snapshot_s if last else None)
-    yield gauge("last_snapshot_bytes", "Keys and values in the newest snapshot.", last.written_bytes if last else None)
-    yield gauge("last_collection_seconds", "Time of the newest collection.", last.collect_s if last else None)
+    yield _gauge("resume_epoch", "The epoch that this execution started with.", about.resume_epoch)
+    yield _gauge("resume_seconds", "Time to read, plan and restore the position, without Spark's start.", resume_s)
+    yield from _batches(totals)
+    yield from _snapshots(totals, epoch_age_s)
+    yield from _states(totals.last_epoch)
+    yield from _operators(totals.operators, totals.native)
+    memory = {name.removesuffix("_bytes"): size for name, size in asdict(totals.memory).items()}
+    resident = [({"process": name}, float(size)) for name, size in memory.items() if size is not None]
+    yield Family("recovery_memory_bytes", "gauge", "Resident memory of the run's processes.", resident)
+    yield _gauge(
+        "backup_age_seconds", "Time since `recovery backup` finished; other copies do not count.", backup_age_s
+    )
+    yield _gauge("backup_chain_objects", "Objects of the last backup's longest chain.", backup_objects)
+    if replica is not None:
+        yield from _replica(replica)
+    yield from _targets(about.targets, totals.findings)
+
+
+def _gauge(name: str, help_text: str, value: float | None) -> Family:
+    return Family(f"recovery_{name}", "gauge", help_text, [] if value is None else [({}, value)])
+
+
+def _counter(name: str, help_text: str, value: float) -> Family:
+    return Family(f"recovery_{name}_total", "counter", help_text, [({}, value)])
+
+
+def _batches(t: Totals) -> Iterator[Family]:
+    yield _counter("batches", "Micro-batches processed.", t.batches)
+    yield _counter("batch_seconds", "Time of the micro-batches.", t.batch_s)
+    yield _counter("input_rows", "Rows read from the sources.", t.input_rows)
+    yield _counter("step_rows", "Rows that reached a stateful step.", t.rows)
+    yield _counter("keys_looked_up", "Keys whose state was read, per micro-batch and step.", t.looked_up)
+    yield _counter("keys_touched", "Keys whose state was written, per micro-batch and step.", t.touched)
+    yield _counter("state_access_seconds", "Time that tasks spent in storage, summed over tasks.", t.seam_s)
+    yield _gauge("last_batch_seconds", "Time of the newest micro-batch.", t.last_batch_s)
+
+
+def _snapshots(t: Totals, epoch_age_s: float | None) -> Iterator[Family]:
+    last = t.last_epoch
+    yield _counter("epochs_closed", "Epochs closed.", t.epochs)
+    yield _counter("snapshot_seconds", "Time spent writing snapshots while the stream went on.", t.snapshot_s)
+    yield _counter("snapshot_rows", "Rows written to snapshots.", t.written)
+    yield _counter("snapshot_bytes", "Keys and values written to snapshots.", t.written_bytes)
+    yield _counter("pause_seconds", "Time that the stream waited for epochs to close.", t.pause_s)
+    yield _counter("collected_rows", "Superseded rows deleted by collection.", t.collected)
+    yield _counter("collection_seconds", "Time of collections, each in its slowest partition.", t.collect_s)
+    yield _gauge("epoch", "The newest closed epoch.", last.epoch if last else None)
+    yield _gauge("epoch_age_seconds", "Time since this execution closed an epoch.", epoch_age_s)
+    yield _gauge("last_snapshot_seconds", "Time of writing the newest snapshot.", last.snapshot_s if last else None)
+    yield _gauge("last_snapshot_bytes", "Keys and values in the newest snapshot.", last.written_bytes if last else None)
+    yield _gauge("last_collection_seconds", "Time of the newest collection.", last.collect_s if last else None)
+
+
+def _states(last: Measure | None) -> Iterator[Family]:
     latency = last.update_latency_s if last else None
-    yield gauge("state_update_latency_seconds", "Task time in storage per key, in the newest epoch.", latency)
+    yield _gauge("state_update_latency_seconds", "Task time in storage per key, in the newest epoch.", latency)
     steps = sorted(last.steps.items()) if last else []
     rows = [({"step": step}, float(size.rows)) for step, size in steps]
     yield Family("recovery_state_rows", "gauge", "Live rows, as of the newest epoch.", rows)
     sizes = [({"step": step}, float(size.size_bytes)) for step, size in steps]
     yield Family("recovery_state_bytes", "gauge", "Keys and values of the live rows.", sizes)
-    yield from _operators(t.operators, t.native)
-    memory = {name.removesuffix("_bytes"): size for name, size in asdict(t.memory).items()}
-    resident = [({"process": name}, float(size)) for name, size in memory.items() if size is not None]
-    yield Family("recovery_memory_bytes", "gauge", "Resident memory of the run's processes.", resident)
-    yield gauge("backup_age_seconds", "Time since `recovery backup` finished; other copies do not count.", backup_age_s)
-    yield gauge("backup_chain_objects", "Objects of the last backup's longest chain.", backup_objects)
-    if replica is not None:
-        yield gauge("replica_epoch", "The newest epoch that the replica holds.", replica.shipped.epoch)
-        yield gauge("replica_lag_epochs", "Closed epochs that the replica lacks.", replica.lag.epochs)
-        yield gauge("replica_lag_seconds", "Age of the oldest closed epoch that it lacks.", replica.lag.seconds)
-        yield counter("replica_shipped_bytes", "Bytes written to the replica's place.", replica.shipped_bytes)
-        yield counter("replica_shippings", "Successful shippings to it.", replica.shippings)
-        yield counter("replica_failures", "Failed attempts to ship an epoch.", replica.failures)
+
+
+def _replica(replica: ReplicaState) -> Iterator[Family]:
+    yield _gauge("replica_epoch", "The newest epoch that the replica holds.", replica.shipped.epoch)
+    yield _gauge("replica_lag_epochs", "Closed epochs that the replica lacks.", replica.lag.epochs)
+    yield _gauge("replica_lag_seconds", "Age of the oldest closed epoch that it lacks.", replica.lag.seconds)
+    yield _counter("replica_shipped_bytes", "Bytes written to the replica's place.", replica.shipped_bytes)
+    yield _counter("replica_shippings", "Successful shippings to it.", replica.shippings)
+    yield _counter("replica_failures", "Failed attempts to ship an epoch.", replica.failures)
+
+
+def _targets(targets: Sequence[Target], findings: Sequence[Finding]) -> Iterator[Family]:
     limits = [
         ({"target": target.name, "level": level}, value)
-        for target in about.targets
+        for target in targets
         for level, value in (("warning", target.warning), ("critical", target.critical))
         if value is not None
     ]
     yield Family(
         "recovery_threshold", "gauge", "Warning and critical levels of the targets, in seconds or bytes.", limits
     )
-    values = [({"target": each.target.name}, each.value) for each in t.findings if each.value is not None]
+    values = [({"target": each.target.name}, each.value) for each in findings if each.value is not None]
     yield Family("recovery_target", "gauge", "Values of the targets, in seconds or bytes; newest epoch.", values)
-    levels = [({"target": each.target.name}, _level(each.level)) for each in t.findings]
+    levels = [({"target": each.target.name}, _level(each.level)) for each in findings]
     yield Family(
         "recovery_health", "gauge", "0 ok, 1 warning, 2 critical, -1 not measured or without a level; newest epoch.",
         levels,

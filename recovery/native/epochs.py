@@ -75,7 +75,7 @@ class _Writer:
         path.mkdir(PRIVATE.directory)
 
     def write(self, rows: Iterable[tuple[str, Content | None]]) -> None:
-        """Write what a snapshot has besides the one before; None: a row that it does not have any more."""
+        """Write the rows that differ from the previous snapshot; None: a row that this snapshot no longer has."""
         self._written |= write_files(self._new(rows), self.path).keys()
 
     def _new(self, rows: Iterable[tuple[str, Content | None]]) -> Iterator[tuple[str, Content]]:

@@ -189,7 +189,7 @@ class StateManager:
 
     @property
     def history(self) -> RunHistory:
-        """The run history, to record a run while it goes on and to clean up."""
+        """The run history, to record a run from its beginning, and to clean up."""
         return self._history
 
     # ---- scoped state

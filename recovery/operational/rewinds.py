@@ -30,7 +30,7 @@ def check_start(plan: ResumePlan, config: RecoveryConfig, clock: Clock, kept: Ba
     """
     check_again(config.rewind_to, config.rewind_again)
     if config.rewind_to is not None:
-        check_rewind(plan, _rewinds(kept or _kept(config.path, clock)), config.rewind_again, moment_text)
+        check_rewind(plan, _rewinds(kept or _backend(config.path, clock)), config.rewind_again, moment_text)
     if not config.discard_history:
         check_history(plan, given_backup_interval_s(config), moment_text)
 
@@ -40,15 +40,15 @@ def note_start(plan: ResumePlan, config: RecoveryConfig, clock: Clock, kept: Bac
     `check_start`."""
     if config.rewind_to is not None:
         made = Rewind(cut_of(plan), plan.execution_number, clock.wall_ms())
-        note_rewind(kept or _kept(config.path, clock), made)
+        note_rewind(kept or _backend(config.path, clock), made)
 
 
 def read_rewinds(directory: Path, clock: Clock) -> list[Rewind]:
     """Return the rewinds that were made, oldest first. Raises CorruptPartitionError."""
-    return _rewinds(_kept(directory, clock))
+    return _rewinds(_backend(directory, clock))
 
 
-def _kept(directory: Path, clock: Clock) -> Backend:
+def _backend(directory: Path, clock: Clock) -> Backend:
     return DirectoryBackend(directory, clock, RetryPolicy())
 
 

@@ -98,8 +98,8 @@ class ScopedState:
 
     @property
     def previous_instance(self) -> ScopedState | None:
-        """The state of the previous instance of the same task: of the run that last began to keep state here before
-        this one did; None if there is none, and for state of another kind."""
+        """The state of the same task in the run that began to keep state here last before this one. None if there is no
+        such run, and for state of another kind."""
         found = previous_run(self._backend, self.state_id, self._clock.wall_ms(), keyed=False)
         return None if found is None else ScopedState(self._backend, self._clock, found, self._retention)
 

@@ -181,7 +181,7 @@ def _in_zone(moment: datetime, zone: Any) -> datetime:
             cause="It is misspelt, or this machine does not have it.",
             remedy='Write its name like "Europe/Berlin"; to install time zones: pip install tzdata',
         ) from error
-    # Where clocks were put back an hour, the offset decides between the two readings.
+    # Where clocks were set back an hour, the offset decides between the two readings.
     return local if local.utcoffset() == moment.utcoffset() else local.replace(fold=1)
 
 

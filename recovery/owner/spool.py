@@ -57,7 +57,7 @@ class MessageSpool:
         self.size_bytes = 0
 
     def add(self, body: bytes, more: bool) -> None:
-        """Keep a frame of a message; more: the message goes on in the next one. Raises StorageError."""
+        """Keep a frame of a message; more: the message continues in the next one. Raises StorageError."""
         if self._file is None:
             fits = self._taken + len(body) <= self._call_bytes and self._memory.take(len(body))
             if fits:

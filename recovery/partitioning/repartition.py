@@ -161,12 +161,13 @@ def repartition(
     clock: Clock | None = None,
     random_id: Callable[[], str] = lambda: secrets.token_hex(8),
 ) -> Repartitioned:
-    """Make a store with `count` partitions in `new_directory` that holds all that the one in `directory` holds, and
-    return what was made. No run may go on in `directory`, of which nothing is changed.
+    """Make a store with `count` partitions in `new_directory` that has all of the one in `directory`; return it.
 
-    Everything comes along: all held epochs, so that runs can go back as before; timeouts, executions, operational
-    state, measures and the input position. The new store has an id of its own, and sinks that take part continue with
-    it. Rows and digests of both are compared, by step and held epoch.
+    No run may be active in `directory`, which does not change.
+
+    The new store has all held epochs, so that runs can go back as before, and timeouts, executions, operational state,
+    measures and the input position. It has an id of its own, and sinks that take part continue with it. Rows and
+    digests of both stores are compared, by step and held epoch.
 
     new_directory: missing or empty; it appears when it is whole, and what a killed attempt left, the next one removes.
     None: in place: `directory` becomes the new one, in one rename, and the old one is kept beside it until `drop_old`.

@@ -43,7 +43,7 @@ def continues(before: PartitionDescription, now: PartitionDescription) -> Contin
 
 
 def outgrown(links: int, whole_bytes: int, changes_bytes: int) -> str | None:
-    """Return why a chain ends, so that the next backup stores a whole copy; None if it goes on."""
+    """Return why a chain ends, so that the next backup stores a whole copy; None if it continues."""
     if links >= LONGEST:
         return f"its chain has {links:,} links"
     # So at most half of what a restore reads was replaced since, and the changes pay for the next whole copy.

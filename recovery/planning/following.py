@@ -68,16 +68,16 @@ class Lacking(NamedTuple):
 def lacking(
     executions: Collection[str], epoch: int, there: Sequence[PartitionDescription], since: Collection[str] = ()
 ) -> Lacking | None:
-    """Return what a backup has and a directory lacks; None if nothing. No clock counts.
+    """Return what a backup has and a directory lacks; None if nothing. Uses no clock.
 
-    executions, epoch: those that have begun on the directory, and its newest epoch. there: the partitions as the
-    backup has them. since: executions that have begun on the directory later, of which it lacks nothing.
+    executions: those that have begun on the directory. epoch: its newest. there: the partitions in the backup. since:
+    executions that began on the directory later; it lacks nothing of them.
     """
     longest = max(there, key=lambda each: len(each.executions))
     # A directory may have thousands of them.
     executions, since = frozenset(executions), frozenset(since)
     if len(executions) > len(longest.executions) and all(each.id in executions for each in longest.executions):
-        # The directory went on from there, or back.
+        # The directory continued from there, or back.
         return None
     described = min(there, key=lambda each: each.newest_epoch)
     lost = [

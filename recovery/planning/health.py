@@ -146,8 +146,8 @@ def findings(
 ) -> tuple[Finding, ...]:
     """Return the newest measures compared with the targets.
 
-    Of each value the highest of the newest ten epochs counts, all of the newest execution that closed any. Of the state
-    its present size counts. A value of which a part was not measured counts only if it reaches a level nevertheless.
+    Each value is the highest of the newest ten epochs that the newest execution closed; the size of the state is the
+    present one. If a part of a value was not measured, the value counts only if the rest reaches a level.
     state_bytes: None: unknown. backup_lag_s: the age of the newest backup; without one (None), `unsaved_s` counts if
     the lag is watched: backups that never succeeded are no better than old ones. replica_lag_s: None: no run replicates
     the directory.

@@ -33,7 +33,7 @@ def allot(count: int, owners: Sequence[str]) -> dict[PartitionIndex, str]:
 
 
 def counts(location: str, left: LeftRestore, has_first: Mapping[str, bool]) -> bool:
-    """Return whether a restore counts of which an owner has a part: then its files stay; if not, they are to go.
+    """Return whether the restore counts that left a part at an owner. If so, its files stay; else they are removed.
 
     has_first: for each owner that was named, whether part-0 is there. Raises AlreadyInitializedError if only an owner
     that was not named can tell.
@@ -44,7 +44,7 @@ def counts(location: str, left: LeftRestore, has_first: Mapping[str, bool]) -> b
         return has_first[left.home]
     files = ", ".join(left.files[:4]) + (" …" if len(left.files) > 4 else "")
     raise AlreadyInitializedError(
-        f"it holds {files} of a restore; whether that came to its end, the owner of part-0 can tell: "
+        f"it holds {files} of a restore; only the owner of part-0 knows whether that restore was completed: "
         f"{left.home or 'which one that is cannot be read'}",
         path=location,
         cause="A restore to this owner and to others was killed, and the others were not all named now.",

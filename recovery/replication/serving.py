@@ -80,7 +80,7 @@ def _at_owners(task: Task) -> SpreadParts | None:
 class _Fence:
     """Ships under the lease of the store, which is claimed when the place is first reached.
 
-    lost: what the place has and the directory lacks, a sentence, if the run goes on nevertheless.
+    lost: what the place has and the directory lacks, a sentence, if the run continues nevertheless.
     """
 
     def __init__(self, task: Task) -> None:

@@ -1,8 +1,7 @@
 """What a directory held when it began to replicate to a place, until a run has looked there: `replica-unseen.json`.
 
-A run begins, and goes on, also while the place is out of reach. Then it closes epochs of its own, and nothing in the
-partitions tells an older copy of a directory from a directory that went back. So the next run is compared with the
-place by this note, too.
+A run may begin and close epochs while the place is out of reach. The partitions alone then do not show whether a
+directory is an older copy or went back on purpose. So the next run also compares this note with the place.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ LARGEST = 1 << 16
 
 
 class Unseen(msgspec.Struct, frozen=True):
-    """place: its address without credentials. executions: how many had begun on the directory. epoch: its newest."""
+    """place: its address without credentials. executions: the number begun on the directory. epoch: its newest."""
 
     place: str
     executions: Count

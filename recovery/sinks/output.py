@@ -82,7 +82,7 @@ class Staged:
 
 
 class OutputDirectory:
-    """The output directory of one execution. Staging may go on while an epoch of earlier micro-batches is closed."""
+    """The output directory of one execution. Staging may continue while an epoch of earlier micro-batches is closed."""
 
     def __init__(
         self, path: Path, format: str, *, fresh: bool, check_all: bool, disk: Disk, shared: bool = False

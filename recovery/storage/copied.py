@@ -23,7 +23,7 @@ ATTEMPTS = 3
 
 
 def copied(places: Locations, room: Path) -> Path:
-    """Copy the partitions of all places to a new directory in `room`, and return it. A run may be going on.
+    """Copy the partitions of all places to a new directory in `room`, and return it. Works during a run.
 
     The copies are of one moment, so they hold the newest epoch that was closed in all partitions. Raises the errors of
     planning, StorageError, and what the owners refuse with.

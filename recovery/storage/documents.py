@@ -2,7 +2,7 @@
 
 All of them live in `part-0.sqlite3`, so several can change in one transaction, and a copy of the partitions includes
 them. They belong to no epoch, and a rewind does not change them. A removed document leaves a row without content, so
-that its generation goes on and an older copy is recognised as older.
+that its generation continues and an older copy is recognised as older.
 
 Rows carry digests and the table has a sum, as snapshots do. Every row read is checked. Before a document is reported
 missing, the whole table is checked: flipped bytes in an id must not make a caller start from scratch.

@@ -96,7 +96,7 @@ class KeyChange:
 
 
 def states_at(path: Path, step: str, cut: Cut, *, in_order: bool = False) -> Iterator[KeyState]:
-    """Yield the states of a step in one partition as of a cut, even while a run goes on. in_order: by key.
+    """Yield the states of a step in one partition as of a cut, even during a run. in_order: by key.
 
     Raises EpochNotHeldError if the partition does not hold the cut, or no longer; CorruptPartitionError; and
     StorageError if a run began meanwhile on a partition that nobody used.

@@ -5,7 +5,7 @@ hydrate.2  Fetch what is missing, from the front on, with requests of some megab
 hydrate.3  When all is there, check every digest, as a restore does. Damage is reported, and the partition stays as it
            is.
 hydrate.4  Make it an ordinary file: give SQLite's log its usual name besides, write the first bytes of a database into
-           the file, and remove the lazy file. Connections that are open go on.
+           the file, and remove the lazy file. Connections that are open continue.
 
 Killed anywhere, the next one begins with what is missing. While the place of backups cannot be reached, it waits.
 """
@@ -215,7 +215,7 @@ class Hydration:
                 hydrate_directory(self._directory, self._stop)
                 return
             except BackupTargetError:
-                # The stream goes on with what is there; what it needs besides ends it with the same error.
+                # The stream continues with what is there; what it needs besides ends it with the same error.
                 self._stop.wait(wait_s)
                 wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
             except RecoveryError as error:

@@ -118,9 +118,9 @@ class Locations:
     def asked(self) -> list[Location]:
         """Return what each location has, the own one first, with owners. Raises the error of the first file that cannot
         be read."""
-        return [self._own(), *each(self._at_owner, self.owners, at_once=AT_ONCE, name="owner")]
+        return [self._own_location(), *each(self._at_owner, self.owners, at_once=AT_ONCE, name="owner")]
 
-    def _own(self) -> Location:
+    def _own_location(self) -> Location:
         try:
             files = scan(self.directory)
         except NoPartitionsError:

@@ -200,15 +200,15 @@ class PartitionStore(Protocol):
         """Refuse everything that `batch` and earlier ones still apply, and seal what they wrote: the epoch's content.
 
         apart: set the content aside, together with what earlier epochs have only logged, so that it can be moved or
-        folded. Otherwise it can only be logged. Quick, whatever the amount of content. Micro-batches may go on as soon
-        as it returns. The next seal waits until `close`, and `fold` if it is called, have returned. Sealing the same
+        folded. Otherwise it can only be logged. Quick, whatever the amount of content. Micro-batches may continue when
+        it has returned. The next seal waits until `close`, and `fold` if it is called, have returned. Sealing the same
         batch again changes nothing, except that it may set the content aside.
         """
         ...
 
     def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
         """Close an epoch: one request per partition, in parallel, each in one transaction. Seals its micro-batch if
-        that was not done. Micro-batches may go on meanwhile, on other threads.
+        that was not done. Micro-batches may continue meanwhile, on other threads.
 
         Returns what was done in each partition. Skips a partition in which this execution has already closed the
         epoch. When it returns, the epoch is durable in every partition, in the file that has the partition's name.
@@ -219,7 +219,7 @@ class PartitionStore(Protocol):
     def fold(self, lease: Lease, epoch: Epoch) -> list[Mapping[str, StepSize]]:
         """Move all logged changes into the snapshots. `epoch` is closed in all partitions, and the newest one; earlier
         epochs are not held afterwards. Partitions are folded in parallel, each in one transaction. Logged content must
-        have been set apart (see `seal`). Micro-batches may go on meanwhile. Returns the size of each step in each
+        have been set apart (see `seal`). Micro-batches may continue meanwhile. Returns the size of each step in each
         partition. Repeatable. Raises LeaseLostError.
         """
         ...
@@ -290,6 +290,6 @@ class FencingStore(PartitionStore, Protocol):
         it.
 
         An epoch that the other execution closes is either seen by `plan` or refused everywhere. If `plan` raises,
-        nothing changes and the other execution goes on.
+        nothing changes and the other execution continues.
         """
         ...

@@ -53,7 +53,7 @@ def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
             raise ValueError(f"{field.name!r} as {given}, where {field.type} is declared")
         try:
             # Some casts need more than one step: dictionaries and views are unpacked first.
-            for step in _way(given, field.type):
+            for step in _casts(given, field.type):
                 before, column = column, column.cast(step)
                 if _overflows(before, column):
                     raise pa.ArrowInvalid("a number is too great")
@@ -100,7 +100,7 @@ def _overflows(given: pa.ChunkedArray[Any], column: pa.ChunkedArray[Any]) -> boo
     return bool(pc.any(pc.and_not(pc.is_inf(column), pc.is_inf(given))).as_py())
 
 
-def _way(given: pa.DataType, wanted: pa.DataType) -> list[pa.DataType]:
+def _casts(given: pa.DataType, wanted: pa.DataType) -> list[pa.DataType]:
     """Return the types to cast to, one after the other."""
     plain = _plain(given)
     if pa.types.is_integer(plain) and pa.types.is_decimal(wanted):

@@ -144,11 +144,11 @@ class OwnerCalls(Protocol):
         ...
 
     def copies(self, names: list[str]) -> Iterator[Piece]:
-        """Copy files, all as of the moment at which the first piece comes, which is empty. A run may be going on."""
+        """Copy files, all as of the moment at which the first piece comes, which is empty. Works during a run."""
         ...
 
     def store_copies(self, wanted: str) -> str:
-        """Store copies at a place of backups; see `recovery.backup.share`. A run may be going on."""
+        """Store copies at a place of backups; see `recovery.backup.share`. Works during a run."""
         ...
 
     def documents(self, ids: list[str]) -> list[Stored]:
@@ -177,7 +177,7 @@ class OwnerCalls(Protocol):
         ...
 
     def still(self, run: str) -> Serving:
-        """Confirm that the run goes on. The connection that holds the directory has to call this from time to time."""
+        """Confirm that the run is active. The connection that holds the directory calls this from time to time."""
         ...
 
     def let_go(self) -> None:

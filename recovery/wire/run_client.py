@@ -20,7 +20,7 @@ from recovery.wire.frames import VALUE_BYTES, Channel, Kind, WireError
 from recovery.wire.proof import masked
 
 STILL_S = 10.0
-"""How often a run says that it goes on."""
+"""How often a run says that it continues."""
 CLASSIFY_S = 5.0
 """How long a run that has lost a connection asks the owner why."""
 LET_GO_S = 1.0
@@ -145,7 +145,7 @@ class Owner:
         if self._lost is not None:
             raise self._lost
         if self._ended.is_set():
-            raise self._gone("the run has released it")
+            raise self._unreachable("the run has released it")
         with self._lock:
             line = self._idle.pop() if self._idle else None
         if line is None:
@@ -187,10 +187,10 @@ class Owner:
                 return line
             except (OSError, WireError) as error:
                 if time.monotonic() + PAUSE_S >= until_s:
-                    raise self._gone(f"{reason_of(error)}, for {time.monotonic() - began_s:.0f} s") from error
+                    raise self._unreachable(f"{reason_of(error)}, for {time.monotonic() - began_s:.0f} s") from error
             time.sleep(PAUSE_S)
 
-    def _gone(self, reason: str) -> OwnerUnreachableError:
+    def _unreachable(self, reason: str) -> OwnerUnreachableError:
         return OwnerUnreachableError(
             f"the owner at {self.location} was {'not reached' if self._run is None else 'lost'}: {reason}",
             cause="Its process or its host was stopped, or the network between is cut.",
@@ -202,7 +202,7 @@ class Owner:
         """Return the error for a connection that broke. A run that was frozen for long may have lost its right to the
         partitions: then the owner says so."""
         if self._run is None or self._ended.is_set():
-            return self._gone(reason)
+            return self._unreachable(reason)
         line = Line(self.address, self._token, messages.RUN)
         try:
             line.channel = line.connect(time.monotonic() + CLASSIFY_S)
@@ -217,11 +217,11 @@ class Owner:
         finally:
             line.drop()
         # The owner lets a run go whose connection has ended.
-        self._lost = self._gone(reason)
+        self._lost = self._unreachable(reason)
         return self._lost
 
     def _keep(self) -> None:
-        """Say that the run goes on, until it ends or the owner is lost."""
+        """Say that the run continues, until it ends or the owner is lost."""
         assert self._holding is not None
         assert self._run is not None
         while not self._ended.wait(STILL_S):

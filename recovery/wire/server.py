@@ -90,7 +90,7 @@ class OwnerServer:
 
     @property
     def tasks(self) -> Tasks | None:
-        """What the server needs to answer tasks; None while no run is going on."""
+        """What the server needs to answer tasks; None while no run is active."""
         return self._tasks
 
     def serve_tasks(self, tasks: Tasks | None) -> None:
@@ -217,7 +217,7 @@ class Session:
         self._ended.wait()
 
     def is_silent(self) -> bool:
-        """Whether this connection holds the directory for a run that no longer confirms that it goes on."""
+        """Whether this connection holds the directory for a run that no longer confirms that it continues."""
         return self._run is not None and self._run.holds and self.channel.heard_s + HOLD_S < time.monotonic()
 
     # The beginning of a connection

@@ -80,7 +80,7 @@ def test_every_line_comes_once_wherever_a_range_is_cut(
 
 @UNHURRIED
 @given(CONTENTS, st.data())
-def test_ranges_put_together_are_the_file(content: bytes, data: st.DataObject) -> None:
+def test_consecutive_ranges_equal_the_file(content: bytes, data: st.DataObject) -> None:
     """Batches that end at line ends, one after the other, give the lines of the whole file."""
     ends = [i + 1 for i, byte in enumerate(content) if byte == 10]
     chosen = sorted(data.draw(st.sets(st.sampled_from(ends)) if ends else st.just(set())))

@@ -79,7 +79,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5m", "ten", "10x", "0k"])
-def test_a_size_that_is_none_is_refused_by_name(text: str) -> None:
+def test_an_invalid_size_is_refused_by_name(text: str) -> None:
     """Zero, negative, fractional and unreadable sizes are errors that name the option."""
     with pytest.raises(ConfigurationError, match="maxBytesPerTrigger"):
         parse_options({"path": "/x", "maxBytesPerTrigger": text})

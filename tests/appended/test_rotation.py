@@ -535,7 +535,7 @@ def test_a_rewrite_beyond_the_first_bytes_is_seen(log: Path) -> None:
         query.batch()
 
 
-def test_an_identical_replacement_goes_on(log: Path) -> None:
+def test_an_identical_replacement_continues(log: Path) -> None:
     """A file that was copied back, or saved by an editor with the same beginning, is the same file."""
     append(log, "1\n2\n")
     query = Query(log)
@@ -607,7 +607,7 @@ def test_a_file_that_was_seen_but_never_read_is_missed(log: Path) -> None:
         query.plan()
 
 
-def test_a_missing_directory_is_an_error_whatever_is_ignored(log: Path) -> None:
+def test_a_missing_directory_is_an_error_even_if_missing_files_are_ignored(log: Path) -> None:
     """An unmounted file system is not taken for vanished files, neither while running nor at a restart."""
     append(log, "1\n")
     query = Query(log.parent, onMissing="ignore")
@@ -635,7 +635,7 @@ def test_bytes_that_are_reserved_ahead_are_awaited(log: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing.log", "nowhere/app.log", "app.log.gz", "pipe"])
-def test_a_path_that_is_no_input_is_refused_immediately(log: Path, name: str) -> None:
+def test_a_path_that_cannot_be_read_is_refused_immediately(log: Path, name: str) -> None:
     """A missing file or directory, a compressed file and a pipe are errors before anything is read."""
     os.mkfifo(log.parent / "pipe")
     with pytest.raises((ConfigurationError, StorageError), match=name.partition("/")[0]):

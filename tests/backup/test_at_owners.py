@@ -217,7 +217,7 @@ class TestRefused:
         assert "--lazy" in hosts.restore(backups, "--lazy", code=2)
         assert "Missing argument 'DIR'" in call("restore", backups, code=2)
 
-    def test_an_epoch_that_is_not_there(self, hosts, backups):
+    def test_a_missing_epoch(self, hosts, backups):
         hosts.restore(backups, "--epoch", 77, code=28)
         assert hosts.names() == [[], []]
         hosts.restore(backups)

@@ -150,9 +150,9 @@ def test_errors_have_their_codes(store, tmp_path):
     call("backup", store, f"file://{tmp_path}/by-address")
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        told = CliRunner().invoke(main, ["backup", str(store), str(place)]).output
-        assert f"Error: {place}: it is not a directory" in told
-        assert "disk" not in told
+        output = CliRunner().invoke(main, ["backup", str(store), str(place)]).output
+        assert f"Error: {place}: it is not a directory" in output
+        assert "disk" not in output
         call("backup", store, place, code=60)
     call("backup", "--list", tmp_path / "nowhere", code=61)
     listed = CliRunner().invoke(main, ["backup", "--list", str(tmp_path / "file")])
@@ -169,16 +169,16 @@ def test_errors_have_their_codes(store, tmp_path):
 
 
 @pytest.mark.parametrize("words", [["restore"], ["restore", "--dry-run"], ["drill"]])
-def test_what_cannot_be_put_together_says_which_copies_are_no_use(store, tmp_path, words):
+def test_the_error_names_the_copies_that_do_not_fit(store, tmp_path, words):
     """And where they lie, not that a file which is there would be missing."""
     copies = tmp_path / "copies"
     shutil.copytree(store, copies)
     path = copies / "part-1.sqlite3"
     path.write_bytes(path.read_bytes()[:100])
     target = [tmp_path / "new"] if words[0] == "restore" else []
-    told = json.loads(call(*words[:1], copies, *target, *words[1:], "--json", code=21))
-    assert told["path"] == str(copies)
-    assert "part-1.sqlite3 of 3 partitions missing; not used: part-1.sqlite3: " in told["found"]
+    output = json.loads(call(*words[:1], copies, *target, *words[1:], "--json", code=21))
+    assert output["path"] == str(copies)
+    assert "part-1.sqlite3 of 3 partitions missing; not used: part-1.sqlite3: " in output["found"]
 
 
 def test_a_key_with_a_slash_is_not_shown(store):
@@ -267,7 +267,7 @@ def test_the_directory_from_the_environment(store, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_every_goes_on_until_a_signal(store, tmp_path, number):
+def test_every_repeats_until_a_signal(store, tmp_path, number):
     """A backup after each interval, a line of JSON each; a signal ends it with code 0. Each stores what has changed,
     and one may be made between two partitions' commits."""
     process = subprocess.Popen(

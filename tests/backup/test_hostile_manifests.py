@@ -98,7 +98,7 @@ def forged(place: Path, identity: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("identity", [BAD_ID, NEWER_ID])
-def test_a_forged_manifest_is_none(place, identity):
+def test_a_forged_manifest_is_refused(place, identity):
     """Each is refused with a sentence, before anything that it says is used."""
     for data in forged(place, identity):
         with pytest.raises(ValueError, match="manifest") as refused:
@@ -233,7 +233,7 @@ def test_an_object_that_unpacks_to_more_than_the_manifest_says(place, store_dir,
     assert not bring_back(place, tmp_path / "newer", tmp_path).left_out
 
 
-def test_a_chain_that_somebody_put_together(place, store_dir, tmp_path):
+def test_a_forged_chain(place, store_dir, tmp_path):
     """A whole copy as a link, the link of another partition, a link twice, and links in another order: none replays.
     The backup before is restored."""
     for _ in range(2):

@@ -353,7 +353,7 @@ def test_links_of_a_live_run(make_store, tmp_path):
         shutil.rmtree(tmp_path / "new")
 
 
-def test_a_backup_of_an_older_version_goes_on_as_a_chain(store, tmp_path):
+def test_a_backup_of_an_older_version_continues_as_a_chain(store, tmp_path):
     """Its manifest lacks what chains need. A manifest without chains has the format that older versions read."""
     made = back_up(store, tmp_path / "dest").manifest
     path = tmp_path / "dest" / manifest_name(made.id)

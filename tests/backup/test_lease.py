@@ -256,7 +256,7 @@ def test_a_lease_that_cannot_be_read_is_damage(tmp_path):
         held.check()
 
 
-def test_a_conflict_of_this_very_write_is_none(tmp_path):
+def test_a_repeated_write_does_not_conflict_with_itself(tmp_path):
     """A client may repeat a write whose answer was lost, and then be refused by its own first write."""
 
     class Twice(FileObjects):

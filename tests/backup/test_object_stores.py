@@ -276,7 +276,7 @@ def test_a_killed_backup_does_not_count(store, place, emulator, tmp_path):
     assert back_up(store, target).stored == 3
 
 
-def test_a_bucket_that_is_not_there(store, place, emulator):
+def test_a_missing_bucket(store, place, emulator):
     """Said with its exit code, and nothing is made."""
     call("backup", store, place.replace(BUCKET, "nosuchbucket"), code=60)
     call("restore", place.replace(BUCKET, "nosuchbucket"), "new", code=61)

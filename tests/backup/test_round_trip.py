@@ -184,7 +184,7 @@ class TestBackup:
         assert replace(read_partition(target, partial(describe, path=target)), path=path) == described
 
     @pytest.mark.parametrize("how", ["gone", "short"])
-    def test_an_object_that_is_not_there_any_more_is_stored_again(self, store, tmp_path, how):
+    def test_a_lost_object_is_stored_again(self, store, tmp_path, how):
         """An unchanged partition is listed again only if its object is there as it was stored."""
         first = back_up(store, tmp_path / "dest")
         lost = tmp_path / "dest" / first.manifest.copies[1].object_name
@@ -383,7 +383,7 @@ except BackupTargetError as error:
         work(store, 1)
         assert back_up(store, tmp_path / "dest").stored == 3
 
-    def test_operational_state_is_backed_up_although_no_epoch_tells_of_it(self, store, tmp_path):
+    def test_operational_state_is_backed_up_without_a_new_epoch(self, store, tmp_path):
         """A mark is moved while the flow is stopped: the next backup has it, and so has what is restored."""
         StateManager(store).set_hwm("orders", 1)
         back_up(store, tmp_path / "dest")
@@ -527,7 +527,7 @@ class TestRestore:
             bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
         assert not (tmp_path / "new").exists()
 
-    def test_copies_of_several_backups_are_put_together(self, store, tmp_path):
+    def test_copies_of_several_backups_are_combined(self, store, tmp_path):
         """One partition of each of three backups is left: the newest epoch that they share is restored."""
         manifests = [back_up(store, tmp_path / "dest").manifest]
         for _ in range(2):

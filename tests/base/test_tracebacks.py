@@ -58,8 +58,8 @@ def test_spark_s_plan_is_no_part_of_what_is_wrong(place, plan):
 def test_where_in_its_sql_something_is_wrong_stays():
     """It is no plan."""
     context = "== SQL (line 1, position 1) ==\nid / 0\n^^^^^^"
-    told = headline(ValueError(f"[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012\n{context}\n"))
-    assert told.endswith(f"\n{context}")
+    shown = headline(ValueError(f"[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012\n{context}\n"))
+    assert shown.endswith(f"\n{context}")
 
 
 def test_no_traceback():

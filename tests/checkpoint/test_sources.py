@@ -129,7 +129,7 @@ def test_separate_reads_that_have_come_equally_far(tmp_path):
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_whatever_changes_each_source_goes_on_from_one_that_may_be_it(tmp_path, apart):
+def test_whatever_changes_each_source_continues_from_one_that_may_be_it(tmp_path, apart):
     """Random flows, one after the other. A source that was read before goes on, and has the log that belongs to its
     offset; nothing else lies where Spark would find it, and what is held is what the partitions have. apart: separate
     reads of the same have come to different positions."""
@@ -343,7 +343,7 @@ def test_steps_that_share_a_read(tmp_path, before, positions, after, expected):
         assert fitted(before, positions, after, tmp_path / "checkpoint") == expected
 
 
-def test_whatever_changes_each_step_goes_on_where_it_was(tmp_path):
+def test_whatever_changes_each_step_continues_where_it_was(tmp_path):
     """Random flows whose steps share reads, or not. Of all that a step has read it goes on from its own position, and
     what it begins is nothing that it may have read in another way."""
     generator = random.Random(int(os.environ.get("RECOVERY_TEST_SEED", "1")))
@@ -449,7 +449,7 @@ def test_one_source_in_more_places_than_an_earlier_version_recorded(tmp_path):
     assert saved(rows, ["a", "tick", "a"], tmp_path, 10)["offsets/10"].count('{"of": "a"}') == 2
 
 
-def test_places_that_are_none():
+def test_invalid_places():
     with pytest.raises(CorruptPartitionError, match="do not say which source is where"):
         recorded_places('{"source": 1}')
 

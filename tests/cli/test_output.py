@@ -103,8 +103,8 @@ def test_an_encoding_that_lacks_characters(store_dir, tmp_path):
     )
     assert "\\u0436" in escaped
     assert [json.loads(line) for line in escaped.splitlines()] == [json.loads(line) for line in exported.splitlines()]
-    told = recovery("state", "get", store_dir, "--step", "count", "--key", "жж", env=environ)
-    assert (told.returncode, "\\u0436\\u0436" in told.stderr) == (44, True)
+    missing = recovery("state", "get", store_dir, "--step", "count", "--key", "жж", env=environ)
+    assert (missing.returncode, "\\u0436\\u0436" in missing.stderr) == (44, True)
 
 
 def lines_of(ran: Path) -> str:

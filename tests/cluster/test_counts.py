@@ -116,7 +116,7 @@ def test_an_owner_that_is_killed_or_frozen(lab, db):
 
 
 @pytest.mark.long
-def test_a_driver_that_is_killed_goes_on_with_more_and_with_fewer_hosts(make_lab, db):
+def test_a_driver_that_is_killed_continues_with_more_and_with_fewer_hosts(make_lab, db):
     """Each run finds what the last one closed, whatever hosts it has."""
     lab = make_lab(2)
     run = lab.run("cluster.py:counts(2000, 99, 0.5)", db, "-s", "0", "-b", "1h")

@@ -23,7 +23,7 @@ def db(lab, tmp_path_factory) -> Path:
 
 
 @pytest.mark.long
-def test_a_frame_in_a_session_of_ones_own(lab, db):
+def test_a_frame_in_the_users_session(lab, db):
     """The same code as a run by the command: exact, and a later start goes on."""
     assert assert_exact(db, 2000) == 3
     output = lab.python("cluster_session.py", db, "counts", 4).succeed()

@@ -155,7 +155,7 @@ ALTERATIONS = {
 
 
 @pytest.mark.parametrize("alteration", ALTERATIONS.values(), ids=ALTERATIONS)
-def test_tables_that_are_not_as_created_are_refused(template, tmp_path, alteration):
+def test_altered_tables_are_refused(template, tmp_path, alteration):
     """By whatever opens the file, in time, and before anything is read from or written to them."""
     directory = shutil.copytree(template, tmp_path / "db")
     path = paths_of(directory)[0]

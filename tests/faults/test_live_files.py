@@ -80,8 +80,8 @@ def test_only_sqlite_opens_a_partition_in_use(store_dir, tmp_path):
     """Neither a run, from start to end, nor any command beside it; nor the log or its index."""
     done = run_python(WORK, store_dir, tmp_path)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["proof"] == [["proof", "part-0.sqlite3"], ["proof", "part-1.sqlite3"]]
+    facts = json.loads(done.stdout)
+    assert facts["proof"] == [["proof", "part-0.sqlite3"], ["proof", "part-1.sqlite3"]]
     names = [f"part-{number}.sqlite3{suffix}" for number in (0, 1) for suffix in ("", "-shm", "-wal")]
-    assert told["watched"] == sorted(names)
-    assert told["unwanted"] == []
+    assert facts["watched"] == sorted(names)
+    assert facts["unwanted"] == []

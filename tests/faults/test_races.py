@@ -41,13 +41,13 @@ def contender(directory: Path, gate: int, report: Path) -> int:
         try:
             execution = MiniRun(directory, 1)
         except RecoveryError as error:
-            told = {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - started}
+            outcome = {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - started}
         else:
             execution.batch()
-            told = {"pid": os.getpid()}
-        report.with_suffix(".draft").write_text(json.dumps(told))
+            outcome = {"pid": os.getpid()}
+        report.with_suffix(".draft").write_text(json.dumps(outcome))
         report.with_suffix(".draft").rename(report)
-        if "pid" in told:
+        if "pid" in outcome:
             time.sleep(300)
 
     return child(work)
@@ -68,11 +68,11 @@ def race(directory: Path, root: Path) -> dict:
         while not all(report.exists() for report in reports):
             assert time.monotonic() < deadline, "a contender says nothing"
             time.sleep(0.002)
-        told = [json.loads(report.read_text()) for report in reports]
-        winners = [each for each in told if "pid" in each]
-        losers = [each for each in told if "pid" not in each]
-        assert len(winners) == 1, told
-        assert losers[0]["error"] == DirectoryLockedError.__name__, told
+        outcome = [json.loads(report.read_text()) for report in reports]
+        winners = [each for each in outcome if "pid" in each]
+        losers = [each for each in outcome if "pid" not in each]
+        assert len(winners) == 1, outcome
+        assert losers[0]["error"] == DirectoryLockedError.__name__, outcome
         assert f"process {winners[0]['pid']} on " in losers[0]["text"], (winners, losers)
         newest = [query(path, "SELECT pid FROM exs ORDER BY ex_num DESC LIMIT 1") for path in paths_of(directory)]
         assert newest == [[(winners[0]["pid"],)]] * 2, "the loser wrote"
@@ -127,15 +127,15 @@ def test_the_command_line_is_refused_immediately(store_maker, tmp_path):
         started, nothing_s = time.monotonic(), time.monotonic() - started
         target = f"{ROOT / 'tests' / 'flows' / 'totals.py'}:make({str(tmp_path)!r})"
         command = [sys.executable, "-m", "recovery", "run", target, "-r", str(directory)]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         seconds = time.monotonic() - started
         assert contents(directory) == before
     os.close(reading)
     os.close(writing)
     shutil.rmtree(directory)
-    assert told.returncode == DirectoryLockedError.exit_code
-    assert f"process {holder} on " in told.stderr
-    assert "Traceback" not in told.stderr
+    assert done.returncode == DirectoryLockedError.exit_code
+    assert f"process {holder} on " in done.stderr
+    assert "Traceback" not in done.stderr
     print(f"refused after {seconds:.1f} s")
     # A machine that takes long to start Python at all takes longer for this too.
     assert seconds < max(5, 8 * nothing_s)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from recovery import RecoveryConfig, start
 from recovery.spark.jvm.session import create_session, prepare_environment
-from recovery.spark.run.events import BatchDone
+from recovery.spark.run.reporting.events import BatchDone
 from tests.flows.native import make, settings
 from tests.spark.support import ROOT, set_to
 

@@ -82,9 +82,9 @@ def test_azure_variables():
         assert key in access.looked_at
     access = azure_access({"AZURE_STORAGE_ACCOUNT": "acc", "AZURE_STORAGE_SAS_TOKEN": "t"}, "named")
     assert (access.account, access.secret, access.token) == ("named", None, "t")
-    told = azure_access({}, None).looked_at
+    looked_at = azure_access({}, None).looked_at
     for name in ("CONNECTION_STRING", "KEY", "ACCOUNT_KEY", "SAS_TOKEN"):
-        assert f"AZURE_STORAGE_{name}" in told
+        assert f"AZURE_STORAGE_{name}" in looked_at
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_azure_s_emulator():
     assert (access.account, access.endpoint) == ("devstoreaccount1", "http://127.0.0.1:10000/devstoreaccount1")
 
 
-def test_connection_strings_that_are_none():
+def test_invalid_connection_strings():
     """The error does not repeat them."""
     for text in ("secret", "AccountKey=secret", "AccountName=a;secret"):
         with pytest.raises(ConfigurationError, match="not a connection string") as raised:
@@ -135,9 +135,9 @@ def test_azure_addresses(address, place):
 def test_google(tmp_path):
     """A key file, the application default credentials, or an emulator."""
     default = tmp_path / ".config/gcloud/application_default_credentials.json"
-    told = gs_access({"HOME": str(tmp_path)})
-    assert told.key_file is None
-    assert all(text in told.looked_at for text in ("GOOGLE_APPLICATION_CREDENTIALS", str(default)))
+    found = gs_access({"HOME": str(tmp_path)})
+    assert found.key_file is None
+    assert all(text in found.looked_at for text in ("GOOGLE_APPLICATION_CREDENTIALS", str(default)))
     default.parent.mkdir(parents=True)
     default.write_text("{}")
     assert gs_access({"HOME": str(tmp_path)}).key_file == str(default)

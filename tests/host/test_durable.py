@@ -148,7 +148,7 @@ def test_notes_of_a_place_whose_name_is_no_text(store):
      '{"finished_ms": "5", "epoch": 1, "destination": ""}', '{"finished_ms": 5, "epoch": true, "destination": ""}',
      '{"finished_ms": 5, "epoch": 1, "destination": []}', " " * 70_000],
 )  # fmt: skip
-def test_a_note_that_is_none(store, text):
+def test_an_invalid_note(store, text):
     """It is as if there were none; status and report do their work."""
     (store / NAME).write_text(text)
     assert last_backup(store) is None

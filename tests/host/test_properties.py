@@ -94,11 +94,11 @@ def test_settings_come_from_the_command_line_the_environment_and_a_file(ran, tmp
 
 def test_settings_that_cannot_be_read_are_refused(tmp_path):
     """As errors of their own kind, before anything begins."""
-    for options, environment, told in (
+    for options, environment, expected in (
         (["--properties-file", str(tmp_path / "none")], {}, "none cannot be read: No such file"),
         ([], {"RECOVERY_CONF": "a \\u1"}, "RECOVERY_CONF cannot be read"),
         (["--conf", "spark.a"], {}, "'spark.a' is not K=V"),
     ):
         done = CliRunner(env=environment).invoke(main, ["run", "flow.py", *options])
         assert done.exit_code not in (0, 1)
-        assert told in done.output
+        assert expected in done.output

@@ -292,7 +292,7 @@ def test_a_port_that_is_taken():
         endpoint.close()
 
 
-def test_an_address_that_is_not_ours():
+def test_an_address_of_another_machine():
     """The message says so."""
     with pytest.raises(ConfigurationError, match="cannot be served"):
         MetricsEndpoint("203.0.113.7", 0)

@@ -15,7 +15,7 @@ from recovery.epochs.closer import EpochClosed
 from recovery.planning.health import DEFAULTS, of_epoch
 from recovery.planning.measures import Measure
 from recovery.planning.replica import NO_LAG, NOTHING, ReplicaLag, ReplicaState, Shipped
-from recovery.spark.run.events import BatchDone, InputCounted, ReplicaChanged, RunSummary, Stopping
+from recovery.spark.run.reporting.events import BatchDone, InputCounted, ReplicaChanged, RunSummary, Stopping
 
 
 def closed(epoch, snapshot_s):
@@ -38,7 +38,7 @@ def test_a_missed_target_is_said_once_at_each_level():
     ]
 
 
-def test_the_summary_says_what_was_missed():
+def test_the_summary_shows_missed_targets():
     """Each target at its worst, with its levels."""
     [missed] = closed(1, 40.0).health
     summary = RunSummary("flow", "db", exceeded=[missed.as_json()])
@@ -138,7 +138,7 @@ def test_the_summary_names_the_snapshot():
     )
 
 
-def test_going_back_to_the_beginning_is_said():
+def test_going_back_to_the_beginning_is_reported():
     """There is no snapshot to name then."""
     plan = SimpleNamespace(snapshot=None)
     gone = SimpleNamespace(text=lambda _: "epochs 1 to 3")

@@ -89,12 +89,12 @@ def test_long_files_are_taken_in_chunks(source, store_dir, tmp_path):
     """A file of several MiB comes back as it was, with its progress shown."""
     content = bytes(range(256)) * (3 << 12) + b"end"
     write(source, "state/0/0/5.snapshot", content)
-    told: list[Progressed] = []
-    taken(source, store_dir, observe=told.append)
+    progress: list[Progressed] = []
+    taken(source, store_dir, observe=progress.append)
     keys = {key for path in paths_of(store_dir) for (key,) in query(path, "SELECT state_key FROM snaps")}
     assert {f"state/0/0/5.snapshot#{number:05}" for number in (1, 2, 3, 4)} <= keys
-    assert told[-1].what == "writing"
-    assert told[-1].bytes_done == told[-1].bytes_total > len(content)
+    assert progress[-1].what == "writing"
+    assert progress[-1].bytes_done == progress[-1].bytes_total > len(content)
     export(store_dir, place(tmp_path / "out"))
     assert held(tmp_path / "out")["state/0/0/5.snapshot"] == content
 

@@ -220,12 +220,12 @@ def test_steps_are_exported_as_of_one_epoch(recovery, store_dir, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [("nosuch",), ("--step", "count", "--key", "z"), ("--step", "nope", "--key", "z")])
-def test_a_state_that_is_not_there_is_reported_with_the_directory(recovery, ran, words):
+def test_a_missing_state_is_reported_with_the_directory(recovery, ran, words):
     """There may be one in another."""
     assert f"Error: {ran}: " in recovery("state", "get", ran, *words, code=44)
 
 
-def test_exporting_a_step_that_is_not_there(recovery, ran, tmp_path):
+def test_exporting_a_missing_step(recovery, ran, tmp_path):
     """It is misspelt: no export, which would look as if the step had no states."""
     file = tmp_path / "export"
     for steps in (["nope"], ["count", "nope"]):
@@ -348,10 +348,10 @@ def test_a_file_that_cannot_be_taken_is_named(recovery, store_dir, tmp_path, wor
     """With what is wrong, and a way out that is about the file."""
     file = tmp_path / "cut.json"
     file.write_bytes(content)
-    told = recovery("state", *(({"DIR": store_dir, "FILE": file}).get(word, word) for word in words), code=code)
-    assert f"Error: {file}: " in told
-    assert ("UTF-8" if code == 11 else "state get" if words[0] == "set" else "state export") in told
-    assert "Check the path" not in told
+    output = recovery("state", *(({"DIR": store_dir, "FILE": file}).get(word, word) for word in words), code=code)
+    assert f"Error: {file}: " in output
+    assert ("UTF-8" if code == 11 else "state get" if words[0] == "set" else "state export") in output
+    assert "Check the path" not in output
 
 
 @pytest.mark.parametrize("content", ["5", "null", '{"marks": {"k": 5}}', '{"marks": {"k": {"value": [1]}}}'])
@@ -447,9 +447,9 @@ def test_rows_that_were_lost_are_missed(recovery, ran, logged):
     ):
         alter(path, change)
         for command, *options in (["list"], ["export"], ["get", "--key", "c"], ["list", "--epoch", "1"]):
-            told = recovery("state", command, ran, "--step", "count", *options, code=23)
-            assert str(path) in told
-            assert "rows of step 'count' where" in told
+            output = recovery("state", command, ran, "--step", "count", *options, code=23)
+            assert str(path) in output
+            assert "rows of step 'count' where" in output
     assert recovery("state", "get", ran, "--step", "count", "--key", "a") == "2\n"
 
 

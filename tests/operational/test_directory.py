@@ -207,7 +207,7 @@ def test_it_survives_a_rewind(store_dir):
     assert problems(store_dir) == []
 
 
-def test_a_copy_of_the_partitions_is_a_copy_of_it(store_dir, tmp_path):
+def test_a_copy_of_the_partitions_has_the_operational_state(store_dir, tmp_path):
     """It is in the partitions, so whatever copies them copies it."""
     StateManager(store_dir).set_hwm("k", 1)
     for path in store_dir.glob("part-*.sqlite3"):
@@ -300,7 +300,7 @@ def test_there_is_a_migration_from_every_version():
     assert sorted(MIGRATIONS) == list(range(1, SCHEMA_VERSION))
 
 
-def test_a_directory_that_is_none(tmp_path, store_dir):
+def test_a_directory_without_partitions(tmp_path, store_dir):
     """Nothing is made where nothing was; the error names a lost or renamed file."""
     with pytest.raises(NoPartitionsError, match="no such directory"):
         StateManager(tmp_path / "missing")

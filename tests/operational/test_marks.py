@@ -20,7 +20,7 @@ def state(store_dir):
     return StateManager(store_dir)
 
 
-def test_an_unknown_mark_is_none(state):
+def test_an_unknown_mark_is_returned_as_none(state):
     """There is nothing to tell it from but None, which cannot be set."""
     assert state.get_hwm("orders") is None
     with pytest.raises(StateValueError):

@@ -57,9 +57,9 @@ def test_a_root_that_is_no_directory_is_never_taken_for_empty(tmp_path, name, fo
 def test_a_root_is_made_as_the_error_says(tmp_path):
     """With a blank in its name, too; the command line shows it by its exit code."""
     uri = f"file://{tmp_path}/a%20b/state"
-    told = CliRunner().invoke(main, ["hwm", "list", uri])
-    assert told.exit_code == StateBackendError.exit_code
-    subprocess.run(["/bin/sh", "-c", told.stderr.partition("make it: ")[2]], check=True)
+    done = CliRunner().invoke(main, ["hwm", "list", uri])
+    assert done.exit_code == StateBackendError.exit_code
+    subprocess.run(["/bin/sh", "-c", done.stderr.partition("make it: ")[2]], check=True)
     assert CliRunner().invoke(main, ["hwm", "list", uri, "--json"]).stdout == "[]\n"
     StateManager(uri).set_hwm("k", 1)
     assert StateManager(uri).get_hwm("k") == 1

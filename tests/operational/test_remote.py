@@ -498,7 +498,7 @@ def test_an_unreachable_store_fails_within_its_time_limit(scheme, kind, monkeypa
     ["ftp://x/y", "s3://", "s3://key:secret-of-mine@bucket/a", "s3://b/a?secret_access_key=secret-of-mine",
      "file://relative/a", "file:///", "s3://b?colour=red", "nonsense", "azure://"],
 )  # fmt: skip
-def test_places_that_are_none(uri, store_dir):
+def test_invalid_places(uri, store_dir):
     """The error says what is wrong, and repeats no secret."""
     with pytest.raises(ConfigurationError) as found:
         StateManager(store_dir, backend=uri)

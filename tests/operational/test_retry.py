@@ -54,7 +54,7 @@ def test_the_longest_wait_is_known():
 
 
 @pytest.mark.parametrize("settings", [{"busy": -1}, {"delays": "12"}, {"delays": (-1,)}, {"jitter": "x"}])
-def test_settings_that_are_none(settings):
+def test_invalid_settings(settings):
     """Refused when given, not when needed."""
     with pytest.raises(ConfigurationError):
         RetryPolicy(**settings)

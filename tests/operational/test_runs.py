@@ -54,7 +54,7 @@ def test_the_status_of_the_last_run(state):
     assert state.get_last_run_status("order") is None
 
 
-def test_a_run_that_goes_on_has_no_status_yet(state):
+def test_a_run_that_continues_has_no_status_yet(state):
     """Neither True nor False; its end makes it one of the two."""
     run = state.history.begin("orders", "flow")
     assert state.get_last_run_status("orders") is None
@@ -118,7 +118,7 @@ def test_a_run_of_another_host_lives_by_its_heartbeats(state, clock, monkeypatch
     assert [each.status for each in state.list_runs()] == ["running"]
 
 
-def test_a_heartbeat_is_noted_while_a_run_goes_on(store_dir, clock):
+def test_a_heartbeat_is_noted_while_a_run_continues(store_dir, clock):
     """By a thread of its own, which ends with the run."""
     import time
 

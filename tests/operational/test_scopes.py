@@ -250,9 +250,9 @@ def test_gc_removes_what_has_expired(store_dir):
         each.set("kept", retention=retention)
     old.set_hwm("process/n/old", 5)
     generations = {each.state_id: each.generation for each in now.backend.list()}
-    told = CliRunner().invoke(main, ["gc", str(store_dir)])
-    assert told.exit_code == 0, told.output
-    assert "up to epoch 0, and removed 3 expired states: " in told.stdout
+    done = CliRunner().invoke(main, ["gc", str(store_dir)])
+    assert done.exit_code == 0, done.output
+    assert "up to epoch 0, and removed 3 expired states: " in done.stdout
     for document in now.backend.list():
         gone = document.state_id in {each.state_id for each in expired}
         assert (document.content is None, document.generation) == (gone, generations[document.state_id] + gone)

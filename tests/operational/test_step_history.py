@@ -121,7 +121,7 @@ def test_the_command(ran):
 
 
 @pytest.mark.parametrize(("step", "key"), [("other", "a"), (STEP, "unknown")])
-def test_what_is_not_there(ran, step, key):
+def test_a_missing_step_or_key(ran, step, key):
     """An error with its own exit code."""
     done = CliRunner().invoke(main, ["history", str(ran), "--step", step, "--key", key])
     assert done.exit_code == StateNotFoundError.exit_code, done.output

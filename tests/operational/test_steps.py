@@ -128,7 +128,7 @@ def test_an_edit_is_recorded(ran):
     assert state.get_last_run_status("flow") is None
 
 
-def test_an_edit_of_nothing_is_none(ran):
+def test_an_empty_edit_makes_no_epoch(ran):
     """No epoch, no execution."""
     assert edited(ran, {}) is None
     assert moment(ran).epoch == 2
@@ -224,7 +224,7 @@ def test_force_while_the_run_closes_epochs(ran, monkeypatch, how):
     assert problems(ran) == []
 
 
-def test_force_computes_while_the_run_goes_on(ran):
+def test_force_computes_while_the_run_continues(ran):
     """What takes long is done before anybody is kept waiting, and again only when an epoch was closed meanwhile."""
     seen = []
 

@@ -140,7 +140,7 @@ def test_text_that_is_no_value(text):
      ('{"$datetime": "2024-01-01T00:00:00", "zone": 5}', "there is no time zone 5"),
      ('{"$decimal": "x"}', "there is no decimal number 'x'")],
 )  # fmt: skip
-def test_what_there_is_not(text, found):
+def test_dates_and_zones_that_do_not_exist(text, found):
     """A form that is known, of a day or a zone that does not exist: the error says so."""
     with pytest.raises(StateValueError) as caught:
         loads(text)

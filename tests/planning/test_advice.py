@@ -50,14 +50,14 @@ def test_no_longer_than_it_takes_to_be_cheap():
     assert "hardly save any work" in interval.why
 
 
-def test_what_cannot_be_reached_is_said():
+def test_a_target_that_cannot_be_reached_is_reported():
     """When one micro-batch alone takes longer than is tolerated."""
     interval = advise(known(measures(5, batch_s=60.0)), 30.0).interval
     assert interval.tolerated_batches == 1
     assert "alone take longer than that" in interval.why
 
 
-def test_too_little_measured_is_said():
+def test_too_few_measures_are_reported():
     """Starts and epochs without micro-batches do not count."""
     found = [*measures(NEEDED_EPOCHS - 1), Measure(execution=1, epoch=9, measured_ms=0, resume_s=0.1)]
     advice = advise(known(found), 30.0)

@@ -56,7 +56,7 @@ def held(first, last):
 class TestTheNewestCommonEpoch:
     """Of all copies of different ages the newest set that fits."""
 
-    def test_one_backup_is_restored_as_it_is(self):
+    def test_a_single_backup_is_restored_without_loss(self):
         """Copies of one moment lose nothing."""
         plan = plan_restore([copy(0, held(1, 5), [ONE]), copy(1, held(1, 5), [ONE])])
         assert (plan.epoch, plan.lost_epochs, plan.lost_ms, plan.limiting) == (5, 0, 0, ())
@@ -263,7 +263,7 @@ class TestSetsThatAreNone:
         with pytest.raises(FlowMismatchError):
             plan_restore([copy(0, held(1, 2), [ONE]), copy(1, held(1, 2), [ONE], flow="other")])
 
-    def test_a_copy_that_cannot_be_used_still_says_what_is_lost(self):
+    def test_a_damaged_copy_still_shows_what_is_lost(self):
         """The newest epoch seen is in a damaged copy."""
         plan = plan_restore([copy(i, held(1, 3), [ONE]) for i in (0, 1)], unusable=[copy(0, held(1, 9), [ONE])])
         assert (plan.epoch, plan.lost_epochs) == (3, 6)

@@ -27,7 +27,7 @@ def shape(found):
     return [(lane.first, lane.last, lane.lived, lane.parent) for lane in found]
 
 
-def test_executions_that_go_on():
+def test_executions_that_continue():
     """Each begins where the one before ended; one closed nothing."""
     runs = [execution(1, 1), execution(2, 4), execution(3, 4)]
     found = lanes(runs, {(1, 3), (3, 6)}, closed(6, 3))

@@ -373,7 +373,7 @@ def test_verdicts_say_who_holds_the_others_back():
     assert {v.note for v in outcome(found_files(["current"] * N)).verdicts} == {"current"}
 
 
-def test_the_recovery_clock_goes_on_from_its_newest_reading():
+def test_the_recovery_clock_continues_from_its_newest_reading():
     """The newest of any file, also of one that is ahead of the others; nothing before the first epoch."""
     plan = outcome(found_files(["current", "newer", "current"]))
     assert plan.last_clock == (7_000, 7_000)

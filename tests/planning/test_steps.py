@@ -44,7 +44,7 @@ def plan(held="s", declared=PLAIN, step=PLAIN, *, name="s", migrates=False, misr
     return plan_steps({held} if held else set(), recorded, steps, StepChoices(**choices), HERE, misread)
 
 
-def test_what_fits_goes_on():
+def test_what_fits_continues():
     """No edit, and nothing to record."""
     assert plan() == plan(keep=("s",), migrates=True)
     assert plan() == plan(drop=("s",), keep=("s",), migrates=True, misread=reads_all)
@@ -56,7 +56,7 @@ def test_a_new_step_is_recorded():
     assert plan(held="", declared=None).declarations == {"s": PLAIN.to_text()}
 
 
-def test_state_without_a_declaration_is_taken_as_it_is():
+def test_state_without_a_declaration_is_kept_unchanged():
     """It is recorded from now on; a migration has nothing to go by."""
     planned = plan(declared=None, migrates=True)
     assert (planned.edits, planned.declarations) == ((), {"s": PLAIN.to_text()})
@@ -69,7 +69,7 @@ def test_a_declaration_without_state_is_replaced():
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "expected"),
     [
         (OTHER_KEY, "its key was word string and is user string\n"),
         (OTHER_TYPE, "its key was word string and is word bigint\n"),
@@ -77,9 +77,9 @@ def test_a_declaration_without_state_is_replaced():
         (BOTH, "its key was word string and is user string; the state was a plain JSON value and is int\n"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_choices(step, told):
+def test_what_does_not_fit_is_refused_with_the_choices(step, expected):
     """Each difference is reported; a migration is offered where one helps."""
-    with pytest.raises(StepChangedError, match=f"step 's' does not fit its state: {told}") as raised:
+    with pytest.raises(StepChangedError, match=f"step 's' does not fit its state: {expected}") as raised:
         plan(step=step)
     assert ("migrate=" in raised.value.remedy) == (step.key == WORD)
     assert "--keep-step s" in raised.value.remedy
@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_refused_with_the_choices(step, told):
 
 
 @pytest.mark.parametrize("step", [OTHER_KEY, INT, BOTH])
-def test_keep_takes_it_as_it_is(step):
+def test_keep_leaves_the_state_unchanged(step):
     """The new declaration is recorded, the state stays."""
     planned = plan(step=step, keep=("s",), misread=not_asked if step == OTHER_KEY else reads_all)
     assert (planned.edits, planned.declarations) == ((), {"s": step.to_text()})

@@ -202,12 +202,12 @@ class TestSync:
         shutil.rmtree(store)
         lazily_restored(tmp_path / "dest", store)
         assert hydrating(store)
-        told = []
-        replication = begin(sync=True, log=told.append)
+        logged = []
+        replication = begin(sync=True, log=logged.append)
         ReplicatedClosing(replication, lambda: False).begun()
         assert hydrating(store) == []
         assert (replication.state.shippings, replication.state.problem) == (1, None)
-        assert told == ["recovery: --replicate-sync: fetching the rest of the lazy restore first"]
+        assert logged == ["recovery: --replicate-sync: fetching the rest of the lazy restore first"]
         assert states(store) == wanted
 
 
@@ -342,12 +342,12 @@ class TestTakenOver:
         with pytest.raises(StaleDirectoryError, match=r"it has epoch 3, closed by execution .* ends at epoch 2"):
             begin(execution=2, takeover=True).ready(60)
         assert read_term(DirectoryTarget(tmp_path / "dest")) == writer
-        told = []
-        again = begin(execution=2, takeover=True, lose_epochs=True, log=told.append)
+        logged = []
+        again = begin(execution=2, takeover=True, lose_epochs=True, log=logged.append)
         again.ready(60)
         closes(store, again)
         again.end()
         assert again.state.problem is None
-        [lacks] = told
+        [lacks] = logged
         assert lacks.startswith(f"recovery: {tmp_path / 'dest'}: it has epoch 3, closed by execution ")
         assert lacks.endswith("what it has besides is lost")

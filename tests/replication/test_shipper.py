@@ -158,7 +158,7 @@ def test_a_place_of_another_store_is_refused(store, make_store, tmp_path):
         shipper(store, tmp_path / "dest").ship()
 
 
-def test_what_the_place_holds_besides_is_said(store, tmp_path):
+def test_the_error_shows_what_the_place_has_in_addition(store, tmp_path):
     """A copy of the directory, or one that was restored while the run went on, lacks what was shipped since."""
     place = tmp_path / "dest"
 

@@ -41,14 +41,14 @@ def test_an_older_copy_that_went_on_while_the_place_was_away(make_store, tmp_pat
     next runs: a service may start it again. The place is not disturbed, and the other directory goes on."""
     store = make_store(1)
     fill(store)
-    told: list[str] = []
+    logged: list[str] = []
 
     def begin(directory: Path, **options: object) -> Replication:
         [partition] = plan_resume(scan(directory)).partitions
         began = [each.id for each in partition.executions]
         return Replication(
             directory, partition.store_id, str(tmp_path / "dest"), tmp_path, clock=SystemClock(), began=began,
-            epoch=partition.newest_epoch, execution=len(began) + 1, log=told.append, **options,
+            epoch=partition.newest_epoch, execution=len(began) + 1, log=logged.append, **options,
         )  # fmt: skip
 
     ours = begin(store)
@@ -82,4 +82,4 @@ def test_an_older_copy_that_went_on_while_the_place_was_away(make_store, tmp_pat
     theirs.closed(0)
     theirs.end()
     assert (theirs.state.shipped.epoch, read_unseen(copy)) == (4, None)
-    assert "what it has besides is lost" in told[-1]
+    assert "what it has besides is lost" in logged[-1]

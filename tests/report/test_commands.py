@@ -195,7 +195,7 @@ def test_variables_for_runs_with_a_directory():
     assert (code, "there is no file flow.py" in text) == (34, True)
 
 
-def test_what_is_wrong_is_said_as_it_is(make_store):
+def test_commands_report_each_files_own_error(make_store):
     """verify and status give each file's own error, and its code; JSON has it as the problem."""
     newer, damaged, torn = (make_store(2) for _ in range(3))
     for store in (newer, damaged, torn):

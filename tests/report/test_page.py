@@ -197,7 +197,7 @@ def test_in_a_browser(make_store, tmp_path):
             chromium.close()
 
 
-def test_a_threshold_that_is_none(make_store):
+def test_an_invalid_threshold(make_store):
     """Is refused before anything is read."""
     with pytest.raises(ConfigurationError):
         render(make_store(1), parse_targets({"size": "1/2"}))

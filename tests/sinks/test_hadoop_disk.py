@@ -126,9 +126,9 @@ def test_a_file_that_a_task_reported_is_there_or_the_run_ends(found):
     disk.put(directory / "part-00000-a-c000.json", b"a record\n")
     if found is not None:
         disk.put(directory / "part-00001-b-c000.json", found)
-    told = {"part-00000-a-c000.json": 9, "part-00001-b-c000.json": 12}
+    reported = {"part-00000-a-c000.json": 9, "part-00001-b-c000.json": 12}
     with pytest.raises(OutputLostError, match=r"host h2 wrote part-00001-b-c000\.json with 12 bytes.*") as error:
-        run.output.stage(0, directory, told, lambda *_: False, lambda _: "h2")
+        run.output.stage(0, directory, reported, lambda *_: False, lambda _: "h2")
     assert "file:///mnt" in str(error.value)
     assert error.value.exit_code == 49
     run.close(0)

@@ -332,7 +332,7 @@ class TestMismatch:
         store, disk = lived()
         self.refused(store, disk, "it holds json, and the sink writes csv", format="csv")
 
-    def test_a_directory_that_is_not_there(self):
+    def test_a_missing_directory(self):
         """An empty mount point is not taken for a new output, unless that is said."""
         store, disk = lived()
         self.refused(store, MemoryDisk(), "the output of the epochs up to 4 is not here; it was written to /data/out")
@@ -579,7 +579,7 @@ class TestTwoDirectoriesOfOneStore:
             successor.close(2)
         is_exact(old, disk)
 
-    def test_executions_of_the_directory_go_on(self):
+    def test_executions_of_the_directory_continue(self):
         """Also one that died before it published, and one that goes back."""
         store, disk = Store(past=[]), MemoryDisk()
         story(store, disk)
@@ -589,7 +589,7 @@ class TestTwoDirectoriesOfOneStore:
 
     @pytest.mark.parametrize("point", ["rollback.1", "rollback.2", "rollback.3", "rollback.4"])
     @pytest.mark.parametrize("how", ["loses", "repartitioned"])
-    def test_a_start_that_was_killed_while_it_took_output_back_goes_on(self, how, point, monkeypatch):
+    def test_a_start_that_was_killed_while_it_took_output_back_continues(self, how, point, monkeypatch):
         """It had the right to, and has it still: it need not be said again that epochs of others may be lost."""
         disk = MemoryDisk()
         old, _, new = self.two(disk)

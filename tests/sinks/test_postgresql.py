@@ -365,7 +365,7 @@ def test_values_of_spark_s_rows(server, module):
 @pytest.mark.parametrize(
     ("kind", "value"), [("TEXT", "nul\0inside"), ("INTEGER", 1 << 40), ("INTEGER", "x"), ("TEXT", {"a": {1}})]
 )
-def test_a_value_that_is_not_taken(server, module, kind, value):
+def test_a_value_that_the_database_refuses(server, module, kind, value):
     """The error names the column."""
     database = server.database(module)
     database.execute(f"CREATE TABLE words (word TEXT PRIMARY KEY, n {kind})")

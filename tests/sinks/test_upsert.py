@@ -221,7 +221,7 @@ def test_calls_may_be_repeated(tmp_path):
     assert len(database.table()) == 1
 
 
-def test_going_back_puts_back_what_was_there(tmp_path):
+def test_going_back_restores_replaced_rows(tmp_path):
     """Values that were replaced, rows that were not there, and rows that others had made before."""
     store, database = Store(), Database(tmp_path / "db")
     database.execute("INSERT INTO words VALUES ('a', 0, -1, 'kept'), ('q', 0, -2, 'kept')")
@@ -307,7 +307,7 @@ class TestRefused:
         run.close(0)
         assert database.table() == {}
 
-    def test_columns_that_are_not_there(self, tmp_path):
+    def test_missing_columns(self, tmp_path):
         """In the table or in the output."""
         store, database = Store(), Database(tmp_path / "db")
         self.refused(ConfigurationError, "the table has no column nope", store, database, key=["nope"])

@@ -54,7 +54,7 @@ def batches(frame, checkpoint: Path) -> list[list[tuple]]:
     return seen
 
 
-def test_a_query_goes_on_where_it_was_through_growth_and_rotation(lines, log, tmp_path):
+def test_a_query_continues_where_it_was_through_growth_and_rotation(lines, log, tmp_path):
     """Three runs on one checkpoint, micro-batches under a limit: every line once, with file and offset."""
     append(log, b"one\ntwo\nthree\nfo")
     frame = lines(log, maxBytesPerTrigger="8b")

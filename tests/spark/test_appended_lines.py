@@ -158,13 +158,13 @@ def test_the_scan_tells_the_bytes_of_the_micro_batch_that_is_planned(jvm, tmp_pa
     assert not scan.estimateStatistics().sizeInBytes().isPresent()
     stream = scan.toMicroBatchStream("none")
     assert not scan.estimateStatistics().sizeInBytes().isPresent()
-    at, told = stream.initialOffset(), []
+    at, sizes = stream.initialOffset(), []
     for name, content in [("a", "one\ntwo\n"), ("a", "three\nno end"), ("b", "four\n"), ("b", "")]:
         with (tmp_path / name).open("a") as file:
             file.write(content)
         at = stream.latestOffset(at, stream.getDefaultReadLimit())
-        told.append(scan.estimateStatistics().sizeInBytes().getAsLong())
-    assert told == [8, 6, 5, 0]
+        sizes.append(scan.estimateStatistics().sizeInBytes().getAsLong())
+    assert sizes == [8, 6, 5, 0]
     stream.stop()
 
 

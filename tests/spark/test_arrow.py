@@ -229,7 +229,7 @@ HUGE = "cast(value AS decimal(38,0)) * 20000000000000000000bd"
         (sum_, HUGE, "in sum_(...) to double, with aggregate", f"cast({HUGE} AS double)", {"t": 4e19 * LARGE}),
     ],
 )  # fmt: skip
-def test_sums_go_on_in_a_larger_type(spark, feed, tmp_path, function, value, advice, wider, wanted):
+def test_sums_continue_in_a_larger_type(spark, feed, tmp_path, function, value, advice, wider, wanted):
     """By the way that the error names: under the same id, with all that the states hold."""
 
     def run(expression, migrate=None, **config):

@@ -293,7 +293,7 @@ def test_one_of_the_steps_that_share_a_read_gets_other_options(spark, tmp_path):
 
 
 @pytest.mark.long
-def test_what_a_run_without_input_took_for_what(spark, tmp_path):
+def test_a_run_without_input_records_which_source_is_which(spark, tmp_path):
     """The next run knows it: two changes, each of which is clear, stay two."""
     feed = Feed(tmp_path / "in")
     feed.add_random(1)

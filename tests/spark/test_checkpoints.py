@@ -120,7 +120,7 @@ def import_and_continue(spark, source, expected, home, store, kill):
 
 
 @pytest.mark.long
-def test_plain_spark_goes_on_from_an_exported_epoch(spark, source, expected, tmp_path):
+def test_plain_spark_continues_from_an_exported_epoch(spark, source, expected, tmp_path):
     """With RocksDB. And the native state of that run can be looked into, at any epoch and between two."""
     export_and_continue(spark, source, expected, tmp_path, "rocksdb")
     directory = tmp_path / "db"
@@ -149,7 +149,7 @@ def test_plain_spark_goes_on_from_an_exported_epoch(spark, source, expected, tmp
 
 
 @pytest.mark.long
-def test_recovery_goes_on_from_a_plain_job(spark, source, expected, tmp_path):
+def test_recovery_continues_from_a_plain_job(spark, source, expected, tmp_path):
     """Which was killed within a micro-batch, on the HDFS-backed store."""
     import_and_continue(spark, source, expected, tmp_path, "hdfs", kill=CUT + 1)
 

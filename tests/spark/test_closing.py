@@ -160,7 +160,7 @@ class TestWhenTheCheckBegins:
         run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", sink, partitions=2)
         assert checked == ["output", "check", "check"]
 
-    def test_when_it_has_been_put_off_for_long_enough(self, store_dir, checked, monkeypatch):
+    def test_a_deferred_check_begins_in_time(self, store_dir, checked, monkeypatch):
         """Also when no micro-batch comes."""
         monkeypatch.setattr(preparing, "PATIENCE_S", 0.05)
         check = preparing.BackgroundCheck([preparing.PartitionCheck(path) for path in paths_of(store_dir)])

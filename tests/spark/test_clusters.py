@@ -68,7 +68,7 @@ def test_masters_of_other_hosts(master):
     "master", ["mesos://127.0.0.1:5050", "spark://evil/localhost:7077", "locally", "local[2] or so", "", "yarn\nlocal",
                "yarn-cluster", "spark://a b"],
 )  # fmt: skip
-def test_masters_that_are_none(master):
+def test_invalid_masters(master):
     """Refused before Spark starts, with the forms that there are."""
     with pytest.raises(ConfigurationError, match=r"is not supported(?s:.*)spark://HOST:PORT"):
         check_master(master)
@@ -156,7 +156,7 @@ def test_every_refusal_says_what_to_do():
 
 
 @pytest.mark.parametrize(
-    ("at", "settings", "bind", "port", "told"),
+    ("at", "settings", "bind", "port", "expected"),
     [
         (None, {"spark.driver.host": "h"}, "h", 0, "h:9"),
         (None, {"spark.driver.host": "h", "spark.driver.bindAddress": "0.0.0.0"}, "0.0.0.0", 0, "h:9"),
@@ -166,7 +166,7 @@ def test_every_refusal_says_what_to_do():
         ("[::]:7400", {"spark.driver.host": "[fd00::1]"}, "::", 7400, "fd00::1:9"),
     ],
 )  # fmt: skip
-def test_where_tasks_reach_the_driver(at, settings, bind, port, told):
+def test_where_tasks_reach_the_driver(at, settings, bind, port, expected):
     """At the driver's name of Spark, or where the settings say; never at an address that stands for all."""
 
     class Owner:
@@ -181,7 +181,7 @@ def test_where_tasks_reach_the_driver(at, settings, bind, port, told):
     assert owner.given == {"bind": bind, "port": port, "tls_cert": None, "tls_key": None}
     again, _ = Serving(at, 30).at_a_free_port().start(settings, Owner)
     assert again.given == {"bind": bind, "port": 0, "tls_cert": None, "tls_key": None}
-    assert address == f"{told} 30"
+    assert address == f"{expected} 30"
 
 
 class TestTls:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from recovery import RecoveryConfig, aggregate, init_partitions, start
 from recovery.aggregates import count, max_, mean, min_, stddev, sum_, top_k, variance
 from recovery.errors import StateValueError
-from recovery.spark.run.events import BatchDone
+from recovery.spark.run.reporting.events import BatchDone
 from tests.spark.support import run_to_end, states
 
 LARGE = 2**62
@@ -132,7 +132,7 @@ class Plans:
         self.combined.append("HashAggregate" in plan)
 
 
-def test_what_does_not_shrink_is_sent_as_it_is(spark, feed, tmp_path):
+def test_rows_that_do_not_shrink_are_not_combined(spark, feed, tmp_path):
     """A micro-batch of keys that are all different shows that combining is of no use; few rows show nothing. The rows
     that are counted are those of the input."""
     feed.add((f"k{number % 7}", number) for number in range(3000))
@@ -143,13 +143,13 @@ def test_what_does_not_shrink_is_sent_as_it_is(spark, feed, tmp_path):
     plans = Plans(spark)
     step = aggregate("s", key="key", n=count(), total=sum_("value"))
     init_partitions(tmp_path / "db", 2)
-    told = []
+    events = []
     config = RecoveryConfig(tmp_path / "db", snapshot_interval=0)
     frame = feed.frame(spark).transform(step)
-    start(frame, config, sink=plans, name="s", trigger="available-now", observer=told.append).await_termination()
+    start(frame, config, sink=plans, name="s", trigger="available-now", observer=events.append).await_termination()
     assert plans.combined == [True, True, True, False, False]
     assert {key: [s["n"], s["total"]] for key, s in states(tmp_path / "db", "s").items()} == feed.totals()
-    assert [event.rows for event in told if isinstance(event, BatchDone)] == [3000, 300, 3000, 3000, 3000]
+    assert [event.rows for event in events if isinstance(event, BatchDone)] == [3000, 300, 3000, 3000, 3000]
 
 
 def test_two_steps_over_one_frame(spark, feed, tmp_path):

@@ -20,7 +20,7 @@ config = RecoveryConfig(home / "db")
 spark = SparkSession.builder.remote("local[1]").config("spark.sql.shuffle.partitions", "1").getOrCreate()
 step = stateful("n", key="value", update=lambda key, rows, state: [(1,)], output="n int")
 flow = Flow("flow", lambda spark: spark.readStream.format("rate").load().transform(step))
-told = {}
+refusals = {}
 for name, function in {
     "start": lambda: start(flow, config, spark=spark),
     "start in the active session": lambda: start(flow, config),
@@ -34,7 +34,7 @@ for name, function in {
     try:
         function()
     except RecoveryError as error:
-        told[name] = [type(error).__name__, error.found]
+        refusals[name] = [type(error).__name__, error.found]
 
 (home / "in").mkdir()
 for rows in ("1\\n2\\n", "3\\n"):
@@ -44,10 +44,10 @@ for rows in ("1\\n2\\n", "3\\n"):
     def write(frame):
         frame.write.mode("append").parquet(str(home / "out"))
     run_pipeline(Pipeline("p", [Node("n", incremental(read, column="id", key="ids"), write)]), config, spark=spark)
-told["loaded"] = sorted(row.id for row in spark.read.parquet(str(home / "out")).collect())
+refusals["loaded"] = sorted(row.id for row in spark.read.parquet(str(home / "out")).collect())
 reader = spark.read.format("recovery").option("step", "$hwm")
-told["schema"] = reader.load(str(home / "db")).schema.simpleString()
-print(json.dumps(told))
+refusals["schema"] = reader.load(str(home / "db")).schema.simpleString()
+print(json.dumps(refusals))
 """
 
 
@@ -57,9 +57,9 @@ def test_flows_are_refused_and_pipelines_work(tmp_path):
         pytest.importorskip(package, reason="pip install 'pyspark[connect]'")
     done = run_python(REFUSED, tmp_path, timeout_s=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told.pop("loaded") == [1, 2, 3]
-    assert told.pop("schema") == "struct<key:string,state:string,epoch:bigint,timeout:timestamp>"
-    assert len(told) == 8
+    refusals = json.loads(done.stdout.splitlines()[-1])
+    assert refusals.pop("loaded") == [1, 2, 3]
+    assert refusals.pop("schema") == "struct<key:string,state:string,epoch:bigint,timeout:timestamp>"
+    assert len(refusals) == 8
     refusal = ["ConfigurationError", "flows, native state and register cannot use a session of Spark Connect"]
-    assert {name: found for name, found in told.items() if found != refusal} == {}
+    assert {name: found for name, found in refusals.items() if found != refusal} == {}

@@ -261,8 +261,8 @@ def test_a_signal_before_the_stream_ends_immediately(feed, tmp_path, number):
     process = recovery_command(f"{flow}:make({str(feed.path)!r}, {str(jvm)!r}, {int(number)})", directory)
     output = finish(process)
     assert process.returncode == 128 + number, output
-    told = [line for line in output.splitlines() if not line.startswith("Picked up")]
-    assert told == ["totals: starting Spark …"]
+    lines = [line for line in output.splitlines() if not line.startswith("Picked up")]
+    assert lines == ["totals: starting Spark …"]
     deadline = time.monotonic() + 60
     while is_running(int(jvm.read_text())) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -52,7 +52,7 @@ def loads(spark, tmp_path):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_numbers_that_are_none(loads, first):
+def test_nan_and_infinity(loads, first):
     """NaN and infinities are loaded the first time, counted each time, and never become a mark, nor block one."""
     load = loads("CAST(text AS double)")
     load.rows = [2.5, *([NAN, INF] if first else [])]

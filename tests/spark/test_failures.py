@@ -122,9 +122,9 @@ def test_a_killed_jvm(feed, tmp_path):
         output = finish(process, 120)
         assert process.returncode == FlowFailedError.exit_code, output
         # PySpark and py4j log in their way that the JVM is gone; what the run says comes last, and is not a traceback.
-        told = output[output.rindex("Error: ") :]
-        assert "it continues from the last closed epoch" in told, output
-        assert "Traceback" not in told, output
+        error = output[output.rindex("Error: ") :]
+        assert "it continues from the last closed epoch" in error, output
+        assert "Traceback" not in error, output
     process = recovery_run(directory, feed)
     output = finish(process)
     assert process.returncode == 0, output

@@ -174,7 +174,7 @@ def output_of_bytewax(directory):
 
 
 @pytest.mark.parametrize("real", [False, True], ids=["forged", "Bytewax"])
-def test_a_word_count_goes_on(words, feed, tmp_path, monkeypatch, real):
+def test_a_word_count_continues(words, feed, tmp_path, monkeypatch, real):
     """Begun in Bytewax and taken over: the first run reads the next byte of the file, and counts on from its totals.
     So do later runs, and one that goes back."""
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"

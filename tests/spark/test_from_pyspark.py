@@ -256,7 +256,7 @@ def test_windows_and_their_clean_up(spark, tmp_path):
     assert_five_metrics(silent, scrapes.text, FIVE - {"update-latency", "cleanup-time"})
 
 
-def test_a_state_store_of_ones_own(spark, tmp_path):
+def test_a_state_store_class_of_the_user(spark, tmp_path):
     """PySpark has no classes for it, and a class of Python cannot be one: the reason is given."""
     streaming = importlib.import_module("pyspark.sql.streaming")
     assert not hasattr(streaming, "StateStoreProvider")

@@ -200,7 +200,7 @@ def test_timeouts(spark, feed, tmp_path):
 
 
 @pytest.mark.parametrize("wide", ["repartition", "hint", "state"])
-def test_what_is_below_goes_on_in_parallel(spark, feed, tmp_path, wide):
+def test_what_is_below_continues_in_parallel(spark, feed, tmp_path, wide):
     """Where the flow has an exchange or state of Spark's own before the step, there is another one behind it."""
     for seed in range(3):
         feed.add_random(seed)

@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from recovery import HistoryLossError, RewindRepeatedError
 from recovery.cli.progress import Progress, summary_text
 from recovery.planning.resume import plan_resume
-from recovery.spark.run.events import InputCounted, Resumed
+from recovery.spark.run.reporting.events import InputCounted, Resumed
 from recovery.storage.scan import scan
 from tests.spark.support import run_to_end, totals_step
 
@@ -41,10 +41,10 @@ def test_a_rewind_is_made_once(spark, feed, tmp_path, capsys):
     for number in range(3):
         feed.add([("a", number)])
         run_to_end(frame, tmp_path / "db", backup_interval="1d")
-    told = []
-    summary = run_to_end(frame, tmp_path / "db", resume_after=1, observer=told.append)
+    events = []
+    summary = run_to_end(frame, tmp_path / "db", resume_after=1, observer=events.append)
     assert (summary.discarded["first_epoch"], summary.discarded["last_epoch"]) == (2, 3)
-    [resumed] = [event for event in told if isinstance(event, Resumed)]
+    [resumed] = [event for event in events if isinstance(event, Resumed)]
     Progress("test").observe(resumed)
     said = capsys.readouterr().err
     assert "execution 4 rewinds: it resumes at epoch 2, after epoch 1 (micro-batch 0)" in said

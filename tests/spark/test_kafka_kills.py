@@ -92,7 +92,7 @@ def test_killed_at_any_moment(tmp_path):
         for back_to in (None, 1):
             back = [] if back_to is None else going_back(tmp_path / "db", "records", back_to)
             process = begin(*back, records_per_batch=5000)
-            told = finish(process, 600)
-            assert process.returncode == 0, told
+            output = finish(process, 600)
+            assert process.returncode == 0, output
             check(kafka, tmp_path, *topics)
         print(f"{KILLS} kills, {rewinds} rewinds, {len(kafka.records(*topics))} records")

@@ -333,9 +333,9 @@ def test_an_error_of_the_flow(spark, feed, tmp_path, bad):
     path.write_text("a,1\nb,x\n")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     frame = feed.frame(spark).transform(totals())
-    with pytest.raises(FlowFailedError) as told:
+    with pytest.raises(FlowFailedError) as raised:
         run_to_end(frame, tmp_path / "db")
-    assert re.match(r"NumberFormatException: \[CAST_INVALID_INPUT\] The value 'x'", told.value.found)
+    assert re.match(r"NumberFormatException: \[CAST_INVALID_INPUT\] The value 'x'", raised.value.found)
     path.write_text("a,1\nb,2\n")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     run_to_end(frame, tmp_path / "db")

@@ -50,9 +50,9 @@ def test_killed_resumed_and_gone_back(server, tmp_path, store, point):
     def run(last: int, *more: str, crash_at: str | None = None) -> list[int]:
         given = {} if crash_at is None else {"crash_at": crash_at}
         process = recovery_command(f"{flow}(500, {last})", tmp_path / "db", *options, *more, **given)
-        told = finish(process)
-        assert process.returncode == (0 if crash_at is None else -signal.SIGKILL), told
-        return assert_counts(told, 500)
+        output = finish(process)
+        assert process.returncode == (0 if crash_at is None else -signal.SIGKILL), output
+        return assert_counts(output, 500)
 
     run(4, crash_at=point)
     # A first run copies nothing before it starts.

@@ -25,7 +25,7 @@ of_the_format = pytest.mark.skipif(not REPLACES_FORMATS, reason="tests/spark/jvm
 UNTRACKED = {**STORES["rocksdb"], "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false"}
 
 
-def told(directory, *command):
+def facts(directory, *command):
     """What a command says as JSON, without Spark."""
     done = CliRunner().invoke(main, [*map(str, command), str(directory), "--json"])
     return json.loads(done.output)
@@ -33,7 +33,7 @@ def told(directory, *command):
 
 def rows(directory):
     """What `status` says, by operator."""
-    return {each["operator"]: each["rows"] for each in told(directory, "status")["operators"]}
+    return {each["operator"]: each["rows"] for each in facts(directory, "status")["operators"]}
 
 
 def ordered(frame):
@@ -144,7 +144,7 @@ def test_timers_and_variables(spark, ran):
     operators have none."""
     pytest.importorskip("google.protobuf", reason="transformWithState in Python needs it")
     directory = ran(timers, STORES["rocksdb"], files=3)
-    [operator] = told(directory, "checkpoint", "show")["operators"]
+    [operator] = facts(directory, "checkpoint", "show")["operators"]
     assert (operator["variables"], operator["timers"]) == (["total", "values"], True)
     before = {(row.key.key, row.expiration_timestamp_ms) for row in same(spark, directory, epoch=1, timers=True)}
     frame = recovery.native_state(spark, directory, timers=True)
@@ -188,7 +188,7 @@ def seen(spark, directory, **options):
     """The values of every key at every held epoch, by `native_state`: JSON text by epoch, by key. Of a key with several
     rows all of them."""
     found: dict[str, dict[int, list[str]]] = {}
-    for epoch in filter(None, told(directory, "status")["window"]):
+    for epoch in filter(None, facts(directory, "status")["window"]):
         frame = recovery.native_state(spark, directory, epoch=epoch, **options)
         [value] = [name for name in frame.columns if name not in ("key", "partition_id")]
         rows = frame.select(F.to_json("key").alias("key"), F.to_json(F.struct(F.col(value).alias("value"))).alias("v"))

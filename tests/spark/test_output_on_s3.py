@@ -70,12 +70,12 @@ def test_killed_while_it_publishes(server, feed, tmp_path, point):
     options += ["-s", "0", "-b", "1h", "--trigger", "available-now"]
     init_partitions(tmp_path / "db", 2)
     killed = recovery_command(target, tmp_path / "db", *options, crash_at=point)
-    told = finish(killed)
-    assert killed.returncode == -signal.SIGKILL, told
+    output = finish(killed)
+    assert killed.returncode == -signal.SIGKILL, output
     for more in ([], ["--resume-after", "1"]):
         process = recovery_command(target, tmp_path / "db", *options, *more)
-        told = finish(process)
-        assert process.returncode == 0, told
+        output = finish(process)
+        assert process.returncode == 0, output
         assert published(server, prefix) == sorted(running_totals(feed.rows, 40))
     assert states(tmp_path / "db", "totals") == feed.totals()
 

@@ -170,9 +170,9 @@ def test_loads_without_a_key(spark):
     load = Incremental(lambda spark: None, "value", None, "stateful", None, None, None)
     context = Loading(spark, lambda _: None, SetClock(), "load", loads=[Load("load", None, 1, 0)])
     with pytest.raises(ConfigurationError, match="two loads without a key"):
-        load._of_node(context)
+        load._load_for_node(context)
     with pytest.raises(ConfigurationError, match="it has no key"):
-        load._of_node(Loading(spark, lambda _: None, SetClock()))
+        load._load_for_node(Loading(spark, lambda _: None, SetClock()))
 
 
 def test_a_flow_s_directory_is_refused(spark, feed, tmp_path):

@@ -157,8 +157,8 @@ def test_other_users_reach_nothing(feed, tmp_path):
         places += [("tcp", str(port)) for port in listening(processes)]
         assert {kind for kind, _ in places} == {"unix", "tcp"}
         for kind, place in places:
-            told = subprocess.run([python, "-c", INTRUDER, kind, place], capture_output=True, text=True, timeout=30)
-            assert re.match(r"refused|answered b''$|answered b'!xsAuthentication error", told.stdout), (place, told)
+            done = subprocess.run([python, "-c", INTRUDER, kind, place], capture_output=True, text=True, timeout=30)
+            assert re.match(r"refused|answered b''$|answered b'!xsAuthentication error", done.stdout), (place, done)
         process.terminate()
         rest = process.communicate(timeout=120)[1]
         assert process.returncode == 0, rest
@@ -187,12 +187,12 @@ def test_a_long_directory_for_temporary_files(feed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "limit", "told"),
+    ("options", "limit", "expected"),
     [(("--conf", "spark.jars.packages=kafka"), None, "Maven Coordinates must be in the form"),
      ((), 40, "ulimit -n")],
     ids=["packages", "files"],
 )  # fmt: skip
-def test_why_spark_did_not_start(feed, tmp_path, options, limit, told):
+def test_why_spark_did_not_start(feed, tmp_path, options, limit, expected):
     """The error says what the JVM said, and the lines that it points to are there."""
     init_partitions(tmp_path / "db", 1)
     command = [sys.executable, "-m", "recovery", "run", f"{FLOWS / 'totals.py'}:make({str(feed.path)!r})",
@@ -202,7 +202,7 @@ def test_why_spark_did_not_start(feed, tmp_path, options, limit, told):
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
     error = done.stderr[done.stderr.index("Error: Spark did not start: ") :]
     assert done.returncode == 50
-    assert told in error, done.stderr
+    assert expected in error, done.stderr
     assert "Exception in thread" in done.stderr[: -len(error)]
     assert "Traceback" not in done.stderr
 

@@ -80,7 +80,7 @@ SOCKETS = [
 
 
 @pytest.mark.parametrize("name", SOCKETS)
-def test_a_socket_is_no_source_to_go_on_from(spark, tmp_path, name):
+def test_a_socket_is_no_source_to_continue_from(spark, tmp_path, name):
     """By whatever name: its rows are in memory alone, so that the next run, and all after it, would fail."""
     init_partitions(tmp_path / "db", 1)
     before = (tmp_path / "db" / "part-0.sqlite3").read_bytes()

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from recovery import DiscardSink, RecoveryConfig, init_partitions, start
-from recovery.spark.run.events import BatchDone
 from recovery.spark.run.launch import SETTINGS, UNCHECKED
+from recovery.spark.run.reporting.events import BatchDone
 from tests.shares import some
 from tests.spark.support import Feed, states, totals_step
 

@@ -36,7 +36,7 @@ def documented(name: str) -> type:
     return names[name]
 
 
-def test_a_sink_of_ones_own_survives_a_failed_publish_and_a_rewind(spark, feed, tmp_path):
+def test_a_users_sink_survives_a_failed_publish_and_a_rewind(spark, feed, tmp_path):
     """Output of a closed epoch whose publishing failed comes with the next run; a rewind takes output back."""
     for seed in range(4):
         feed.add_random(seed)
@@ -69,12 +69,12 @@ def test_a_sink_of_ones_own_survives_a_failed_publish_and_a_rewind(spark, feed, 
 
 def test_a_function_can_ask_which_batch_it_writes(spark, feed, tmp_path):
     """Micro-batch, epoch and execution; a run that comes later has another name for what it writes."""
-    told = []
+    contexts = []
     for _ in range(2):
         feed.add_random(1)
-        run_to_end(feed.frame(spark), tmp_path / "db", lambda batch, _: told.append(current_batch()))
-    assert [(c.batch_id, c.epoch, c.execution_number) for c in told] == [(0, 1, 1), (1, 2, 2)]
-    assert len({c.app_id for c in told}) == 2
+        run_to_end(feed.frame(spark), tmp_path / "db", lambda batch, _: contexts.append(current_batch()))
+    assert [(c.batch_id, c.epoch, c.execution_number) for c in contexts] == [(0, 1, 1), (1, 2, 2)]
+    assert len({c.app_id for c in contexts}) == 2
 
 
 DOCUMENT = ROOT / "docs" / "sinks.md"
@@ -207,7 +207,7 @@ def test_a_table_holds_the_state_of_the_closed_epochs(spark, feed, tmp_path):
         pytest.param("files", marks=pytest.mark.long),
     ],
 )
-def test_output_goes_on_with_another_number_of_partitions(spark, feed, tmp_path, kind):
+def test_output_continues_with_another_number_of_partitions(spark, feed, tmp_path, kind):
     """Repartitioned after a publish that failed, run on, and gone back behind it: no row is lost or there twice. The
     old store's next run is refused."""
     frame = feed.frame(spark).transform(totals_step())

@@ -114,7 +114,7 @@ def test_what_cannot_be_read(spark, feed, tmp_path, options, error):
         spark.read.format("recovery").options(**options).load(str(tmp_path / "db")).collect()
 
 
-def test_a_flow_goes_on_from_edited_state(spark, feed, tmp_path):
+def test_a_flow_continues_from_edited_state(spark, feed, tmp_path):
     """An edit is an epoch: the next run has it, reads its input on, and going back before it undoes it."""
     directory = tmp_path / "db"
     frame = feed.frame(spark).transform(totals_step())

@@ -218,9 +218,11 @@ def test_a_function_that_cannot_be_sent(spark, feed, capfd):
         ("lock", stateful_map("s", key="key", value="value", mapper=mapped, output=output)),
     ]
     for name, step in steps:
-        with pytest.raises(ConfigurationError, match=r"step 's': its function cannot be sent to the workers: ") as told:
+        with pytest.raises(
+            ConfigurationError, match="step 's': its function cannot be sent to the workers: "
+        ) as raised:
             feed.frame(spark).transform(step)
-        assert f"It uses {name}, which cannot be pickled." in str(told.value)
+        assert f"It uses {name}, which cannot be pickled." in str(raised.value)
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -502,8 +504,8 @@ def test_state_is_kept_only_where_it_can_be_read(spark, feed, tmp_path):
     feed.add([("new", 1)])
     feed.add([("a", 1)])
     kept = feed.frame(spark).transform(totals_step(**text))
-    told = "the state was int and is str; the state of key '[ab]', [12], cannot be read: Expected `str`, got `int`"
-    with pytest.raises(StepChangedError, match=told) as raised:
+    expected = "the state was int and is str; the state of key '[ab]', [12], cannot be read: Expected `str`, got `int`"
+    with pytest.raises(StepChangedError, match=expected) as raised:
         run_to_end(kept, directory, keep_steps=("totals",))
     assert "--keep-step" not in raised.value.remedy
     assert [file.description for file in scan(directory)] == before
@@ -723,7 +725,7 @@ def test_a_source_that_cleans_up_is_refused(spark, feed, tmp_path):
         run_to_end(frame.transform(totals_step()), tmp_path / "db")
 
 
-def test_nothing_is_given_up_for_a_position_that_is_none(spark, feed, tmp_path, monkeypatch):
+def test_nothing_is_discarded_for_an_invalid_position(spark, feed, tmp_path, monkeypatch):
     """Whether Spark can go on is known before epochs are abandoned."""
     for seed in range(3):
         feed.add_random(seed)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recovery import FileReplacedError, FileSink, RecoveryConfig, init_partitions, start
-from recovery.spark.run.events import BatchDone, EpochClosed
+from recovery.spark.run.reporting.events import BatchDone, EpochClosed
 from recovery.storage.lock import LOCK_NAME
 from tests.shares import some
 from tests.spark.support import run_to_end, states, totals_step

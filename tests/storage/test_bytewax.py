@@ -54,7 +54,7 @@ def test_what_is_refused(tmp_path, sql, kind):
         opened(tmp_path / "db")
 
 
-def test_files_that_are_none(tmp_path):
+def test_files_that_are_no_partitions(tmp_path):
     """No file, an empty one, one without tables, text, a directory."""
     with pytest.raises(NoPartitionsError):
         opened(tmp_path)

@@ -374,8 +374,8 @@ def test_gc_folds_nothing_that_has_to_be_abandoned(store_dir):
         run.store.seal(run.lease, 1, apart=False)
         run.store.close_partition(1, run.lease, run.requests(1, logged=True)[1])
     lagging, ahead = paths_of(store_dir)
-    told = json.loads(collected(store_dir, "--json"))
-    assert told["floor"] == 1
+    facts = json.loads(collected(store_dir, "--json"))
+    assert facts["floor"] == 1
     assert query(lagging, "SELECT count(*) FROM logged") == [(0,)]
     assert query(ahead, "SELECT count(*) FROM logged") == [(2,)]
     assert problems(store_dir) == []
@@ -440,5 +440,5 @@ def test_status_says_of_which_epoch_the_snapshots_are(store_dir):
         logged(run, 1, {"a": "2"})
         shown = CliRunner().invoke(main, ["status", str(store_dir)]).output
         assert "epochs after 1 are only logged; keys and sizes are as of epoch 1" in shown
-        told = json.loads(CliRunner().invoke(main, ["status", str(store_dir), "--json"]).output)
-        assert {(each["folded_epoch"], each["newest_epoch"]) for each in told["partitions"]} == {(1, 2)}
+        facts = json.loads(CliRunner().invoke(main, ["status", str(store_dir), "--json"]).output)
+        assert {(each["folded_epoch"], each["newest_epoch"]) for each in facts["partitions"]} == {(1, 2)}

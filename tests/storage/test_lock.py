@@ -187,7 +187,7 @@ def test_a_full_disk_does_not_keep_a_run_from_locking(lock, tmp_path, monkeypatc
         DirectoryLock(tmp_path, SystemClock(), "again").acquire()
 
 
-def test_a_directory_that_is_not_there(tmp_path):
+def test_a_missing_directory(tmp_path):
     """Locking it is a storage error; asking for the holder finds none, and makes nothing."""
     missing = tmp_path / "missing"
     with pytest.raises(StorageError, match="No such file"):

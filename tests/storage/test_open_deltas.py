@@ -167,7 +167,7 @@ def test_not_after_its_files_are_gone(store_dir):
         late.release()
 
 
-def test_not_when_the_partition_was_put_in_place_again(store_dir):
+def test_deltas_of_a_replaced_partition_are_not_reused(store_dir):
     """What lies below a delta is another file then."""
     with Driver(store_dir) as run:
         address = run.store.address(run.lease)

@@ -251,7 +251,7 @@ class TestStarting:
             assert window(five) == tuple(range(resume))
             assert problems(five) == []
 
-    def test_what_cannot_be_put_back_is_damage(self, five):
+    def test_a_row_that_cannot_be_restored_is_damage(self, five):
         """A row of an earlier epoch that says by itself that it came later: nothing changes."""
         path = next(path for path in paths_of(five) if query(path, "SELECT 1 FROM snaps WHERE state_key = 'f2'"))
         alter(path, "UPDATE snaps SET snap_epoch = 4 WHERE state_key = 'f2'")

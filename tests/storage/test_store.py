@@ -657,7 +657,7 @@ except StorageError as error:
         result = run_python(self.CODE, make_store(8), 4096)
         assert (result.stdout, result.stderr) == (f"{8 * (3 + 7 * 3)}\n", "")
 
-    def test_a_limit_that_cannot_be_raised_is_said(self, make_store):
+    def test_a_limit_that_cannot_be_raised_is_reported(self, make_store):
         """With the number that is needed for the partitions alone, before anything was begun."""
         directory = make_store(8)
         result = run_python(self.CODE, directory, 40)

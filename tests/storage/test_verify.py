@@ -311,7 +311,7 @@ class TestCancelling:
         check.cancel()
 
 
-def test_the_check_sees_one_state_while_a_run_goes_on(store_dir):
+def test_the_check_sees_one_state_while_a_run_continues(store_dir):
     """Epochs that are closed beside a check are no damage: it reads one snapshot of the file."""
     with Driver(store_dir) as run:
         verdicts = []

@@ -178,7 +178,7 @@ def test_the_epoch_that_it_happens_in_does_not_count(run, store_dir, kind, monke
     assert "close.3" not in reached
 
 
-def test_the_next_run_goes_on_from_what_all_files_hold(run, store_dir):
+def test_the_next_run_continues_from_what_all_files_hold(run, store_dir):
     """After a partition was replaced by an older copy, nothing but its age counts."""
     old_partition(store_dir, run)
     with pytest.raises(FileReplacedError):

@@ -166,10 +166,10 @@ def test_changes_that_lose_nothing_pass(old, new):
     assert list(misfits(form_of(old), form_of(new))) == []
 
 
-@pytest.mark.parametrize(("old", "new", "told"), MISFITS, ids=str)
-def test_changes_that_lose_something_are_reported(old, new, told):
+@pytest.mark.parametrize(("old", "new", "expected"), MISFITS, ids=str)
+def test_changes_that_lose_something_are_reported(old, new, expected):
     """A removed or renamed field, another type, fewer values."""
-    assert "; ".join(misfits(form_of(old), form_of(new))) == told
+    assert "; ".join(misfits(form_of(old), form_of(new))) == expected
 
 
 def test_what_passes_is_what_the_codec_reads():
@@ -202,14 +202,14 @@ class TestMigration:
         assert convert("k", StateCodec("pickle").encode(3 + 4j)) == "[4.0,3.0]"
 
     @pytest.mark.parametrize(
-        ("migrate", "told"),
+        ("migrate", "expected"),
         [
             (lambda old: old / 0, "ZeroDivisionError: division by zero"),
             (lambda old: old, "int 5"),
             (lambda old: 1j, "1j"),
         ],
     )
-    def test_a_failure_names_step_and_key(self, migrate, told):
+    def test_a_failure_names_step_and_key(self, migrate, expected):
         """Also when the function gives something else than the declared type."""
-        with pytest.raises(StateValueError, match=f"step 's', key 'k': its state cannot be migrated.*{told}"):
+        with pytest.raises(StateValueError, match=f"step 's', key 'k': its state cannot be migrated.*{expected}"):
             converter("s", migrate, ONE, "plain")("k", "5")

@@ -10,7 +10,7 @@ from recovery.values.migration import CHUNK_STATES, misread, typed_decoder
 
 
 @pytest.mark.parametrize(
-    ("state_type", "texts", "told"),
+    ("state_type", "texts", "expected"),
     [
         (int, ["1", "2"], None),
         (int, [], None),
@@ -21,13 +21,13 @@ from recovery.values.migration import CHUNK_STATES, misread, typed_decoder
     ],
     ids=str,
 )  # fmt: skip
-def test_the_first_state_that_a_type_does_not_read(state_type, texts, told):
+def test_the_first_state_that_a_type_does_not_read(state_type, texts, expected):
     """With its key, and why."""
     found = misread(typed_decoder(state_type), ((f"k{place}", text) for place, text in enumerate(texts)))
-    if told is None:
+    if expected is None:
         assert found is None
     else:
-        assert re.match(told, found)
+        assert re.match(expected, found)
 
 
 @pytest.mark.parametrize("place", [CHUNK_STATES - 1, CHUNK_STATES, 2 * CHUNK_STATES + 1])

@@ -338,7 +338,7 @@ class TestProven:
         channel.send(Kind.CHANGES, b"")
         assert "instead of a call" in refusal(channel).found
 
-    def test_a_long_call_tells_that_it_goes_on(self, serving, channel, monkeypatch):
+    def test_a_long_call_tells_that_it_continues(self, serving, channel, monkeypatch):
         """So that a task does not take it for dead."""
         monkeypatch.setattr(server, "PROGRESS_S", 0.05)
         began = threading.Event()

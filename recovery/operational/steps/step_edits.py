@@ -260,7 +260,7 @@ class _NothingToChange(Exception):  # noqa: N818 - not an error
 def _edit_by_force(
     directory: Path, what: str, compute: Callable[[Moment], Mapping[StepKey, Edited]], clock: Clock
 ) -> Epoch | None:
-    """Edit while the run goes on until it is fenced. It may close epochs meanwhile: then the changes are computed
+    """Edit during the run until it is fenced. It may close epochs meanwhile: then the changes are computed
     again, while all partitions are held."""
     plan = plan_resume(scan(directory))
     seen, changes = _cut(plan), dict[StepKey, Edited]()

@@ -31,7 +31,7 @@ def check_names(table: UpsertTable, database: Session) -> None:
 
 
 def check_collation(table: UpsertTable, database: Session) -> None:
-    """Refuse a collation under which keys that differ here are equal in the table: such rows could not be put back."""
+    """Refuse a collation under which keys that differ here are equal in the table: such rows could not be restored."""
     if not database.is_sqlite:
         return
     for name, collation in database.run(COLLATED, (table.name.rpartition(".")[2],)):

@@ -196,18 +196,18 @@ def _placeholder(connection: Any, given: str | None) -> str:
 
 def says_absent(error: SinkFailedError) -> bool:
     """Whether the error says that a table does not exist."""
-    code, text = _said(error.__cause__)
+    code, text = _code_and_text(error.__cause__)
     return code == ABSENT if code else "no such table" in text or "does not exist" in text
 
 
 def says_locked(error: SinkFailedError) -> bool:
     """Whether the error says that another connection holds a lock."""
-    return _is_lock(*_said(error.__cause__))
+    return _is_lock(*_code_and_text(error.__cause__))
 
 
 def says_unfit(error: SinkFailedError) -> bool:
     """Whether a statement's value may have caused the error, by the names and numbers of database errors."""
-    code, _ = _said(error.__cause__)
+    code, _ = _code_and_text(error.__cause__)
     if code:
         return code.startswith(("22", "42"))
     return all(kind.__name__ != "OperationalError" for kind in type(error.__cause__).__mro__)
@@ -233,7 +233,7 @@ def _typed() -> Iterator[None]:
 def _explained(error: Exception) -> tuple[str, str]:
     """Return the error's probable cause, and the remedy."""
     again = "run the same command again: it publishes the output of closed epochs and recomputes the rest."
-    code, text = _said(error)
+    code, text = _code_and_text(error)
     if code in FORBIDDEN or "readonly" in text or "read-only" in text:
         return (
             "This connection's user lacks a right, or it may only read. It must be able to create tables, and to read "
@@ -255,7 +255,7 @@ def _is_lock(code: str, text: str) -> bool:
     return code in LOCKED or "is locked" in text or "not set lock" in text
 
 
-def _said(error: BaseException | None) -> tuple[str, str]:
+def _code_and_text(error: BaseException | None) -> tuple[str, str]:
     """Return the SQLSTATE of a module's error, if it has one, and its text."""
     first = error.args[0] if error is not None and error.args else None
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)

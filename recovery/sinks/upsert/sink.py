@@ -7,7 +7,7 @@ crash leaves nothing between two steps:
 1. `write`: stage the micro-batch's rows.
 2. `prepare`: try whether the staged rows up to a micro-batch can be published, and record that they are the epoch's.
 3. `publish`: keep what the epoch's rows will replace, write them into the table, record that the epoch is published.
-4. `rollback`: put back what abandoned epochs replaced, publish closed epochs that are only prepared, forget the rest.
+4. `rollback`: restore what abandoned epochs replaced, publish closed epochs that are only prepared, forget the rest.
 
 Each step checks the execution's right to write inside its transaction. The names upsert.1 to upsert.4 are crash points:
 that step was committed.

@@ -32,7 +32,7 @@ def in_utc(kind: Any) -> Change | None:
     if isinstance(kind, MapType):
         key, value = in_utc(kind.keyType), in_utc(kind.valueType)
         if key or value:
-            of_key, of_value = key or _as_it_is, value or _as_it_is
+            of_key, of_value = key or _unchanged, value or _unchanged
             return _unless_null(lambda values: {of_key(k): of_value(v) for k, v in values.items()})
     return None
 
@@ -106,7 +106,7 @@ def _unless_null(change: Change) -> Change:
     return lambda value: None if value is None else change(value)
 
 
-def _as_it_is(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 

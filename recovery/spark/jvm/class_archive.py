@@ -79,7 +79,7 @@ def identity(java_home: Path) -> str | None:
 def archive_options(path: Path | None, given: str) -> str:
     """Java options to start with the archive at `path`. Empty without an archive, or if the user set up class sharing,
     in `given` or in the environment."""
-    if path is None or not is_readable(path) or shares_by_itself(given):
+    if path is None or not is_readable(path) or sets_up_sharing(given):
         return ""
     if path.suffix == CLASSES:
         return f"{_sharing(path)} -Xlog:cds*=off"
@@ -92,7 +92,7 @@ def is_readable(path: Path) -> bool:
     return os.access(path, os.R_OK) and path.is_file()
 
 
-def shares_by_itself(given: str) -> bool:
+def sets_up_sharing(given: str) -> bool:
     """Whether the user set up class sharing, in these Java options or in the environment."""
     texts = (given, *(os.environ.get(name, "") for name in _OPTION_VARIABLES))
     return any(map(_OF_THE_KIND.search, texts))

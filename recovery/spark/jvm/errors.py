@@ -68,7 +68,26 @@ def as_recovery_error(
         )
     if isinstance(error, OSError):
         return StorageError(str(error))
-    text = str(error)
+    typed = _recognised(str(error), reading, lacking)
+    if typed is not None:
+        return typed
+    mode = advice(str(error)) if isinstance(error, PySparkException) else None
+    if mode is not None:
+        return FlowFailedError(headline(error), cause=mode.cause, remedy=mode.remedy)
+    if isinstance(error, StreamingQueryException):
+        # Raised to whoever waited for the query.
+        return FlowFailedError(essence(str(error)) or str(error).strip().split("\n")[0][:2000])
+    if isinstance(error, PySparkException):
+        return FlowFailedError(essence(str(error)) or headline(error)[:2000])
+    if isinstance(error, Py4JJavaError):
+        return FlowFailedError(_without_frames(str(error.java_exception.toString())))
+    return FlowFailedError(essence_of(error))
+
+
+def _recognised(
+    text: str, reading: Callable[[], str], lacking: Callable[[Collection[str]], Collection[str]]
+) -> RecoveryError | None:
+    """Return the typed error for a text of Spark's that names a known failure."""
     moved = _OTHER_BASE_PATH.search(text)
     if moved is not None:
         return FlowMismatchError(
@@ -105,17 +124,7 @@ def as_recovery_error(
             cause="One of them was added, removed, moved or given another key or type in the flow.",
             remedy="Change it back, or start again in another recovery directory: their state cannot be converted.",
         )
-    mode = advice(text) if isinstance(error, PySparkException) else None
-    if mode is not None:
-        return FlowFailedError(headline(error), cause=mode.cause, remedy=mode.remedy)
-    if isinstance(error, StreamingQueryException):
-        # Raised to whoever waited for the query.
-        return FlowFailedError(essence(text) or text.strip().split("\n")[0][:2000])
-    if isinstance(error, PySparkException):
-        return FlowFailedError(essence(text) or headline(error)[:2000])
-    if isinstance(error, Py4JJavaError):
-        return FlowFailedError(_without_frames(str(error.java_exception.toString())))
-    return FlowFailedError(essence_of(error))
+    return None
 
 
 def in_short(error: BaseException) -> str:

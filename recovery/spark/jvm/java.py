@@ -23,7 +23,7 @@ def choose_java() -> None:
     """Make the environment lead to a Java that Spark can use. Raises SparkUnavailableError if there is none."""
     named = os.environ.get("JAVA_HOME")
     java = Path(named, "bin", "java") if named else shutil.which("java")
-    found = 0 if java is None or not Path(java).exists() else java_version(java_home()) or _told_by(java)
+    found = 0 if java is None or not Path(java).exists() else java_version(java_home()) or _printed_version(java)
     if found < MINIMUM_JAVA:
         os.environ["JAVA_HOME"] = str(_bundled_java())
         found = java_version(java_home())
@@ -53,7 +53,7 @@ def java_version(home: Path) -> int:
     return 0
 
 
-def _told_by(java: str | Path) -> int:
+def _printed_version(java: str | Path) -> int:
     """The version that this Java prints, or 0: the `java` on the path may be a script that starts another one."""
     try:
         printed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr

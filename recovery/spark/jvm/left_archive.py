@@ -33,7 +33,7 @@ from recovery.spark.jvm.class_archive import (
     identity,
     is_readable,
     plain_environment,
-    shares_by_itself,
+    sets_up_sharing,
 )
 from recovery.spark.jvm.java import java_version
 
@@ -54,7 +54,7 @@ def options(java_home: Path, given: str) -> str:
     none, or if the user set up class sharing, in `given` or in the environment."""
     home, wish = cache_directory(), os.environ.get(VARIABLE, "").strip().lower()
     name = identity(java_home)
-    if home is None or name is None or wish == OFF or shares_by_itself(given):
+    if home is None or name is None or wish == OFF or sets_up_sharing(given):
         return ""
     top = home / f"left-{name}.jsa"
     try:

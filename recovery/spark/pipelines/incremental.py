@@ -204,14 +204,14 @@ class Incremental:
                 "Give it to a Node as read, or call it in read, or in a flow's sink.",
             )
         if not self.key:
-            return self._of_node(loading)
+            return self._load_for_node(loading)
         source = self.reader if isinstance(self.reader, DataFrame) else self.reader(spark)
         found = cursor(source, self.key, self.column, self.fallback_column, self.date_format)
         if self.mode == ROLLING_WINDOW:
             return self._window(source, found, loading)
         return self._newer(source, found, loading)
 
-    def _of_node(self, loading: Loading) -> DataFrame:
+    def _load_for_node(self, loading: Loading) -> DataFrame:
         """Load with the name of the running node as the key."""
         if loading.node is None:
             raise bad(self.column, "it has no key", 'Give it one: incremental(..., key="orders").')

@@ -105,36 +105,63 @@ def run_pipeline(
         if elsewhere:
             held.enter_context(state.lock(f"pipelines/{pipeline.name}", f"pipeline {pipeline.name}"))
         plans = _plan(pipeline, state, resume)
-        facts = {"resume": resume}
-        facts |= {"full_refresh": True} if full_refresh else {}
-        facts |= {"state_update": False} if no_state_update else {}
-        session: Any = spark
-        if session is None:
-            session = create_session(pipeline.name, master=master, conf=conf)
-            held.callback(session.stop)
-        record = state.history.begin(pipeline.name, PIPELINE, facts)
-        try:
-            record.beat()
+        session = held.enter_context(_session(pipeline, master, conf)) if spark is None else spark
+        with _recording(state, pipeline, _facts(resume, full_refresh, no_state_update)) as record:
             writer = None
             if plan is not None and not no_state_update:
-                backup_s = kept_interval_s(plan.partitions, given_backup_interval_s(config))
-                writer = EpochWriter(config.path, plan, pipeline.name, clock, backup_interval_s=backup_s)
-                held.callback(writer.release)
-                note_start(plan, config, clock)
+                writer = held.enter_context(_writing(plan, pipeline, config, clock))
             run = _PipelineRun(
                 session, state, writer, record, clock, observer or (lambda *_: None),
                 full_refresh=full_refresh, moves_marks=not no_state_update,
             )  # fmt: skip
             ending.note = run.note_stopped
             failed = run.all_nodes({node.name: node for node in pipeline.nodes}, plans)
-        except BaseException as error:
-            with contextlib.suppress(RecoveryError):
-                record.end(error)
-            raise
         record.end(failed)
         if failed is not None:
             raise failed
         return PipelineSummary(pipeline.name, record.run.run_id, record.run.nodes)
+
+
+@contextlib.contextmanager
+def _session(pipeline: Pipeline, master: str, conf: Mapping[str, str] | None) -> Iterator[SparkSession]:
+    session = create_session(pipeline.name, master=master, conf=conf)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _facts(resume: bool, full_refresh: bool, no_state_update: bool) -> dict[str, bool]:
+    """Return what the run history records of the options of a run."""
+    facts = {"resume": resume}
+    facts |= {"full_refresh": True} if full_refresh else {}
+    facts |= {"state_update": False} if no_state_update else {}
+    return facts
+
+
+@contextlib.contextmanager
+def _writing(plan: ResumePlan, pipeline: Pipeline, config: RecoveryConfig, clock: Clock) -> Iterator[EpochWriter]:
+    """Begin the execution that closes the epochs of a run."""
+    backup_s = kept_interval_s(plan.partitions, given_backup_interval_s(config))
+    writer = EpochWriter(config.path, plan, pipeline.name, clock, backup_interval_s=backup_s)
+    try:
+        note_start(plan, config, clock)
+        yield writer
+    finally:
+        writer.release()
+
+
+@contextlib.contextmanager
+def _recording(state: StateManager, pipeline: Pipeline, facts: dict[str, bool]) -> Iterator[RunRecorder]:
+    """Begin a record in the run history. An error is recorded as its end; the caller records success."""
+    record = state.history.begin(pipeline.name, PIPELINE, facts)
+    try:
+        record.beat()
+        yield record
+    except BaseException as error:
+        with contextlib.suppress(RecoveryError):
+            record.end(error)
+        raise
 
 
 class _PipelineRun:

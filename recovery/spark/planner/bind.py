@@ -18,7 +18,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from recovery.checkpoint.source_places import SourcePlaces, path_in, places_of, read_for, word_for
+from recovery.checkpoint.source_places import SourcePlaces, name_digest, path_in, places_of, read_for
 from recovery.errors import UnsupportedPlanError
 from recovery.spark.clusters import Input, task_limit
 from recovery.spark.jvm.output_modes import Advice, advice
@@ -152,7 +152,7 @@ def _name(node: Any) -> str:
         kind, options = node.dataSource().className(), options_of(node.dataSource())
     options = {name.lower(): value for name, value in options.items()}
     every = json.dumps(options, sort_keys=True)
-    return f"{kind} {word_for(path_in(options) or every)} {word_for(every)}"
+    return f"{kind} {name_digest(path_in(options) or every)} {name_digest(every)}"
 
 
 def _inputs(plan: Any) -> Iterator[Input]:

@@ -19,10 +19,10 @@ from recovery.host.signals import acting, end_now, handled
 from recovery.spark.clusters import check_master
 from recovery.spark.jvm.launch import abandon_launch
 from recovery.spark.jvm.session import create_session
-from recovery.spark.run.events import Observer, RunSummary
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.query import RecoveryQuery
 from recovery.spark.run.replicating import replicated
+from recovery.spark.run.reporting.events import Observer, RunSummary
 from recovery.spark.run.start import start_prepared
 
 if TYPE_CHECKING:

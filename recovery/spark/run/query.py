@@ -26,14 +26,14 @@ from recovery.spark.jvm.errors import JVM_GONE, may_still_close
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan
 from recovery.spark.planner.iceberg_tables import IcebergInput
-from recovery.spark.run.events import BatchDone, rows_of
 from recovery.spark.run.launch import expect_no_state, launch, running, sources_read, stop_query
-from recovery.spark.run.listener import announce
 from recovery.spark.run.mailboxes import Mailboxes
 from recovery.spark.run.prepare import BackgroundCheck, Prepared
-from recovery.spark.run.reports import Reports
+from recovery.spark.run.reporting.events import BatchDone, rows_of
+from recovery.spark.run.reporting.listener import announce
+from recovery.spark.run.reporting.reports import Reports
+from recovery.spark.run.reporting.shown import end_line
 from recovery.spark.run.serving import TaskAccess
-from recovery.spark.run.shown import end_line
 from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
 from recovery.spark.tuning.outcome import Outcome
@@ -343,7 +343,7 @@ class RecoveryQuery:
             self.summary.replica = replication.state.as_json()
 
     def _abort(self) -> None:
-        """Stop the query after a failed start: it must not go on alone."""
+        """Stop the query after a failed start: it must not continue alone."""
         self._status.over.set()
         self._status.parked.set()
         if self._status.query is not None:

@@ -39,17 +39,17 @@ from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan, bind
 from recovery.spark.planner.iceberg_tables import IcebergInput
 from recovery.spark.run.checkpoint_home import checkpoint_home, discard_earlier
-from recovery.spark.run.events import Observer, ReplicaChanged, Resumed
 from recovery.spark.run.launch import setting_of
 from recovery.spark.run.mailboxes import Mailboxes
-from recovery.spark.run.measuring import RunMeasures, first_summary, run_memory
 from recovery.spark.run.position import Position, restore_position, resume_of_sink, step_plan
 from recovery.spark.run.prepare import BackgroundCheck, Prepared
 from recovery.spark.run.query import Begun, RecoveryQuery
 from recovery.spark.run.replicating import ReplicatedClosing, replicated
-from recovery.spark.run.reports import Reports
+from recovery.spark.run.reporting.events import Observer, ReplicaChanged, Resumed
+from recovery.spark.run.reporting.measuring import RunMeasures, first_summary, run_memory
+from recovery.spark.run.reporting.reports import Reports
+from recovery.spark.run.reporting.shown import notebook_line
 from recovery.spark.run.serving import TaskAccess
-from recovery.spark.run.shown import notebook_line
 from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
 from recovery.spark.sources.formats import register_serving

@@ -69,10 +69,10 @@ class RunStatus:
             is_main = threading.current_thread() is threading.main_thread()
             if isinstance(error, Exception):
 
-                def said() -> str:
+                def with_tables() -> str:
                     return f"{reading()}\n{self.tables()}"
 
-                self.error = self._file_replaced() or as_recovery_error(error, said, self._lacking)
+                self.error = self._file_replaced() or as_recovery_error(error, with_tables, self._lacking)
             elif is_main and not isinstance(error, SystemExit):
                 self.error = as_recovery_error(error)
             else:

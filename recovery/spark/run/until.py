@@ -81,8 +81,8 @@ def find_until(until: int | str, plan: ResumePlan, origins: Sequence[Origin]) ->
 def _is_at_one(
     plan: ResumePlan, reached: ResumePlan, epochs: Mapping[Epoch, ClosedEpoch], shared: int, last: int
 ) -> bool:
-    """Return whether this store is at the position of one of the origin's epochs before `last`: an earlier run went on
-    to there."""
+    """Return whether this store is at the position of one of the origin's epochs before `last`, because an earlier run
+    reached it."""
     if plan.snapshot is None:
         return False
     mine = Moment.of(plan, plan.snapshot.cut)

@@ -76,7 +76,7 @@ def _values(spark: SparkSession, checkpoint: EpochsCheckpoint, wanted: Wanted, k
     batches = sorted({each.cut[2] for each in checkpoint.moments})
     for first in range(0, len(batches), FRAMES):
         frames = (
-            _of_batch(sound(reader.option("batchId", batch).load(f"file:{checkpoint.path}"), wanted), key, batch)
+            _value_at(sound(reader.option("batchId", batch).load(f"file:{checkpoint.path}"), wanted), key, batch)
             for batch in batches[first : first + FRAMES]
         )
         for row in reduce(DataFrame.union, frames).collect():
@@ -85,7 +85,7 @@ def _values(spark: SparkSession, checkpoint: EpochsCheckpoint, wanted: Wanted, k
     return every if several else {batch: each[0] if len(each) == 1 else each for batch, each in every.items()}
 
 
-def _of_batch(frame: DataFrame, key: str, batch: int) -> DataFrame:
+def _value_at(frame: DataFrame, key: str, batch: int) -> DataFrame:
     [value] = [name for name in frame.columns if name not in ("key", "partition_id")]
     text = F.to_json(F.struct(F.col(value).alias("value")), {"ignoreNullFields": "false"})
     return of_key(frame, key).select(F.lit(batch).alias("batch"), text.alias("value"))

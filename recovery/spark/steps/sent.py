@@ -69,9 +69,7 @@ def sent(definition: StepDefinition, name: str) -> Sent:
 
             return run_step(definition, batches, ArrowStepTask)
         except ImportError as error:
-            missing = error.name or str(error)
-            if missing.partition(".")[0] == "recovery":
-                missing = "recovery"
+            missing = "recovery" if (error.name or "").startswith("recovery.") else error.name or str(error)
             raise refuse(
                 f"lacks the Python module {missing}, where recovery {wanted} is wanted",
                 "Executors have packages of their own, and this one was not installed there.",

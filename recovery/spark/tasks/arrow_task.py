@@ -64,14 +64,14 @@ class ArrowStepTask(StepTask):
                 self._keep(new_states, states, runs.texts, stored)
             return None if output is None else self._output(output)
         except StateValueError as error:
-            raise self._of_step(error) from error
+            raise self._naming_step(error) from error
 
     def _update(self, rows: pa.Table, states: pa.Table) -> tuple[Any, Any]:
         definition = self._definition
         try:
             result = cast(TableUpdate, definition.update)(rows, states)
         except StateValueError as error:
-            raise self._of_step(error) from error
+            raise self._naming_step(error) from error
         except Exception as error:
             error.add_note(f"in step {definition.step_id!r}, {counted(len(states), 'key')}, micro-batch {self._batch}")
             raise
@@ -151,7 +151,7 @@ class ArrowStepTask(StepTask):
         with _named_table(what):
             return as_table(given)
 
-    def _of_step(self, error: StateValueError) -> StateValueError:
+    def _naming_step(self, error: StateValueError) -> StateValueError:
         return StateValueError(
             f"step {self._definition.step_id!r}: {error.found}", cause=error.cause, remedy=error.remedy
         )

@@ -230,7 +230,7 @@ def _map(key_fit: Fit | None, item_fit: Fit | None) -> Fit | None:
 
     def fit(value: Any) -> Any:
         pairs = value.items() if isinstance(value, Mapping) else value
-        return [(_by(key_fit, key), _by(item_fit, item)) for key, item in pairs]
+        return [(_fitted(key_fit, key), _fitted(item_fit, item)) for key, item in pairs]
 
     return fit
 
@@ -244,7 +244,7 @@ def _struct(kind: pa.DataType, time_zone: str) -> Fit:
             # A tuple gives the fields by position; Arrow refuses one of another length.
             if plain or len(value) != len(fits):
                 return value
-            return tuple(_by(each, part) for each, part in zip(fits.values(), value, strict=True))
+            return tuple(_fitted(each, part) for each, part in zip(fits.values(), value, strict=True))
         if isinstance(value, list):
             value = dict(value)
         if not isinstance(value, Mapping):
@@ -252,10 +252,10 @@ def _struct(kind: pa.DataType, time_zone: str) -> Fit:
         if not fits.keys() >= value.keys():
             unknown = next(name for name in value if name not in fits)
             raise pa.ArrowInvalid(f"there is no field {unknown!r} in {kind}")
-        return value if plain else {name: _by(each, value.get(name)) for name, each in fits.items()}
+        return value if plain else {name: _fitted(each, value.get(name)) for name, each in fits.items()}
 
     return fit
 
 
-def _by(fit: Fit | None, value: Any) -> Any:
+def _fitted(fit: Fit | None, value: Any) -> Any:
     return value if fit is None or value is None else fit(value)

@@ -59,7 +59,7 @@ def sorted_by(
         if not runs:
             merged: Run = iter(last)
         else:
-            merged = order.merged([*map(spilled.read, runs), *map(_whole, last)])
+            merged = order.merged([*map(spilled.read, runs), *map(_single, last)])
         for each in merged:
             for start in range(0, len(each), piece_rows):
                 yield each.slice(start, piece_rows)
@@ -67,7 +67,7 @@ def sorted_by(
         spilled.close()
 
 
-def _whole(batch: pa.RecordBatch) -> Run:
+def _single(batch: pa.RecordBatch) -> Run:
     yield batch
 
 

@@ -129,7 +129,7 @@ class Merging:
         if self._collector is None:
             self._collector = Collector(spark)
         with self._row_width.expected(query):
-            taken = self._taken(place.exchange, query, self._collector)
+            taken = self._node_to_collect(place.exchange, query, self._collector)
             if taken is None:
                 return None
             rows = self._collector.collect(taken)
@@ -149,7 +149,7 @@ class Merging:
             rows = rows.child()
         return _Place(step, path, rows) if name == "Exchange" else None
 
-    def _taken(self, exchange: Any, query: Any, collector: Collector) -> Any:
+    def _node_to_collect(self, exchange: Any, query: Any, collector: Collector) -> Any:
         """The node of the plan whose rows the driver takes; None if it takes none."""
         if self._few and bytes_to_read(query) <= MOST_BYTES:
             return exchange.child()

@@ -7,8 +7,8 @@ that touched it, and the value after, so a task that runs again sees what the fi
 A delta has two tables of touched keys, which take turns. Tasks write to the active one. When an epoch ends with batch
 b, the delta is sealed: from then on it refuses tasks of b and before. If the touched keys are to be moved into the
 partition, they are set apart: in the same transaction the other table becomes the active one, and rows that tasks of
-b+1 wrote early move there. The table set apart does not change any more, so it can be moved while micro-batches go on.
-A read looks into the active table, then that one, then the partition. An epoch that is only logged stays in the active
+b+1 wrote early move there. The table set apart no longer changes, so it can be moved while micro-batches continue. A
+read looks into the active table, then that one, then the partition. An epoch that is only logged stays in the active
 table, to which the next epochs add.
 
 A delta belongs to one execution, which `meta` names. A task's transaction checks `meta`, so zombie tasks are refused.

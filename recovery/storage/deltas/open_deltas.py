@@ -1,6 +1,6 @@
 """Deltas that a Python worker keeps open between small tasks, for which opening takes longer than the work.
 
-They are kept only while their execution goes on, and closed before its driver gives up the directory. Otherwise they
+They are kept only while their execution is active, and closed before its driver gives up the directory. Otherwise they
 would be the last to have partitions open, and the partitions' logs would stay behind. A kept delta is reused only if
 its paths still lead to the files it opened: SQLite writes to a removed file without an error.
 """
@@ -50,7 +50,7 @@ class KeptDeltas:
         return found.delta
 
     def give(self, delta: Delta, line: str) -> None:
-        """Keep an unused delta for as long as the execution at the other end of `line` goes on."""
+        """Keep an unused delta for as long as the execution at the other end of `line` continues."""
         with self._lock:
             if line not in self._lines:
                 if not hold(line, partial(self._let_go, line)):

@@ -57,7 +57,7 @@ class Scratch:
         """Make and return the directory of an execution, which is in use from now on. Removes those of others."""
         for stale in self._root.glob(self._stale):
             shutil.rmtree(stale, ignore_errors=True)
-        self._path = self._of(execution)
+        self._path = self._path_for(execution)
         try:
             make_directories(self._path.parent, modes_beside(self._modes_of))
             self._path.mkdir(PRIVATE.directory)
@@ -66,9 +66,9 @@ class Scratch:
         self.files = Watch(self._path)
         return self._path
 
-    def is_of(self, execution: Execution) -> bool:
+    def belongs_to(self, execution: Execution) -> bool:
         """Whether the directory in use is that of this execution."""
-        return self._path == self._of(execution)
+        return self._path == self._path_for(execution)
 
     def remove(self) -> None:
         """Remove the directory in use, if there is one."""
@@ -78,5 +78,5 @@ class Scratch:
             with contextlib.suppress(OSError):
                 self._root.rmdir()
 
-    def _of(self, execution: Execution) -> Path:
+    def _path_for(self, execution: Execution) -> Path:
         return self._root / f"{self._prefix}{execution.number}-{execution.id}"

@@ -292,7 +292,7 @@ class Pages:
         SQLite's log open. Raises OSError or StorageError."""
         log, usual = Path(f"{self.side}-wal"), Path(f"{self.path}-wal")
         with self.locked(), _translated(self.path):
-            # Connections go on with the log that they have open, and new ones must find the same.
+            # Connections continue with the log that they have open, and new ones must find the same.
             draft = Path(f"{usual}-draft")
             draft.unlink(missing_ok=True)
             draft.hardlink_to(log)

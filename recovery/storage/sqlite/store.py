@@ -197,7 +197,7 @@ class FilePartitions:
 
     def make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None:
         """Create the deltas of the steps of an execution that has begun."""
-        if self._deltas or not self._scratch.is_of(execution):
+        if self._deltas or not self._scratch.belongs_to(execution):
             self.prepare(execution)
         files = self._scratch.files
         assert files is not None

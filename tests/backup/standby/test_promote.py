@@ -70,7 +70,7 @@ def test_it_is_an_ordinary_directory_then(store, tmp_path):
     assert followed(place, tmp_path / "another").followed.epoch == newest_state(standby)[0]
 
 
-def test_what_is_lost_is_said(store, tmp_path):
+def test_promote_reports_what_is_lost(store, tmp_path):
     """Nothing after a run that ended; only what was not published after one that waits; which epochs, if known."""
     place, first = tmp_path / "place", tmp_path / "first"
     lease = writer(store, place, sync=True)

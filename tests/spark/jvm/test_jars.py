@@ -53,7 +53,7 @@ def test_options_come_besides_settings():
 
 
 @pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}"])
-def test_jars_that_are_there(tmp_path, monkeypatch, form):
+def test_existing_jars(tmp_path, monkeypatch, form):
     """By a path, a pattern or an address; what lies elsewhere is left to Spark."""
     jar = a_jar(tmp_path / "a b.jar")
     check_jars({JARS: form.format(str(jar).replace(" ", "%20" if form != "{}" else " "))})
@@ -64,14 +64,14 @@ def test_jars_that_are_there(tmp_path, monkeypatch, form):
 
 
 @pytest.mark.parametrize(
-    ("entry", "told"),
+    ("entry", "expected"),
     [("none.jar", "does not exist"), ("*.jar", "does not exist"), (".", "is a directory"), ("text", "is not a jar")],
 )
-def test_jars_that_are_not(tmp_path, entry, told):
+def test_missing_jars(tmp_path, entry, expected):
     """Spark would leave them out without a word."""
     (tmp_path / "text").write_text("PK")
     path = str(tmp_path / entry)
-    with pytest.raises(ConfigurationError, match=rf"the jar .*{entry.replace('*', '.')} {told}"):
+    with pytest.raises(ConfigurationError, match=rf"the jar .*{entry.replace('*', '.')} {expected}"):
         check_jars({JARS: f"{a_jar(tmp_path / 'below' / 'good.jar')},{path}"})
 
 

@@ -163,7 +163,7 @@ def silent(topics):
 
 
 @pytest.mark.parametrize(("text", "kind", "found"), CASES.values(), ids=CASES.keys())
-def test_what_was_said(text, kind, found):
+def test_the_error_names_table_topic_file_and_version(text, kind, found):
     """Table, topic, file and version are named, and there is a way on."""
     error = lost_input(text, lambda: f'{{{AT_3},FileStreamSource[file:/in]: {{"logOffset":1}}}}\n{READ}', silent)
     assert (type(error), error.found) == (kind, found)

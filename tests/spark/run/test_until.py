@@ -35,7 +35,7 @@ def never(*_):
     raise AssertionError("the run has output")
 
 
-def test_the_same_input_and_no_output(spark, feed, tmp_path):
+def test_until_stops_at_the_origins_position(spark, feed, tmp_path):
     """A file source and an appended file: a micro-batch to the end of an epoch, another one to the end of the next."""
     lines = tmp_path / "lines.csv"
     lines.write_text("".join(f"a{n % 7},{n}\n" for n in range(60)))
@@ -103,7 +103,7 @@ def test_pipelines_have_neither(store_dir, config):
         run_pipeline(Pipeline("p", [Node("n", never, never)]), RecoveryConfig(store_dir, **config))
 
 
-def test_an_origin_that_is_not_there(make_store, tmp_path):
+def test_a_missing_origin(make_store, tmp_path):
     """Moved, or made again."""
     store = make_store(2)
     work(store, 3, floor=2)

@@ -49,7 +49,7 @@ def step(update=add_up, state=STATE, output=OUTPUT, rows=table([]), key=("key",)
 ROWS = table([("a", 1), ("b", 2), ("a", 3)])
 
 
-def test_totals_go_on_over_batches_epochs_and_repeated_tasks(driver, monkeypatch):
+def test_totals_continue_over_batches_epochs_and_repeated_tasks(driver, monkeypatch):
     """Chunks that cut anywhere, tasks that run twice or with fewer rows first, closed epochs in between: exact."""
     monkeypatch.setattr(ArrowStepTask, "chunk_rows", 50)
     generator = random.Random(5)

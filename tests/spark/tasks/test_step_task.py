@@ -117,15 +117,15 @@ def test_rows_of_two_partitions_of_the_exchange(driver, kind, together, keys):
     if together:
         batches = [pa.concat_batches(batches)]
     for by_spark in (False, True):
-        told = refused(driver, step(kind, sorted_by_spark=by_spark), kind, *batches)
-        assert "one call saw rows of several recovery partitions" in told
+        message = refused(driver, step(kind, sorted_by_spark=by_spark), kind, *batches)
+        assert "one call saw rows of several recovery partitions" in message
 
 
 def test_rows_that_the_exchange_sent_elsewhere(driver, kind):
     """One exchange that spread rows over another number of partitions: the hash says another than Spark's number."""
     for keys in ([*HERE, THERE[0]], THERE):
-        told = refused(driver, step(kind), kind, batch(keys))
-        assert "one call saw rows of several recovery partitions" in told
+        message = refused(driver, step(kind), kind, batch(keys))
+        assert "one call saw rows of several recovery partitions" in message
 
 
 @pytest.mark.parametrize("key", ["0", "z"], ids=["the first", "the last"])
@@ -133,8 +133,8 @@ def test_a_key_that_was_changed_behind_the_exchange(driver, kind, key, monkeypat
     """Spark's number and the hash agree, and the key is of another partition, which keeps its state."""
     monkeypatch.setattr(StepTask, "chunk_rows", 100)
     assert partition_of(key, COUNT) == 1
-    told = refused(driver, step(kind), kind, batch(HERE), batch([key], hashed=HERE[0]))
-    assert f"key {key!r} reached the task of partition 0" in told
+    message = refused(driver, step(kind), kind, batch(HERE), batch([key], hashed=HERE[0]))
+    assert f"key {key!r} reached the task of partition 0" in message
 
 
 def test_a_state_that_cannot_be_read(driver):
@@ -145,8 +145,8 @@ def test_a_state_that_cannot_be_read(driver):
 
     driver.apply(0, {key: '"many"' if key == HERE[2] else "1" for key in HERE})
     made = replace(step(StepTask), update=update, state_type=int)
-    told = f"step '{STEP}', key '{HERE[2]}': its state \"many\" cannot be read: Expected `int`"
-    with pytest.raises(StateValueError, match=told):
+    message = f"step '{STEP}', key '{HERE[2]}': its state \"many\" cannot be read: Expected `int`"
+    with pytest.raises(StateValueError, match=message):
         run(driver, made, StepTask, batch(HERE), number=1)
 
 
@@ -161,11 +161,11 @@ UNSORTED = {
 @pytest.mark.parametrize("order", UNSORTED.values(), ids=UNSORTED)
 def test_rows_that_spark_was_to_sort(driver, kind, order):
     """A key's rows would be split over two calls, of which the second does not know what the first did."""
-    told = refused(driver, step(kind, sorted_by_spark=True), kind, *map(batch, order))
-    assert "its rows are not sorted by key" in told
+    message = refused(driver, step(kind, sorted_by_spark=True), kind, *map(batch, order))
+    assert "its rows are not sorted by key" in message
 
 
-def test_a_key_may_go_on_in_the_next_batch(driver, kind):
+def test_a_key_may_continue_in_the_next_batch(driver, kind):
     """Where Spark sorts, rows of one key come together, and their batches may end anywhere."""
     order = [[HERE[0], HERE[1]], [HERE[1]], [HERE[1], HERE[1]], [HERE[1], HERE[2]], [HERE[2]]]
     assert run(driver, step(kind, sorted_by_spark=True), kind, *map(batch, order)) == HERE[:3]
@@ -188,8 +188,8 @@ def test_null_comes_twice(driver, kind, order, chunk_rows, monkeypatch):
     """It is a key like others: its rows would be split over two calls, too."""
     monkeypatch.setattr(StepTask, "chunk_rows", chunk_rows)
     batches = [batch(keys, spark=NULL_AT) for keys in order]
-    told = refused(driver, step(kind, sorted_by_spark=True), kind, *batches)
-    assert "its rows are not sorted by key" in told
+    message = refused(driver, step(kind, sorted_by_spark=True), kind, *batches)
+    assert "its rows are not sorted by key" in message
 
 
 @pytest.mark.parametrize("chunk_rows", [2, 100])
@@ -303,8 +303,8 @@ def test_such_a_task_that_runs_again_with_others(driver, kind, place):
 
 def test_rows_of_the_exchange_among_gathered_ones(driver, kind):
     """No plan that we make brings both to one call."""
-    told = refused(driver, step(kind), kind, pa.concat_batches([gathered(HERE[:2], EVERYWHERE), batch(HERE[2:4])]))
-    assert "one call saw rows of several recovery partitions" in told
+    message = refused(driver, step(kind), kind, pa.concat_batches([gathered(HERE[:2], EVERYWHERE), batch(HERE[2:4])]))
+    assert "one call saw rows of several recovery partitions" in message
 
 
 @pytest.mark.parametrize("place", [EVERYWHERE, UNHASHED, 0], ids=["hashed", "unhashed", "exchanged"])

@@ -1,7 +1,7 @@
 """The check that open files are still the ones at their paths.
 
-The operating system lets anybody remove, move and replace files that are in use. SQLite goes on writing to the files it
-opened, without an error. So code that closes epochs compares the file at each path with the open one, by device and
+The operating system lets anybody remove, move and replace files that are in use. SQLite then writes to the files that
+it opened, without an error. So code that closes epochs compares the file at each path with the open one, by device and
 inode. It costs one to three microseconds per file.
 
 The check only calls stat: opening a database and closing it outside SQLite would drop SQLite's locks.

@@ -15,7 +15,7 @@ from recovery.base.wording import counted
 
 if TYPE_CHECKING:
     from recovery.epochs.closer import EpochClosed
-    from recovery.spark.run.events import BatchDone, Event, RunSummary
+    from recovery.spark.run.reporting.events import BatchDone, Event, RunSummary
 
 UPDATE_S = 0.25
 """The least time between two updates of a notebook's line: each is a message that the notebook keeps."""

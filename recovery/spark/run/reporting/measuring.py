@@ -23,9 +23,9 @@ from recovery.planning.replica import ReplicaState
 from recovery.planning.values import Execution
 from recovery.spark.clusters import is_cluster
 from recovery.spark.jvm.executors import executors_bytes
-from recovery.spark.run.events import RunSummary
-from recovery.spark.run.operator_rows import OperatorReports
 from recovery.spark.run.prepare import Prepared
+from recovery.spark.run.reporting.events import RunSummary
+from recovery.spark.run.reporting.operator_rows import OperatorReports
 from recovery.storage.seam import PartitionStore
 
 PROGRESS_LOOKS = 100

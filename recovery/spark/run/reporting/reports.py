@@ -9,10 +9,10 @@ from dataclasses import replace
 from recovery.base.ids import BatchId
 from recovery.epochs.closer import EpochClosed
 from recovery.metrics.meter import BatchMeasure
-from recovery.spark.run.events import BatchDone, Event, InputCounted, Observer, RunSummary, Stopping
-from recovery.spark.run.measuring import InputCount, RunMeasures
 from recovery.spark.run.prepare import Prepared
-from recovery.spark.run.shown import NotebookLine
+from recovery.spark.run.reporting.events import BatchDone, Event, InputCounted, Observer, RunSummary, Stopping
+from recovery.spark.run.reporting.measuring import InputCount, RunMeasures
+from recovery.spark.run.reporting.shown import NotebookLine
 from recovery.spark.run.status import RunStatus
 
 

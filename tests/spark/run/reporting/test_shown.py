@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from recovery.epochs.closer import EpochClosed
 from recovery.errors import SinkFailedError
-from recovery.spark.run.events import BatchDone, InputCounted, RunSummary
-from recovery.spark.run.shown import NotebookLine, end_line, status_line
+from recovery.spark.run.reporting.events import BatchDone, InputCounted, RunSummary
+from recovery.spark.run.reporting.shown import NotebookLine, end_line, status_line
 
 
 def test_the_line():
