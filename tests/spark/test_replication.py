@@ -11,6 +11,7 @@ import time
 
 import pytest
 from click.testing import CliRunner
+from recovery.spark.run.events import BatchDone, ReplicaChanged
 
 from recovery import (
     BackupTargetError,
@@ -22,7 +23,6 @@ from recovery import (
     TakenOverError,
 )
 from recovery.cli import main
-from recovery.spark.run.events import BatchDone, ReplicaChanged
 from recovery.spark.run.replicating import REPLICATED_KEEPS_S, replicated
 from recovery.storage.scan import scan
 from tests.backup.standby.support import followed, promoted
