@@ -11,7 +11,6 @@ import time
 
 import pytest
 from click.testing import CliRunner
-from recovery.spark.run.events import BatchDone, ReplicaChanged
 
 from recovery import (
     BackupTargetError,
@@ -24,6 +23,7 @@ from recovery import (
 )
 from recovery.cli import main
 from recovery.spark.run.replicating import REPLICATED_KEEPS_S, replicated
+from recovery.spark.run.reporting.events import BatchDone, ReplicaChanged
 from recovery.storage.scan import scan
 from tests.backup.standby.support import followed, promoted
 from tests.backup.support import assert_sound, back_up, bring_back, is_marked, work
