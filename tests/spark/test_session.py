@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from recovery.spark.jvm import versions
 from recovery.spark.jvm.java import _bundled_java, java_home
 from recovery.spark.jvm.launch import FIRST_CALL, ErrorOutput, _answer_own_user, reason_in
 from recovery.spark.jvm.session import _of_master, daemon, prepare_environment
+from recovery.storage.initialize import init_partitions
 
 ROOT = str(Path(recovery.__file__).resolve().parents[1])
 
@@ -306,6 +308,50 @@ def test_an_interrupted_start_leaves_no_jvm(after_s, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def _of_directory(path: Path) -> list[str]:
+    """The processes whose command lines name a directory."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(path).encode() in each.read_bytes():
+                found.append(each.parent.name)
+    return found
+
+
+@pytest.mark.parametrize("ended_by", ["an error", "a signal"])
+def test_a_run_that_ends_before_it_needs_its_jvm_leaves_none(ended_by, tmp_path):
+    """The JVM starts while the run looks at the partitions. Another run may leave an archive of classes."""
+    temporary, cache = tmp_path / "temporary", tmp_path / "cache"
+    temporary.mkdir()
+    flow = tmp_path / "flow.py"
+    flow.write_text("from recovery import Flow\n\nflow = Flow('f', lambda spark: None)\n")
+    held = tmp_path / "db"
+    if ended_by == "a signal":
+        init_partitions(held, 1)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "recovery", "run", str(flow), "-r", str(held)],
+        env={**os.environ, "TMPDIR": str(temporary), "RECOVERY_CACHE": str(cache)},
+        stderr=subprocess.PIPE,
+    )
+    try:
+        if ended_by == "a signal":
+            while not _of_directory(temporary):
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.terminate()
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == (143 if ended_by == "a signal" else 20), said
+    deadline = time.monotonic() + 30
+    while _of_directory(temporary):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert list(temporary.iterdir()) == []
+    if ended_by == "an error":
+        assert list(cache.iterdir()) == []
+
+
 IMPORTING = """
 import contextlib, os, signal, sys, threading
 from subprocess import PIPE, TimeoutExpired
@@ -346,6 +392,7 @@ def test_an_interrupt_while_libraries_are_imported_leaves_no_jvm(tmp_path):
 def test_a_session_that_cannot_be_made_leaves_no_jvm():
     """And a later one begins with settings of its own."""
     program = """
+import contextlib
 import os
 from pathlib import Path
 from recovery.errors import SparkUnavailableError

@@ -170,6 +170,10 @@ class Launch:
                 self._thread.start()
                 # Nothing else happens in this process while it forks: what another thread did would stay half done.
                 began.wait()
+        except BaseException:
+            began.wait()
+            self.abandon()
+            raise
         finally:
             java_gateway.Popen = usual
 
