@@ -40,8 +40,11 @@ _UNKNOWN_BYTES = 1 << 62
 class Gathering:
     """Decides which micro-batches of one run are gathered."""
 
-    def __init__(self, spark: SparkSession, hash_columns: Sequence[str], *, allowed: bool = True) -> None:
-        """hash_columns: the columns by which the steps' rows are spread. allowed: whether to gather at all."""
+    def __init__(
+        self, spark: SparkSession, hash_columns: Sequence[str], *, allowed: bool = True, first: bool = True
+    ) -> None:
+        """hash_columns: the columns by which the steps' rows are spread. allowed: whether to gather at all. first:
+        whether to gather the first micro-batch."""
         self._strategy = planner_strategy(spark, "Gathering", _places)
         self._hash_columns = hash_columns
         # Simultaneous attempts of one task would read their input twice, and may find different keys in it.
@@ -51,7 +54,7 @@ class Gathering:
         self._few = False
         """Whether few rows are expected because the last micro-batch had few."""
         self._expect_many()
-        if self._allowed:
+        if self._allowed and first:
             self._expect(FIRST_BYTES, unreported_bytes=_UNKNOWN_BYTES)
 
     def learn(self, outcome: Outcome) -> None:
