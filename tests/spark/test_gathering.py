@@ -340,10 +340,10 @@ class Expected:
 
     few = False
 
-    def expect(self, _: str, most_bytes: int, unreported_bytes: int) -> None:
+    def gather(self, _: str, most_bytes: int, unreported_bytes: int) -> None:
         self.few = unreported_bytes <= most_bytes
 
-    def expectMany(self, _: str) -> None:
+    def exchange(self, _: str) -> None:
         self.few = False
 
 

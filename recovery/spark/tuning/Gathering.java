@@ -53,13 +53,13 @@ public class Gathering extends SparkStrategy {
         this.unhashed = new Literal(unhashed, DataTypes.LongType);
     }
 
-    /** Expects few rows in the exchange by this column, if its sources have at most so many bytes to read. */
-    public void expect(String hashColumn, long mostBytes, long unreportedBytes) {
+    /** Gathers rows in place of the exchange by this column, if its sources have at most so many bytes to read. */
+    public void gather(String hashColumn, long mostBytes, long unreportedBytes) {
         expected.put(hashColumn, new long[] {mostBytes, unreportedBytes});
     }
 
-    /** Expects many rows in the exchange by this column, whatever its sources report. */
-    public void expectMany(String hashColumn) {
+    /** Exchanges rows by this column, whatever its sources report. */
+    public void exchange(String hashColumn) {
         expected.remove(hashColumn);
     }
 

@@ -53,9 +53,8 @@ class Gathering:
         self._exchanged_s: float | None = None
         self._few = False
         """Whether few rows are expected because the last micro-batch had few."""
-        self._expect_many()
-        if self._allowed and first:
-            self._expect(FIRST_BYTES, unreported_bytes=_UNKNOWN_BYTES)
+        # An earlier run of the same frame may have made the planner expect something else.
+        self._tell((FIRST_BYTES, _UNKNOWN_BYTES) if self._allowed and first else None)
 
     def learn(self, outcome: Outcome) -> None:
         """Tell the planner what to expect of the next micro-batch."""
@@ -71,20 +70,19 @@ class Gathering:
             self._back_off.pause()
             self._exchanged_s = None
         self._few = few and self._allowed and not self._back_off.is_paused
-        if self._few:
-            self._expect(MOST_BYTES, unreported_bytes=0)
-        else:
-            self._expect_many()
+        told = (MOST_BYTES, 0) if self._few else None
+        if told != self._told:
+            self._tell(told)
 
-    def _expect(self, most_bytes: int, *, unreported_bytes: int) -> None:
-        """Expect few rows if sources have at most so many bytes to read. One that reports none counts as
-        `unreported_bytes`."""
+    def _tell(self, limits: tuple[int, int] | None) -> None:
+        """Tell the planner to gather rows if sources have at most so many bytes to read, where one that reports none
+        counts as the second number; None: to exchange them."""
         for each in self._hash_columns:
-            self._strategy.expect(each, most_bytes, unreported_bytes)
-
-    def _expect_many(self) -> None:
-        for each in self._hash_columns:
-            self._strategy.expectMany(each)
+            if limits is None:
+                self._strategy.exchange(each)
+            else:
+                self._strategy.gather(each, *limits)
+        self._told = limits
 
 
 def _places(jvm: Any) -> tuple[Any, ...]:
