@@ -330,9 +330,11 @@ def test_a_run_that_ends_before_it_needs_its_jvm_leaves_none(ended_by, tmp_path)
         init_partitions(held, 1)
     process = subprocess.Popen(
         [sys.executable, "-m", "recovery", "run", str(flow), "-r", str(held)],
-        env={**os.environ, "TMPDIR": str(temporary), "RECOVERY_CACHE": str(cache)},
+        env={
+            **os.environ, "TMPDIR": str(temporary), "RECOVERY_CACHE": str(cache), "RECOVERY_CLASS_ARCHIVE": "",
+        },
         stderr=subprocess.PIPE,
-    )
+    )  # fmt: skip
     try:
         if ended_by == "a signal":
             while not _of_directory(temporary):
