@@ -334,7 +334,7 @@ def asking(run_with: Callable[[RecoveryConfig | None], T], config: RecoveryConfi
     try:
         return run_with(config)
     except HistoryLossError as error:
-        # This error comes before anything is written, and before Spark starts.
+        # This error comes before anything is written, and before Spark is needed.
         if config is None or not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
             raise
         tell_error(error)
