@@ -55,15 +55,31 @@ def test_other_names_do_not_exist():
 
 
 @pytest.mark.parametrize(
-    "module", ["recovery", "recovery.cli", "recovery.storage.sqlite.store", "recovery.planning.resume"]
+    "imports",
+    [
+        "import recovery",
+        "from recovery.cli import main\nlist(main.commands.values())",
+        "import recovery.storage.sqlite.store",
+        "import recovery.planning.resume",
+    ],
 )
-def test_looking_at_a_directory_needs_no_spark(module):
-    """Importing the package, the command line or storage imports neither PySpark nor pandas nor Arrow."""
+def test_looking_at_a_directory_needs_no_spark(imports):
+    """Importing the package, every command or storage imports neither PySpark nor pandas nor Arrow."""
     code = (
-        f"import sys, {module}\nprint(sorted({{'pyspark', 'py4j', 'pandas', 'pyarrow', 'numpy'}} & set(sys.modules)))"
+        f"import sys\n{imports}\nprint(sorted({{'pyspark', 'py4j', 'pandas', 'pyarrow', 'numpy'}} & set(sys.modules)))"
     )
     result = run_python(code)
     assert (result.stdout, result.stderr) == ("[]\n", "")
+
+
+def test_a_command_imports_no_other():
+    """Of each start of a run this would take 0.2 s, before its JVM starts."""
+    code = (
+        "import sys\nfrom recovery.cli import main\nassert main.commands['init'].name == 'init'\n"
+        "print(sorted({f'recovery.cli.{name}' for name in main.commands} & set(sys.modules)))"
+    )
+    result = run_python(code)
+    assert (result.stdout, result.stderr) == ("['recovery.cli.init']\n", "")
 
 
 def test_python_workers_import_what_their_tasks_need():

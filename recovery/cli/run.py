@@ -252,8 +252,7 @@ def run(
     from recovery.cli.flow_loader import import_paths, load
     from recovery.pipeline import Pipeline
     from recovery.spark.jvm.jars import with_jars
-    from recovery.spark.jvm.session import prepare_environment
-    from recovery.spark.run.blocking import run as run_flow
+    from recovery.spark.jvm.session import launching, prepare_environment
 
     if py_files:
         conf = {**conf, PY_FILES: ",".join(filter(None, [conf.get(PY_FILES), py_files]))}
@@ -296,9 +295,12 @@ def run(
 
     def run_once(config: RecoveryConfig | None) -> RunSummary:
         with Progress(flow.name, quiet=as_json) as progress:
+            from recovery.spark.run.blocking import run as run_flow
+
             return run_flow(flow, config, trigger=trigger, master=master, conf=conf, observer=progress.observe)
 
-    summary = asking(run_once, config)
+    with launching(flow.name, master=master, conf=conf):
+        summary = asking(run_once, config)
     if as_json:
         from dataclasses import asdict
 
@@ -333,7 +335,7 @@ def asking(run_with: Callable[[RecoveryConfig | None], T], config: RecoveryConfi
     try:
         return run_with(config)
     except HistoryLossError as error:
-        # This error comes before anything is written, and before Spark starts.
+        # This error comes before anything is written, and before Spark is needed.
         if config is None or not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
             raise
         tell_error(error)

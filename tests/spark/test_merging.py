@@ -33,6 +33,7 @@ from tests.spark.support import ODD_KEYS, ROOT, Feed, run_to_end, set_to, states
 def few(monkeypatch):
     """Rows are exchanged, and few are few, as outside of tests."""
     monkeypatch.setattr(gathering, "FEW_ROWS", -1)
+    monkeypatch.setattr(gathering, "FIRST_BYTES", -1)
     monkeypatch.setattr(merging, "FEW_ROWS", 10_000)
 
 

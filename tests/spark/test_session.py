@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from recovery.spark.jvm import versions
 from recovery.spark.jvm.java import _bundled_java, java_home
 from recovery.spark.jvm.launch import FIRST_CALL, ErrorOutput, _answer_own_user, reason_in
 from recovery.spark.jvm.session import _of_master, daemon, prepare_environment
+from recovery.storage.initialize import init_partitions
 
 ROOT = str(Path(recovery.__file__).resolve().parents[1])
 
@@ -94,8 +96,7 @@ def test_what_spark_starts_for_a_source_imports_what_is_installed(spark):
 
 
 def test_what_the_first_call_of_the_jvm_imports_is_there(spark):
-    """PySpark would import it then. Nobody imports it any more: a process may end, or fork."""
-    assert not spark.sparkContext._gateway.proc.importing.is_alive()
+    """PySpark would import it then."""
     assert FIRST_CALL in sys.modules
 
 
@@ -307,6 +308,52 @@ def test_an_interrupted_start_leaves_no_jvm(after_s, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def _of_directory(path: Path) -> list[str]:
+    """The processes whose command lines name a directory."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(path).encode() in each.read_bytes():
+                found.append(each.parent.name)
+    return found
+
+
+@pytest.mark.parametrize("ended_by", ["an error", "a signal"])
+def test_a_run_that_ends_before_it_needs_its_jvm_leaves_none(ended_by, tmp_path):
+    """The JVM starts while the run looks at the partitions. Another run may leave an archive of classes."""
+    temporary, cache = tmp_path / "temporary", tmp_path / "cache"
+    temporary.mkdir()
+    flow = tmp_path / "flow.py"
+    flow.write_text("from recovery import Flow\n\nflow = Flow('f', lambda spark: None)\n")
+    held = tmp_path / "db"
+    if ended_by == "a signal":
+        init_partitions(held, 1)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "recovery", "run", str(flow), "-r", str(held)],
+        env={
+            **os.environ, "TMPDIR": str(temporary), "RECOVERY_CACHE": str(cache), "RECOVERY_CLASS_ARCHIVE": "",
+        },
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        if ended_by == "a signal":
+            while not _of_directory(temporary):
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.terminate()
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == (143 if ended_by == "a signal" else 20), said
+    deadline = time.monotonic() + 30
+    while _of_directory(temporary):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert list(temporary.iterdir()) == []
+    if ended_by == "an error":
+        assert list(cache.iterdir()) == []
+
+
 IMPORTING = """
 import contextlib, os, signal, sys, threading
 from subprocess import PIPE, TimeoutExpired
@@ -319,8 +366,9 @@ def launch_gateway(*_):
     environment = {**os.environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": sys.argv[1] + "/info/file"}
     options = {"stdin": PIPE, "stderr": PIPE, "start_new_session": True}
     jvms.append(java_gateway.Popen(["sleep", "60"], env=environment, **options))
+    threading.Timer(0.2, interrupt).start()
 
-def interrupt(_):
+def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
     with contextlib.suppress(TimeoutExpired):
         jvms[0].wait(10)
@@ -328,9 +376,8 @@ def interrupt(_):
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 java_gateway.launch_gateway, launch._import_meanwhile = launch_gateway, imported.wait
-launch._adopt = lambda gateway: threading.Timer(0.2, interrupt, [gateway]).start()
 try:
-    launch.launch(SparkConf(loadDefaults=False), {})
+    launch.Launch(SparkConf(loadDefaults=False), {}).gateway()
 except KeyboardInterrupt:
     print(jvms[0].poll(), launch._Starting.launch)
 """
@@ -347,6 +394,7 @@ def test_an_interrupt_while_libraries_are_imported_leaves_no_jvm(tmp_path):
 def test_a_session_that_cannot_be_made_leaves_no_jvm():
     """And a later one begins with settings of its own."""
     program = """
+import contextlib
 import os
 from pathlib import Path
 from recovery.errors import SparkUnavailableError

@@ -222,6 +222,7 @@ def test_a_step_gives_the_same_in_any_session(spark, source, usual, tmp_path, fl
 def test_a_step_gives_the_same_in_more_sessions(spark, source, usual, tmp_path, monkeypatch, settings, flow, few):
     """All settings that were found to change types, zones, nullability or plans."""
     monkeypatch.setattr(gathering, "FEW_ROWS", few)
+    monkeypatch.setattr(gathering, "FIRST_BYTES", few)
     monkeypatch.setattr(merging, "FEW_ROWS", few)
     check(spark, source, usual, tmp_path, settings, flow)
 

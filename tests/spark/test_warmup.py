@@ -76,6 +76,9 @@ def test_no_place(tmp_path, monkeypatch):
     assert archive_path(java).parent == tmp_path / "recovery"
 
 
+RECORDED = ("-XX:StartFlightRecording", "-XX:+FlightRecorder")
+
+
 @pytest.mark.parametrize(("name", "option"), [("an archive.jsa", "SharedArchiveFile"), ("one.aot", "AOTCache")])
 def test_the_users_own_options_win(tmp_path, monkeypatch, name, option):
     """Without an archive, and where the user shares classes otherwise, nothing is added: Java would not start."""
@@ -84,7 +87,13 @@ def test_the_users_own_options_win(tmp_path, monkeypatch, name, option):
     path.touch()
     assert f'"-XX:{option}={path}"' in archive_options(path, "-Xmx1g")
     assert ("Tier4" in archive_options(path, "-Xmx1g")) == (path.suffix == ".aot")
-    for given in ("-Xshare:off", "-XX:SharedArchiveFile=mine.jsa", "-XX:AOTCache=mine.aot", "-XX:AOTMode=off"):
+    for given in (
+        "-Xshare:off",
+        "-XX:SharedArchiveFile=mine.jsa",
+        "-XX:AOTCache=mine.aot",
+        "-XX:AOTMode=off",
+        "-XX:+FlightRecorder",
+    ):
         assert archive_options(path, f"-Xmx1g {given}") == ""
         with monkeypatch.context() as changed:
             changed.setenv("JAVA_TOOL_OPTIONS", given)

@@ -50,7 +50,7 @@ _REASON = re.compile(
 _ARGUMENTS, _PROPERTIES = "PYSPARK_SUBMIT_ARGS", "--properties-file"
 FIRST_CALL = "pyspark.testing.utils"
 """A module that PySpark imports with a process's first call of the JVM, to see whether there is NumPy. It takes half a
-second, since it imports pandas, which steps need too."""
+second, since it imports pandas, which steps need too: time for it while the JVM starts."""
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
 _RETRY_S = 0.2
 _END_S = 5
@@ -106,7 +106,6 @@ class _Starting(subprocess.Popen[bytes]):
     launch: ClassVar[_Starting | None] = None
     environment: ClassVar[Mapping[str, str]] = {}
     output: ErrorOutput | None = None
-    importing: threading.Thread | None = None
 
     def __init__(self, command: Sequence[str], *, env: dict[str, str], **options: Any) -> None:
         self.info_directory = Path(env["_PYSPARK_DRIVER_CONN_INFO_PATH"]).parent
@@ -115,9 +114,6 @@ class _Starting(subprocess.Popen[bytes]):
         super().__init__(command, env={**env, **self.environment}, **options)
         assert self.stderr is not None
         self.output = ErrorOutput(self.stderr)
-        # Not before the fork: a forked process has no other thread, and what that did stays half done in it.
-        self.importing = threading.Thread(target=_import_meanwhile, name="jvm-imports", daemon=True)
-        self.importing.start()
 
 
 def _import_meanwhile() -> None:
@@ -136,45 +132,95 @@ class LaunchError(Exception):
     """The JVM ended before it could be used. Gives the reason, as far as the JVM wrote one."""
 
 
-def launch(settings: SparkConf, environment: Mapping[str, str]) -> Any:
-    """Launch a JVM and return its gateway. Kills the JVM if this raises. `environment` is added to this process's.
+class Launch:
+    """A JVM that starts. This thread may do other things before it asks for the gateway; one launch at a time."""
 
-    Otherwise a JVM whose launch was abandoned would never end: it cannot write where to reach it. The JVM gets its
-    settings in a file that only this user can read: everybody sees its command line.
-    """
-    from pyspark import java_gateway
+    def __init__(self, settings: SparkConf, environment: Mapping[str, str]) -> None:
+        """Start the JVM's process. `environment` is added to this process's.
 
-    usual, java_gateway.Popen = java_gateway.Popen, _Starting
-    _Starting.environment = environment
-    try:
-        with _submitted(settings):
-            gateway = java_gateway.launch_gateway(None, {"start_new_session": True, "stderr": subprocess.PIPE})
-        _adopt(gateway)
-        _await_imports(_Starting.launch)
-    except BaseException as error:
+        The JVM gets its settings in a file that only this user can read: everybody sees its command line.
+        """
+        from pyspark import java_gateway
+
+        self._gateway: Any = None
+        self._error: BaseException | None = None
+        self._file = _settings_file()
+        began = threading.Event()
+
+        def start(*arguments: Any, **options: Any) -> _Starting:
+            process = _Starting(*arguments, **options)
+            began.set()
+            return process
+
+        def wait() -> None:
+            try:
+                self._gateway = java_gateway.launch_gateway(
+                    None, {"start_new_session": True, "stderr": subprocess.PIPE}
+                )
+            except BaseException as error:
+                self._error = error
+            finally:
+                began.set()
+
+        usual, java_gateway.Popen = java_gateway.Popen, start
+        _Starting.environment = environment
+        try:
+            with _submitted(settings, self._file):
+                self._thread = threading.Thread(target=wait, name="jvm-launch", daemon=True)
+                self._thread.start()
+                # Nothing else happens in this process while it forks: what another thread did would stay half done.
+                began.wait()
+        except BaseException:
+            began.wait()
+            self.abandon()
+            raise
+        finally:
+            java_gateway.Popen = usual
+
+    def gateway(self) -> Any:
+        """Wait until the JVM can be called, and return its gateway. Kills the JVM if this raises.
+
+        Otherwise a JVM whose launch was abandoned would never end: it cannot write where to reach it.
+        """
+        try:
+            _import_meanwhile()
+            self._thread.join()
+            if self._error is not None:
+                raise self._error
+            _adopt(self._gateway)
+        except BaseException as error:
+            process = self.abandon()
+            if process is not None and process.output is not None and isinstance(error, Exception):
+                raise LaunchError(process.output.reason() or str(error)) from error
+            raise
+        finally:
+            self._file.unlink(missing_ok=True)
+            _Starting.launch = None
+        return self._gateway
+
+    def abandon(self) -> _Starting | None:
+        """Kill the JVM, and return its process; None if there was none."""
         process = _Starting.launch
         abandon_launch()
-        if process is not None and getattr(process, "pid", None) is not None:
-            process.wait()
-            if process.output is not None and isinstance(error, Exception):
-                raise LaunchError(process.output.reason() or str(error)) from error
-        raise
-    finally:
-        java_gateway.Popen = usual
-        process, _Starting.launch = _Starting.launch, None
-        _await_imports(process)
-    return gateway
+        self._file.unlink(missing_ok=True)
+        _Starting.launch = None
+        if process is None or getattr(process, "pid", None) is None:
+            return None
+        process.wait()
+        return process
 
 
-def _await_imports(process: _Starting | None) -> None:
-    """A process must not end while a thread loads libraries."""
-    if process is not None and process.importing is not None:
-        process.importing.join()
+def _settings_file() -> Path:
+    file = private.home() / "settings.conf"
+    file.unlink(missing_ok=True)
+    file.touch(0o600)
+    return file
 
 
 @contextlib.contextmanager
-def _submitted(settings: SparkConf) -> Iterator[None]:
-    """Put spark-submit's arguments for these settings into the environment, where the launch reads them."""
+def _submitted(settings: SparkConf, file: Path) -> Iterator[None]:
+    """Write these settings to the file, and put spark-submit's arguments into the environment, where the launch reads
+    them."""
     given = os.environ.get(_ARGUMENTS)
     arguments = shlex.split(given or "pyspark-shell")
     values: dict[str, str] = {}
@@ -186,15 +232,11 @@ def _submitted(settings: SparkConf) -> Iterator[None]:
     else:
         # With such a file, Spark reads its own defaults only on request.
         arguments.insert(0, "--load-spark-defaults")
-    file = private.home() / "settings.conf"
-    file.unlink(missing_ok=True)
-    file.touch(0o600)
     file.write_text(format_properties({**values, **dict(settings.getAll())}), encoding="ascii")
     os.environ[_ARGUMENTS] = shlex.join([_PROPERTIES, str(file), *arguments])
     try:
         yield
     finally:
-        file.unlink(missing_ok=True)
         os.environ.pop(_ARGUMENTS)
         if given is not None:
             os.environ[_ARGUMENTS] = given

@@ -102,6 +102,16 @@ def leave(gateway: Any, java_home: Path) -> None:
         )
 
 
+def give_up(java_home: Path) -> None:
+    """Leave no archive of a JVM after all, so that another run may."""
+    home, name = cache_directory(), identity(java_home)
+    if home is not None and name is not None:
+        top = home / f"left-{name}.jsa"
+        with contextlib.suppress(OSError):
+            _draft(top).unlink(missing_ok=True)
+            _classes(top).unlink(missing_ok=True)
+
+
 def _draft(top: Path) -> Path:
     return Path(f"{top}.{os.getpid()}")
 

@@ -51,7 +51,7 @@ def run(
     clock = clock or SystemClock()
     config = replicated(config, replicate)
     check_master(master, conf)
-    # Report errors of the directory before Spark starts, and check the files while it starts.
+    # Report errors of the directory without waiting for Spark, and check the files while it starts.
     prepared = Prepared(config, flow.name, clock)
     own = spark is None
     with _ending_immediately(prepared.temporary) if own else contextlib.nullcontext():

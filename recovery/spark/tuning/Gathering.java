@@ -4,6 +4,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashSet;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.spark.sql.catalyst.expressions.Alias;
@@ -33,8 +34,6 @@ import scala.collection.immutable.Seq;
  * Only the driver has this class: it plans Spark's own operators. Spark plans every micro-batch again.
  */
 public class Gathering extends SparkStrategy {
-    /** Most bytes to read from the sources that report their size. */
-    private static final long MOST_BYTES = 1L << 20;
     /** If only these are below the exchange, one task does as well as several: none of them needs rows together. */
     private static final Set NARROW = new HashSet(Arrays.asList(new Object[] {
         "Project", "Filter", "Union", "Generate", "EventTimeWatermark", "MapInArrow", "MapInPandas", "BatchEvalPython",
@@ -43,7 +42,9 @@ public class Gathering extends SparkStrategy {
     private final String place;
     private final Expression everywhere;
     private final Expression unhashed;
-    private final Set small = ConcurrentHashMap.newKeySet();
+    /** For each exchange where few rows are expected, by its column: the most bytes that its sources may have to read,
+     * and how many a source counts as that does not report them. */
+    private final Map expected = new ConcurrentHashMap();
 
     /** Takes the name of the column that tells tasks whose rows they have, and its values with and without hashes. */
     public Gathering(String place, Long everywhere, Long unhashed) {
@@ -52,18 +53,19 @@ public class Gathering extends SparkStrategy {
         this.unhashed = new Literal(unhashed, DataTypes.LongType);
     }
 
-    /** Sets whether few rows are expected in the exchange by this column. */
-    public void expect(String hashColumn, boolean few) {
-        if (few) {
-            small.add(hashColumn);
-        } else {
-            small.remove(hashColumn);
-        }
+    /** Gathers rows in place of the exchange by this column, if its sources have at most so many bytes to read. */
+    public void gather(String hashColumn, long mostBytes, long unreportedBytes) {
+        expected.put(hashColumn, new long[] {mostBytes, unreportedBytes});
+    }
+
+    /** Exchanges rows by this column, whatever its sources report. */
+    public void exchange(String hashColumn) {
+        expected.remove(hashColumn);
     }
 
     public Seq apply(LogicalPlan plan) {
         List planned = new ArrayList();
-        if (!small.isEmpty() && plan instanceof Project) {
+        if (!expected.isEmpty() && plan instanceof Project) {
             SparkPlan gathered = gathered((Project) plan);
             if (gathered != null) {
                 planned.add(gathered);
@@ -79,7 +81,8 @@ public class Gathering extends SparkStrategy {
             return null;
         }
         LogicalPlan input = (LogicalPlan) (sort == null ? project.child() : sort.child()).children().head();
-        if (!isNarrow(input) || knownBytes(input) > MOST_BYTES) {
+        long[] limits = (long[]) expected.get(hash.name());
+        if (limits == null || !isNarrow(input) || bytes(input, limits[1]) > limits[0]) {
             return null;
         }
         LogicalPlan rows = withoutHash(input, hash);
@@ -115,7 +118,7 @@ public class Gathering extends SparkStrategy {
                 return null;
             }
             Seq columns = ((Expression) by.head()).references().toSeq();
-            if (columns.length() == 1 && small.contains(((Attribute) columns.head()).name())) {
+            if (columns.length() == 1 && expected.containsKey(((Attribute) columns.head()).name())) {
                 return (Attribute) columns.head();
             }
         }
@@ -173,15 +176,15 @@ public class Gathering extends SparkStrategy {
         return true;
     }
 
-    /** The bytes to read that all sources together report; a source that does not know counts as 0. */
-    private static double knownBytes(LogicalPlan plan) {
+    /** The bytes to read that all sources together report; one that does not know counts as `unreported`. */
+    private static double bytes(LogicalPlan plan, double unreported) {
         double bytes = 0;
         if (plan.children().isEmpty()) {
             bytes = plan.stats().sizeInBytes().doubleValue();
-            return bytes < plan.conf().defaultSizeInBytes() ? bytes : 0;
+            return bytes < plan.conf().defaultSizeInBytes() ? bytes : unreported;
         }
         for (int i = 0; i < plan.children().length(); i++) {
-            bytes += knownBytes((LogicalPlan) plan.children().apply(i));
+            bytes += bytes((LogicalPlan) plan.children().apply(i), unreported);
         }
         return bytes;
     }

@@ -4,8 +4,9 @@ For a micro-batch of a hundred rows, the exchange takes longer than the rest of 
 and a second stage whose tasks wait for it. So if the last micro-batch was small, a strategy (Gathering.java) makes the
 planner put one task in the exchange's place, which does the work of all partitions. The task hashes the keys, too:
 Spark takes longer to plan that and to generate code for it than the hashing takes. Sizes that sources report are
-trusted, and a micro-batch that turns out large is processed all the same. Between such tasks their process keeps the
-deltas open: see `recovery.storage.deltas.open_deltas`.
+trusted, and a micro-batch that turns out large is processed all the same. A run's first micro-batch is gathered if all
+of its sources report that there is little to read. Between such tasks their process keeps the deltas open: see
+`recovery.storage.deltas.open_deltas`.
 
 What it buys: of a micro-batch of a hundred rows, 59 ms become 43 with two partitions, and 67 become 48 with sixteen. It
 loses from ten thousand rows on: 92 ms become 98 with two partitions.
@@ -29,20 +30,31 @@ PAUSE = 20
 """Number of micro-batches that are exchanged after a gathered one that took long, and longer than exchanged ones do;
 twice as many after the next such one."""
 MOST_PAUSE = 1280
+MOST_BYTES = 1 << 20
+"""Most bytes to read, as far as sources report them, behind a small micro-batch."""
+FIRST_BYTES = 64 << 10
+"""Most bytes to read in a run's first micro-batch, by the reports of all its sources."""
+_UNKNOWN_BYTES = 1 << 62
 
 
 class Gathering:
     """Decides which micro-batches of one run are gathered."""
 
-    def __init__(self, spark: SparkSession, hash_columns: Sequence[str], *, allowed: bool = True) -> None:
-        """hash_columns: the columns by which the steps' rows are spread. allowed: whether to gather at all."""
+    def __init__(
+        self, spark: SparkSession, hash_columns: Sequence[str], *, allowed: bool = True, first: bool = True
+    ) -> None:
+        """hash_columns: the columns by which the steps' rows are spread. allowed: whether to gather at all. first:
+        whether to gather the first micro-batch."""
         self._strategy = planner_strategy(spark, "Gathering", _places)
         self._hash_columns = hash_columns
         # Simultaneous attempts of one task would read their input twice, and may find different keys in it.
         self._allowed = allowed and spark.sparkContext.getConf().get("spark.speculation", "false").lower() != "true"
         self._back_off = BackOff(PAUSE, MOST_PAUSE)
         self._exchanged_s: float | None = None
-        self._expect(False)
+        self._few = False
+        """Whether few rows are expected because the last micro-batch had few."""
+        # An earlier run of the same frame may have made the planner expect something else.
+        self._tell((FIRST_BYTES, _UNKNOWN_BYTES) if self._allowed and first else None)
 
     def learn(self, outcome: Outcome) -> None:
         """Tell the planner what to expect of the next micro-batch."""
@@ -57,14 +69,20 @@ class Gathering:
             # Something else than the single task may have made it long: the pause will show.
             self._back_off.pause()
             self._exchanged_s = None
-        few = few and self._allowed and not self._back_off.is_paused
-        if few != self._few:
-            self._expect(few)
+        self._few = few and self._allowed and not self._back_off.is_paused
+        told = (MOST_BYTES, 0) if self._few else None
+        if told != self._told:
+            self._tell(told)
 
-    def _expect(self, few: bool) -> None:
+    def _tell(self, limits: tuple[int, int] | None) -> None:
+        """Tell the planner to gather rows if sources have at most so many bytes to read, where one that reports none
+        counts as the second number; None: to exchange them."""
         for each in self._hash_columns:
-            self._strategy.expect(each, few)
-        self._few = few
+            if limits is None:
+                self._strategy.exchange(each)
+            else:
+                self._strategy.gather(each, *limits)
+        self._told = limits
 
 
 def _places(jvm: Any) -> tuple[Any, ...]:

@@ -108,6 +108,11 @@ class Merging:
         self._back_off = BackOff(PAUSE, PAUSE)
         self._merged = False
 
+    @property
+    def has_aggregates(self) -> bool:
+        """Whether the run has steps that the driver may run."""
+        return bool(self._steps)
+
     def learn(self, outcome: Outcome) -> None:
         """Decide whether to expect few rows in the next micro-batch."""
         if not self._merged:

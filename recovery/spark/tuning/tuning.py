@@ -69,8 +69,10 @@ class Tuning:
         self._combiner = install(spark, combined, combines="combining" in on)
         # Made even if it is off: it takes back what an earlier run of the same frame made the planner expect.
         hash_columns = [each.hash_column for each in steps]
-        self._gathering = Gathering(spark, hash_columns, allowed="gathering" in on) if steps else None
         self._merging = Merging(steps, tasks, self._row_width) if steps and "merging" in on else None
+        # The driver needs no Python worker to merge the first micro-batch, but the one task does.
+        first = self._merging is None or not self._merging.has_aggregates
+        self._gathering = Gathering(spark, hash_columns, allowed="gathering" in on, first=first) if steps else None
 
     @contextlib.contextmanager
     def run_batch(

@@ -59,6 +59,14 @@ def test_one_run_at_a_time_leaves_one(cache, java):
     assert left_archive.options(java, "") == ""
 
 
+def test_a_run_that_gives_up_lets_another_leave_one(cache, java):
+    """It ended before its JVM did anything."""
+    left_archive.options(java, "")
+    left_archive.give_up(java)
+    assert list(cache.iterdir()) == []
+    assert LEAVING.search(left_archive.options(java, ""))
+
+
 def test_a_file_without_a_header_is_not_used(cache, java):
     """While it may still be written, no other run leaves one; a torn one is removed and left again."""
     draft = left(left_archive.options(java, ""), bytes(100))
@@ -68,9 +76,12 @@ def test_a_file_without_a_header_is_not_used(cache, java):
     assert draft.read_bytes() == b""
 
 
-@pytest.mark.parametrize("given", ["-Xshare:off", "-XX:ArchiveClassesAtExit=x", "-XX:+AutoCreateSharedArchive"])
+@pytest.mark.parametrize(
+    "given",
+    ["-Xshare:off", "-XX:ArchiveClassesAtExit=x", "-XX:+AutoCreateSharedArchive", "-XX:StartFlightRecording=name=x"],
+)
 def test_the_users_own_options_win(cache, java, given):
-    """Java would not start with both."""
+    """Java would not start with both, or crash."""
     assert left_archive.options(java, f"-Xmx1g {given}") == ""
 
 
