@@ -20,8 +20,8 @@ from recovery import (
     TakenOverError,
 )
 from recovery.cli import main
-from recovery.spark.run.events import BatchDone, ReplicaChanged
 from recovery.spark.run.replicating import REPLICATED_KEEPS_S, replicated
+from recovery.spark.run.reporting.events import BatchDone, ReplicaChanged
 from recovery.storage.restored import is_restored
 from recovery.storage.scan import scan
 from tests.backup.standby.support import followed, promoted
