@@ -42,6 +42,8 @@ UNFORESEEN = 70
 """Exit code of a failure that is no error of this package; its traceback is shown."""
 MOST_CHARS = 100
 """Of a position in the text."""
+MOST_FILES = 10
+"""Whose positions the text shows."""
 
 
 class _Compares(click.Command):
@@ -149,7 +151,7 @@ def _facts(
         "a": {"directory": a.shown, "epoch": found.epoch_a}, "b": {"directory": b.shown, "epoch": found.epoch_b},
         "equal": not _differ(found), "same_position": found.same_position,
         "compared_since_epoch": found.since,
-        "sources": [{"source": each.source, "a": each.a, "b": each.b} for each in found.sources],
+        "sources": [each.as_json() for each in found.sources],
         "steps": {step: _counts(each, found.since is not None) for step, each in found.counts.items()},
         "operators_not_compared": uncompared,
         "differences": [each.as_json() for each in shown],
@@ -214,11 +216,21 @@ def _position_text(found: Diff) -> str:
     if found.same_position:
         return "Both are at the same position of the input."
     lines = ["They are at different positions of the input, so states may differ for that reason:"]
+    files: list[tuple[object, ...]] = []
     for each in found.sources:
-        if each.a != each.b:
-            pairs = enumerate(zip(each.a or "", each.b or "", strict=False))
-            same = next((number for number, (one, other) in pairs if one != other), 0)
-            lines += [f"  source {each.source}: A {_excerpt(each.a, same)}", f"            B {_excerpt(each.b, same)}"]
+        if each.same:
+            continue
+        if each.files:
+            files += [(each.source, read.path, str(read.a), str(read.b)) for read in each.files]
+            continue
+        pairs = enumerate(zip(each.a or "", each.b or "", strict=False))
+        same = next((number for number, (one, other) in pairs if one != other), 0)
+        lines += [f"  source {each.source}: A {_excerpt(each.a, same)}", f"            B {_excerpt(each.b, same)}"]
+    if files:
+        shown = table(("source", "file", "bytes read by A", "by B"), files[:MOST_FILES])
+        lines += [f"  {line}" for line in shown.splitlines()]
+    if len(files) > MOST_FILES:
+        lines.append(f"  and {counted(len(files) - MOST_FILES, 'other file')}; --json has all")
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ from recovery.host.durable import PRIVATE, create
 from recovery.operational.steps.comparison import KeyDifference
 from recovery.planning.comparing import ABSENT
 
-COLUMNS = ("step", "key", "what", "a", "b")
+COLUMNS = ("step", "key", "what", "a", "b", "fields", "timeout_ms_a", "timeout_ms_b")
 Write = Callable[[KeyDifference], None]
 _ROWS = 8192
 """Rows of a Parquet row group."""
@@ -26,8 +26,9 @@ _ROWS = 8192
 def differences_file(path: Path | None) -> Iterator[Write]:
     """Provide the function that adds a difference to the file; the file appears at the end. None: to no file.
 
-    A new file is readable by this user only: it has states. The suffix chooses the form, `.csv` or `.parquet`;
-    values are JSON. Raises ConfigurationError, StorageError.
+    A new file is readable by this user only: it has states. The suffix chooses the form, `.csv` or `.parquet`.
+    Values are JSON; `fields` is a JSON list of the paths within them that differ. Raises ConfigurationError,
+    StorageError.
     """
     if path is None:
         yield lambda _: None
@@ -54,9 +55,10 @@ def differences_file(path: Path | None) -> Iterator[Write]:
         raise StorageError(str(error), path=path) from error
 
 
-def _row(found: KeyDifference) -> tuple[str | None, ...]:
+def _row(found: KeyDifference) -> tuple[str | int | None, ...]:
     values = (None if value is ABSENT else json_text(value) for value in (found.before, found.after))
-    return (found.step, found.key, found.what, *values)
+    fields = json_text([each.path for each in found.differences if each.path])
+    return (found.step, found.key, found.what, *values, fields, *found.timeouts)
 
 
 @contextlib.contextmanager
@@ -72,12 +74,12 @@ def _parquet(draft: Path) -> Iterator[Write]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = pa.schema([(name, pa.string()) for name in COLUMNS])
-    waiting: list[tuple[str | None, ...]] = []
+    schema = pa.schema([(name, pa.int64() if name.startswith("timeout") else pa.string()) for name in COLUMNS])
+    waiting: list[tuple[str | int | None, ...]] = []
     with pq.ParquetWriter(draft, schema) as writer:
 
         def flush() -> None:
-            writer.write_batch(pa.record_batch([list(column) for column in zip(*waiting, strict=True)], schema=schema))
+            writer.write_batch(pa.record_batch([*map(list, zip(*waiting, strict=True))], schema=schema))
             waiting.clear()
 
         def add(found: KeyDifference) -> None:

@@ -83,7 +83,7 @@ def history(
     if as_json:
         print_json({"directory": directory.shown, **found.as_json(), **now})
         return
-    say(table(("epoch", "closed", "execution", "micro-batches", "", "value", "changed"), map(_row, found.versions)))
+    say(_versions_text(found.versions))
     if now.get("now"):
         mark = now["now"]
         say(one_line(f"set outside of epochs, {format_time(mark['changed_ms'])}: {json_text(mark['value'])}"))
@@ -140,8 +140,15 @@ def _input_text(versions: Sequence[Version]) -> str:
     return table(("epoch", "source", "file", "from byte", "to byte"), rows)
 
 
-def _row(version: Version) -> tuple[object, ...]:
-    closed = version.closed
+def _versions_text(versions: Sequence[Version]) -> str:
+    """Return a line for each version; a column for timeouts only if there is one."""
+    timeouts = any(each.timeout_ms is not None for each in versions)
+    header = ("epoch", "closed", "execution", "micro-batches", "", "value", *["times out"] * timeouts, "changed")
+    return table(header, (_row(each, timeouts) for each in versions))
+
+
+def _row(version: Version, timeouts: bool) -> tuple[object, ...]:
+    closed, due = version.closed, version.timeout_ms
     return (
         version.epoch,
         "before what is held" if closed is None else format_time(closed.closed_ms),
@@ -149,6 +156,7 @@ def _row(version: Version) -> tuple[object, ...]:
         _batches(version),
         version.what,
         None if version.value is ABSENT else json_text(version.value),
+        *[None if due is None else format_time(due)] * timeouts,
         "; ".join(map(difference_text, version.changes[:SHOWN_CHANGES])) or None,
     )
 

@@ -186,8 +186,11 @@ class _Choices:
             meant = [step for step in found if self.means(name, step)]
             if not meant or (len(meant) > 1 and name not in self.drop):
                 raise UnknownStepError(
-                    f"{name!r:.80} means {'no step' if not meant else ' and '.join(meant[:3])}",
-                    remedy=f"Steps with state: {', '.join(sorted(found)) or 'none'}",
+                    f"{name!r:.80} means {'no step of Bytewax' if not meant else ' and '.join(meant[:3])}",
+                    cause="It is misspelt, or the step kept no state."
+                    if not meant
+                    else "A short name means every step whose id begins with it.",
+                    remedy=f"Steps, sources and sinks with a snapshot: {', '.join(sorted(found)) or 'none'}",
                 )
 
 

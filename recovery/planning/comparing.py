@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from recovery.errors import ConfigurationError
+
 
 class Absent:
     """The class of ABSENT, a value that is not there. JSON's null is a value."""
@@ -36,10 +38,16 @@ class Difference:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """What counts as equal. tolerance: by how much two floats may differ, absolutely or relatively. ignored: names of
-    members that are not compared, at any depth."""
+    members that are not compared, at any depth. Raises ConfigurationError for a tolerance below 0, or without end."""
 
     tolerance: float = 0.0
     ignored: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < math.inf:
+            raise ConfigurationError(
+                f"{self.tolerance!r:.80} is not a tolerance", cause="", remedy="Give a number such as 0 or 1e-9."
+            )
 
     def differences(self, before: Any, after: Any) -> list[Difference]:
         """Return the members that differ between two JSON values, in the order of the first. Lists of different lengths

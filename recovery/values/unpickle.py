@@ -98,11 +98,17 @@ class _Limited(pickle.Unpickler):
 def _class(name: str) -> type:
     """Import an allowed class. Its module runs: the caller named it."""
     words = name.split(".")
+    cause = "It is misspelt, its module is not on the path, or it is a function."
     for split in range(len(words) - 1, 0, -1):
+        module = ".".join(words[:split])
         try:
-            found: Any = importlib.import_module(".".join(words[:split]))
-        except ModuleNotFoundError:
-            continue
+            found: Any = importlib.import_module(module)
+        except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+                continue
+            # The module is there, and needs what is not, such as Bytewax itself.
+            cause = f"Its module {module} cannot be imported: {type(error).__name__}: {error}"
+            break
         for word in words[split:]:
             found = getattr(found, word, None)
         if isinstance(found, type):
@@ -110,8 +116,8 @@ def _class(name: str) -> type:
         break
     raise ConfigurationError(
         f"{name!r:.120} is not a class that can be imported here",
-        cause="It is misspelt, its module is not on the path, or it is a function.",
-        remedy="Name it as module.Class, and set PYTHONPATH to the directory of the module.",
+        cause=cause,
+        remedy="Name it as module.Class, set PYTHONPATH to the directory of the module, and install what that imports.",
     )
 
 

@@ -153,6 +153,10 @@ def test_everything_has_to_be_named(theirs, target):
     for wrong in ({"cuont": "count"}, {"count": "$x"}, {"count": "a", "words.count": "a"}):
         with pytest.raises((UnknownStepError, ConfigurationError)):
             import_bytewax(theirs.directory, target, steps=wrong, drop_steps=["out", "kafka"])
+    with pytest.raises(UnknownStepError, match="'cuont' means no step of Bytewax") as raised:
+        import_bytewax(theirs.directory, target, steps={"cuont": "count"}, drop_steps=["out", "kafka"])
+    assert "misspelt" in raised.value.cause
+    assert COUNT in raised.value.remedy
     assert not target.exists()
     done = import_bytewax(theirs.directory, target, steps={COUNT: "count"}, drop_steps=["out", "words.kafka"])
     assert [(each.theirs, each.keys) for each in done.left_out] == [("words.kafka", 1), (SINK, 1)]

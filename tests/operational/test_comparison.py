@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import itertools
 import json
 import random
 import shutil
@@ -16,7 +17,8 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery import fork
+from recovery import diff, fork
+from recovery.appended.position import FilePosition, InputOffset
 from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
 from recovery.checkpoint.source_places import places_of
 from recovery.checkpoint.sources import PLACES_KEY
@@ -98,6 +100,31 @@ def test_the_command(pair, tmp_path):
     assert {each.stat().st_mode & 0o777 for each in written} == {0o600}
 
 
+def test_the_file_of_differences(make_store, tmp_path):
+    """Both values, the fields that differ in them, and the timeouts, which may be all that differs."""
+    made = []
+    for changes in (
+        {"only": "1", "late": ("2", 5000), "fields": '{"n":1,"seen":[1,2]}'},
+        {"late": ("2", 6000), "fields": '{"n":1,"seen":[1,3]}'},
+    ):
+        directory = make_store(2)
+        with Driver(directory) as run:
+            run.apply(0, changes)
+            run.close(0)
+        made.append(directory)
+    expected = [
+        ("fields", CHANGED, '{"n":1,"seen":[1,2]}', '{"n":1,"seen":[1,3]}', '["seen[1]"]', None, None),
+        ("late", CHANGED, "2", "2", "[]", 5000, 6000),
+        ("only", ONLY_A, "1", None, "[]", None, None),
+    ]
+    run_diff(*made, "--output", tmp_path / "out.parquet", code=1)
+    assert [tuple(row.values())[1:] for row in pq.read_table(tmp_path / "out.parquet").to_pylist()] == expected
+    run_diff(*made, "--output", tmp_path / "out.csv", code=1)
+    header, *rows = csv.reader((tmp_path / "out.csv").open())
+    assert header == ["step", "key", "what", "a", "b", "fields", "timeout_ms_a", "timeout_ms_b"]
+    assert [row[1:] for row in rows] == [["" if each is None else str(each) for each in row] for row in expected]
+
+
 def test_long_positions(make_store):
     """The text shows where they differ, not where they begin."""
     made = []
@@ -114,10 +141,75 @@ def test_long_positions(make_store):
     assert max(map(len, text.splitlines())) < 130
 
 
+def read(**files):
+    """A position in growing files: of each its number, its name and the bytes that were read; what is behind differs
+    at each call."""
+    later = next(_seen)
+    positions = {
+        number: FilePosition(f"/in/{name}", first, end, end + later, later, 7, f"{first}:{end}")
+        for name, (number, first, end) in files.items()
+    }
+    return json.dumps(InputOffset(positions, len(files) + 1).to_json())
+
+
+_seen = itertools.count(100)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "rows"),
+    [
+        ({"a": (1, "a", 9)}, {"a": (1, "a", 9)}, []),
+        ({"a": (1, "a", 9), "b": (2, "b", 0)}, {"a": (2, "a", 9)}, []),
+        ({"a": (1, "a", 9), "b": (2, "b", 4)}, {"a": (1, "a", 12)}, [("/in/a", 9, 12), ("/in/b", 4, 0)]),
+        # Renamed between the two, and another one of the old name.
+        ({"a": (1, "a", 9)}, {"a.1": (1, "a", 12), "a": (2, "a", 3)}, [("/in/a.1", 9, 12), ("/in/a", 0, 3)]),
+        # Numbered in another order, as by two stores that share nothing.
+        ({"a": (1, "a", 9), "b": (2, "b", 4)}, {"b": (1, "b", 4), "a": (2, "a", 8)}, [("/in/a", 9, 8)]),
+        # As many bytes of another content.
+        ({"a": (1, "a", 9)}, {"a": (1, "x", 9)}, [("/in/a", 9, 9)]),
+    ],
+)  # fmt: skip
+def test_positions_in_growing_files(make_store, one, other, rows):
+    """Equal if the same bytes were read, whatever was written behind; else each file that differs is named."""
+    made = []
+    for files in (one, other):
+        directory = make_store(1)
+        with Driver(directory) as run:
+            run.apply(0, {"same": "0"})
+            run.close(0, driver_rows={CHECKPOINT_STEP: {"offsets/0": OFFSETS + read(**files)}})
+        made.append(directory)
+    text, found = run_diff(*made, code=0), json.loads(run_diff(*made, "--json", code=0))
+    [source] = found["sources"]
+    assert [(each["path"], each["a"], each["b"]) for each in source["files"]] == rows
+    assert found["same_position"] is source["same"] is (not rows)
+    assert ("Both are at the same position" in text) is (not rows)
+    for path, mine, theirs in rows:
+        assert ["0", path, str(mine), str(theirs)] in [line.split() for line in text.splitlines()]
+    assert [each.same for each in diff(*made).sources] == [not rows]
+
+
+def test_many_files_at_other_positions(make_store):
+    """The text shows the first of them, and says how many there are."""
+    made = []
+    for end in (3, 4):
+        directory = make_store(1)
+        with Driver(directory) as run:
+            run.apply(0, {"same": "0"})
+            files = {f"f{number:02}": (number, f"f{number:02}", end) for number in range(15)}
+            run.close(0, driver_rows={CHECKPOINT_STEP: {"offsets/0": OFFSETS + read(**files)}})
+        made.append(directory)
+    text = run_diff(*made, code=0)
+    assert "/in/f09" in text
+    assert "/in/f10" not in text
+    assert "and 5 other files" in text
+
+
 def test_what_counts_as_equal(pair):
-    """Tolerance for floats, and a choice of keys."""
+    """Tolerance for floats, ignored fields, and a choice of keys."""
     found = json.loads(run_diff(*pair, "--tolerance", "1e-9", "--json", code=1))
     assert [each["key"] for each in found["differences"]] == ["changed", "only"]
+    run_diff(*pair, "--tolerance", "nan", code=11)
+    run_diff(*pair, "--tolerance", "-1", code=2)
     assert "Both" not in run_diff(*pair, "--key", "s*", code=0)
 
 

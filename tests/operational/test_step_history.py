@@ -16,6 +16,7 @@ from recovery.appended.position import FilePosition, InputOffset
 from recovery.base.clock import SystemClock
 from recovery.base.reserved import CHECKPOINT_STEP, EPOCH_STEP
 from recovery.cli import main
+from recovery.cli.common import format_time
 from recovery.operational import marks
 from recovery.operational.closed_marks import changes
 from recovery.operational.steps.step_history import REMOVED, TIMED_OUT, WRITTEN, key_history
@@ -108,7 +109,12 @@ def test_the_command(ran):
     assert "1 to 2" in second
     assert "removed" in third
     assert held == "held: epochs 0 to 3"
-    answer = CliRunner().invoke(main, ["history", str(ran), "--step", STEP, "--key", "b", "--json"])
+    words = ["history", str(ran), "--step", STEP, "--key", "b"]
+    header, first, second, _ = CliRunner().invoke(main, words).output.splitlines()
+    assert "value  times out" in header
+    assert first.split()[-5:] == ["written", "1", *format_time(1500).split(), "-"]
+    assert second.split()[-5:] == ["timed", "out", "-", "-", "-"]
+    answer = CliRunner().invoke(main, [*words, "--json"])
     wrote, ended = json.loads(answer.output)["versions"]
     assert (wrote["epoch"], wrote["what"], wrote["value"], wrote["timeout_ms"]) == (1, WRITTEN, 1, 1500)
     assert (ended["epoch"], ended["what"], "value" in ended) == (2, TIMED_OUT, False)

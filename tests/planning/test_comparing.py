@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recovery.errors import ConfigurationError
 from recovery.planning.comparing import ABSENT, Comparison, Difference
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
@@ -45,6 +46,13 @@ def test_tolerance_and_ignored_fields():
     assert close.differences(10**18, 10**18 + 1) != []
     assert close.differences(10**400, 1.5) != []
     assert close.differences([{"seen": 1}], [{"seen": 2}]) == []
+
+
+@pytest.mark.parametrize("wrong", [-1, -0.1, math.nan, math.inf])
+def test_a_tolerance_that_is_none(wrong):
+    """With it, nothing or all would be equal."""
+    with pytest.raises(ConfigurationError, match="is not a tolerance"):
+        Comparison(wrong)
 
 
 def test_values_that_are_nested_deeply():

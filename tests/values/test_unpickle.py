@@ -99,8 +99,20 @@ def test_names_are_not_called():
             Unpickler(["decimal.Decimal"]).value(data)
         assert raised.value.name == name
     for wrong in ("os.system", "decimal.None", "nowhere.Class", "Class", "decimal.Decimal.quantize"):
-        with pytest.raises(ConfigurationError, match="not a class"):
+        with pytest.raises(ConfigurationError, match="not a class") as raised:
             Unpickler([wrong])
+        assert "misspelt" in raised.value.cause
+
+
+@pytest.mark.parametrize(("line", "why"), [("import nowhere.at_all", "ModuleNotFoundError"), ("1 / 0", "ZeroDivision")])
+def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, line, why):
+    """The error says what it lacks: a dataflow's module, for instance, imports Bytewax."""
+    (tmp_path / "dataflow.py").write_text(f"{line}\nclass Own: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match="not a class") as raised:
+        Unpickler(["dataflow.Own"])
+    assert "Its module dataflow cannot be imported" in raised.value.cause
+    assert why in raised.value.cause
 
 
 def growing(levels: int) -> bytes:

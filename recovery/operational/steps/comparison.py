@@ -10,7 +10,7 @@ from typing import Any
 from recovery.base.addresses import local_path
 from recovery.errors import StateNotFoundError
 from recovery.operational.ids import matches
-from recovery.operational.steps.epoch_input import position_of
+from recovery.operational.steps.epoch_input import SourcePosition, position_of
 from recovery.operational.steps.step_edits import Moment, moment
 from recovery.operational.steps.step_history import content
 from recovery.planning.comparing import ABSENT, Comparison, Difference
@@ -58,15 +58,6 @@ class StepCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class SourcePosition:
-    """The position of one source in both snapshots; None: the source is not read there, or nothing was read from it."""
-
-    source: str
-    a: str | None
-    b: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Diff:
     """How two snapshots differ.
 
@@ -84,8 +75,8 @@ class Diff:
 
     @property
     def same_position(self) -> bool:
-        """Whether all sources stand at the same position in both."""
-        return all(each.a == each.b for each in self.sources)
+        """Whether both have read the same of each source."""
+        return all(each.same for each in self.sources)
 
 
 def diff(

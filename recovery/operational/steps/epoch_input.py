@@ -1,8 +1,11 @@
-"""The position of each source at an epoch, and the input that an epoch read: for growing files, the bytes."""
+"""The position of each source at an epoch, how two of them differ, and the input that an epoch read: for growing files,
+the bytes."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -76,6 +79,64 @@ def epoch_input(at: Moment, epoch: int) -> tuple[SourceInput, ...] | None:
     after = position_of(replace(at, cut=cuts[epoch]))
     before = position_of(replace(at, cut=cuts[epoch - 1])) if epoch - 1 in cuts and epoch > 1 else {}
     return tuple(SourceInput(source, _ranges(before.get(source), text)) for source, text in after.items())
+
+
+@dataclass(frozen=True, slots=True)
+class FileRead:
+    """How many bytes of a file were read in two snapshots. path: its name in the later of them, if it was renamed."""
+
+    path: str
+    a: int
+    b: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePosition:
+    """The position of one source in both snapshots; None: the source is not read there, or nothing was read from it."""
+
+    source: str
+    a: str | None
+    b: str | None
+
+    @property
+    def same(self) -> bool:
+        """Whether both have read the same. In growing files that are the same bytes, whatever was written behind."""
+        if self.a == self.b:
+            return True
+        one, other = _offset(self.a), _offset(self.b)
+        return one is not None and other is not None and _content(one) == _content(other)
+
+    @property
+    def files(self) -> tuple[FileRead, ...] | None:
+        """The growing files of which both have not read the same number of bytes; None: of a source of another kind,
+        or of one that only one of them has."""
+        one, other = _offset(self.a), _offset(self.b)
+        return None if one is None or other is None else tuple(_files(one, other))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the positions as JSON."""
+        files = {} if self.files is None else {"files": [asdict(each) for each in self.files]}
+        return {"source": self.source, "same": self.same, "a": self.a, "b": self.b, **files}
+
+
+def _content(offset: InputOffset) -> Counter[tuple[int, str]]:
+    """Return what was read of each file. What was seen behind that, and names, belong to nobody's state."""
+    return Counter((each.offset, each.digest) for each in offset.files.values() if each.offset)
+
+
+def _files(one: InputOffset, other: InputOffset) -> Iterator[FileRead]:
+    """Yield the files that are read to different places. A file of the same number and first name is the same: two
+    stores of one history number the files of that history alike. Of others the name decides."""
+    left = dict(other.files)
+    for number, mine in one.files.items():
+        named = left.get(number)
+        if named is None or named.origin != mine.origin:
+            number = next((each for each, theirs in left.items() if theirs.path == mine.path), -1)
+        theirs = left.pop(number, None)
+        read = 0 if theirs is None else theirs.offset
+        if mine.offset != read or (theirs is not None and mine.digest != theirs.digest and read):
+            yield FileRead((theirs or mine).path, mine.offset, read)
+    yield from (FileRead(each.path, 0, each.offset) for each in left.values() if each.offset)
 
 
 def _ranges(before: str | None, after: str) -> tuple[FileRange, ...] | None:
