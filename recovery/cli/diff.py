@@ -152,7 +152,7 @@ def _facts(
         "equal": not _differ(found), "same_position": found.same_position,
         "compared_since_epoch": found.since,
         "sources": [each.as_json() for each in found.sources],
-        "steps": {step: _counts(each, found.since is not None) for step, each in found.counts.items()},
+        "steps": {step: _counts(each) for step, each in found.counts.items()},
         "operators_not_compared": uncompared,
         "differences": [each.as_json() for each in shown],
     }  # fmt: skip
@@ -166,7 +166,7 @@ def _say_found(
     if others and found.since is not None:
         say(f"Both share the history up to epoch {found.since}; compared is what changed since.")
     say()
-    say(_table(found.counts, found.since is not None))
+    say(_table(found.counts))
     _say_differences(shown, sum(sum(each.counts.values()) for each in found.counts.values()), output)
 
 
@@ -243,14 +243,15 @@ def _excerpt(position: str | None, same: int) -> str:
     return f"{'…' if begin else ''}{position[begin:end]}{'…' if end < len(position) else ''}"
 
 
-def _counts(counts: StepCounts, partial: bool) -> dict[str, Any]:
-    equal = {} if partial else {"equal": counts.equal}
+def _counts(counts: StepCounts) -> dict[str, Any]:
+    equal = {} if counts.equal is None else {"equal": counts.equal}
     return {**equal, **{name.replace(" ", "_").lower(): count for name, count in counts.counts.items()}}
 
 
-def _table(counts: dict[str, StepCounts], partial: bool) -> str:
-    header = ("step", *(() if partial else ("equal",)), CHANGED, ONLY_A, ONLY_B)
-    rows = ((step, *(() if partial else (each.equal,)), *each.counts.values()) for step, each in counts.items())
+def _table(counts: dict[str, StepCounts]) -> str:
+    counted_equal = all(each.equal is not None for each in counts.values())
+    header = ("step", *["equal"] * counted_equal, CHANGED, ONLY_A, ONLY_B)
+    rows = ((step, *[each.equal] * counted_equal, *each.counts.values()) for step, each in counts.items())
     return table(header, rows)
 
 

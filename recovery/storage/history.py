@@ -40,6 +40,7 @@ SELECT state_key, octet_length(ser_change) FROM (
     WHERE until_epoch > :epoch AND step_id = :step GROUP BY state_key
 ) WHERE snap_epoch <= :epoch
 """
+COUNT = f"SELECT count(*) FROM ({SIZES})"
 # All values of a key that were written up to the epoch.
 VERSIONS = f"""
 SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST}, until_epoch FROM superseded
@@ -154,6 +155,13 @@ def sizes_at(path: Path, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
     values, so it does not check their digests. Raises like `states_at`."""
     with _reading(path, cut) as connection:
         yield from connection.execute(SIZES, {"step": step, "epoch": cut[0]})
+
+
+def count_at(path: Path, step: str, cut: Cut) -> int:
+    """Return the number of keys of a step in one partition as of a cut. Raises like `states_at`."""
+    with _reading(path, cut) as connection:
+        [(count,)] = rows(connection, COUNT, {"step": step, "epoch": cut[0]})
+        return int(count)
 
 
 def changes_between(path: Path, step: str, first: Cut, last: Cut) -> Iterator[KeyChange]:

@@ -246,8 +246,18 @@ def test_a_fork_is_compared_since_it_was_made(store_maker, seed):
         for words in ((), ("--epoch-a", epoch), ("--epoch-b", epoch)):
             since, found = run_json(directory, forked, *words)
             assert (since, found) == (epoch, run_json(directory, forked, *words, "--every-key")[1])
+            assert counts_of(directory, forked, *words) == counts_of(directory, forked, *words, "--every-key")
             swapped = [{"--epoch-a": "--epoch-b", "--epoch-b": "--epoch-a"}.get(word, word) for word in words]
             assert run_json(forked, directory, *swapped)[1] == {key: (b, a) for key, (a, b) in found.items()}
+        # Either goes back behind the other, and computes something else: that belongs to one of them only.
+        back = generator.randrange(1, epoch + 1)
+        place = generator.choice([directory, forked])
+        with Driver(place, resume_epoch=back) as run:
+            run.apply(99, {"z": '"again"'})
+            run.close(99)
+        since, found = run_json(directory, forked)
+        assert (since, found) == (back - 1 or None, run_json(directory, forked, "--every-key")[1])
+        assert counts_of(directory, forked) == counts_of(directory, forked, "--every-key")
         one, other = Path(name) / "one", Path(name) / "other"
         fork(directory, one)
         fork(directory, other)
@@ -267,6 +277,9 @@ def test_a_key_that_both_removed(make_store, tmp_path):
             run.apply(run.epoch, {"a": None})
             run.close(run.epoch)
     assert run_json(directory, forked) == (1, {})
+    assert counts_of(directory, forked)[STEP]["equal"] == 1
+    # With a pattern, the keys that did not change are not looked at.
+    assert "equal" not in counts_of(directory, forked, "--key", "*")[STEP]
 
 
 def test_a_failure_is_no_difference(pair, monkeypatch):
@@ -278,6 +291,11 @@ def test_a_failure_is_no_difference(pair, monkeypatch):
     monkeypatch.setattr(importlib.import_module("recovery.cli.diff"), "diff_moments", broken)
     assert "AssertionError: unforeseen" in run_diff(*pair, code=70)
     assert run_diff(pair[0], "nowhere", code=20)
+
+
+def counts_of(*words):
+    """How many keys are equal or differ, by step."""
+    return json.loads(CliRunner().invoke(main, ["diff", *map(str, words), "--json"]).stdout)["steps"]
 
 
 def run_json(a, b, *words):

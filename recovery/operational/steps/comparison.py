@@ -46,9 +46,9 @@ class KeyDifference:
 
 @dataclass(slots=True)
 class StepCounts:
-    """How many keys of a step are equal, changed, or in one snapshot only."""
+    """How many keys of a step are equal, changed, or in one snapshot only. equal: None: they were not counted."""
 
-    equal: int = 0
+    equal: int | None = 0
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys((CHANGED, ONLY_A, ONLY_B), 0))
 
     @property
@@ -137,17 +137,25 @@ def compare(
     """Yield the keys of a step that differ between two snapshots, by key, and add all of them to `counts`.
 
     pattern: only keys that match this glob. Where both share a history that they hold, it reads only the keys that
-    changed since, so `counts.equal` lacks the others; see `since`. every_key: it reads all of them nevertheless.
+    changed since, and counts the others, but not with a pattern; see `since`. every_key: it reads all of them
+    nevertheless.
     """
+    equal = 0
     for key, before, after in _all_pairs(a, b, step) if every_key else pairs(a, b, step):
         if not matches(key, pattern):
             continue
         found = difference_of(step, key, before, after, comparison)
         if found is None:
-            counts.equal += 1
+            equal += 1
         else:
             counts.counts[found.what] += 1
             yield found
+    if every_key or since(a, b) is None:
+        counts.equal = equal
+    elif pattern is None:
+        counts.equal = a.count(step) - counts.counts[CHANGED] - counts.counts[ONLY_A]
+    else:
+        counts.equal = None
 
 
 def since(a: Moment, b: Moment) -> int | None:

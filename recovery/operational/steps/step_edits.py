@@ -34,6 +34,7 @@ from recovery.storage.history import (
     KeyVersion,
     changes_between,
     check_all_there,
+    count_at,
     few_states_at,
     sizes_at,
     states_at,
@@ -119,6 +120,10 @@ class Moment:
         """Yield the keys of a step and the size of each value in bytes, without reading the values."""
         for path in self.paths:
             yield from sizes_at(path, step, self.cut)
+
+    def count(self, step: str) -> int:
+        """Return the number of keys of a step, without reading their values."""
+        return sum(count_at(path, step, self.cut) for path in self.paths)
 
     def changes(self, step: str, since: Moment) -> Iterator[KeyChange]:
         """Yield the keys of a step whose state differs from that at the moment `since`."""

@@ -36,6 +36,7 @@ def compare_operator(
     """
     check_classic(spark)
     check_one_host(spark.sparkContext.master, "diff")
+    equal = 0
     with reading(b[0], wanted):
         frame = compared(*frames_by_key(spark, a, b, wanted), wanted.timers)
         values = [F.when(F.col("change") != EQUAL, _as_json(name)).alias(name) for name in ("before", "after")]
@@ -48,10 +49,11 @@ def compare_operator(
             if row.change != EQUAL:
                 found = _difference(f"operator {wanted.operator}", key, row.change, row.before, row.after, comparison)
             if found is None:
-                counts.equal += 1
+                equal += 1
             else:
                 counts.counts[found.what] += 1
                 yield found
+    counts.equal = equal
 
 
 def _difference(
