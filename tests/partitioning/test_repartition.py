@@ -272,6 +272,40 @@ def test_all_ways_of_moving_rows_make_the_same(make_store, tmp_path, monkeypatch
     assert_equal(source, tmp_path / "new", 5)
 
 
+@pytest.mark.parametrize("way", ["copy", "pull", "add_live"])
+@pytest.mark.parametrize("counts", [(3, 5), (4, 2), (2, 6)])
+def test_steps_that_only_some_partitions_have(make_store, tmp_path, monkeypatch, way, counts):
+    """Each step has keys in other partitions: in one of them, in all but the first, one key there and many elsewhere.
+    Keys are moved in parts of four, whose ends are keys of the first partition."""
+    count, new_count = counts
+    if way == "pull":
+        monkeypatch.setattr("recovery.storage.repartition.MOST_COPIES", 0)
+    if way == "add_live":
+        monkeypatch.setattr("recovery.storage.repartition.can_attach", lambda *_: False)
+    monkeypatch.setattr("recovery.storage.repartition.CHUNK_KEYS", 4)
+    every = [f"key{n:03}" for n in range(120)]
+    homes = {key: home_of("step", count, key) for key in every}
+    others = [key for key in every if homes[key]]
+    steps = {
+        "all": every,
+        "few of the first": [*others, next(key for key in reversed(every) if not homes[key])],
+        "not of the first": others,
+        "of the first": [key for key in every if not homes[key]],
+        "of the last": [key for key in every if homes[key] == count - 1],
+        "one": ["key007"],
+    }
+    source = make_store(count)
+    with Driver(source, list(steps)) as run:
+        for epoch, part in ((1, slice(None, None, 2)), (2, slice(1, None, 2)), (3, slice(None, None, 3))):
+            for step, keys in steps.items():
+                run.apply(epoch, {key: str(epoch) for key in keys[part] or keys}, step)
+            run.close(epoch)
+    done = repartition(source, tmp_path / "new", new_count)
+    assert_equal(source, tmp_path / "new", new_count)
+    rows = {step: [before.rows for before, after in done.of(step) if before == after][-1] for step in steps}
+    assert rows == {step: len(keys) for step, keys in steps.items()}
+
+
 def test_a_row_in_a_partition_that_is_not_its_own(make_store, tmp_path, monkeypatch):
     """Is refused, there twice or only there: a task would not find it."""
     source = filled(make_store(2))
