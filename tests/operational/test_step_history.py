@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery import StateManager, StateNotFoundError
+from recovery import ConfigurationError, StateManager, StateNotFoundError, history
 from recovery.appended.position import FilePosition, InputOffset
 from recovery.base.clock import SystemClock
 from recovery.base.reserved import CHECKPOINT_STEP, EPOCH_STEP
@@ -187,6 +187,11 @@ def test_a_high_water_mark(store_dir):
     assert [(each["epoch"], each["value"]) for each in found["versions"]] == [(1, 5), (2, 8)]
     assert found["versions"][1]["changes"] == [{"path": "", "before": 5, "after": 8}]
     assert "now" not in found
+    assert history(store_dir, hwm="orders").as_json()["versions"] == found["versions"]
+    assert history(store_dir, hwm="orders", environment="dev").versions == ()
+    for words in ({}, {"step": STEP}, {"step": STEP, "key": "a", "hwm": "orders"}):
+        with pytest.raises(ConfigurationError, match="a key of a step, or a mark"):
+            history(store_dir, **words)
     state.set_hwm("orders", 12)
     assert json.loads(call(store_dir, "--hwm", "orders", "--json"))["now"]["value"] == 12
     assert "set outside of epochs" in call(store_dir, "--hwm", "orders")

@@ -11,7 +11,7 @@ from recovery.base.addresses import local_path
 from recovery.base.clock import SystemClock
 from recovery.base.ids import NO_BATCH
 from recovery.base.reserved import EPOCH_STEP
-from recovery.errors import CorruptPartitionError, StateNotFoundError
+from recovery.errors import ConfigurationError, CorruptPartitionError, StateNotFoundError
 from recovery.operational import marks
 from recovery.operational.ids import escape
 from recovery.operational.steps.epoch_input import SourceInput, epoch_input
@@ -78,13 +78,31 @@ class History:
                 "versions": found}  # fmt: skip
 
 
-def history(directory: str | os.PathLike[str], step: str, key: str, *, with_input: bool = False) -> History:
+def history(
+    directory: str | os.PathLike[str],
+    step: str | None = None,
+    key: str | None = None,
+    *,
+    hwm: str | None = None,
+    environment: str = "",
+    with_input: bool = False,
+) -> History:
     """Return how one key of a step came to its value: every version of it that a recovery directory holds.
 
-    Only reads; a run may be active. with_input: add what each epoch read. Raises the errors of planning and reading,
-    and StateNotFoundError for a step or key without any version.
+    Only reads; a run may be active. hwm: in place of step and key, a high-water mark of an environment; the versions
+    are those that epochs moved, so there is none if `set_hwm` alone did. with_input: add what each epoch read.
+
+    Raises the errors of planning and reading, ConfigurationError, and StateNotFoundError for a step or key without any
+    version.
     """
-    return key_history(Steps(local_path(directory), step, SystemClock()), step, key, with_input=with_input)
+    local = local_path(directory)
+    if hwm is not None and step is None and key is None:
+        return mark_history(Steps(local, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input)
+    if hwm is not None or step is None or key is None:
+        raise ConfigurationError(
+            "it needs a key of a step, or a mark", cause="", remedy="Give either step and key, or hwm."
+        )
+    return key_history(Steps(local, step, SystemClock()), step, key, with_input=with_input)
 
 
 def key_history(target: Steps, step: str, key: str, *, with_input: bool = False) -> History:
