@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import fcntl
 import os
+import re
+import secrets
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +15,7 @@ from pathlib import Path
 from recovery.base.addresses import local_path
 from recovery.cli.state_common import json_text
 from recovery.errors import ConfigurationError, StorageError
-from recovery.host.durable import PRIVATE, create
+from recovery.host.durable import PRIVATE, create, open_own
 from recovery.operational.steps.comparison import KeyDifference
 from recovery.planning.comparing import ABSENT
 
@@ -26,9 +29,9 @@ _ROWS = 8192
 def differences_file(path: Path | None) -> Iterator[Write]:
     """Provide the function that adds a difference to the file; the file appears at the end. None: to no file.
 
-    A new file is readable by this user only: it has states. The suffix chooses the form, `.csv` or `.parquet`.
-    Values are JSON; `fields` is a JSON list of the paths within them that differ. Raises ConfigurationError,
-    StorageError.
+    What a killed attempt left is removed. A new file is readable by this user only: it has states. The suffix chooses
+    the form, `.csv` or `.parquet`. Values are JSON; `fields` is a JSON list of the paths within them that differ.
+    Raises ConfigurationError, StorageError.
     """
     if path is None:
         yield lambda _: None
@@ -41,18 +44,37 @@ def differences_file(path: Path | None) -> Iterator[Write]:
         )
     # Keep a link, and write its target.
     file = Path(os.path.realpath(path))
-    draft = file.with_name(f".{file.name[:40]}.{os.getpid()}")
+    beginning = f".{file.name[:40]}.diff-"
+    draft = file.with_name(f"{beginning}{secrets.token_hex(8)}")
     try:
+        _clear_killed_attempts(file.parent, beginning)
         mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else PRIVATE.file
-        os.close(create(draft, mode))
+        held = create(draft, mode)
         try:
+            fcntl.flock(held, fcntl.LOCK_EX)
             with form(draft) as write:
                 yield write
             draft.replace(file)
         finally:
+            os.close(held)
             draft.unlink(missing_ok=True)
     except OSError as error:
         raise StorageError(str(error), path=path) from error
+
+
+def _clear_killed_attempts(directory: Path, beginning: str) -> None:
+    """Remove the drafts that nobody holds."""
+    name = re.compile(f"{re.escape(beginning)}[0-9a-f]{{16}}")
+    for draft in directory.iterdir():
+        if not name.fullmatch(draft.name):
+            continue
+        with contextlib.suppress(OSError):
+            held = open_own(draft)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                draft.unlink()
+            finally:
+                os.close(held)
 
 
 def _row(found: KeyDifference) -> tuple[str | int | None, ...]:

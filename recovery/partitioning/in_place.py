@@ -124,7 +124,9 @@ def clear_unfinished(directory: Path) -> None:
 def kept_directories(directory: Path) -> list[Path]:
     """Return the directories that were kept when this one was repartitioned, the newest first. Raises the errors of
     `read_origins`."""
-    found = (kept_path(directory, origin.store_id) for origin in read_origins(directory) if origin.how == "repartition")
+    # A link keeps its name; the directories lie beside the one that it leads to.
+    real = Path(os.path.realpath(directory))
+    found = (kept_path(real, origin.store_id) for origin in read_origins(real) if origin.how == "repartition")
     return [path for path in found if path.is_dir() and not path.is_symlink()]
 
 
@@ -133,8 +135,7 @@ def drop_old(directory: str | os.PathLike[str], *, clock: Clock | None = None) -
 
     Raises ConfigurationError if one holds files of others, DirectoryLockedError if one is in use, or StorageError.
     """
-    real = Path(os.path.realpath(local_path(directory)))
-    kept = kept_directories(real)
+    kept = kept_directories(local_path(directory))
     for path in kept:
         _refuse_others(path)
         if _store_in(path) not in (None, path.name.removesuffix(OLD).rpartition(".")[2]):

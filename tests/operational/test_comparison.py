@@ -8,6 +8,9 @@ import itertools
 import json
 import random
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -26,7 +29,7 @@ from recovery.cli import main
 from recovery.operational.steps.comparison import CHANGED, ONLY_A, ONLY_B, StepCounts, compare
 from recovery.operational.steps.step_edits import moment
 from recovery.planning.comparing import Comparison
-from tests.stores import STEP, Driver
+from tests.stores import ROOT, STEP, Driver
 
 KEYS = ["a", "b/c", "'", "🙂", "z"]
 OFFSETS = 'v1\n{"batchWatermarkMs":0}\n'
@@ -139,6 +142,34 @@ def test_long_positions(make_store):
     assert '"offset":19,' in text
     assert '"offset":71,' in text
     assert max(map(len, text.splitlines())) < 130
+
+
+KILLED = """
+import os, signal, sys
+from recovery.cli.diff_output import differences_file
+with differences_file(Path(sys.argv[1])):
+    print("writing", flush=True)
+    os.kill(os.getpid(), int(sys.argv[2]))
+"""
+
+
+def test_a_killed_attempt(pair, tmp_path):
+    """The next one removes its draft, but not that of one that is still writing, nor files of others."""
+    file, other = tmp_path / "out.csv", tmp_path / ".out.csv.diff-mine"
+    other.touch()
+    command = [sys.executable, "-c", f"from pathlib import Path{KILLED}", str(file)]
+    killed = subprocess.run([*command, str(int(signal.SIGKILL))], cwd=ROOT, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    [left] = set(tmp_path.glob(".out.csv.*")) - {other}
+    with subprocess.Popen([*command, str(int(signal.SIGSTOP))], cwd=ROOT, stdout=subprocess.PIPE) as stopped:
+        stopped.stdout.readline()
+        assert not left.exists()
+        run_diff(*pair, "--output", file, code=1)
+        [held] = set(tmp_path.glob(".out.csv.*")) - {other}
+        stopped.kill()
+    run_diff(*pair, "--output", file, code=1)
+    assert not held.exists()
+    assert sorted(each for each in tmp_path.iterdir() if each.is_file()) == sorted([file, other])
 
 
 def read(**files):

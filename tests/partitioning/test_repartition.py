@@ -541,7 +541,12 @@ class TestCommand:
         assert "digest before" in done.stdout
         [kept] = kept_directories(source)
         assert f"the old one is kept as {kept}" in done.stdout
-        assert self.run("--drop-old", source, "--dry-run").stdout == f"would remove {kept}\n"
+        # Through a link the same directories are found.
+        link = source.with_name(f"{source.name}-link")
+        link.symlink_to(source)
+        for name in (source, link):
+            assert self.run("--drop-old", name, "--dry-run").stdout == f"would remove {kept}\n"
+        link.unlink()
         assert self.run("--drop-old", source).stdout == f"removed {kept}\n"
         assert self.run("--drop-old", source).stdout == "nothing is kept beside it\n"
 
