@@ -143,7 +143,7 @@ COVERED_BY = {
     "backup/test_commands.py": """backup.progress cli.backup cli.backup_progress cli.readable cli.restore
         cli.restore_output""",
     "backup/test_drill.py": "cli.drill",
-    "native/test_progress.py": "cli.checkpoint cli.checkpoint_progress cli.native",
+    "native/test_progress.py": "cli.checkpoint cli.checkpoint_progress cli.native cli.status_line",
     "metrics/test_progress.py": "cli.progress",
     "operational/test_commands.py": """cli.hwm cli.places cli.state cli.state_common cli.state_files
         cli.state_transfer operational.exports""",

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.common import json_option, print_json, say, table
 from recovery.cli.diff_output import differences_file
@@ -19,6 +20,7 @@ from recovery.cli.owners import owner_options
 from recovery.cli.readable import READABLE, Readable
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import short
+from recovery.cli.status_line import StatusLine
 from recovery.errors import ConfigurationError, RecoveryError
 from recovery.native.choose import Wanted, choose_operator
 from recovery.native.held import held_operators
@@ -28,6 +30,7 @@ from recovery.operational.steps.comparison import (
     ONLY_B,
     Diff,
     KeyDifference,
+    Observer,
     StepCounts,
     diff_moments,
     positions,
@@ -118,8 +121,10 @@ def diff(
     comparison = Comparison(tolerance, frozenset(ignored))
     shown: list[KeyDifference] = []
     with contextlib.ExitStack() as opened:
+        line = opened.enter_context(StatusLine(quiet=as_json))
         if operator is None:
-            found = diff_moments(one, other, steps, pattern, comparison, every_key=every_key)
+            observe = _on(line)
+            found = diff_moments(one, other, steps, pattern, comparison, every_key=every_key, observe=observe)
         else:
             found = opened.enter_context(_of_operator(a, b, one, other, wanted, comparison, pattern, conf))
         uncompared = [] if steps or operator is not None else _operators(one, other)
@@ -138,6 +143,10 @@ def diff(
             say(f"\nnot compared: Spark's own {_named(uncompared)}; --operator N compares one")
     if _differ(found):
         raise SystemExit(DIFFERENT)
+
+
+def _on(line: StatusLine) -> Observer:
+    return lambda step, keys: line.show(one_line(f"{step}: {counted(keys, 'key')} read"))
 
 
 def _differ(found: Diff) -> bool:

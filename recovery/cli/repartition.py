@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import click
 from recovery.base.printable import one_line
 from recovery.base.wording import counted, listed
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, table, tell
+from recovery.cli.status_line import StatusLine
 from recovery.partitioning.in_place import drop_old, kept_directories
 from recovery.partitioning.repartition import Repartitioned, RepartitionPlan, plan_repartition, repartition
 from recovery.storage.repartition import StepTally
@@ -54,13 +53,25 @@ def repartition_command(
         else:
             say(f"would {_plan_text(plan)}")
         return
-    progress = _Progress(quiet=as_json)
-    done = repartition(directory, target, count, observe=progress.observe, announce=progress.announce)
-    progress.end()
+    done = _repartitioned(directory, target, count, quiet=as_json)
     if as_json:
         print_json(_facts(done))
     else:
         say(_text(done))
+
+
+def _repartitioned(directory: Path, target: Path | None, count: int, *, quiet: bool) -> Repartitioned:
+    """Say what will be done, do it, and show how far it has come."""
+
+    def announce(plan: RepartitionPlan) -> None:
+        if not quiet:
+            tell(f"will {_plan_text(plan)}")
+
+    with StatusLine(quiet=quiet) as line:
+        return repartition(
+            directory, target, count, announce=announce,
+            observe=lambda done, total: line.show(f"moved {done:,} of {counted(max(done, total), 'row')}"),
+        )  # fmt: skip
 
 
 def _drop_old(directory: Path, dry_run: bool, as_json: bool) -> None:
@@ -133,28 +144,3 @@ def _facts(done: Repartitioned) -> dict[str, Any]:
 
 def _hex(tally: StepTally) -> str:
     return f"{tally.digest:015x}"
-
-
-class _Progress:
-    """One status line on a terminal, updated in place; elsewhere only the plan."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._live = not quiet and sys.stderr.isatty()
-        self._drawn_at = 0.0
-
-    def announce(self, plan: RepartitionPlan) -> None:
-        """Say what will be done."""
-        if not self._quiet:
-            tell(f"will {_plan_text(plan)}")
-
-    def observe(self, done: int, total: int) -> None:
-        """Show how many rows were moved."""
-        if self._live and time.monotonic() - self._drawn_at > 0.2:
-            self._drawn_at = time.monotonic()
-            tell(f"moved {done:,} of {counted(max(done, total), 'row')}", start="\r\x1b[K", end="")
-
-    def end(self) -> None:
-        """Clear the status line."""
-        if self._live:
-            tell("", start="\r\x1b[K", end="")

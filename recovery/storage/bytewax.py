@@ -28,6 +28,7 @@ from recovery.storage.sqlite.file.connections import connect
 from recovery.storage.sqlite.file.log_files import beside, stamp
 from recovery.storage.sqlite.file.opening import OPS_PER_LOOK
 from recovery.storage.sqlite.file.statements import rows, translated, value
+from recovery.storage.sqlite.file.tables import APPLICATION_ID
 
 PATTERN = "*.sqlite3"
 VERSION = 5
@@ -179,6 +180,13 @@ def _check_tables(connection: apsw.Connection, path: Path) -> None:
         if ("table", name) not in found or tuple(row[0] for row in rows(connection, COLUMN_NAMES, (name,))) != columns
     ]
     version = connection.pragma("user_version")
+    if connection.pragma("application_id") == APPLICATION_ID:
+        raise ForeignPartitionError(
+            "it is a recovery partition of this package already",
+            path=path,
+            cause="SRC is not Bytewax's directory.",
+            remedy="Run the flow on it; or name the directory that was given to Bytewax with -r.",
+        )
     if others or wrong or version != VERSION:
         what = ", ".join(sorted(others) or wrong) or f"version {version}"
         raise ForeignPartitionError(

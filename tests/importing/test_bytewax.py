@@ -23,6 +23,7 @@ from recovery import (
     AlreadyInitializedError,
     ConfigurationError,
     DirectoryLockedError,
+    ForeignPartitionError,
     EpochNotHeldError,
     ImportedBytewax,
     InconsistentPartitionsError,
@@ -296,6 +297,8 @@ def test_the_place(theirs, target):
     (staging / "scratch").mkdir()
     import_bytewax(theirs.directory, target, steps={"count": "count"})
     assert states(target) == STATES
+    with pytest.raises(ForeignPartitionError, match="a recovery partition of this package already"):
+        import_bytewax(target, target.with_name("other"), steps={"count": "count"})
     with pytest.raises(StorageError, match="in the way"):
         import_bytewax(theirs.directory, Path("words.txt"), steps={"count": "count"})
 

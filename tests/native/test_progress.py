@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from recovery.checkpoint.places import Progressed
-from recovery.cli import checkpoint_progress
+from recovery.cli import status_line
 from recovery.cli.checkpoint_progress import CheckpointProgress
 
 
@@ -24,12 +24,12 @@ def test_a_line_now_and_then(monkeypatch):
         (Terminal(), False, "\r\x1b[Kwriting 45% of 1.0 GB\r\x1b[K"),
         (io.StringIO(), True, ""),
     ]:
-        monkeypatch.setattr(checkpoint_progress, "LINE_S", 3600)
-        monkeypatch.setattr(checkpoint_progress, "REDRAW_S", 3600)
+        monkeypatch.setattr(status_line, "LINE_S", 3600)
+        monkeypatch.setattr(status_line, "REDRAW_S", 3600)
         with CheckpointProgress(stream=stream, quiet=quiet) as progress:
             progress.observe(event)
             assert stream.getvalue() == ""
-            monkeypatch.setattr(checkpoint_progress, "LINE_S", 0)
-            monkeypatch.setattr(checkpoint_progress, "REDRAW_S", 0)
+            monkeypatch.setattr(status_line, "LINE_S", 0)
+            monkeypatch.setattr(status_line, "REDRAW_S", 0)
             progress.observe(event)
         assert stream.getvalue() == expected

@@ -144,6 +144,15 @@ def test_long_positions(make_store):
     assert max(map(len, text.splitlines())) < 130
 
 
+def test_progress(pair, monkeypatch):
+    """Keys that were read, on standard error, while a long comparison goes on; nothing with --json."""
+    monkeypatch.setattr("recovery.cli.status_line.LINE_S", -1)
+    monkeypatch.setattr("recovery.operational.steps.comparison.KEYS_PER_EVENT", 2)
+    done = CliRunner().invoke(main, ["diff", *map(str, pair)])
+    assert done.stderr.splitlines() == [f"{STEP}: 2 keys read", f"{STEP}: 4 keys read"]
+    assert CliRunner().invoke(main, ["diff", *map(str, pair), "--json"]).stderr == ""
+
+
 KILLED = """
 import os, signal, sys
 from recovery.cli.diff_output import differences_file

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -532,6 +533,16 @@ class TestCommand:
         assert_equal(source, tmp_path / "new", 3)
         refused = self.run(source, tmp_path / "new", 3)
         assert refused.exit_code == AlreadyInitializedError.exit_code
+
+    def test_progress(self, make_store, tmp_path, monkeypatch):
+        """The plan, and how many rows were moved, on standard error; nothing with --json."""
+        monkeypatch.setattr("recovery.cli.status_line.LINE_S", -1)
+        source = filled(make_store(2))
+        plan, *lines = self.run(source, tmp_path / "new", 3).stderr.splitlines()
+        assert plan.startswith("will repartition")
+        assert lines
+        assert all(re.fullmatch(r"moved \d+ of \d+ rows", line) for line in lines)
+        assert self.run(source, tmp_path / "other", 3, "--json").stderr == ""
 
     def test_in_place_and_drop(self, make_store):
         """The text says where the old one is."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,14 @@ Pair = tuple[str, KeyState | None, KeyState | None]
 """A key with its states in both snapshots; None: it has none."""
 
 CHANGED, ONLY_A, ONLY_B = "changed", "only in A", "only in B"
+
+Observer = Callable[[str, int], None]
+"""Called with a step and the number of its keys that were read so far."""
+KEYS_PER_EVENT = 4096
+
+
+def ignore(_step: str, _keys: int) -> None:
+    """An observer that does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +113,14 @@ def diff(
 
 
 def diff_moments(
-    a: Moment, b: Moment, steps: Collection[str], pattern: str | None, comparison: Comparison, *, every_key: bool
+    a: Moment,
+    b: Moment,
+    steps: Collection[str],
+    pattern: str | None,
+    comparison: Comparison,
+    *,
+    every_key: bool,
+    observe: Observer = ignore,
 ) -> Diff:
     """Return the same for two snapshots."""
     chosen = steps_of(a, b, steps)
@@ -119,7 +134,7 @@ def diff_moments(
     found = (
         difference
         for step in chosen
-        for difference in compare(a, b, step, comparison, counts[step], pattern, every_key=every_key)
+        for difference in compare(a, b, step, comparison, counts[step], pattern, every_key=every_key, observe=observe)
     )
     return Diff(a.epoch, b.epoch, tuple(positions(a, b)), None if every_key else since(a, b), counts, found)
 
@@ -133,6 +148,7 @@ def compare(
     pattern: str | None = None,
     *,
     every_key: bool = False,
+    observe: Observer = ignore,
 ) -> Iterator[KeyDifference]:
     """Yield the keys of a step that differ between two snapshots, by key, and add all of them to `counts`.
 
@@ -141,7 +157,10 @@ def compare(
     nevertheless.
     """
     equal = 0
-    for key, before, after in _all_pairs(a, b, step) if every_key else pairs(a, b, step):
+    found_pairs = _all_pairs(a, b, step) if every_key else pairs(a, b, step)
+    for number, (key, before, after) in enumerate(found_pairs, 1):
+        if number % KEYS_PER_EVENT == 0:
+            observe(step, number)
         if not matches(key, pattern):
             continue
         found = difference_of(step, key, before, after, comparison)
