@@ -32,6 +32,7 @@ from recovery.host.buckets import (
     s3_access,
 )
 from recovery.host.durable import PRIVATE, UMASK
+from recovery.storage.scan import BACKUPS
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -137,7 +138,7 @@ def lasting_place(place: str) -> str:
 def is_place(text: str) -> bool:
     """Return whether a text names a place of backups, and not a recovery directory: an address, or a directory of
     manifests."""
-    return "://" in text or (Path(text) / "manifests").is_dir()
+    return "://" in text or (Path(text) / BACKUPS).is_dir()
 
 
 def shown_address(place: str) -> str:

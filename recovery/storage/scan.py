@@ -29,6 +29,8 @@ from recovery.storage.sqlite.file.watched_files import refuse_other_names
 from recovery.storage.sqlite.measures import LARGEST, MEASURES, has_measures, measure_of, read_sizes
 
 SUFFIX = ".sqlite3"
+BACKUPS = "manifests"
+"""What a directory that is a place of backups has."""
 
 
 def scan(directory: Path) -> list[FoundFile]:
@@ -52,8 +54,19 @@ def scan(directory: Path) -> list[FoundFile]:
             if path.name.startswith("part-") or not isinstance(error, ForeignPartitionError):
                 found.append(FoundFile(path, None, error))
     if not found:
-        raise NoPartitionsError("it holds no recovery partition", path=directory)
+        raise _none_in(directory)
     return name_relatives(found)
+
+
+def _none_in(directory: Path) -> NoPartitionsError:
+    if not (directory / BACKUPS).is_dir():
+        return NoPartitionsError("it holds no recovery partition", path=directory)
+    return NoPartitionsError(
+        "it holds no recovery partition, but backups",
+        path=directory,
+        cause="It is a place of backups.",
+        remedy="Restore one of them, and name the new directory: python -m recovery restore SRC DIR",
+    )
 
 
 def describe_file(path: Path) -> PartitionDescription:

@@ -30,6 +30,7 @@ from recovery.errors import (
     DirectoryLockedError,
     ForeignPartitionError,
     LinkedPartitionError,
+    NoPartitionsError,
     RecoveryError,
     StorageError,
 )
@@ -329,6 +330,9 @@ def test_backups_begin_a_new_chain(make_store, tmp_path):
     source = filled(make_store(2))
     backup = ["backup", str(source), str(tmp_path / "place")]
     assert CliRunner().invoke(main, backup).exit_code == 0
+    with pytest.raises(NoPartitionsError, match="but backups") as raised:
+        repartition(tmp_path / "place", tmp_path / "new", 3)
+    assert "recovery restore" in raised.value.remedy
     repartition(source, None, 3)
     refused = CliRunner().invoke(main, [*backup, "--incremental"])
     assert refused.exit_code == ForeignPartitionError.exit_code
