@@ -130,10 +130,13 @@ def _input_text(versions: Sequence[Version]) -> str:
     for each in versions:
         if each.input is None:
             rows.append((each.epoch, None, "not known: the epoch before it is not held", None, None))
-            continue
-        for source in each.input:
+        elif not each.input:
+            rows.append((each.epoch, None, "no stream", None, None))
+        for source in each.input or ():
             if source.ranges is None:
                 rows.append((each.epoch, source.source, "not a source of the format appended", None, None))
+            elif not source.ranges:
+                rows.append((each.epoch, source.source, "nothing", None, None))
             rows += [
                 (each.epoch, source.source, part.path, str(part.begin), str(part.end)) for part in source.ranges or ()
             ]
