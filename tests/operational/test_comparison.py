@@ -27,6 +27,7 @@ from recovery.checkpoint.source_places import places_of
 from recovery.checkpoint.sources import PLACES_KEY
 from recovery.cli import main
 from recovery.operational.steps.comparison import CHANGED, ONLY_A, ONLY_B, StepCounts, compare
+from recovery.operational.steps.epoch_input import FileRead
 from recovery.operational.steps.step_edits import moment
 from recovery.planning.comparing import Comparison
 from tests.stores import ROOT, STEP, Driver
@@ -226,6 +227,8 @@ def test_positions_in_growing_files(make_store, one, other, rows):
     for path, mine, theirs in rows:
         assert ["0", path, str(mine), str(theirs)] in [line.split() for line in text.splitlines()]
     assert [each.same for each in diff(*made).sources] == [not rows]
+    [begun] = diff(made[0], made[0], epoch_a=0).sources
+    assert begun.files == tuple(FileRead(f"/in/{name}", 0, end) for name, (_, _, end) in one.items() if end)
 
 
 def test_many_files_at_other_positions(make_store):

@@ -101,17 +101,18 @@ class SourcePosition:
     @property
     def same(self) -> bool:
         """Whether both have read the same. In growing files that are the same bytes, whatever was written behind."""
-        if self.a == self.b:
-            return True
-        one, other = _offset(self.a), _offset(self.b)
-        return one is not None and other is not None and _content(one) == _content(other)
+        both = self._offsets()
+        return self.a == self.b or (both is not None and _content(both[0]) == _content(both[1]))
 
     @property
     def files(self) -> tuple[FileRead, ...] | None:
-        """The growing files of which both have not read the same number of bytes; None: of a source of another kind,
-        or of one that only one of them has."""
-        one, other = _offset(self.a), _offset(self.b)
-        return None if one is None or other is None else tuple(_files(one, other))
+        """The growing files of which both have not read the same; None: of a source of another kind."""
+        both = self._offsets()
+        return None if both is None else tuple(_files(*both))
+
+    def _offsets(self) -> tuple[InputOffset, InputOffset] | None:
+        one, other = (InputOffset() if text is None else _offset(text) for text in (self.a, self.b))
+        return None if one is None or other is None else (one, other)
 
     def as_json(self) -> dict[str, Any]:
         """Return the positions as JSON."""
