@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from recovery.backup.arrow import arrow, or_arrow_error
 from recovery.backup.target import NO_ANSWER_S, DirectoryTarget, ObjectTarget, Target
-from recovery.base.addresses import local_path
+from recovery.base.addresses import has_backups, local_path
 from recovery.errors import ConfigurationError
 from recovery.host.buckets import (
     AZURE_KEYS,
@@ -32,7 +32,6 @@ from recovery.host.buckets import (
     s3_access,
 )
 from recovery.host.durable import PRIVATE, UMASK
-from recovery.storage.scan import BACKUPS
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -138,7 +137,7 @@ def lasting_place(place: str) -> str:
 def is_place(text: str) -> bool:
     """Return whether a text names a place of backups, and not a recovery directory: an address, or a directory of
     manifests."""
-    return "://" in text or (Path(text) / BACKUPS).is_dir()
+    return "://" in text or has_backups(Path(text))
 
 
 def shown_address(place: str) -> str:

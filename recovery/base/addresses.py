@@ -95,3 +95,8 @@ def host_and_port(text: str) -> tuple[str, int]:
             remedy="Write HOST:PORT, or :PORT. Port 0 takes a free one.",
         )
     return match["host"], int(match["port"])
+
+
+def has_backups(directory: Path) -> bool:
+    """Return whether a directory is a place of backups."""
+    return (directory / "manifests").is_dir()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import apsw
 
+from recovery.base.addresses import has_backups
 from recovery.base.ids import Epoch, StepId
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.errors import (
@@ -29,8 +30,6 @@ from recovery.storage.sqlite.file.watched_files import refuse_other_names
 from recovery.storage.sqlite.measures import LARGEST, MEASURES, has_measures, measure_of, read_sizes
 
 SUFFIX = ".sqlite3"
-BACKUPS = "manifests"
-"""What a directory that is a place of backups has."""
 
 
 def scan(directory: Path) -> list[FoundFile]:
@@ -59,7 +58,7 @@ def scan(directory: Path) -> list[FoundFile]:
 
 
 def _none_in(directory: Path) -> NoPartitionsError:
-    if not (directory / BACKUPS).is_dir():
+    if not has_backups(directory):
         return NoPartitionsError("it holds no recovery partition", path=directory)
     return NoPartitionsError(
         "it holds no recovery partition, but backups",
