@@ -64,7 +64,7 @@ def test_the_same_input_and_no_output(spark, feed, tmp_path):
     assert states(new, "totals") == states(db, "totals")
     beginning = tmp_path / "beginning"
     fork(db, beginning, 0)
-    repartition(db, None, 3)
+    repartition(db, None, 5)
     run_to_end(frame, beginning, until=2)
     assert states(beginning, "totals") == at(db, 2)
 
