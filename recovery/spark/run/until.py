@@ -22,7 +22,7 @@ from recovery.planning.resume import ResumePlan, common_cuts, plan_resume
 from recovery.planning.timeline import fork, timeline
 from recovery.planning.values import ClosedEpoch
 from recovery.spark.run.position import fitted
-from recovery.storage.origin import Origin
+from recovery.storage.origin import Origin, continued, read_origins
 from recovery.storage.scan import scan
 
 
@@ -47,11 +47,13 @@ def find_until(until: int | str, plan: ResumePlan, origins: Sequence[Origin]) ->
             cause="until (--until) is for a store that recovery fork made.",
             remedy="Leave it out, or fork the store first.",
         )
-    origin = Path(origins[0].directory)
+    # A fork that was repartitioned is still one. Its own earlier directory is not the origin that is meant.
+    parent = next((each for each in origins if each.how == "fork"), origins[0])
+    origin = Path(parent.directory)
     reached = plan_resume(scan(origin))
-    if reached.store_id != origins[0].store_id:
+    if parent.store_id not in (reached.store_id, *continued(read_origins(origin))):
         raise ConfigurationError(
-            f"{origin} holds store {reached.store_id}, and this one was forked from {origins[0].store_id}",
+            f"{origin} holds store {reached.store_id}, and this one was {parent.verb} from {parent.store_id}",
             cause="The origin was moved, or made again.",
             remedy="Put it back, or fork it again where it is now.",
         )

@@ -14,6 +14,7 @@ from recovery import (
     RecoveryConfig,
     UnsupportedPlanError,
     fork,
+    repartition,
     run_pipeline,
 )
 from recovery.base.clock import SystemClock
@@ -63,6 +64,7 @@ def test_until_stops_at_the_origins_position(spark, feed, tmp_path):
     assert states(new, "totals") == states(db, "totals")
     beginning = tmp_path / "beginning"
     fork(db, beginning, 0)
+    repartition(db, None, 5)
     run_to_end(frame, beginning, until=2)
     assert states(beginning, "totals") == at(db, 2)
 
@@ -118,6 +120,18 @@ def test_a_missing_origin(make_store, tmp_path):
     fork(store, tmp_path / "a")
     with pytest.raises(ConfigurationError, match="holds store"):
         prepared(tmp_path / "new", until=3)
+
+
+def test_repartitioned_stores(make_store, tmp_path):
+    """In place, the origin or the fork: both are what they were, and so are their epochs."""
+    store, new = make_store(2), tmp_path / "new"
+    work(store, 3)
+    fork(store, new, 1)
+    for place, count in ((store, 3), (new, 4), (store, 1)):
+        repartition(place, None, count)
+        prepared(new, no_output=True, until=3)
+        with pytest.raises(EpochNotHeldError, match="and not 9"):
+            prepared(new, until=9)
 
 
 @pytest.mark.parametrize("until", ["", "x", "epoch:3", "batch:", "batch:x", True, -1, "3:batch", 1.5])
