@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -164,7 +165,8 @@ def make_backup(
         allow_open_files(len(planned.partitions) * FILES_PER_COPY)
         usable = before if base is not None else _present(target, before)
         spoiled_because: dict[str, str] = {}
-        for attempt in range(ATTEMPTS):
+        apart = 0
+        for attempt in itertools.count():
             taken_ms = _moment_after([found], clock)
             linking = Linking(target, f"{identity}.{attempt}" if attempt else identity, taken_ms, check, observe)
             with scratch_directory("backup", scratch) as room:
@@ -172,13 +174,15 @@ def make_backup(
                 try:
                     results = parts.store(storing)
                 except SpoiledChainError as spoiled:
+                    # Each time there is one chain less.
                     usable = [copy for copy in usable if copy is not spoiled.copy]
                     spoiled_because[spoiled.copy.description.path.name] = str(spoiled)
-                    results = None
+                    continue
             if results is not None:
                 break
-        else:
-            raise parts.apart()
+            apart += 1
+            if apart == ATTEMPTS:
+                raise parts.apart()
         if may_count is not None:
             term = max(term, may_count(), 0 if base is None else base.term)
         manifest = Manifest(
