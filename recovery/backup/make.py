@@ -164,21 +164,23 @@ def make_backup(
         allow_open_files(len(planned.partitions) * FILES_PER_COPY)
         usable = before if base is not None else _present(target, before)
         spoiled_because: dict[str, str] = {}
-        for attempt in range(ATTEMPTS):
+        results: list[StoredCopy] | None = None
+        attempt = apart = 0
+        while results is None:
             taken_ms = _moment_after([found], clock)
             linking = Linking(target, f"{identity}.{attempt}" if attempt else identity, taken_ms, check, observe)
             with scratch_directory("backup", scratch) as room:
                 storing = Storing(linking, room, usable, incremental=incremental, staged=staged)
                 try:
                     results = parts.store(storing)
+                    apart += results is None
                 except SpoiledChainError as spoiled:
+                    # Each time there is one chain less.
                     usable = [copy for copy in usable if copy is not spoiled.copy]
                     spoiled_because[spoiled.copy.description.path.name] = str(spoiled)
-                    results = None
-            if results is not None:
-                break
-        else:
-            raise parts.apart()
+            attempt += 1
+            if apart == ATTEMPTS:
+                raise parts.apart()
         if may_count is not None:
             term = max(term, may_count(), 0 if base is None else base.term)
         manifest = Manifest(

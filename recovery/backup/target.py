@@ -275,8 +275,9 @@ class ObjectTarget:
             # It may have been removed meanwhile: opening it says so.
             self._files.pop(name, None)
         file = self._files[name] = self._ask(lambda: self._filesystem.open_input_file(self._path(name)))
-        while len(self._files) > OPEN_FILES:
-            self._files.pop(next(iter(self._files)), None)
+        # A list, for other threads may open objects meanwhile.
+        for oldest in list(self._files)[:-OPEN_FILES]:
+            self._files.pop(oldest, None)
         return self._ask(lambda: file.read_at(size, offset))  # type: ignore[no-any-return]
 
     def entries(self, prefix: str) -> list[Entry]:

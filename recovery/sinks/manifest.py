@@ -285,9 +285,13 @@ def _check_known(found: Found, owner: Owner, resume: Resume, path: str) -> None:
         last = max((entry.epoch for entry in found.entries if entry.execution == owner.execution), default=0)
         resume.check_known(owner.execution, path, number=owner.number, host=owner.host, epoch=last)
         return
-    for entry in (*found.entries, *found.prepared):
+    for entry in found.entries:
         if not resume.closed(entry.epoch, entry.execution):
             resume.check_known(entry.execution, path, epoch=entry.epoch)
+    for entry in found.prepared:
+        # A run that was killed while it closed an epoch leaves its entry, and has not shown it.
+        if not resume.closed(entry.epoch, entry.execution):
+            resume.check_known(entry.execution, path)
 
 
 def _closed(found: Found, owner: Owner, note: Note | None, resume: Resume, path: str) -> tuple[Entry, ...]:

@@ -89,14 +89,14 @@ def test_every_call_ends(hanging, tmp_path):
 
 def test_a_slow_disk_is_waited_for(tmp_path, monkeypatch):
     """As long as it takes one chunk after the other."""
-    monkeypatch.setattr(mounted, "SILENT_S", 1.0)
+    monkeypatch.setattr(mounted, "SILENT_S", 3.0)
 
     def chunks() -> Iterator[bytes]:
-        for _ in range(5):
-            time.sleep(0.4)
+        for _ in range(4):
+            time.sleep(1.0)
             yield b"x"
 
-    assert limited(DirectoryTarget(tmp_path)).write("objects/a", chunks()) == 5
+    assert limited(DirectoryTarget(tmp_path)).write("objects/a", chunks()) == 4
 
 
 def test_a_shipping_is_repeated_when_it_is_back(store, hanging, tmp_path):

@@ -21,6 +21,9 @@ from click.testing import CliRunner
 from hypothesis import settings
 
 from recovery import StateManager
+from recovery.backup.lease import NAME as LEASE
+from recovery.backup.note import NAME as BACKUP
+from recovery.backup.note import REPLICA_NAME
 from recovery.base.clock import SystemClock
 from recovery.cli import main
 from recovery.errors import (
@@ -38,8 +41,10 @@ from recovery.partitioning import in_place
 from recovery.partitioning.in_place import drop_old, kept_directories
 from recovery.partitioning.repartition import plan_repartition, repartition
 from recovery.planning.resume import plan_resume
+from recovery.replication.unseen import NAME as UNSEEN
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.origin import read_origins
+from recovery.storage.restored import mark_restored
 from recovery.storage.scan import scan
 from recovery.storage.sqlite.transfer.draft_partition import DraftPartition
 from recovery.values.keys import home_of
@@ -382,6 +387,15 @@ class TestInPlace:
         (source / "part-1.sqlite3").symlink_to(moved)
         with pytest.raises(LinkedPartitionError, match=r"part-1\.sqlite3 is a link"):
             repartition(source, None, 3)
+
+    def test_documents_beside_the_partitions_are_no_other_files(self, make_store):
+        """Of a directory that was restored, or that replicates, and that no run has begun on since."""
+        source = filled(make_store(2))
+        mark_restored(source)
+        for name in (UNSEEN, LEASE, BACKUP, REPLICA_NAME):
+            (source / name).write_text("{}")
+        repartition(source, None, 3)
+        assert len(scan(source)) == 3
 
     def test_state_that_is_written_meanwhile_is_not_lost(self, make_store, monkeypatch):
         """A mark that another process sets while the rows are moved: nothing is swapped."""

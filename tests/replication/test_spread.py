@@ -193,8 +193,9 @@ class TestEpochs:
         assert "all hosts reach" in error.value.remedy
         assert list_backups(DirectoryTarget(tmp_path / "dest")).manifests == ()
 
-    def test_a_damaged_chain_is_begun_again(self, spread, tmp_path):
-        """An object that an owner was to merge was changed: its partition is stored whole, and the others are not."""
+    @pytest.mark.parametrize("damaged", [[2], [0, 1, 2, 3]])
+    def test_a_damaged_chain_is_begun_again(self, spread, tmp_path, damaged):
+        """Objects that owners were to merge were changed: their partitions are stored whole, and the others are not."""
         at = shipper(spread, tmp_path / "dest")
         with Driver(spread) as run:
             run.apply(0, {f"{n}": "x" * 50 for n in range(2000)})
@@ -205,9 +206,10 @@ class TestEpochs:
                 step(run, batch, random.Random(batch))
                 whole |= at.ship().made.whole_because
                 if batch == 2:
-                    for path in (tmp_path / "dest" / "objects" / "part-2").glob("*.changes.zst"):
-                        path.write_bytes(b"damaged" + path.read_bytes()[7:])
-        assert list(whole) == ["part-2.sqlite3"], whole
+                    for index in damaged:
+                        for path in (tmp_path / "dest" / "objects" / f"part-{index}").glob("*.changes.zst"):
+                            path.write_bytes(b"damaged" + path.read_bytes()[7:])
+        assert sorted(whole) == [f"part-{index}.sqlite3" for index in damaged], whole
         call("restore", tmp_path / "dest", tmp_path / "new")
 
     @pytest.mark.parametrize(("path", "shown"), [

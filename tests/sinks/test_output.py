@@ -554,6 +554,17 @@ class TestTwoDirectoriesOfOneStore:
         Run(new, disk)
         is_exact(new, disk)
 
+    def test_an_older_version_that_was_killed_while_it_closed_an_epoch(self):
+        """What it prepared and did not show makes no older copy of its own directory."""
+        disk = MemoryDisk()
+        store, run, _ = self.two(disk)
+        run.write(1)
+        run.output.prepare(EpochOutput(2, 1, run.lease, "5e1f", "flow", 0))
+        owner = disk.names[OUT / "_recovery/owner.json"]
+        owner.data = owner.data[: owner.data.index(b',"execution"')] + b"}"
+        Run(store, disk)
+        is_exact(store, disk)
+
     @pytest.mark.parametrize("step", ["prepare", "publish"])
     def test_a_run_that_was_replaced_publishes_nothing(self, step):
         """At whichever step the new owner begins, on the user's word or as a directory that was promoted."""

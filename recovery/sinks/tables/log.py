@@ -189,31 +189,29 @@ class TableLog(ABC):
             return resume
         records = (commit.record for commit in self.history(table))
         last = next((each for each in records if each is not None and each.store == resume.store_id), None)
-        if resume.loses:
-            knows = True
-        elif last is not None:
-            knows = resume.executions is not None and resume.knows(last.execution)
-        else:
-            knows = self._owned_by_any(table, resume, number)
-        if not knows:
+        if last is None:
+            self.check_owner(table, resume)
+        if not resume.loses and (resume.executions is None or (last is not None and not resume.knows(last.execution))):
             return resume
         return replace(resume, execution=replace(resume.execution, number=ExecutionNumber(number + 1)))
 
-    def _owned_by_any(self, table: Any, resume: Resume, number: int) -> bool:
-        """Whether an execution that has begun on these partitions owns the output under this number, by what outlasts
-        the table's history. Raises StaleDirectoryError if that does not say so."""
-        if resume.executions is None:
-            return False
+    def check_owner(self, table: Any, resume: Resume) -> None:
+        """Check, by what outlasts the table's history, that an execution that has begun on these partitions owns the
+        output. Raises StaleDirectoryError, unless what another one has shown may be lost."""
+        number = self.owner(table, resume)
+        if number in (0, TAKEN_OVER) or resume.loses or resume.executions is None:
+            return
         known = (start_of(resume.store_id, each) for each in resume.executions)
         if any(self.committed(table, resume, (each, number)) for each in known):
-            return True
+            return
         raise StaleDirectoryError(
             f"execution {number} owns it, which is no longer in its history and not one of this directory, which would "
             f"begin execution {resume.execution.number} at epoch {resume.epoch}",
             path=self.name,
             cause="Another directory of the store has written to the table, and its commits were removed since, by age "
             "or by maintenance. So it is unknown what would have to be taken back.",
-            remedy="If no other directory of the store is in use, run once with --lose-epochs: this one goes on.",
+            remedy="Let the other directory go on. If it is not in use any more, run once with --lose-epochs: this one "
+            "goes on, and rows that the other one has added stay in the table.",
         )
 
     def commit(

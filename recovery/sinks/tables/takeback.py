@@ -29,7 +29,8 @@ def plan_take_back(log: TableLog, table: Any, history: Iterable[Commit], resume:
     """Return how to take back what this store, or one whose place it takes, committed for epochs that are not closed on
     the resumed timeline.
 
-    Raises StaleDirectoryError if an execution that the partitions do not know has committed last, or such an epoch;
+    Raises StaleDirectoryError if an execution that the partitions do not know has committed last, or such an epoch, or
+    owns the output since before the known history;
     OutputMismatchError if it is impossible: the rows of a closed epoch were taken back before, or somebody else changed
     rows after ones that can only be removed by restoring an older version.
     """
@@ -53,6 +54,8 @@ def plan_take_back(log: TableLog, table: Any, history: Iterable[Commit], resume:
             newest = False
         if is_abandoned:
             abandoned.append((commit.version, record))
+    if newest:
+        log.check_owner(table, resume)
     resurrected = [epoch for execution, epoch in done if resume.closed(epoch, execution)]
     if resurrected:
         raise OutputMismatchError(
