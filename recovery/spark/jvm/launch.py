@@ -55,8 +55,6 @@ _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECON
 _RETRY_S = 0.2
 _END_S = 5
 """Seconds that a JVM may take to end by itself."""
-_FORK_S = 5
-"""Seconds that the start of the JVM's process may take."""
 _KEPT_LINES = 400
 _MOST_REASONS = 6
 _LONGEST_REASON = 500
@@ -108,17 +106,13 @@ class _Starting(subprocess.Popen[bytes]):
     launch: ClassVar[_Starting | None] = None
     environment: ClassVar[Mapping[str, str]] = {}
     output: ErrorOutput | None = None
-    is_forking = True
     is_called = False
 
     def __init__(self, command: Sequence[str], *, env: dict[str, str], **options: Any) -> None:
         self.info_directory = Path(env["_PYSPARK_DRIVER_CONN_INFO_PATH"]).parent
         _Starting.launch = self
         options["preexec_fn"] = _ignore_signals
-        try:
-            super().__init__(command, env={**env, **self.environment}, **options)
-        finally:
-            self.is_forking = False
+        super().__init__(command, env={**env, **self.environment}, **options)
         assert self.stderr is not None
         self.output = ErrorOutput(self.stderr)
 
@@ -338,10 +332,6 @@ def abandon_launch() -> None:
     """Kill the JVM that is being launched, if one is. Takes no locks, so that a signal handler may call it."""
     process = _Starting.launch
     if process is not None:
-        # Another thread forks it. Until its process runs the JVM's program, it may not have the group to kill yet.
-        until_s = time.monotonic() + _FORK_S
-        while process.is_forking and time.monotonic() < until_s:
-            time.sleep(0.001)
         if _pid(process) is not None:
             _kill(process)
         shutil.rmtree(process.info_directory, ignore_errors=True)
