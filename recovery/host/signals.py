@@ -38,6 +38,19 @@ def end_now(number: int, _: FrameType | None = None) -> None:
     os._exit(128 + number)
 
 
+class EndingAfter:
+    """Handles a signal by calling `clean` and ending the process silently. `clean` must take no lock."""
+
+    def __init__(self, clean: Callable[[], None]) -> None:
+        self._clean = clean
+
+    def __call__(self, number: int, _: FrameType | None = None) -> None:
+        try:
+            self._clean()
+        finally:
+            end_now(number)
+
+
 def interrupt(number: int, _: FrameType | None = None) -> None:
     """Handle a signal by raising InterruptedBySignal, so that unfinished work is cleaned up."""
     raise InterruptedBySignal(number)
@@ -53,8 +66,8 @@ def handle(handler: Handler) -> None:
 
 
 def end_after_grace() -> None:
-    """From now on, end the process `GRACE_S` after a signal whose handler is `interrupt` or `end_now`, or at the second
-    such signal. For the command's own process, in its main thread.
+    """From now on, end the process `GRACE_S` after a signal whose handler is `interrupt`, `end_now` or an
+    `EndingAfter`, or at the second such signal. For the command's own process, in its main thread.
 
     Python calls handlers only between two steps of the main thread, and a SQLite query there may take minutes.
     """
@@ -68,11 +81,15 @@ def _end_when_late(reading: int) -> None:
     number = 0
     while select.select([reading], [], [], GRACE_S if number else None)[0]:
         for came in os.read(reading, 64):
-            if came in STOPPING and signal.getsignal(came) in (interrupt, end_now):
+            if came in STOPPING and _ends(signal.getsignal(came)):
                 if number:
                     end_now(came)
                 number = came
     end_now(number)
+
+
+def _ends(handler: object) -> bool:
+    return handler in (interrupt, end_now) or isinstance(handler, EndingAfter)
 
 
 class StopSignals:
@@ -126,13 +143,15 @@ def acting(act: Callable[[int], None]) -> Iterator[None]:
     """Until the block ends, the first signal calls `act` with its number in a separate thread, and a second signal ends
     the process immediately. Outside the main thread it does nothing.
 
-    The handlers only write the signal to a pipe, on which the thread waits. A threading.Event or a new thread would not
-    work: both take locks, and a handler may have interrupted the holder of those.
+    Python writes the signal to a pipe, on which the thread waits, in whatever thread the signal comes. A handler would
+    wait for the main thread's next step, which may come in minutes. A threading.Event or a new thread would not work
+    there: both take locks, and a handler may have interrupted the holder of those.
     """
     if not is_main_thread():
         yield
         return
     reading, writing = os.pipe()
+    os.set_blocking(writing, False)
     threading.Thread(target=_act_on_signals, args=(act, reading), name="stop", daemon=True).start()
     came: list[int] = []
 
@@ -140,21 +159,26 @@ def acting(act: Callable[[int], None]) -> Iterator[None]:
         if came:
             end_now(number)
         came.append(number)
-        os.write(writing, bytes([number]))
 
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
         with handled(note):
             yield
     finally:
+        signal.set_wakeup_fd(before, warn_on_full_buffer=False)
         os.close(writing)
 
 
 def _act_on_signals(act: Callable[[int], None], reading: int) -> None:
-    """Act on the number that comes out of the pipe; do nothing if it is closed."""
-    came = os.read(reading, 1)
+    """Act on the first signal that comes out of the pipe; end when the pipe is closed."""
+    acted = False
+    while came := os.read(reading, 64):
+        # Other signals that have a handler are written, too.
+        number = next((each for each in came if each in STOPPING_NUMBERS), None)
+        if number is not None and not acted:
+            acted = True
+            act(number)
     os.close(reading)
-    if came:
-        act(came[0])
 
 
 def is_main_thread() -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.host.signals import GRACE_S, STOPPING
+from recovery.host.signals import STOPPING
 from recovery.spark.jvm.launch import _Starting
 from recovery.spark.jvm.session import _for_python
 from tests.namespaces import as_process_1, process_1
@@ -104,10 +104,66 @@ main()
 """
 
 
+ENDING = """
+import sys, apsw
+from recovery.host import signals
+
+signals.GRACE_S = 1.0
+signals.end_after_grace()
+with signals.handled(signals.EndingAfter(lambda: print("cleaned up", flush=True))):
+    print("busy", flush=True)
+    if sys.argv[1] == "call":
+        endless = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n"
+        apsw.Connection("").execute(endless)
+    else:
+        sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("during", ["call", "wait"])
+def test_a_process_cleans_up_before_it_ends_unless_a_long_call_keeps_it(during):
+    """As a run that waits for its JVM, or looks at its partitions meanwhile."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDING, during],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    ) as process:
+        try:
+            assert process.stdout.readline() == "busy\n"
+            time.sleep(0.1)
+            process.terminate()
+            assert process.wait(60) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+        assert during == "call" or process.stdout.read() == "cleaned up\n"
+
+
+ACTING = """
+import signal, threading
+from recovery.host.signals import acting, end_now
+
+def get_signal():
+    # It comes to this thread, and interrupts no wait of another one.
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+with acting(end_now):
+    threading.Timer(0.5, get_signal).start()
+    threading.Event().wait()
+"""
+
+
+def test_a_signal_that_another_thread_gets_is_acted_on():
+    """While the main thread waits without end, as for a node of a pipeline."""
+    done = run_python(ACTING)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
+
+
 @pytest.mark.parametrize("twice", [False, True])
 def test_a_long_call_does_not_keep_a_command(twice):
     """No handler runs during it: the process ends after a while, or at the second signal."""
-    grace_s = GRACE_S if twice else 1.0
+    grace_s = 30.0 if twice else 1.0
     process = subprocess.Popen(
         [sys.executable, "-c", BUSY, str(grace_s)], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
     )
@@ -115,10 +171,11 @@ def test_a_long_call_does_not_keep_a_command(twice):
         assert process.stdout.readline() == "busy\n"
         time.sleep(0.1)
         sent_s = time.monotonic()
-        process.terminate()
         if twice:
+            # Another one than the second: the system keeps only one of a kind for a process that has no turn.
+            process.send_signal(signal.SIGINT)
             time.sleep(0.1)
-            process.terminate()
+        process.terminate()
         assert process.wait(60) == 128 + signal.SIGTERM
     finally:
         process.kill()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,11 @@ from recovery.base.faults import VARIABLE
 from recovery.demo.flights import add_plainly, read_flights
 from recovery.demo.flow import Delays
 from recovery.storage.scan import scan
+from tests.namespaces import family
 from tests.spark.support import ROOT, states
 
+GONE_S = 120
+"""How long what was killed, or has said all, may take to end with its JVM."""
 FLOW = ROOT / "tests" / "flows" / "totals.py"
 FLIGHTS_FLOW = ROOT / "tests" / "flows" / "flights.py"
 START_POINTS = ["start.1", "start.2", "start.3.partition", "start.3", "start.4"]
@@ -64,23 +68,34 @@ def recovery_command(
     )
 
 
-def finish(process: subprocess.Popen, timeout_s: float = 240) -> str:
-    """Wait for the end; returns what was printed after the last line that was read."""
+@contextlib.contextmanager
+def limited(process: subprocess.Popen, timeout_s: float) -> Iterator[threading.Event]:
+    """Kill the process and all that it has started if the block takes longer: its JVM would hold its output open.
+    Yields an event that says so."""
     late = threading.Event()
 
     def end() -> None:
         late.set()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        for pid in family(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     timer = threading.Timer(timeout_s, end)
     timer.start()
     try:
-        # Not communicate(): it leaves out the lines that came together with the last one.
-        output = process.stdout.read()
-        process.wait()
+        yield late
     finally:
         timer.cancel()
+
+
+def finish(process: subprocess.Popen, timeout_s: float = 240) -> str:
+    """Wait for the end; returns what was printed after the last line that was read."""
+    try:
+        with limited(process, timeout_s) as late:
+            # Not communicate(): it leaves out the lines that came together with the last one.
+            output = process.stdout.read()
+            process.wait()
+    finally:
         process.kill()
     assert not late.is_set(), f"it did not end within {timeout_s} s: {output}"
     return output
@@ -192,7 +207,7 @@ def test_random_kills_over_real_flights(tmp_path, kills, count):
             time.sleep(generator.uniform(0, 8.0))
         assert process.poll() is None, "the run ended before it was killed"
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.communicate(timeout=GONE_S)
     process = flights.start("4m")
     output = finish(process)
     assert process.returncode == 0, output
@@ -304,9 +319,10 @@ def test_a_second_signal_ends_immediately(feed, tmp_path):
     assert states(directory, "totals") == feed.totals()
 
 
-def wait_for_batch(process: subprocess.Popen) -> int:
+def wait_for_batch(process: subprocess.Popen, timeout_s: float = 240) -> int:
     """The number of the next micro-batch that the sink reports."""
-    for line in process.stdout:
-        if line.startswith("batch ") and " · " not in line:
-            return int(line.split()[1])
-    raise AssertionError("the run ended early")
+    with limited(process, timeout_s) as late:
+        for line in process.stdout:
+            if line.startswith("batch ") and " · " not in line:
+                return int(line.split()[1])
+    raise AssertionError(f"there was none within {timeout_s} s" if late.is_set() else "the run ended early")

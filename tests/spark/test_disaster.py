@@ -20,7 +20,7 @@ from tests.backup.support import back_up, bring_back
 from tests.backup.test_tools import litestream_config
 from tests.flows.native import tumbling, write_events
 from tests.spark.support import ROOT, Feed, run_to_end, states, totals_step
-from tests.spark.test_crashes import finish, recovery_run, wait_for_batch
+from tests.spark.test_crashes import GONE_S, finish, recovery_run, wait_for_batch
 from tests.spark.test_native import Outputs
 from tests.stores import paths_of, query
 
@@ -31,7 +31,7 @@ def command(*arguments: object) -> subprocess.CompletedProcess:
     """A `recovery` command, in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "recovery", *map(str, arguments)], capture_output=True, text=True, env=ENVIRONMENT,
-        check=False,
+        check=False, timeout=240,
     )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def test_litestream_and_a_killed_run(tmp_path):
                 process.wait()
         finally:
             run.kill()
-            run.communicate()
+            run.communicate(timeout=GONE_S)
             for process in replicating:
                 process.kill()
         lost = [file.description.newest_epoch for file in scan(directory)]

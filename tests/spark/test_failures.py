@@ -22,7 +22,7 @@ from recovery import Flow, FlowFailedError, RecoveryConfig, init_partitions, run
 from recovery.spark.jvm.session import prepare_environment
 from recovery.storage.scan import scan
 from tests.spark.support import ROOT, Feed, add_up, run_to_end, states, totals_step
-from tests.spark.test_crashes import finish, json_of, recovery_command, recovery_run, wait_for_batch
+from tests.spark.test_crashes import GONE_S, finish, json_of, recovery_command, recovery_run, wait_for_batch
 from tests.stores import problems
 
 FAILURES = ("at once", "after some keys", "exit", "killed", "after applying")
@@ -304,14 +304,14 @@ def test_soak(tmp_path):
             if epochs <= 0:
                 break
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.communicate(timeout=GONE_S)
         kills += 1
     process = recovery_run(directory, feed, "-s", "0", "-b", "30s")
     samples = []
     for line in process.stdout:
         if line.startswith("epoch ") and (sample := memory_and_files(process.pid)) is not None:
             samples.append(sample)
-    assert process.wait() == 0
+    assert process.wait(GONE_S) == 0
     assert states(directory, "totals") == feed.totals()
     assert problems(directory) == []
     third = len(samples) // 3

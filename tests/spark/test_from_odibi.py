@@ -104,7 +104,9 @@ def test_resume_and_troubleshooting(spark, tmp_path):
 
     def hwm(*words: str) -> str:
         command = [sys.executable, "-m", "recovery", "hwm", *words]
-        done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -22,7 +22,8 @@ def test_a_run_from_a_backup(feed, tmp_path):
         feed.add_random(seed, count=2000)
     init_partitions(tmp_path / "db", 2)
     process = recovery_run(tmp_path / "db", feed)
-    assert process.wait() == 0, finish(process)
+    output = finish(process)
+    assert process.returncode == 0, output
     result = CliRunner().invoke(main, ["backup", str(tmp_path / "db"), str(tmp_path / "backups")])
     assert result.exit_code == 0, result.output
     for seed in range(4, 6):

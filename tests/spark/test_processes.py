@@ -65,7 +65,7 @@ def awaited(condition: Callable[[], object], what: str, timeout_s: float = 120) 
 def end(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    process.communicate(timeout=120)
 
 
 @pytest.mark.long
@@ -213,7 +213,7 @@ def python_for_others() -> str | None:
         # By way of env: setpriv itself still has rights of root when it starts a program.
         version = "import sys; print(sys.version_info[:2])"
         command = ["setpriv", "--reuid", "54321", "--regid", "54321", "--clear-groups", "env", each, "-c", version]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         if done.stdout.strip() == str(sys.version_info[:2]):
             return each
     return None

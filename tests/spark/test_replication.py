@@ -241,7 +241,7 @@ def test_the_command_needs_a_directory(tmp_path):
     """As other options of recovery do."""
     done = subprocess.run(
         [sys.executable, "-m", "recovery", "run", "flow.py", "--replicate", str(tmp_path)],
-        capture_output=True, text=True, check=False,
+        capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2
     assert "--replicate needs -r DIR" in done.stderr

@@ -354,6 +354,24 @@ def test_a_run_that_ends_before_it_needs_its_jvm_leaves_none(ended_by, tmp_path)
         assert list(cache.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--properties-file /nonexistent pyspark-shell", "/nonexistent cannot be read"),
+        ("--name 'open", "No closing quotation"),
+        # It ends with 0.
+        ("--version pyspark-shell", "Spark did not start"),
+    ],
+)
+def test_arguments_of_spark_submit_that_start_no_jvm(arguments, said):
+    """An error, instead of a wait without end."""
+    program = "from recovery.spark.jvm.session import create_session; create_session('x')"
+    environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": arguments}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment)
+    assert "SparkUnavailableError" in done.stderr
+    assert said in done.stderr
+
+
 IMPORTING = """
 import contextlib, os, signal, sys, threading
 from subprocess import PIPE, TimeoutExpired

@@ -22,7 +22,7 @@ from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
 from tests.namespaces import are_running, as_process_1, family, process_1, signal_all
 from tests.spark.support import ROOT
-from tests.spark.test_crashes import finish, wait_for_batch
+from tests.spark.test_crashes import finish, limited, wait_for_batch
 from tests.spark.test_processes import python_for_others
 
 FLOW = ROOT / "tests" / "flows" / "lines.py"
@@ -139,8 +139,9 @@ def test_a_signal_ends_a_pipeline(tmp_path):
     directory = tmp_path / "db"
     init_partitions(directory, 1)
     process = as_process_1(*command("pipeline(600)", directory))
-    while (line := process.stdout.readline()) != "rows 3\n":
-        assert line, "the pipeline ended early"
+    with limited(process, 240):
+        while (line := process.stdout.readline()) != "rows 3\n":
+            assert line, "the pipeline ended early"
     os.kill(process_1(process), signal.SIGTERM)
     sent_s = time.monotonic()
     output = finish(process)

@@ -106,6 +106,7 @@ class _Starting(subprocess.Popen[bytes]):
     launch: ClassVar[_Starting | None] = None
     environment: ClassVar[Mapping[str, str]] = {}
     output: ErrorOutput | None = None
+    is_called = False
 
     def __init__(self, command: Sequence[str], *, env: dict[str, str], **options: Any) -> None:
         self.info_directory = Path(env["_PYSPARK_DRIVER_CONN_INFO_PATH"]).parent
@@ -114,6 +115,12 @@ class _Starting(subprocess.Popen[bytes]):
         super().__init__(command, env={**env, **self.environment}, **options)
         assert self.stderr is not None
         self.output = ErrorOutput(self.stderr)
+
+    def poll(self) -> int | None:
+        """Return the exit code; 1 for a JVM that ended with 0 before it was called. PySpark's launch waits forever for
+        such a one, as for `spark-submit --version`."""
+        code = super().poll()
+        return 1 if code == 0 and not self.is_called else code
 
 
 def _import_meanwhile() -> None:
@@ -164,14 +171,15 @@ class Launch:
 
         usual, java_gateway.Popen = java_gateway.Popen, start
         _Starting.environment = environment
+        self._thread = threading.Thread(target=wait, name="jvm-launch", daemon=True)
         try:
             with _submitted(settings, self._file):
-                self._thread = threading.Thread(target=wait, name="jvm-launch", daemon=True)
                 self._thread.start()
                 # Nothing else happens in this process while it forks: what another thread did would stay half done.
                 began.wait()
         except BaseException:
-            began.wait()
+            if self._thread.is_alive():
+                began.wait()
             self.abandon()
             raise
         finally:
@@ -188,6 +196,8 @@ class Launch:
             if self._error is not None:
                 raise self._error
             _adopt(self._gateway)
+            if _Starting.launch is not None:
+                _Starting.launch.is_called = True
         except BaseException as error:
             process = self.abandon()
             if process is not None and process.output is not None and isinstance(error, Exception):
@@ -204,10 +214,12 @@ class Launch:
         abandon_launch()
         self._file.unlink(missing_ok=True)
         _Starting.launch = None
-        if process is None or getattr(process, "pid", None) is None:
-            return None
-        process.wait()
-        return process
+        if process is not None and _pid(process) is not None:
+            process.wait()
+        if self._thread.is_alive():
+            # It may load libraries, during which a process must not end. It learns at once that the JVM is gone.
+            self._thread.join(_END_S)
+        return process if process is not None and _pid(process) is not None else None
 
 
 def _settings_file() -> Path:
@@ -320,10 +332,15 @@ def abandon_launch() -> None:
     """Kill the JVM that is being launched, if one is. Takes no locks, so that a signal handler may call it."""
     process = _Starting.launch
     if process is not None:
-        if getattr(process, "pid", None) is not None:
+        if _pid(process) is not None:
             _kill(process)
         shutil.rmtree(process.info_directory, ignore_errors=True)
         private.remove()
+
+
+def _pid(process: subprocess.Popen[bytes]) -> int | None:
+    """The id of the process; None if it did not begin."""
+    return getattr(process, "pid", None)
 
 
 def end(gateway: Any) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from recovery.config import DEFAULT_MASTER
 from recovery.errors import SparkUnavailableError
 from recovery.host import private
-from recovery.host.signals import end_now, handled
+from recovery.host.signals import EndingAfter, handled
 from recovery.spark.clusters import check_master, is_cluster, is_one_process
 from recovery.spark.jvm import executors, left_archive, local_files, versions
 from recovery.spark.jvm.class_archive import archive_options, archive_path
@@ -86,12 +86,7 @@ def launching(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str, str
     On two cores a run's own imports, and its look at the partitions, then take no time of their own: 0.4 s. A signal
     ends the process and that JVM. Raises nothing: `create_session` does.
     """
-
-    def end(number: int, _: Any) -> None:
-        abandon_launch()
-        end_now(number)
-
-    with handled(end):
+    with handled(EndingAfter(abandon_launch)):
         with contextlib.suppress(Exception):
             _check(master, conf or {})
             _ahead.append(_begin(name, master, conf or {}))

@@ -15,7 +15,7 @@ from recovery.base.clock import Clock, SystemClock
 from recovery.base.intervals import AVAILABLE_NOW, Interval
 from recovery.config import DEFAULT_MASTER, RecoveryConfig
 from recovery.flow import Flow
-from recovery.host.signals import acting, end_now, handled
+from recovery.host.signals import EndingAfter, acting, handled
 from recovery.spark.clusters import check_master
 from recovery.spark.jvm.launch import abandon_launch
 from recovery.spark.jvm.session import create_session
@@ -87,13 +87,12 @@ def _ending_immediately(temporary: Path | None) -> Iterator[None]:
     """Until the stream has started, end the process on a signal. The next run repairs what is half done, as after a
     kill. `temporary`: a directory to remove, because no next run would find it."""
 
-    def end(number: int, _: Any) -> None:
+    def clean() -> None:
         abandon_launch()
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
-        end_now(number)
 
-    with handled(end):
+    with handled(EndingAfter(clean)):
         yield
 
 

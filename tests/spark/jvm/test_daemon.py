@@ -177,7 +177,7 @@ def test_a_busy_process_ends_with_its_parent():
     time.sleep(0.5)
     assert child.exists()
     parent.kill()
-    parent.communicate()
+    parent.communicate(timeout=60)
     deadline = time.monotonic() + 20
     while child.exists() and b") Z " not in (child / "stat").read_bytes():
         assert time.monotonic() < deadline
