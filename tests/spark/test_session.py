@@ -294,10 +294,13 @@ try:
     session.create_session("left")
 except KeyboardInterrupt:
     print(*children())
+else:
+    # The machine was quicker.
+    print()
 """
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.8, 1.6])
+@pytest.mark.parametrize("after_s", [0.0, 0.5, 1.0])
 def test_an_interrupted_start_leaves_no_jvm(after_s, tmp_path):
     """Whenever it is left, from the launcher's script to the context."""
     program = [sys.executable, "-c", LEFT, str(after_s)]

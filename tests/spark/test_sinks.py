@@ -134,7 +134,7 @@ def test_lines_of_another_form(spark, feed, tmp_path, options):
 
 def test_a_task_that_fails_leaves_no_file(spark, feed, tmp_path):
     """What the first attempt of a task wrote is not in the output, whether it failed before or after the step."""
-    for seed in range(2):
+    for seed in range(3):
         feed.add_random(seed)
     marks = tmp_path / "marks"
     marks.mkdir()
