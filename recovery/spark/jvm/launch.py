@@ -217,7 +217,7 @@ class Launch:
         if process is not None and _pid(process) is not None:
             process.wait()
         if self._thread.is_alive():
-            # It may load libraries, during which a process must not end. It learns at once that the JVM is gone.
+            # It may load libraries, during which a process must not end. It notices immediately that the JVM is gone.
             self._thread.join(_END_S)
         return process if process is not None and _pid(process) is not None else None
 
