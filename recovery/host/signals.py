@@ -71,10 +71,17 @@ def end_after_grace() -> None:
 
     Python calls handlers only between two steps of the main thread, and a SQLite query there may take minutes.
     """
+    reading, _, _ = _signal_pipe()
+    threading.Thread(target=_end_when_late, args=(reading,), name="end-late", daemon=True).start()
+
+
+def _signal_pipe() -> tuple[int, int, int]:
+    """Let Python write each signal that has a handler to a new pipe, in whatever thread it comes. Return the pipe's
+    ends, and what Python wrote signals to before."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    threading.Thread(target=_end_when_late, args=(reading,), name="end-late", daemon=True).start()
+    # A full pipe already says enough.
+    return reading, writing, signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
 
 def _end_when_late(reading: int) -> None:
@@ -102,11 +109,8 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        self._reading, writing = os.pipe()
-        os.set_blocking(writing, False)
+        self._reading, _, _ = _signal_pipe()
         self._came = False
-        # A full pipe already says enough.
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         handle(lambda *_: None)
 
     def came_within(self, seconds: float) -> bool:
@@ -150,8 +154,7 @@ def acting(act: Callable[[int], None]) -> Iterator[None]:
     if not is_main_thread():
         yield
         return
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
+    reading, writing, before = _signal_pipe()
     threading.Thread(target=_act_on_signals, args=(act, reading), name="stop", daemon=True).start()
     came: list[int] = []
 
@@ -160,7 +163,6 @@ def acting(act: Callable[[int], None]) -> Iterator[None]:
             end_now(number)
         came.append(number)
 
-    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
         with handled(note):
             yield

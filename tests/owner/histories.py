@@ -160,10 +160,10 @@ class History:
         name, text = json.loads(self.report.read_text())
         assert name in self.expected, text
 
-    def disturbed_run(self) -> None:
-        """One run in which somebody may die."""
+    def begin_disturbed(self, *ways: str) -> tuple[str, ForkedOwner, int]:
+        """Begin a run in which somebody may die in one of these ways: the way, the owner that it may be, the run."""
         settings = self.rewind() if self.chance.random() < 0.25 else {}
-        what = self.chance.choice(["driver at a step", "driver", "owner at a step", "owner", "owner stopped"])
+        what = self.chance.choice(ways)
         victim = self.chance.choice(self.owners)
         if what == "owner at a step":
             victim.end(signal.SIGTERM)
@@ -171,7 +171,13 @@ class History:
         for each in self.owners:
             each.start()
         steps = (self.chance.choice(DRIVER_POINTS), self.chance.randrange(1, 4)) if what == "driver at a step" else ()
-        pid = self.start_run(*steps, **settings)
+        return what, victim, self.start_run(*steps, **settings)
+
+    def disturbed_run(self) -> None:
+        """One run in which somebody may die."""
+        what, victim, pid = self.begin_disturbed(
+            "driver at a step", "driver", "owner at a step", "owner", "owner stopped"
+        )
         if what in ("driver", "owner", "owner stopped"):
             time.sleep(self.chance.random() * 0.5)
         if what == "driver":

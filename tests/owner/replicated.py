@@ -17,7 +17,7 @@ from recovery.storage.restored import NAME as RESTORED
 from recovery.storage.scan import scan
 from tests.backup.support import bring_back
 from tests.faults.minirun import STARTS, states, totals, wait
-from tests.owner.histories import BATCHES, DRIVER_POINTS, EXPECTED, OWNER_POINTS, History
+from tests.owner.histories import BATCHES, EXPECTED, History
 from tests.stores import problems
 
 OWN = "recovery.replication"
@@ -73,18 +73,9 @@ class ReplicatedHistory(History):
     def disturbed_run(self) -> None:
         """One run in which somebody may die, most likely while epochs are shipped."""
         self.shown.unlink(missing_ok=True)
-        settings = self.rewind() if self.chance.random() < 0.25 else {}
-        what = self.chance.choice(
-            ["driver at a step", "owner at a step", "driver", "owner", "owner stopped", OWN, SHARE]
+        what, victim, pid = self.begin_disturbed(
+            "driver at a step", "owner at a step", "driver", "owner", "owner stopped", OWN, SHARE
         )
-        victim = self.chance.choice(self.owners)
-        if what == "owner at a step":
-            victim.end(signal.SIGTERM)
-            victim.start(self.chance.choice(OWNER_POINTS), self.chance.randrange(1, 6))
-        for each in self.owners:
-            each.start()
-        steps = (self.chance.choice(DRIVER_POINTS), self.chance.randrange(1, 4)) if what == "driver at a step" else ()
-        pid = self.start_run(*steps, **settings)
         moment_s = self.chance.random() * 0.6
         if " at " not in what:
             parent, module = (pid, OWN) if what in ("driver", OWN) else (victim.pid, SHARE)

@@ -93,8 +93,7 @@ def launching(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str, str
         try:
             yield
         finally:
-            while _ahead:
-                _ahead.pop().abandon()
+            _abandon_ahead()
 
 
 def _check(master: str, conf: Mapping[str, str]) -> None:
@@ -132,9 +131,13 @@ def _taken(name: str, master: str, conf: Mapping[str, str]) -> _Begun | None:
     """Take what `launching` has begun with these arguments; None if there is no such."""
     if _ahead and _ahead[0].arguments == (name, master, dict(conf)):
         return _ahead.pop()
+    _abandon_ahead()
+    return None
+
+
+def _abandon_ahead() -> None:
     while _ahead:
         _ahead.pop().abandon()
-    return None
 
 
 def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str, str] | None = None) -> Any:
