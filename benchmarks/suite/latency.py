@@ -1,4 +1,5 @@
-"""Duration of small micro-batches: on plain Spark, on recovery partitions, with a Python function, and with a step.
+"""Duration of small micro-batches: on plain Spark, on recovery partitions, with a Python function, with a step, and
+with a function as the sink.
 
 Each contender runs its query several times in one session, each time from the beginning. A run reads small files one a
 micro-batch; a duration is what Spark reports for the whole trigger. The first micro-batches of a run are left out. The
@@ -32,6 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "with a function": {"plain": False, "work": "function", "interval_s": 10},
     "with a step": {"plain": False, "work": "step", "interval_s": 10},
     "with a step, -s 0": {"plain": False, "work": "step", "interval_s": 0},
+    "with a step, to a function": {"plain": False, "work": "step", "interval_s": 10, "function": True},
 }
 
 
@@ -116,7 +118,8 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
             f"over {arguments.repeat} interleaved rounds; × is against `{BASELINE}`.",
             "`-s 0` closes an epoch, durably, after every micro-batch; the others every 10 s. Plain Spark writes the "
             "same query to the same sink without recovery partitions. `with a function`: the lines taken apart, as for "
-            "the step, and given to a Python function by `mapInArrow`, which keeps nothing.",
+            "the step, and given to a Python function by `mapInArrow`, which keeps nothing. `to a function`: the sink "
+            "is a function that collects the rows; that of the others drops them.",
         ],
     )
 
@@ -124,6 +127,11 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
 def _given(batches: Iterator[Any]) -> Iterator[Any]:
     """A function without state."""
     yield from batches
+
+
+def _collect(batch: Any, batch_id: int) -> None:
+    """A function as the sink."""
+    batch.collect()
 
 
 def measure(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +143,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     spark = create_session(
         "latency", master=f"local[{CORES}]", conf={"spark.sql.streaming.numRecentProgressUpdates": "100000"}
     )
-    sink = DiscardSink()
+    sink: Any = _collect if arguments.get("function") else DiscardSink()
 
     def build(session: Any) -> Any:
         lines = session.readStream.option("maxFilesPerTrigger", 1).text(arguments["files"])

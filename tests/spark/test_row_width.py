@@ -68,8 +68,9 @@ class Wide:
 
 
 @pytest.mark.parametrize("sink", some(["discard", "files", "function"], "function"))
-def test_many_small_rows(spark, feed, tmp_path, sink):
-    """Nothing is known before the first micro-batch."""
+def test_many_small_rows(spark, feed, tmp_path, monkeypatch, sink):
+    """Nothing is known before the first micro-batch. A lent batch has the setting in another way."""
+    monkeypatch.setenv(VARIABLE, "-lending")
     add(feed)
     sinks = {"discard": None, "files": FileSink(tmp_path / "out"), "function": Wide()}
     run_to_end(feed.frame(spark).transform(asking_step()), tmp_path / "db", sinks[sink])
@@ -77,7 +78,8 @@ def test_many_small_rows(spark, feed, tmp_path, sink):
     assert spark.sparkContext.getLocalProperty(LIMIT) is None
 
 
-def test_a_sinks_own_functions_keep_it(spark, feed, tmp_path):
+def test_a_sinks_own_functions_keep_it(spark, feed, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "-lending")
     add(feed)
     sink = Wide()
     run_to_end(feed.frame(spark).transform(asking_step()), tmp_path / "db", sink)

@@ -6,12 +6,17 @@ import threading
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from pyspark.sql import SparkSession
 
+from recovery.host import private
 from recovery.spark.jvm import class_cache
 
+_LOADER = "org.apache.spark.util.MutableURLClassLoader"
 _installing = threading.Lock()
+_loaded: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+"""The sources whose classes the tasks of a JVM find, by its gateway."""
 
 
 def compiled(spark: SparkSession, source: str) -> Any:
@@ -51,6 +56,29 @@ def planner_strategy(spark: SparkSession, name: str, arguments: Callable[[Any], 
         made = new(spark, name, arguments(spark._jvm))
         getattr(experimental, "extraStrategies_$eq")(strategies.appended(made))
         return made
+
+
+def new_for_tasks(spark: SparkSession, source: str, name: str) -> Any:
+    """Make an object of the class `name` of the file `source` of this package. Tasks that run in the driver's JVM find
+    its classes, too, and so does Spark by their names. None if the session's class loader takes no classes."""
+    jvm, gateway = spark._jvm, spark.sparkContext._gateway
+    assert jvm is not None
+    assert gateway is not None
+    loader = jvm.Thread.currentThread().getContextClassLoader()
+    if loader.getClass().getName() != _LOADER:
+        return None
+    with _installing:
+        loaded = _loaded.setdefault(gateway, set())
+        if source not in loaded:
+            home = private.home() / "classes"
+            for each, code in bytecodes(spark, source).items():
+                path = home.joinpath(*each.split(".")).with_suffix(".class")
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.write_bytes(code)
+            if not loaded:
+                loader.addURL(jvm.java.io.File(str(home)).toURI().toURL())
+            loaded.add(source)
+    return loader.loadClass(name).getConstructors()[0].newInstance(gateway.new_array(jvm.Object, 0))
 
 
 def new(spark: SparkSession, name: str, arguments: Sequence[Any] = (), room: str = "tuning") -> Any:

@@ -49,6 +49,8 @@ STATEFUL_NODES = {
 
 
 SOURCE_NODES = {"StreamingRelation", "StreamingRelationV2"}
+_NARROW = {"Project", "Filter", "SubqueryAlias", "MapInArrow", "MapInPandas", "EventTimeWatermark", "Generate"}
+"""Nodes that pass rows on, or make other rows of each, within a stage."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ def bind(
         tasks,
         combined=list(_functions(plan, PLACE_NAME)) if steps else (),
         steps_only=not _gives_others_rows(spark, plan),
+        lends=not native and (not steps or _is_in_last_stage(plan)),
     )
     runs = _rebuild(spark, plan, partition_count, tasks) if steps else plan
     runs = send_starts(spark, runs, (TICKS, "appended"))
@@ -194,6 +197,16 @@ def _function(node: Any) -> str:
 
 def _functions(plan: Any, prefix: str) -> Iterator[str]:
     return (name for name in map(_function, walk(plan)) if name.startswith(prefix))
+
+
+def _is_in_last_stage(plan: Any) -> bool:
+    """Whether the plan has a single step, whose output the last stage computes: what is above gives its rows on."""
+    while _step_of(plan) is None:
+        below = children(plan)
+        if plan.nodeName() not in _NARROW or len(below) != 1:
+            return False
+        plan = below[0]
+    return len(list(_steps(plan))) == 1
 
 
 def _gives_others_rows(spark: SparkSession, plan: Any) -> bool:

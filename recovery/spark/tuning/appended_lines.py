@@ -39,15 +39,13 @@ from recovery.appended.planner import Planner
 from recovery.appended.position import HEAD_BYTES, TAIL_BYTES, FilePosition, InputOffset
 from recovery.appended.reach import TaskFiles
 from recovery.errors import RecoveryError
-from recovery.host import private
 from recovery.spark.clusters import is_one_process
-from recovery.spark.jvm.java_sources import bytecodes
+from recovery.spark.jvm.java_sources import new_for_tasks
 from recovery.spark.sources.appended import check_schema
 from recovery.spark.tuning.tuning import is_switched_on
 
 TACTIC = "appended-lines"
 _CLASS, _SOURCE = "appended.DefaultSource", "tuning/AppendedLines.java"
-_LOADER = "org.apache.spark.util.MutableURLClassLoader"
 _installing = threading.Lock()
 _installed: WeakSet[Any] = WeakSet()
 """The gateways of the JVMs that have the class: one object answers all questions of a JVM."""
@@ -55,23 +53,15 @@ _installed: WeakSet[Any] = WeakSet()
 
 def install(spark: SparkSession) -> None:
     """Make Spark find the class for `appended` in this session's JVM, if its tasks run there."""
-    jvm, gateway = spark._jvm, spark.sparkContext._gateway
-    assert jvm is not None
+    gateway = spark.sparkContext._gateway
     assert gateway is not None
     with _installing:
         if gateway in _installed or not _reads_here() or sys.byteorder != "little":
             return
-        loader = jvm.Thread.currentThread().getContextClassLoader()
-        if loader.getClass().getName() != _LOADER:
+        made = new_for_tasks(spark, _SOURCE, _CLASS)
+        if made is None:
             return
-        home = private.home() / "classes"
-        for name, code in bytecodes(spark, _SOURCE).items():
-            path = home.joinpath(*name.split(".")).with_suffix(".class")
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.write_bytes(code)
-        loader.addURL(jvm.java.io.File(str(home)).toURI().toURL())
         ensure_callback_server_started(gateway)
-        made = loader.loadClass(_CLASS).getConstructors()[0].newInstance(gateway.new_array(jvm.Object, 0))
         made.answerBy(Answers())
         _installed.add(gateway)
 

@@ -44,12 +44,16 @@ class RowWidth:
         """Decide whether to expect many small rows in the next micro-batch."""
         self._small = self._steps_only and outcome.rows >= MANY_ROWS and outcome.row_bytes <= SMALL_BYTES
 
+    def is_expected(self, query: Any) -> bool:
+        """Whether the next micro-batch of the JVM's query may run without the limit. query: None if not known yet."""
+        known = query is not None and self._small and bytes_to_read(query) <= MOST_BYTES
+        return known and self._context.getLocalProperty(LIMIT) is None
+
     @contextlib.contextmanager
     def expected(self, query: Any) -> Iterator[None]:
         """Lift the limit within this context, if small rows are expected. The jobs that this thread starts in it must
         run the plan of the next micro-batch of the JVM's query, and nothing else. query: None if not known yet."""
-        known = query is not None and self._small and bytes_to_read(query) <= MOST_BYTES
-        if not known or self._context.getLocalProperty(LIMIT) is not None:
+        if not self.is_expected(query):
             yield
             return
         self._context.setLocalProperty(LIMIT, UNLIMITED)

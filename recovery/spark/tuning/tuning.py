@@ -22,12 +22,13 @@ from recovery.spark.clusters import is_cluster
 from recovery.spark.steps.definition import StepDefinition
 from recovery.spark.tuning.combining import install
 from recovery.spark.tuning.gathering import Gathering
+from recovery.spark.tuning.lending import Lending
 from recovery.spark.tuning.merging import Merging
 from recovery.spark.tuning.outcome import Outcome
 from recovery.spark.tuning.row_width import RowWidth
 
 VARIABLE = "RECOVERY_TUNING"
-TACTICS = frozenset({"appended-lines", "combining", "gathering", "merging", "row-width"})
+TACTICS = frozenset({"appended-lines", "combining", "gathering", "lending", "merging", "row-width"})
 
 
 def is_switched_on(tactic: str) -> bool:
@@ -59,9 +60,11 @@ class Tuning:
         *,
         combined: Sequence[str],
         steps_only: bool,
+        lends: bool,
     ) -> None:
         """tasks: the number that rows are exchanged over. combined: the names of the plan's placeholder functions at
-        which rows can be combined. steps_only: nothing else in the plan gives rows to Python."""
+        which rows can be combined. steps_only: nothing else in the plan gives rows to Python. lends: the plan may run
+        more than once in a micro-batch, in any thread."""
         # On a cluster the host of an executor may be lost while the sink reads.
         self._storage_level = StorageLevel.MEMORY_AND_DISK_2 if is_cluster(spark.sparkContext.master) else None
         on = switched_on(os.environ.get(VARIABLE, ""))
@@ -73,6 +76,7 @@ class Tuning:
         # The driver needs no Python worker to merge the first micro-batch, but the one task does.
         first = self._merging is None or not self._merging.has_aggregates
         self._gathering = Gathering(spark, hash_columns, allowed="gathering" in on, first=first) if steps else None
+        self._lending = Lending(spark, allowed=lends and "lending" in on)
 
     @contextlib.contextmanager
     def run_batch(
@@ -80,7 +84,7 @@ class Tuning:
     ) -> Iterator[DataFrame | None]:
         """Yield what the sink gets of a micro-batch: its plan, or its rows, computed once and completely, so that no
         step runs again whatever the sink does with them. None if nothing is left to compute and the sink discards the
-        rows.
+        rows. When this ends without an error, the whole plan has run.
 
         query: the JVM's handle. address: where tasks find the partitions.
         """
@@ -95,10 +99,15 @@ class Tuning:
             with as_expected if delivery.as_it_is else contextlib.nullcontext():
                 yield batch
             return
+        if self._lending.lends:
+            with self._lending.lent(batch, unlimited=self._row_width.is_expected(query)) as lent:
+                yield lent
+            return
         with as_expected:
             copy = batch.localCheckpoint(True, self._storage_level)
         try:
-            yield copy
+            with self._lending.watched(copy) as frame:
+                yield frame
         finally:
             copy._jdf.queryExecution().analyzed().rdd().unpersist(False)
 
