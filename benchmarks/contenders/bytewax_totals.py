@@ -23,13 +23,17 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmarks.harness.processes import Spent
 
 BLOCK_BYTES = 1 << 20
 PAUSE_S = 0.5
-IDLE_S = 0.1
-"""Processor time of a pause in which nothing is written any more."""
+SAME_S = 0.1
+"""By how much the processor time of pauses differs in which nothing is left to write."""
 STEP = "totals"
 HELD = Counter(keys=0, n=0)
 """Keys of this process at the end of the input, and the sum of their counts."""
@@ -210,7 +214,7 @@ def build(files: Path, first: int | None = None) -> Any:
         def __init__(self, done: int | None) -> None:
             self._done = done or 0
             self._left = sorted(files.iterdir())[self._done :]
-            self._idle, self._cpu_s = 0, 0.0
+            self._pauses: list[Spent] = []
 
         def next_batch(self) -> list[bytes]:
             place = "end" if not self._left else "first" if self._done == first else None
@@ -218,21 +222,22 @@ def build(files: Path, first: int | None = None) -> Any:
                 return []
             if not self._left:
                 raise StopIteration
-            self._done, self._idle, self._cpu_s = self._done + 1, 0, 0.0
+            self._done, self._pauses = self._done + 1, []
             return self._left.pop(0).read_bytes().splitlines()
 
         def next_awake(self) -> datetime | None:
-            return datetime.now(UTC) + timedelta(seconds=PAUSE_S) if self._cpu_s else None
+            return datetime.now(UTC) + timedelta(seconds=PAUSE_S) if self._pauses else None
 
         def _settled(self, place: str) -> bool:
+            """Whether three pauses in turn took as much processor time: the epochs of a pause take some, too. What was
+            taken up to the first of them counts."""
             from benchmarks.harness.processes import spent
 
-            used = spent(os.getppid())
-            self._idle = self._idle + 1 if used.cpu_s - self._cpu_s < IDLE_S else 0
-            self._cpu_s = used.cpu_s
-            if self._idle < 3:
+            self._pauses = [*self._pauses[-3:], spent(os.getppid())]
+            took_s = [after.cpu_s - before.cpu_s for before, after in pairwise(self._pauses)]
+            if len(took_s) < 3 or max(took_s) - min(took_s) > SAME_S:
                 return False
-            Path(f"spent-{place}.json").write_text(json.dumps(asdict(used)))
+            Path(f"spent-{place}.json").write_text(json.dumps(asdict(self._pauses[0])))
             return True
 
         def snapshot(self) -> int:

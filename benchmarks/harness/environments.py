@@ -25,7 +25,7 @@ class Peer:
 
 SPARK = Peer("spark", ("pyspark==4.3.0",))
 SPARK_PANDAS = Peer(
-    "spark_pandas", ("pyspark==4.3.0", "pandas==2.3.3", "pyarrow==26.0.1", "protobuf==6.33.1", "setuptools==80.9.0")
+    "spark_pandas", ("pyspark==4.3.0", "pandas==2.3.3", "pyarrow==26.0.1", "protobuf==6.33.5", "setuptools==80.9.0")
 )
 BYTEWAX = Peer("bytewax", ("bytewax==0.21.1",))
 

@@ -30,7 +30,7 @@ COMPARED = {"ours-readme": "the README's flow", "ours-aggregate": "declared with
 """The contenders with recovery partitions that RESULTS.md begins with."""
 SESSION = (
     (1, (
-        "--events", "5_000_000", "--keys", "500_000", "--batches", "10", "--repeat", "3", "--contenders",
+        "--events", "5_000_000", "--keys", "500_000", "--batches", "10", "--repeat", "2", "--contenders",
         "ours-readme,ours-function,ours-appended,ours,ours-aggregate,spark-rocksdb,spark-hdfs,spark-java,bytewax-processes",
     )),
     (4, (

@@ -56,7 +56,7 @@ class Counting:
         return len(self.path.read_text().splitlines())
 
 
-def batches(feed, count=4):
+def batches(feed, count=3):
     for seed in range(count):
         feed.add_random(seed)
 
@@ -90,7 +90,7 @@ ONCE = {
 
 @pytest.mark.parametrize("name", some(ONCE, "collect", "cached", "in another thread"))
 def test_one_reading(spark, feed, tmp_path, loans, plan, name):
-    """It gets the plan from its third micro-batch on, and no function of a step is called twice."""
+    """It gets the plan from its second micro-batch on, and no function of a step is called twice."""
     batches(feed)
     update = Counting(tmp_path / "calls")
     summary = run_to_end(feed.frame(spark).transform(totals_step(update=update)), tmp_path / "db", ONCE[name])
@@ -121,10 +121,10 @@ OTHERWISE = {
 @pytest.mark.parametrize("name", some(OTHERWISE, "nothing", "limit", "twice", "threads"))
 def test_another_reading_later(spark, feed, tmp_path, loans, plan, name):
     """A sink that has the plan and reads it otherwise leaves exact state, and gets copies from then on."""
-    batches(feed, 5)
+    batches(feed, 4)
 
     def sink(batch, batch_id):
-        (OTHERWISE[name] if batch_id == 2 else collect)(batch, batch_id)
+        (OTHERWISE[name] if batch_id == 1 else collect)(batch, batch_id)
 
     run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", sink)
     assert loans == [False]
@@ -170,7 +170,7 @@ def test_partitions_one_after_the_other(spark, feed, tmp_path, loans, plan, lent
 
 def test_the_frame_before_is_refused(spark, feed, tmp_path, loans):
     """It cannot run the step again for a micro-batch that is over."""
-    batches(feed, 5)
+    batches(feed, 4)
     kept: list[DataFrame] = []
 
     def sink(batch, _):
@@ -187,7 +187,7 @@ def test_the_frame_before_is_refused(spark, feed, tmp_path, loans):
 
 def test_an_error_of_the_step(spark, feed, tmp_path, loans):
     """It names the step as it does when rows are copied, and the next run continues."""
-    batches(feed, 2)
+    batches(feed, 1)
     feed.add([("bad", 1)])
 
     def failing(key, rows, state):
