@@ -47,7 +47,7 @@ class Setting:
 
     interval_s: of its snapshots; None: without recovery. Spark's own state stores write every micro-batch.
     backup_s: how long ours and Bytewax keep what is superseded. replicates: ours ships each closed epoch.
-    partitions: recovery partitions of ours; None: as many as cores.
+    partitions: of a recovery directory; None: as many as cores.
     """
 
     interval_s: float | None = 10

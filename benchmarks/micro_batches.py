@@ -1,4 +1,4 @@
-"""Benchmarks of small micro-batches: which of ours take part, and how long each micro-batch took."""
+"""Benchmarks of small micro-batches: which take part, and how long each micro-batch took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flights joined with the weather, both as streams, and delays added up by a step of ours: one cut for both.
+"""Flights joined with the weather, both as streams, and delays added up by a `stateful` step: one cut for both.
 
     python examples/join.py 0 2                               # write flights and weather of the first two days
     python -m recovery init db/ 2

@@ -62,8 +62,8 @@ def java_environment() -> dict[str, str]:
 
 
 def warmed_up(kept: Path) -> dict[str, str]:
-    """The environment of a contender of ours that starts after `recovery warmup`, with an archive under `kept`, which
-    is made when missing."""
+    """The environment of a contender on recovery that starts after `recovery warmup`, with an archive under `kept`,
+    which is made when missing."""
     from recovery.spark.jvm.class_archive import CACHE_VARIABLE, archive_path
     from recovery.spark.jvm.java import java_home
 

@@ -132,8 +132,8 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
             "`all s` is from a ready session to the end, with the first micro-batch and all state kept; CPU s is of "
             "all processes, their start included.",
             "`-s 0` closes an epoch, durably, after every micro-batch, as Spark's own state stores do; the others do "
-            "every 10 s. All run in sessions of ours, with the local file system of those, and give their output to a "
-            "sink that drops it. `nothing kept`: the lines taken apart and dropped.",
+            "every 10 s. All run in sessions that recovery starts, with the local file system of those, and give their "
+            "output to a sink that drops it. `nothing kept`: the lines taken apart and dropped.",
         ],
     )
 

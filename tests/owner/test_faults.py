@@ -22,6 +22,7 @@ from tests.faults.minirun import FOLD_POINTS, STARTS, MiniRun, child, killed_aft
 from tests.owner.histories import BATCHES, DRIVER_POINTS, OWNER_POINTS, PATIENCE_S, UNHURRIED, History
 from tests.shares import some
 from tests.stores import query
+from tests.waiting import wait_until
 
 LOGGED = {"close.2.logged", *FOLD_POINTS}
 """Steps of epochs that are logged first, which a backup interval rules out."""
@@ -134,14 +135,14 @@ def test_a_driver_that_wakes_up_too_late(history, tmp_path, monkeypatch, seed):
     def wait_for_the_first(run: MiniRun) -> None:
         if run.next_batch >= BATCHES - 1:
             (tmp_path / "near").touch()
-            wait_until((drivers.first / "error").exists)
+            wait_until((drivers.first / "error").exists, PATIENCE_S)
 
     frozen = drivers.run(drivers.first, freeze)
     with killed_afterwards(frozen):
         assert os.WIFSTOPPED(os.waitpid(frozen, os.WUNTRACED)[1])
         begun = drivers.run(drivers.successor, wait_for_the_first)
         with killed_afterwards(begun):
-            wait_until((tmp_path / "near").exists)
+            wait_until((tmp_path / "near").exists, PATIENCE_S)
             os.kill(frozen, signal.SIGCONT)
             assert wait(frozen) == 1
             assert (drivers.first / "error").read_text() in ("LeaseLostError", "OwnerUnreachableError")
@@ -188,10 +189,3 @@ class Fills:
 
     def publish(self, epoch: int, batch: int, floor: int) -> None:
         """Nothing to do."""
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)

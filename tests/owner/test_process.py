@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from recovery.owner.process import OwnerProcess
 from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount, Changes
 from tests.stores import KEY, ROOT, STEP, Driver, OwnedDirectory, pack
+from tests.waiting import wait_until
 from tests.wire.certificates import make_certificates
 
 
@@ -35,14 +35,6 @@ def run(make_store):
 def task(run: Driver, **options):
     """A task's store."""
     return reach(run.owner.address("127.0.0.1", **options), task_key=KEY)[0]
-
-
-def wait_until(condition, seconds: float = 20) -> None:
-    """Wait for a condition."""
-    until_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
 
 
 def ended(pid: int) -> bool:

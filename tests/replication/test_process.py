@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from tests.backup.test_incremental import fill
 from tests.backup.test_incremental_faults import change
 from tests.backup.test_lazy import begin as lazily_restored
 from tests.stores import ROOT, Driver
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -60,14 +60,6 @@ def begin(store, tmp_path) -> Iterator[Callable[..., Replication]]:
     yield begin
     for each in begun:
         each.stop()
-
-
-def eventually(holds: Callable[[], bool], timeout_s: float = 30) -> None:
-    """Wait until it holds."""
-    until = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def closes(store: Path, replication: Replication, epochs: int = 1) -> None:
@@ -105,12 +97,12 @@ def test_a_place_that_is_away(store, begin, tmp_path, monkeypatch):
     replication.on_change = reported.append
     replication.ready(60)
     closes(store, replication, 6)
-    eventually(lambda: replication.state.failures > 2)
+    wait_until(lambda: replication.state.failures > 2)
     state = replication.state
     assert (state.lag.epochs, state.shipped.epoch, state.shippings) == (6, 0, 0)
     assert "not a directory" in state.problem
     (tmp_path / "away").unlink()
-    eventually(lambda: replication.state.lag.epochs == 0)
+    wait_until(lambda: replication.state.lag.epochs == 0)
     assert replication.state.problem is None
     assert replication.state.shippings == 1
     replication.end()
@@ -128,10 +120,10 @@ def test_a_process_that_was_killed_is_started_again(store, begin, tmp_path, monk
     for _ in range(2):
         os.kill(replication._process.pid, signal.SIGKILL)
         closes(store, replication)
-        eventually(lambda: replication.state.lag.epochs == 0)
+        wait_until(lambda: replication.state.lag.epochs == 0)
     closes(store, replication)
     os.kill(replication._process.pid, signal.SIGKILL)
-    eventually(lambda: replication.state.lag.epochs == 0)
+    wait_until(lambda: replication.state.lag.epochs == 0)
     replication.end()
     bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
     assert states(tmp_path / "new") == states(store)
@@ -233,7 +225,7 @@ def test_it_ends_with_a_driver_that_was_killed(store, tmp_path):
     pid = int(driver.stdout.readline())
     driver.kill()
     driver.communicate()
-    eventually(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
 
 
 class TestTakenOver:

@@ -18,6 +18,7 @@ from recovery.wire import client, messages, server, task_calls
 from recovery.wire.frames import HEADER, Channel, Kind
 from recovery.wire.proof import proof
 from tests.stores import STEP, pack
+from tests.waiting import wait_until
 from tests.wire.certificates import make_certificates
 from tests.wire.serving import Serving, proxy
 
@@ -400,14 +401,6 @@ def send_apply(channel: Channel, chunks: list[Changes]) -> None:
     for body in bodies:
         channel.put(Kind.CHANGES, body)
     channel.send(Kind.END, messages.encode(messages.End((len(bodies),), sum(map(len, bodies)))))
-
-
-def wait_until(condition) -> None:
-    """Wait for a condition of the server."""
-    until_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
 
 
 def test_the_address_has_no_secret(serving):

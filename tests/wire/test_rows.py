@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 
 import pytest
 
@@ -12,6 +11,7 @@ from recovery.errors import EpochNotHeldError, OwnerRefusedError, OwnerUnreachab
 from recovery.wire.frames import MESSAGE_BYTES, VALUE_BYTES
 from recovery.wire.messages import Rows
 from recovery.wire.rows import read_rows
+from tests.waiting import wait_until
 from tests.wire.serving import Serving, proxy
 
 CUT = (Epoch(1), "x", BatchId(0))
@@ -53,13 +53,6 @@ def serve(run, tmp_path):
         yield make
 
 
-def eventually(condition) -> None:
-    until_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("sizes", [[], [1], [5, 3 << 20, 7], [MESSAGE_BYTES + 9, 1]])
 def test_all_pages_in_order(serve, sizes):
     """Also a page that is larger than other messages may be; then the transaction has ended."""
@@ -67,7 +60,7 @@ def test_all_pages_in_order(serve, sizes):
     serving = serve(pages)
     assert list(read_rows(serving.parsed(), serving.key, CALL)) == list(pages.pages)
     assert pages.calls == [CALL]
-    eventually(lambda: not pages.under_way)
+    wait_until(lambda: not pages.under_way)
 
 
 def test_a_reader_that_is_slow_or_stops(serve):
@@ -78,7 +71,7 @@ def test_a_reader_that_is_slow_or_stops(serve):
     assert next(reading) == b"a"
     assert (pages.sent, pages.under_way) == (1, 1)
     reading.close()
-    eventually(lambda: not pages.under_way)
+    wait_until(lambda: not pages.under_way)
     assert pages.sent == 1
 
 
@@ -100,7 +93,7 @@ def test_a_connection_that_breaks(serve):
         reading = read_rows(serving.parsed(port=between.port), serving.key, CALL)
         with pytest.raises(OwnerUnreachableError, match=r"was lost while .* read rows of step 's'"):
             list(reading)
-    eventually(lambda: not pages.under_way)
+    wait_until(lambda: not pages.under_way)
 
 
 def test_who_may_not_read(serve):
