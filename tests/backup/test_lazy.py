@@ -86,7 +86,12 @@ def hydrate(directory: Path) -> None:
     """Fetch the rest."""
     hydrate_directory(directory, Stop())
     assert hydrating(directory) == []
-    assert [path.name for path in directory.iterdir() if "lazy" in path.name] == []
+    assert lazy_names(directory) == []
+
+
+def lazy_names(directory: Path) -> list[str]:
+    """The names of the files that a lazy restore has besides an ordinary one."""
+    return [path.name for path in directory.iterdir() if "lazy" in path.name]
 
 
 def there(directory: Path) -> float:
@@ -226,6 +231,16 @@ def test_killed_at_each_step(lazy, point):
     assert problems(lazy) == []
 
 
+def test_killed_after_the_last_partition(lazy):
+    """Nothing is left to fetch, and the next run removes what the killed one left."""
+    assert killed(lazy, f"4.removed:{COUNT}", 0)
+    assert hydrating(lazy) == []
+    close_epochs(lazy, 1)
+    assert lazy_names(lazy) == []
+    assert_sound(lazy)
+    assert state_at(lazy, 5) == state_of(5)
+
+
 @pytest.mark.long
 def test_killed_again_and_again(place, tmp_path):
     """At random visits of random points, with restarts of the machine in between."""
@@ -243,6 +258,8 @@ def test_killed_again_and_again(place, tmp_path):
             assert state_at(directory, at) == state_of(at), (seed, point)
             if not hydrating(directory):
                 break
+        # A run that was killed after the last partition was whole leaves a file, which the next one removes.
+        close_epochs(directory, 1)
         hydrate(directory)
         assert problems(directory) == []
 
