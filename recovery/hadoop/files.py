@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from recovery.base.addresses import SHARE
 from recovery.errors import ConfigurationError
 
 _MISSING = ("java.io.FileNotFoundException", "org.apache.hadoop.fs.PathNotFoundException")
@@ -70,7 +72,11 @@ class HadoopFiles:
         """Return the files in a directory and below it, by their path in it, with size in bytes and modification time
         in milliseconds; nothing if it is missing. Names with a leading dot, and what is below them, are left out.
 
-        The answer crosses to this process as one text: a call for each file would take a second for some thousand."""
+        The answer crosses to this process as one text: a call for each file would take a second for some thousand.
+        That text has the permissions, for which Hadoop starts a process for each file of a mount, and fails if the file
+        was renamed meanwhile: so this process lists a mount by itself."""
+        if self._address == SHARE:
+            return _tree_of_mount(directory)
         try:
             with self._reaching(directory):
                 fs, path = self._client(), self._path(directory)
@@ -187,3 +193,24 @@ class HadoopFiles:
             line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
             code = errno.ENOENT if kind in _MISSING else errno.EEXIST if kind == _EXISTS else errno.EIO
             raise OSError(code, line, f"{self._address}{path}") from error
+
+
+def _tree_of_mount(directory: Path) -> dict[str, tuple[int, int]]:
+    """`HadoopFiles.tree` of a file system that this host has mounted."""
+    found = {}
+    for above, below, names in os.walk(directory, onerror=_refuse):
+        below[:] = [name for name in below if not name.startswith(".")]
+        for name in names:
+            if name.startswith("."):
+                continue
+            file = Path(above, name)
+            with contextlib.suppress(FileNotFoundError):
+                status = file.stat()
+                found[file.relative_to(directory).as_posix()] = status.st_size, status.st_mtime_ns // 1_000_000
+    return found
+
+
+def _refuse(error: OSError) -> None:
+    """Raise an error of a listing, unless the directory is gone."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
