@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from recovery.spark.jvm.class_archive import CACHE_VARIABLE
+from recovery.spark.jvm.left_archive import VARIABLE as ARCHIVE_VARIABLE
 from tests.kafka import CONNECTOR, broker, needs_jars
 
 ROOT = Path(__file__).parents[1]
@@ -39,8 +40,9 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     work = tmp_path / "work"
     work.mkdir()
     (work / "examples").symlink_to(EXAMPLES)
+    kept = (CACHE_VARIABLE, ARCHIVE_VARIABLE)
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("RECOVERY_") or name == CACHE_VARIABLE
+        name: value for name, value in os.environ.items() if not name.startswith("RECOVERY_") or name in kept
     }
     environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
     # Runs this short end before optimised code pays: it halves their time.

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recovery.spark.jvm.class_archive import CACHE_VARIABLE
+from recovery.spark.jvm.left_archive import VARIABLE as ARCHIVE_VARIABLE
 from tests.flows.cluster import truth
 from tests.namespaces import family
 from tests.stores import paths_of, problems, query, state_at, window
@@ -65,7 +67,7 @@ class Lab:
         return self._started(command, db, {})
 
     def _started(self, command: list[Any], db: Path, environment: dict[str, str]) -> Run:
-        kept = ("PATH", "JAVA_HOME", "JAVA_TOOL_OPTIONS", "TMPDIR")
+        kept = ("PATH", "JAVA_HOME", "JAVA_TOOL_OPTIONS", "TMPDIR", CACHE_VARIABLE, ARCHIVE_VARIABLE)
         given = {name: os.environ[name] for name in kept if name in os.environ}
         given |= {"PYTHONPATH": str(ROOT), **environment}
         # Executors run `python3`: their own.
