@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
 
 from recovery.hadoop.files import HadoopFiles
+from tests.renaming import renaming
 
 
 def test_a_tree_has_what_is_not_hidden(tmp_path):
@@ -31,24 +31,9 @@ def test_a_tree_of_files_that_are_renamed_and_removed_meanwhile(tmp_path):
     """As Spark finishes its logs: under a hidden name, which is renamed. What stays is always listed."""
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "0").write_text("0")
-    ended = threading.Event()
-
-    def write() -> None:
-        while not ended.is_set():
-            draft = tmp_path / "offsets" / ".1.tmp"
-            draft.write_text("1")
-            draft.rename(tmp_path / "offsets" / "1")
-            (tmp_path / "offsets" / "1").rename(tmp_path / "offsets" / "2")
-            (tmp_path / "offsets" / "2").unlink()
-
-    writing = threading.Thread(target=write)
-    writing.start()
-    try:
+    with renaming(tmp_path / "offsets"):
         for _ in range(500):
             assert "offsets/0" in HadoopFiles("file://").tree(tmp_path)
-    finally:
-        ended.set()
-        writing.join()
 
 
 def test_a_tree_that_cannot_be_read(tmp_path):

@@ -22,6 +22,7 @@ from recovery.errors import SparkCheckpointError
 from recovery.native.exporting import export
 from recovery.native.importing import import_checkpoint
 from tests.flows import windows
+from tests.renaming import renaming
 from tests.spark.support import set_to
 
 FILES = 6
@@ -258,6 +259,19 @@ def command(*arguments):
     done = subprocess.run(line, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def test_files_that_are_renamed_while_they_are_listed(spark, tmp_path):
+    """As Spark finishes its logs. Hadoop asks for the permissions of a file after it has listed it."""
+    from recovery.spark.jvm.hadoop import HadoopPlace
+
+    place = HadoopPlace(spark, f"file:{tmp_path}/made here", lambda: "test")
+    assert place.sizes() == {}
+    (tmp_path / "made here" / "offsets").mkdir(parents=True)
+    (tmp_path / "made here" / "offsets" / "0").write_text("zero")
+    with renaming(tmp_path / "made here" / "offsets"):
+        for _ in range(200):
+            assert place.sizes()["offsets/0"] == 4
 
 
 def test_another_file_system(spark, tmp_path):

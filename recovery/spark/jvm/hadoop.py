@@ -18,7 +18,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from recovery.base.ids import BatchId
-from recovery.checkpoint.places import Observer, Progressed, copied, ignore, not_vacant, storage_errors, vanished
+from recovery.checkpoint.places import (
+    LocalPlace,
+    Observer,
+    Progressed,
+    copied,
+    ignore,
+    not_vacant,
+    storage_errors,
+    vanished,
+)
 from recovery.errors import RecoveryError, StorageError
 
 # The password in an address: the text between the name and the @. Hadoop accepts no slash in a password, but such text
@@ -49,6 +58,9 @@ class HadoopPlace:
 
     def sizes(self) -> dict[str, int]:
         """See `CheckpointPlace.sizes`."""
+        if self._root.toUri().getScheme() == "file":
+            # Hadoop would start a process for each file, for its permissions, and fail if it is renamed meanwhile.
+            return LocalPlace(Path(self._root.toUri().getPath()), self._random_id).sizes()
         found: dict[str, int] = {}
         with self._reaching():
             if not self._fs.exists(self._root):
