@@ -122,7 +122,7 @@ def _begin(name: str, master: str, conf: Mapping[str, str]) -> _Begun:
     launch = None
     if SparkContext._gateway is None:
         # A process has one JVM: later contexts are made in it.
-        launch = Launch(settings, _for_cluster() if is_cluster(master) else _for_python())
+        launch = Launch(settings, _for_cluster() if is_cluster(master) else _for_python(_workers_python()))
     leaves = launch is not None and left_archive.LEAVING in shared
     return _Begun((name, master, dict(conf)), settings, launch, home if leaves else None)
 
@@ -238,28 +238,34 @@ def _quieten() -> None:
 
 def daemon() -> dict[str, str]:
     """The setting for this package's daemon of Python workers, if they run this Python, where it is installed."""
-    return {"spark.python.daemon.module": "recovery.spark.jvm.daemon"} if _runs_this_python() else {}
+    return {"spark.python.daemon.module": "recovery.spark.jvm.daemon"} if _is_this_python(_workers_python()) else {}
 
 
 def _for_cluster() -> dict[str, str]:
-    """The `PATH` by which the driver's JVM finds this Python for `python3`, what executors run unless the user names
-    another. Spark starts processes of that name beside the driver too, for sources written in Python."""
-    path = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-    return {} if "PYSPARK_PYTHON" in os.environ else {"PATH": os.pathsep.join(path)}
+    """The environment of the driver's JVM on a cluster. Spark starts Python processes beside the driver too, for
+    sources written in Python: by the name that executors run, for which the `PATH` leads to this Python unless the user
+    names another one."""
+    if "PYSPARK_PYTHON" in os.environ:
+        return _for_python(_workers_python())
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return {"PATH": path, **_for_python(shutil.which("python3", path=path))}
 
 
-def _for_python() -> dict[str, str]:
-    """The `PYTHONPATH` that makes the JVM's Python processes run `startup` first, if they run this Python. Spark starts
-    some of them for each source written in Python, with modules of its own."""
+def _for_python(python: str | None) -> dict[str, str]:
+    """The `PYTHONPATH` that makes the JVM's Python processes run `startup` first, if `python`, which they run, is this
+    one. Spark starts some of them for each source written in Python, with modules of its own."""
     first, path = str(Path(__file__).resolve().with_name("startup")), os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [first, path]))} if _runs_this_python() else {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [first, path]))} if _is_this_python(python) else {}
 
 
-def _runs_this_python() -> bool:
-    """Whether Spark's Python processes run this process's Python, by whatever name it has in its directory."""
-    given = shutil.which(os.environ.get("PYSPARK_PYTHON", ""))
+def _workers_python() -> str | None:
+    return shutil.which(os.environ.get("PYSPARK_PYTHON", ""))
+
+
+def _is_this_python(python: str | None) -> bool:
+    """Whether a path is that of this process's Python, by whatever name it has in its directory."""
     this = Path(sys.executable)
-    return given is not None and Path(given).parent == this.parent and this.samefile(given)
+    return python is not None and Path(python).parent == this.parent and this.samefile(python)
 
 
 def is_made_here(spark: SparkSession) -> bool:

@@ -14,7 +14,7 @@ from unittest import mock
 import pyspark
 import pytest
 
-from recovery.spark.jvm.session import _for_python, daemon
+from recovery.spark.jvm.session import _for_cluster, _for_python, _workers_python, daemon
 from tests.stores import ROOT
 
 HOME = Path(pyspark.__file__).parent
@@ -67,7 +67,7 @@ def test_where_it_is_not_installed_the_archives_stay():
 def for_python(path: str) -> dict[str, str]:
     """What the session sets for its Python processes, if this path is set for its own."""
     with mock.patch.dict(os.environ, {"PYTHONPATH": path}):
-        return _for_python()
+        return _for_python(_workers_python())
 
 
 def started(tmp_path: Path, *path: Path, code: str = "") -> subprocess.CompletedProcess[str]:
@@ -116,6 +116,21 @@ def test_this_python_by_any_name(given, tmp_path, monkeypatch):
     monkeypatch.setenv("PYSPARK_PYTHON", given)
     assert for_python("/mine")["PYTHONPATH"].endswith(f"startup{os.pathsep}/mine")
     assert daemon()
+
+
+def test_on_a_cluster(tmp_path, monkeypatch):
+    """What Spark starts beside the driver by the name `python3` is this Python, and runs `startup`, too. A Python that
+    the user names for executors is left alone, unless it is this one."""
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    given = _for_cluster()
+    assert given["PATH"] == os.pathsep.join([str(Path(sys.executable).parent), str(tmp_path)])
+    assert given["PYTHONPATH"].endswith(f"startup{os.pathsep}/mine")
+    monkeypatch.setenv("PYSPARK_PYTHON", "environment/bin/python")
+    assert _for_cluster() == {}
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    assert list(_for_cluster()) == ["PYTHONPATH"]
 
 
 @pytest.mark.parametrize("place", ["elsewhere", "linked"])

@@ -28,7 +28,8 @@ _ARCHIVE = re.compile(r".*[/\\](python[/\\]lib[/\\](pyspark|py4j-[\w.]+-src)\.zi
 _NAME = "sitecustomize"
 _DAEMON_FILE = f"{os.sep}pyspark{os.sep}daemon.py"
 _CLOSED_WITHIN_MS = 1000
-_DAEMON, _OWN_DAEMON = "pyspark.daemon", "recovery.spark.jvm.daemon"
+_PACKAGE = "recovery"
+_DAEMON, _OWN_DAEMON = "pyspark.daemon", f"{_PACKAGE}.spark.jvm.daemon"
 _WATCH = "end-with-parent"
 _POLL_S = 1.0
 GONE = (BrokenPipeError, ConnectionResetError)
@@ -134,7 +135,9 @@ def _prepare(arguments: list[str]) -> None:
         return
     if arguments[2] == _DAEMON:
         # When the JVM plans sources, it ignores the setting for the daemon.
-        os.execv(sys.executable, [arguments[0], "-m", _OWN_DAEMON, *arguments[3:]])
+        if importlib.util.find_spec(_PACKAGE) is not None:
+            os.execv(sys.executable, [arguments[0], "-m", _OWN_DAEMON, *arguments[3:]])
+        return
     _leave_quietly()
     end_with_parent()
 
