@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,14 +169,18 @@ class TestStaged:
     def test_the_partitions_are_let_go_before_the_first_write(self, store, tmp_path):
         """So that a slow target does not make their logs grow."""
 
+        one_at_a_time = threading.Lock()
+
         class Slow(DirectoryTarget):
             def write(self, name, chunks):
                 if name.startswith("objects/"):
-                    for path in paths_of(store):
-                        # With a reader of an older state, SQLite could not begin the log again.
-                        alter(path, "PRAGMA wal_checkpoint(TRUNCATE)")
-                        log = path.with_name(f"{path.name}-wal")
-                        assert not log.exists() or log.stat().st_size == 0
+                    # Several objects are written at the same time.
+                    with one_at_a_time:
+                        for path in paths_of(store):
+                            # With a reader of an older state, SQLite could not begin the log again.
+                            alter(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+                            log = path.with_name(f"{path.name}-wal")
+                            assert not log.exists() or log.stat().st_size == 0
                 return super().write(name, chunks)
 
         target = Slow(tmp_path / "dest")

@@ -122,7 +122,7 @@ def _begin(name: str, master: str, conf: Mapping[str, str]) -> _Begun:
     launch = None
     if SparkContext._gateway is None:
         # A process has one JVM: later contexts are made in it.
-        launch = Launch(settings, _for_cluster() if is_cluster(master) else _for_python(_workers_python()))
+        launch = Launch(settings, _for_cluster() if is_cluster(master) else _for_python())
     leaves = launch is not None and left_archive.LEAVING in shared
     return _Begun((name, master, dict(conf)), settings, launch, home if leaves else None)
 
@@ -241,17 +241,22 @@ def daemon() -> dict[str, str]:
     return {"spark.python.daemon.module": "recovery.spark.jvm.daemon"} if _is_this_python(_workers_python()) else {}
 
 
+def _for_python() -> dict[str, str]:
+    """The environment of the JVM on one host."""
+    return _with_startup(_workers_python())
+
+
 def _for_cluster() -> dict[str, str]:
     """The environment of the driver's JVM on a cluster. Spark starts Python processes beside the driver too, for
     sources written in Python: by the name that executors run, for which the `PATH` leads to this Python unless the user
     names another one."""
     if "PYSPARK_PYTHON" in os.environ:
-        return _for_python(_workers_python())
+        return _for_python()
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return {"PATH": path, **_for_python(shutil.which("python3", path=path))}
+    return {"PATH": path, **_with_startup(shutil.which("python3", path=path))}
 
 
-def _for_python(python: str | None) -> dict[str, str]:
+def _with_startup(python: str | None) -> dict[str, str]:
     """The `PYTHONPATH` that makes the JVM's Python processes run `startup` first, if `python`, which they run, is this
     one. Spark starts some of them for each source written in Python, with modules of its own."""
     first, path = str(Path(__file__).resolve().with_name("startup")), os.environ.get("PYTHONPATH")

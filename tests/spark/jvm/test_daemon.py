@@ -14,7 +14,7 @@ from unittest import mock
 import pyspark
 import pytest
 
-from recovery.spark.jvm.session import _for_cluster, _for_python, _workers_python, daemon
+from recovery.spark.jvm.session import _for_cluster, _for_python, daemon
 from tests.stores import ROOT
 
 HOME = Path(pyspark.__file__).parent
@@ -67,7 +67,7 @@ def test_where_it_is_not_installed_the_archives_stay():
 def for_python(path: str) -> dict[str, str]:
     """What the session sets for its Python processes, if this path is set for its own."""
     with mock.patch.dict(os.environ, {"PYTHONPATH": path}):
-        return _for_python(_workers_python())
+        return _for_python()
 
 
 def started(tmp_path: Path, *path: Path, code: str = "") -> subprocess.CompletedProcess[str]:
