@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import pyspark
 import pytest
 
 from recovery.spark.jvm.session import _for_cluster, _for_python, daemon
+from recovery.spark.jvm.startup import sitecustomize
 from tests.stores import ROOT
 
 HOME = Path(pyspark.__file__).parent
@@ -131,6 +133,16 @@ def test_on_a_cluster(tmp_path, monkeypatch):
     assert _for_cluster() == {}
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     assert list(_for_cluster()) == ["PYTHONPATH"]
+
+
+@pytest.mark.parametrize("importable", [True, False])
+def test_sparks_daemon_is_replaced_where_the_package_can_be_imported(importable, monkeypatch):
+    """Elsewhere Spark's own goes on."""
+    replaced = []
+    monkeypatch.setattr(os, "execv", lambda _, arguments: replaced.append(arguments))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if importable else None)
+    sitecustomize._prepare(["python3", "-m", "pyspark.daemon", "pyspark.worker"])
+    assert replaced == ([["python3", "-m", "recovery.spark.jvm.daemon", "pyspark.worker"]] if importable else [])
 
 
 @pytest.mark.parametrize("place", ["elsewhere", "linked"])
