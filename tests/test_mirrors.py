@@ -61,7 +61,7 @@ COVERED_BY = {
     "report/test_page.py": """report.charts report.facts report.html report.partitions report.timeline
         report.trends""",
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
-    "sinks/test_delivery.py": "sinks.plain sinks.protocol",
+    "sinks/test_delivery.py": "sinks.plain",
     "sinks/test_delta.py": """sinks.delta.merge sinks.delta.sink sinks.delta.table sinks.tables.columns sinks.tables.log
         sinks.tables.sink sinks.tables.takeback""",
     "sinks/test_upsert.py": """sinks.upsert.checks sinks.upsert.effects sinks.upsert.going_back sinks.upsert.sink

@@ -117,7 +117,7 @@ class _Attempt:
             finally:
                 for one in pinned:
                     one.release()
-            origin = self._origin(planned)
+            origin = origin_of(self._directory, "fork", planned, self._clock.wall_ms())
             settled = self._settle(draft, planned, origin)
             # fork.4
             resumed = plan_resume(scan(draft))
@@ -136,11 +136,6 @@ class _Attempt:
             size_bytes=sum(d.size_bytes for d in settled),
             elapsed_s=self._clock.elapsed_s() - began_s,
         )
-
-    def _origin(self, planned: ResumePlan) -> Origin:
-        epoch = Epoch(planned.resume_epoch - 1)
-        count = len(planned.partitions)
-        return origin_of(self._directory, "fork", planned.store_id, epoch, self._clock.wall_ms(), count)
 
     def _bring(self, pinned: PinnedPartition, draft: Path, planned: ResumePlan) -> bool:
         """Clone or copy a partition; return whether it was cloned."""

@@ -214,9 +214,7 @@ class _Attempt:
                 # 3
                 self._compare(before, after, found)
                 # 4
-                origin = origin_of(
-                    self._directory, VERB, plan.store_id, found.window[-1], self._clock.wall_ms(), plan.partitions
-                )
+                origin = origin_of(self._directory, VERB, found, self._clock.wall_ms())
                 add_origin(draft, origin)
                 size_bytes = self._settle(draft, first)
                 # 5

@@ -77,6 +77,13 @@ class ResumePlan:
         return self.partitions[0].store_id
 
     @property
+    def held(self) -> tuple[str, Epoch] | None:
+        """The id of the newest execution that any file knows, and the newest epoch that any file holds; None before the
+        first execution."""
+        began = {each.number: each.id for d in self.partitions for each in d.executions}
+        return (began[max(began)], max(d.newest_epoch for d in self.partitions)) if began else None
+
+    @property
     def flow_id(self) -> str | None:
         """The id of the flow that the store is bound to; None before its first execution."""
         return next((d.flow_id for d in self.partitions if d.flow_id is not None), None)

@@ -12,13 +12,13 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
 from recovery.base.untrusted_json import Count, Number, decode_json
 from recovery.base.untrusted_paths import name_objection
 from recovery.errors import OutputMismatchError, shown
-from recovery.sinks.forks import check_not_of_origin
 from recovery.sinks.protocol import Resume
 
 VERSION = 1
@@ -30,7 +30,8 @@ VISIBLE_NAME = re.compile(r"epoch-\d{8,}-[0-9a-f]+-\d{8,}-\d{5,}\.[\w.]+")
 class Owner:
     """The owner of a directory's output. `sink` is a random id, drawn when the directory is first used.
 
-    execution, number, host: of the run that may publish, the last one that began. Older versions wrote none.
+    execution, number, host: of the run that may publish, the last one that began. formers: the stores whose place
+    `store` takes. Older versions wrote none of them.
     """
 
     sink: str
@@ -41,6 +42,7 @@ class Owner:
     execution: str = ""
     number: Count = 0
     host: str = ""
+    formers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,13 +259,14 @@ def _check_unused(found: Found, note: Note | None, path: str, fresh: bool) -> No
 
 
 def _check_owner(owner: Owner, resume: Resume, format: str, path: str) -> None:
-    check_not_of_origin(resume, owner.store, path, "FileSink(NEW_DIRECTORY, fresh=True)")
-    if owner.store not in resume.stores or owner.flow != resume.flow_id:
+    resume.check_origin(path, owner.store, owner.formers, own="FileSink(NEW_DIRECTORY, fresh=True)")
+    if not resume.shares(owner.store, owner.formers) or owner.flow != resume.flow_id:
         raise OutputMismatchError(
             f"it holds the output of flow {owner.flow!r} on recovery directory {owner.store}, "
             f"not of {resume.flow_id!r} on {resume.store_id}",
             path=path,
-            cause="Two flows use one directory, or the recovery directory was created a second time.",
+            cause="Two flows use one directory, or the recovery directory was created a second time, or repartitioned "
+            "with an older version of recovery.",
             remedy="Give the sink a directory of its own that is empty or does not exist.",
         )
     if owner.format != format:
@@ -277,21 +280,19 @@ def _check_owner(owner: Owner, resume: Resume, format: str, path: str) -> None:
 
 def _check_known(found: Found, owner: Owner, resume: Resume, path: str) -> None:
     """Check that what would be taken back was written by executions that began on these partitions."""
-    if owner.store != resume.store_id:
-        # The store that this one takes the place of may have gone on, until now.
-        return
+    known = partial(resume.check_known, target=path, store=owner.store, formers=owner.formers)
     if owner.execution:
         # What others wrote before that, it was about to take back, or it came late.
         last = max((entry.epoch for entry in found.entries if entry.execution == owner.execution), default=0)
-        resume.check_known(owner.execution, path, number=owner.number, host=owner.host, epoch=last)
+        known(owner.execution, number=owner.number, host=owner.host, epoch=last)
         return
     for entry in found.entries:
         if not resume.closed(entry.epoch, entry.execution):
-            resume.check_known(entry.execution, path, epoch=entry.epoch)
+            known(entry.execution, epoch=entry.epoch)
     for entry in found.prepared:
         # A run that was killed while it closed an epoch leaves its entry, and has not shown it.
         if not resume.closed(entry.epoch, entry.execution):
-            resume.check_known(entry.execution, path)
+            known(entry.execution)
 
 
 def _closed(found: Found, owner: Owner, note: Note | None, resume: Resume, path: str) -> tuple[Entry, ...]:

@@ -128,8 +128,9 @@ class OutputDirectory:
         owner = found.owner or Owner(secrets.token_hex(8), resume.store_id, resume.flow_id, self._format)
         # A store that was repartitioned loses its output to the new one.
         owner = replace(
-            owner, store=resume.store_id, execution=execution.id, number=execution.number, host=socket.gethostname()
-        )
+            owner, store=resume.store_id, execution=execution.id, number=execution.number, host=socket.gethostname(),
+            formers=resume.formers,
+        )  # fmt: skip
         if self._disk.read(self._manifest) is None:
             self._disk.replace(self._manifest, b"")
         if found.owner != owner:

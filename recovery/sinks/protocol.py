@@ -17,14 +17,14 @@ finds its place by the note is right after a crash, a rewind or a restored backu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from recovery.base.ids import BatchId, Epoch, Lease
 from recovery.base.printable import one_line
-from recovery.errors import ConfigurationError, StaleDirectoryError
+from recovery.errors import ConfigurationError, OutputMismatchError, StaleDirectoryError
 from recovery.planning.timeline import TimelinePart
 from recovery.storage.origin import Origin, continued
 
@@ -110,6 +110,27 @@ class EpochOutput:
         return self.epoch
 
 
+_Explained: TypeAlias = tuple[str | None, str | None]
+"""The cause of an error, and its remedy; None: those of its class."""
+
+_OLDER_COPY: _Explained = (None, None)
+_REPLACED: _Explained = (
+    "The directory was repartitioned, and the flow has run on the new one since.",
+    "Let the new directory go on, and repartition that one for another number of partitions. If it is lost, "
+    "--lose-epochs goes on from this one: what it has closed since is lost.",
+)
+_REPARTITIONED_TWICE: _Explained = (
+    "A directory, or a copy of it, was repartitioned twice, and the flow has run on the other result.",
+    "Let the other directory go on. If it is lost, --lose-epochs goes on from this one: what it has closed since is "
+    "lost.",
+)
+_ORIGIN_WENT_ON: _Explained = (
+    "The flow has run on the directory that this one was repartitioned from, or on a copy of it, after that.",
+    "Let that directory go on, and repartition that one. If it is lost, --lose-epochs goes on from this one: what it "
+    "has closed since is lost.",
+)
+
+
 def _silent(_text: str) -> None:
     """Say nothing."""
 
@@ -125,6 +146,7 @@ class Resume:
     origins: the stores that this one was forked or repartitioned from, the nearest first.
     executions: the ids of all executions that have begun on the partitions; None: not known. What another execution of
         the store has shown must stay: see `check_known`.
+    replaced: the stores that take this one's place, and whose output is taken back nevertheless, since `loses`.
     held: the id of the newest of them, and the newest epoch that the partitions hold; None: not known. What that
         execution has shown after it must stay, too: the partitions are an older copy.
     loses: the user says that it may be taken back: the directory was restored or promoted for this run, or
@@ -143,11 +165,28 @@ class Resume:
     loses: bool = False
     say: Callable[[str], None] = _silent
     held: tuple[str, Epoch] | None = None
+    replaced: tuple[str, ...] = ()
 
     @property
     def stores(self) -> tuple[str, ...]:
         """The ids of all stores whose output is this one's: its own, and those that were repartitioned to it."""
-        return (self.store_id, *continued(self.origins))
+        return (self.store_id, *self.formers)
+
+    @property
+    def formers(self) -> tuple[str, ...]:
+        """The ids of the stores whose place this one takes: those that were repartitioned to it, the nearest first."""
+        return continued(self.origins)
+
+    @property
+    def line(self) -> tuple[str, ...]:
+        """The ids of all stores whose output this execution owns when it has begun."""
+        return (*self.stores, *self.replaced)
+
+    @property
+    def forked_from(self) -> tuple[Origin, ...]:
+        """The stores whose output is not this one's, although this one, or one whose place it takes, was forked from
+        them."""
+        return self.origins[len(self.formers) :]
 
     def closed(self, epoch: int, execution_id: str) -> bool:
         """Whether this execution closed this epoch on the current timeline."""
@@ -157,30 +196,90 @@ class Resume:
         """Whether an execution is this one, or began on the partitions before; True if it is not known which did."""
         return self.executions is None or execution_id == self.execution.id or execution_id in self.executions
 
-    def check_known(self, execution_id: str, target: str, *, number: int = 0, host: str = "", epoch: int = 0) -> None:
-        """Check that an execution of this store, which has written to a target, began on these partitions, and that
-        they are no older copy.
+    def shares(self, store: str, formers: Iterable[str] = ()) -> bool:
+        """Whether output of a store is this one's too: of this store, of one whose place it takes, or of one that takes
+        the place of one of those. formers: the stores whose place `store` takes."""
+        return not {store, *formers}.isdisjoint(self.stores)
 
-        number, host: of that execution. epoch: the newest one that it has shown there. 0 and "": unknown. Raises
+    def check_origin(self, target: str, store: str, formers: Iterable[str] = (), *, own: str = "") -> None:
+        """Check that a target, which a store writes to, is not that of a store that this one was forked from.
+
+        formers: as in `shares`. own: how the sink can have a target of its own; empty: it cannot. Raises
+        OutputMismatchError.
+        """
+        origin = next((each for each in self.forked_from if each.store_id in (store, *formers)), None)
+        if origin is not None and not self.shares(store, formers):
+            since = f", which was repartitioned from {origin.store_id}" if store != origin.store_id else ""
+            raise OutputMismatchError(
+                f"it holds the output of store {store}{since} in {origin.directory}, which this one was forked from",
+                path=target,
+                cause="The recovery directory is a fork, and its flow has the sink of the origin.",
+                remedy="Run the fork without output: --no-output"
+                f"{f', or give it a target of its own: {own}' * bool(own)}.",
+            )
+
+    def check_known(
+        self,
+        execution_id: str,
+        target: str,
+        *,
+        number: int = 0,
+        host: str = "",
+        epoch: int = 0,
+        store: str = "",
+        formers: Iterable[str] = (),
+    ) -> None:
+        """Check that nothing of what an execution has shown at a target is unknown to these partitions: it began on
+        them, and they are no older copy. All sinks ask this one question of the execution that owns their target.
+
+        store: that of the execution, which shares this one's output; "": this one. formers: the stores whose place it
+        takes. number, host: of the execution. epoch: the newest one that it has shown there. 0 and "": unknown. Raises
         StaleDirectoryError, unless what it has shown may be lost.
         """
-        if not self.knows(execution_id):
-            knows = "does not know that execution"
-        elif self.held is not None and execution_id == self.held[0] and epoch > self.held[1]:
-            knows = f"has that execution only up to epoch {self.held[1]}"
-        else:
+        lacks = self._lacks(execution_id, epoch, store or self.store_id, formers)
+        if lacks is None:
             return
+        knows, (cause, remedy) = lacks
         other = f"execution {number} ({execution_id})" if number else f"execution {execution_id}"
         found = one_line(
-            f"{other}{f' on {host}' * bool(host)} has written to it{f', up to epoch {epoch}' * bool(epoch)}; this "
-            f"directory {knows}"
+            f"{other}{f' of store {store}' * (store not in ('', self.store_id))}{f' on {host}' * bool(host)} has "
+            f"written to it{f', up to epoch {epoch}' * bool(epoch)}; this directory {knows}"
         )
         if self.loses:
             self.say(f"{target}: {found}; what it has not is taken back")
             return
         raise StaleDirectoryError(
-            f"{found}, and would begin execution {self.execution.number} at epoch {self.epoch}", path=target
+            f"{found}, and would begin execution {self.execution.number} at epoch {self.epoch}",
+            path=target,
+            cause=cause,
+            remedy=remedy,
         )
+
+    def newest_of(self, store: str) -> tuple[str, int] | None:
+        """Return the id of the newest execution of a store that these partitions know, and the newest epoch that they
+        hold of it; None: not known. store: this one, or one whose place it takes. "": of an older version's record."""
+        if store == self.store_id:
+            return self.held
+        origin = next(each for each in self.origins if each.store_id == store)
+        return origin.execution, origin.newest if origin.execution else origin.epoch
+
+    def _lacks(
+        self, execution_id: str, epoch: int, store: str, formers: Iterable[str]
+    ) -> tuple[str, _Explained] | None:
+        """Return what these partitions lack, with its cause and remedy; None: nothing."""
+        if store not in self.stores:
+            shared = next(each for each in self.stores if each in formers)
+            if shared == self.store_id:
+                return f"is of store {shared}, which that one was repartitioned from", _REPLACED
+            return f"is of store {self.store_id}, repartitioned from {shared} like that one", _REPARTITIONED_TWICE
+        explained = _OLDER_COPY if store == self.store_id else _ORIGIN_WENT_ON
+        if not self.knows(execution_id):
+            return "does not know that execution", explained
+        newest = self.newest_of(store)
+        # A record of an older version does not name the newest execution: then any may be it.
+        if newest is not None and newest[0] in ("", execution_id) and epoch > newest[1]:
+            return f"has that execution only up to epoch {newest[1]}", explained
+        return None
 
 
 @runtime_checkable

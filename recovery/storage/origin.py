@@ -13,10 +13,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from recovery.base.ids import Epoch
 from recovery.base.untrusted_json import Count, Moment, decode_json
 from recovery.base.wording import counted
 from recovery.errors import CorruptPartitionError, ForeignPartitionError, RecoveryError
+from recovery.planning.resume import ResumePlan
 from recovery.planning.values import FoundFile
 from recovery.storage.documents import StoredState, change_states, home, read_states
 
@@ -33,7 +33,8 @@ class Origin:
     """The store that a store was made from.
 
     epoch: the newest one that came along. made_ms: when, wall time. partitions: how many the origin had. directory:
-    where it was then.
+    where it was then. execution: the id of the origin's newest execution; "" if none had begun, or an older version
+    made the record. newest: the newest epoch that any partition of the origin held.
     """
 
     how: How
@@ -42,6 +43,8 @@ class Origin:
     made_ms: Moment
     partitions: Count
     directory: str
+    execution: str = ""
+    newest: Count = 0
 
     @property
     def verb(self) -> str:
@@ -88,10 +91,12 @@ def add_origin(directory: Path, origin: Origin) -> None:
     change_states(path, {DOCUMENT: change}, origin.made_ms, busy_ms=BUSY_MS)
 
 
-def origin_of(directory: Path, how: How, store_id: str, epoch: Epoch, made_ms: int, partitions: int) -> Origin:
-    """Return the record of an origin in `directory`, whose name may hold bytes that are not text."""
+def origin_of(directory: Path, how: How, plan: ResumePlan, made_ms: int) -> Origin:
+    """Return the record of an origin in `directory`, whose name may hold bytes that are not text. plan: where a run
+    would resume from it."""
     name = os.fsencode(directory.absolute()).decode(errors="replace")
-    return Origin(how, store_id, epoch, made_ms, partitions, name)
+    execution, newest = plan.held or ("", 0)
+    return Origin(how, plan.store_id, plan.resume_epoch - 1, made_ms, len(plan.partitions), name, execution, newest)
 
 
 def continued(origins: Sequence[Origin]) -> tuple[str, ...]:

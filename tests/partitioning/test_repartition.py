@@ -169,6 +169,7 @@ def test_everything_comes_along(make_store, tmp_path, count, new_count):
     of_old, of_new = (query(paths_of(each)[0], "SELECT * FROM exs") for each in (source, tmp_path / "new"))
     assert of_old == of_new
     [origin] = read_origins(tmp_path / "new")
+    assert (origin.execution, origin.newest) == plan_resume(scan(source)).held
     assert (origin.how, origin.store_id, origin.epoch, origin.partitions) == (
         "repartition", plan_resume(scan(source)).store_id, 4, count,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from recovery.planning.timeline import TimelinePart
 from recovery.sinks.disk import Disk
 from recovery.sinks.output import OutputDirectory
 from recovery.sinks.protocol import EpochOutput, Resume
-from recovery.storage.origin import Origin
+from recovery.storage.origin import How, Origin
 
 OUT = Path("/data/out")
 _ids = itertools.count(1)
@@ -64,13 +64,20 @@ class Store:
 
     def copied(self) -> Store:
         """The same on another host: each goes on by itself from here."""
-        return replace(self, closed=list(self.closed), past=list(self.past or []))
+        return replace(self, closed=list(self.closed), past=None if self.past is None else list(self.past))
 
     def repartitioned(self) -> Store:
         """The store that takes the place of this one."""
-        origin = Origin("repartition", self.store_id, len(self.closed), 0, 2, "db")
-        origins = (origin, *self.origins)
-        return replace(self, store_id=f"{self.store_id}x", closed=list(self.closed), origins=origins)
+        return self._made("repartition", f"{self.store_id}x{next(_ids)}")
+
+    def forked(self) -> Store:
+        """A store of its own that begins with what this one holds."""
+        return self._made("fork", f"{self.store_id}f{next(_ids)}")
+
+    def _made(self, how: How, store_id: str) -> Store:
+        newest = self.past[-1] if self.past else ""
+        origin = Origin(how, self.store_id, len(self.closed), 0, 2, "/data/rec", newest, len(self.closed))
+        return replace(self.copied(), store_id=store_id, origins=(origin, *self.origins))
 
     def records(self) -> list[bytes]:
         """Every record of the closed epochs."""

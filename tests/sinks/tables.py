@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recovery.base import faults
-from recovery.errors import LeaseLostError, OutputLostError, OutputMismatchError, StaleDirectoryError
+from recovery.errors import LeaseLostError, OutputLostError, StaleDirectoryError
 from recovery.hadoop.reports import REPORTS
 from recovery.sinks.protocol import EpochOutput
 from recovery.sinks.tables import log, sink
@@ -150,28 +150,6 @@ def two_epochs(sink) -> tuple[Store, Run]:
         run.write([("a", number), ("b", number)])
         run.close()
     return store, run
-
-
-def check_repartitioned(make: Callable, shown: Callable[[], list], mode: str = "append") -> None:
-    """A store that takes the place of another one: it goes on, takes back what the old one committed since, goes back
-    behind the change; and the old one is refused. The arguments are as above."""
-    store, _ = two_epochs(make())
-    new = store.repartitioned()
-    since = Run(store, make())
-    since.write([("since", 1)])
-    since.close()
-    run = Run(new, make())
-    run.write([("a", 7), ("new", 1)])
-    run.close()
-    assert shown() == truth(new, mode)
-    Run(new, make(), resume_epoch=2)
-    assert shown() == truth(new, mode)
-    with pytest.raises(OutputMismatchError, match="repartitioned to"):
-        Run(store, make())
-    other = replace(store.repartitioned(), store_id="another")
-    with pytest.raises(OutputMismatchError, match="repartitioned from the same one"):
-        Run(other, make())
-    assert shown() == truth(new, mode)
 
 
 def check_two_directories(make: Callable, shown: Callable[[], list], mode: str = "append") -> None:

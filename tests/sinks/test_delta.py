@@ -17,7 +17,6 @@ from tests.sinks.tables import (
     Run,
     check_missing_files,
     check_random_history,
-    check_repartitioned,
     check_two_directories,
     truth,
     two_epochs,
@@ -190,10 +189,3 @@ def test_two_directories_of_one_store(tmp_path, kind):
     """The older copy is refused; on the user's word it takes the table back."""
     path, options = tmp_path / "table", KINDS[kind]
     check_two_directories(lambda: DeltaSink(path, **options), lambda: shown(path), kind)
-
-
-@pytest.mark.parametrize("kind", ["append", "merge"])
-def test_a_repartitioned_store_takes_the_place_of_the_old_one(tmp_path, kind):
-    """It goes on, takes back what the old one committed since, goes back behind it; and the old one is refused."""
-    path, options = tmp_path / "table", KINDS[kind]
-    check_repartitioned(lambda: DeltaSink(path, **options), lambda: shown(path), kind)

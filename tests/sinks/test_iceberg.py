@@ -21,7 +21,6 @@ from tests.sinks.tables import (
     Run,
     check_missing_files,
     check_random_history,
-    check_repartitioned,
     check_two_directories,
     truth,
     two_epochs,
@@ -135,11 +134,6 @@ def test_rows_of_others_stay(warehouse):
 def test_two_directories_of_one_store(warehouse):
     """The older copy is refused; on the user's word it takes the table back."""
     check_two_directories(warehouse.sink, warehouse.rows)
-
-
-def test_a_repartitioned_store_takes_the_place_of_the_old_one(warehouse):
-    """It goes on, takes back what the old one committed since, goes back behind it; and the old one is refused."""
-    check_repartitioned(warehouse.sink, warehouse.rows)
 
 
 def test_a_fork_is_refused(warehouse):

@@ -786,17 +786,3 @@ def test_a_writer_beside_is_waited_for(tmp_path):
     run.close(2)
     assert len(others) > 10
     assert {word for word, part in database.table() if part < 9} == {"a", "b", "c"}
-
-
-@pytest.mark.parametrize("resume_epoch", RESUMES.values(), ids=RESUMES)
-def test_a_repartitioned_store_takes_the_place_of_the_old_one(lived, resume_epoch):
-    """It goes on, or goes back behind that; what the old one wrote since is taken back, and it is refused then."""
-    store, database = lived()
-    new = store.repartitioned()
-    run = Run(store, database)
-    run.write(run.closed_batch + 1, "since")
-    run.close(run.closed_batch + 1)
-    story(new, database, resume_epoch)
-    assert database.table() == expected(new)
-    with pytest.raises(OutputMismatchError, match="on recovery directory 5e1fx"):
-        Run(store, database)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import signal
 import sqlite3
 
@@ -18,6 +19,7 @@ from recovery import (
     FileSink,
     OutputMismatchError,
     SinkFailedError,
+    StaleDirectoryError,
     UpsertSink,
     current_batch,
     init_partitions,
@@ -238,9 +240,33 @@ def test_output_continues_with_another_number_of_partitions(spark, feed, tmp_pat
     run_to_end(frame, tmp_path / "new", make(), backup_interval="1h", resume_epoch=2)
     assert found() == wanted()
     assert states(tmp_path / "new", "totals") == feed.totals()
-    with pytest.raises(OutputMismatchError):
+    with pytest.raises(StaleDirectoryError, match="repartitioned from"):
         run_to_end(frame, tmp_path / "db", make(), backup_interval="1h")
     assert found() == wanted()
+
+
+@pytest.mark.parametrize("kind", some(["files", "table", "delta"], "files"))
+def test_a_copy_has_run_and_the_directory_was_repartitioned(spark, feed, tmp_path, kind):
+    """The copy's output stays: the directory is refused before it is written to. With --lose-epochs it goes on, and
+    then the copy is refused."""
+    frame = feed.frame(spark).transform(totals_step())
+    make, found = output_of(kind, tmp_path)
+    feed.add_random(0)
+    run_to_end(frame, tmp_path / "db", make(), backup_interval="1h")
+    shutil.copytree(tmp_path / "db", tmp_path / "copy")
+    feed.add_random(1)
+    run_to_end(frame, tmp_path / "copy", make(), backup_interval="1h")
+    repartition(tmp_path / "db", None, 5)
+    shown, partitions = found(), [path.read_bytes() for path in sorted((tmp_path / "db").glob("part-*"))]
+    with pytest.raises(StaleDirectoryError, match="this directory does not know that execution") as caught:
+        run_to_end(frame, tmp_path / "db", make(), backup_interval="1h")
+    assert "repartitioned from, or on a copy of it" in caught.value.cause
+    assert found() == shown
+    assert [path.read_bytes() for path in sorted((tmp_path / "db").glob("part-*"))] == partitions
+    run_to_end(frame, tmp_path / "db", make(), backup_interval="1h", lose_epochs=True)
+    assert found() == shown
+    with pytest.raises(StaleDirectoryError):
+        run_to_end(frame, tmp_path / "copy", make(), backup_interval="1h")
 
 
 def output_of(kind, tmp_path):

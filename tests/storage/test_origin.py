@@ -55,11 +55,19 @@ def test_only_repartitioning_continues_a_store():
     assert continued([forked, moved]) == continued([]) == ()
 
 
+def test_what_an_older_version_wrote(store_dir):
+    """Its record does not name the newest execution."""
+    known = {name: value for name, value in origin().as_json().items() if name not in ("execution", "newest")}
+    write(store_dir, {"origins": [known]})
+    assert read_origins(store_dir) == (origin(),)
+
+
 def test_a_directory_of_any_name(tmp_path):
     """A name may hold bytes that are not text."""
     directory = tmp_path / b"d\xff".decode("utf-8", "surrogateescape")
     init_partitions(tmp_path / "new", 1)
-    add_origin(tmp_path / "new", origin_of(directory, "fork", "11aa", 1, MADE_MS, 1))
+    plan = plan_resume(scan(tmp_path / "new"))
+    add_origin(tmp_path / "new", origin_of(directory, "fork", plan, MADE_MS))
     assert read_origins(tmp_path / "new")[0].directory.endswith("/d\N{REPLACEMENT CHARACTER}")
 
 

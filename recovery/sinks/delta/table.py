@@ -175,7 +175,7 @@ class DeltaLog(TableLog):
         from deltalake.exceptions import CommitFailedError
 
         owners = [Transaction(_owner(resume.store_id), resume.execution.number)]
-        owners += [Transaction(_owner(former), TAKEN_OVER) for former in resume.stores[1:]]
+        owners += [Transaction(_owner(other), TAKEN_OVER) for other in resume.line[1:]]
         properties = CommitProperties(
             custom_metadata={RECORD: msgspec.json.encode(record).decode()},
             app_transactions=[Transaction(*once), *owners],

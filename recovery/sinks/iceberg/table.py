@@ -258,7 +258,7 @@ class IcebergLog(TableLog):
             committed = {app: min(each, closed[app]) for app, each in committed.items() if app in closed}
         made = transaction.table_metadata.current_snapshot_id
         state = _State(resume.execution.number, made, {**committed, once[0]: once[1]})
-        states = {resume.store_id: state, **{former: _State(TAKEN_OVER) for former in resume.stores[1:]}}
+        states = {resume.store_id: state, **{other: _State(TAKEN_OVER) for other in resume.line[1:]}}
         transaction.set_properties({_property(each): msgspec.json.encode(states[each]).decode() for each in states})
         try:
             transaction.commit_transaction()
@@ -268,15 +268,18 @@ class IcebergLog(TableLog):
         return True
 
     def _state(self, table: Any, resume: Resume) -> _State:
-        """Return the store's output: before its first commit, what the stores whose place it takes have committed."""
-        properties, committed, snapshot = table.metadata.properties, dict[str, int](), 0
-        for store_id in resume.stores:
+        """Return the store's output: before its first commit, and when it takes the output back from another store,
+        what the other stores of its line have committed."""
+        properties, committed, snapshot, own = table.metadata.properties, dict[str, int](), 0, 0
+        for store_id in resume.line:
             text = properties.get(_property(store_id))
             found = _State() if text is None else decode_json(text, self._unreadable, _State)
-            if store_id == resume.store_id and text is not None:
-                return found
+            if store_id == resume.store_id:
+                own = found.execution
+                if own not in (0, TAKEN_OVER):
+                    return found
             committed, snapshot = {**found.committed, **committed}, snapshot or found.snapshot
-        return _State(0, snapshot, committed)
+        return _State(own, snapshot, committed)
 
     def _sync(self, snapshot_id: int) -> None:
         """Make the files of a local table's newest commit durable."""

@@ -51,7 +51,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one of the sink's commits did: it committed an epoch, began an execution, or took epochs back.
 
     first_batch, last_batch: the micro-batches of the epoch. files: how many files it added; 0 if it merged rows.
-    taken_back: execution and epoch of each commit whose rows this one removed.
+    taken_back: execution and epoch of each commit whose rows this one removed. formers: the stores whose place `store`
+    takes; older versions recorded none.
     """
 
     store: str
@@ -61,6 +62,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     last_batch: int = 0
     files: int = 0
     taken_back: tuple[tuple[str, int], ...] = ()
+    formers: tuple[str, ...] = ()
 
     def has(self, path: str) -> bool:
         """Whether a file, by its path below the table, is of the epoch."""
@@ -147,31 +149,41 @@ class TableLog(ABC):
     @abstractmethod
     def apply(self, table: Any, resume: Resume, record: Record, once: tuple[str, int], change: Change) -> bool:
         """Commit a change to exactly this version of the table, durably; return False if somebody else committed. The
-        stores whose place this one takes do not own the output from then on (`TAKEN_OVER`)."""
+        other stores of `resume.line` do not own the output from then on (`TAKEN_OVER`)."""
 
     def check(self, table: Any, resume: Resume) -> None:
         """Raise if this execution must not commit to the table: LeaseLostError if a later one has begun,
-        OutputMismatchError if a store that takes this one's place has."""
+        StaleDirectoryError if a store that takes this one's place has, or OutputMismatchError if the table is that of a
+        store that this one was forked from."""
+        for origin in resume.forked_from:
+            if self.owner_of(table, resume, origin.store_id):
+                resume.check_origin(self.name, origin.store_id, own=f"{self.kind}Sink(NEW_TABLE, fresh=True)")
         number = self.owner(table, resume)
-        if number == TAKEN_OVER:
-            raise OutputMismatchError(
-                "a store that this one was repartitioned to writes to the table",
+        # Of the stores whose place this one takes, the nearest that wrote here must still own the output.
+        formers = (self.owner_of(table, resume, each) for each in resume.formers)
+        taken_over = number == TAKEN_OVER or (number == 0 and next(filter(None, formers), 0) == TAKEN_OVER)
+        if taken_over and not resume.replaced:
+            raise StaleDirectoryError(
+                "a store that was repartitioned from this one, or from the same one, writes to the table",
                 path=self.name,
-                cause="The flow was run on the new recovery directory, and then on the old one.",
-                remedy="Run it on the new one, or write to a table of its own.",
+                cause="A directory was repartitioned, and the flow has run on the result since.",
+                remedy="Let that directory go on; or write to a table of its own (fresh=True).",
             )
-        if number > resume.execution.number:
+        if number > resume.execution.number and number != TAKEN_OVER:
             raise LeaseLostError(f"execution {number} writes to the table now", path=self.name)
-        if number == 0:
-            # Of the stores whose place this one takes, the nearest that wrote here must still own the output.
-            formers = (self.owner(table, replace(resume, store_id=each, origins=())) for each in resume.stores[1:])
-            if next(filter(None, formers), 0) == TAKEN_OVER:
-                raise OutputMismatchError(
-                    "another store that was repartitioned from the same one writes to the table",
-                    path=self.name,
-                    cause="A directory was repartitioned twice, and the flow was run on both results.",
-                    remedy="Run it on the one that writes, or write to a table of its own.",
-                )
+
+    def owner_of(self, table: Any, resume: Resume, store_id: str) -> int:
+        """Return `owner` for another store."""
+        return self.owner(table, replace(resume, store_id=store_id, origins=(), replaced=()))
+
+    def taking(self, table: Any, resume: Resume) -> Resume:
+        """Return where an execution starts, with the stores whose output it takes back on the user's word although
+        they take this one's place."""
+        if not resume.loses:
+            return resume
+        records = [commit.record for commit in self.history(table) if commit.record is not None]
+        replaced = {each.store for each in records if resume.shares(each.store, each.formers)} - {*resume.stores}
+        return replace(resume, replaced=tuple(sorted(replaced)))
 
     @abstractmethod
     def check_history(self, table: Any, history: Sequence[Commit], resume: Resume) -> None:
@@ -185,7 +197,7 @@ class TableLog(ABC):
         it.
         """
         number = self.owner(table, resume)
-        if resume.execution.number > number or number == TAKEN_OVER:
+        if resume.execution.number > number or (number == TAKEN_OVER and not resume.replaced):
             return resume
         records = (commit.record for commit in self.history(table))
         last = next((each for each in records if each is not None and each.store == resume.store_id), None)
@@ -197,12 +209,17 @@ class TableLog(ABC):
 
     def check_owner(self, table: Any, resume: Resume) -> None:
         """Check, by what outlasts the table's history, that an execution that has begun on these partitions owns the
-        output. Raises StaleDirectoryError, unless what another one has shown may be lost."""
-        number = self.owner(table, resume)
+        output, and that they are no older copy. Raises StaleDirectoryError, unless what another one has shown may be
+        lost."""
+        owners = ((each, self.owner_of(table, resume, each)) for each in resume.stores)
+        store, number = next((each for each in owners if each[1]), ("", 0))
         if number in (0, TAKEN_OVER) or resume.loses or resume.executions is None:
             return
-        known = (start_of(resume.store_id, each) for each in resume.executions)
+        known = (start_of(store, each) for each in resume.executions)
         if any(self.committed(table, resume, (each, number)) for each in known):
+            execution, held = resume.newest_of(store) or ("", 0)
+            if self.committed(table, resume, (app_of(store, execution), held + 1)):
+                resume.check_known(execution, self.name, number=number, epoch=held + 1, store=store)
             return
         raise StaleDirectoryError(
             f"execution {number} owns it, which is no longer in its history and not one of this directory, which would "

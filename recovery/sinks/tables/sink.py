@@ -103,7 +103,7 @@ class TableSink:
         """Leave the rows of the closed epochs in the table, and no others; see `EpochSink`."""
         self._resume, self._files, self._schema, self._note = resume, {}, None, None
         with self._translated():
-            table, note, _ = self._plan(resume)
+            table, note, self._resume = self._plan(resume)
             self._last = None if note is None else note.last
             if table is None:
                 return
@@ -133,7 +133,10 @@ class TableSink:
         files = tuple(file for batch in batches for file in self._files[batch])
         once = output.app_id, output.version
         first, last = batches[0] if batches else 0, output.batch
-        record = Record(output.store_id, output.execution.id, output.epoch, first, last, self._number_of(files))
+        record = Record(
+            output.store_id, output.execution.id, output.epoch, first, last, self._number_of(files),
+            formers=self.resume.formers,
+        )  # fmt: skip
         with self._translated():
             table = self._log.open()
             if files:
@@ -182,13 +185,14 @@ class TableSink:
 
         def propose(table: Any) -> tuple[Record, Change]:
             plan = self._plan_take_back(table, resume)
-            return Record(resume.store_id, resume.execution.id, taken_back=plan.taken_back), plan.change(self._log)
+            record = Record(resume.store_id, resume.execution.id, taken_back=plan.taken_back, formers=resume.formers)
+            return record, plan.change(self._log)
 
         once = start_of(resume.store_id, resume.execution.id), resume.execution.number
         self._resume = self._log.commit(resume, once, propose, claims=True)
 
-    def _plan(self, resume: Resume) -> tuple[Any, Note | None, TakeBack]:
-        """Return the table, the note to continue from, and what has to be taken back. Changes nothing. Raises
+    def _plan(self, resume: Resume) -> tuple[Any, Note | None, Resume]:
+        """Return the table, the note to continue from, and where the execution starts. Changes nothing. Raises
         OutputMismatchError if it is not the table in which the snapshot's output is."""
         note = None
         if resume.note is not None:
@@ -203,12 +207,13 @@ class TableSink:
             other = "there is no table" if table is None else "it is another table than the one"
             raise self._mismatch(f"{other} that earlier epochs wrote to")
         if table is None:
-            return None, note, TakeBack()
-        plan = self._plan_take_back(table, resume)
+            return None, note, resume
+        resume = self._log.taking(table, resume)
+        self._plan_take_back(table, resume)
         self._log.check(table, self._log.successor(table, resume))
         if earlier and earlier.before and not self._log.committed(table, resume, earlier.before):
             raise self._mismatch("the table is older than the snapshot: it lacks the output of an earlier epoch")
-        return table, note, plan
+        return table, note, resume
 
     def _plan_take_back(self, table: Any, resume: Resume) -> TakeBack:
         history = list(self._log.history(table))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recovery.errors import OutputMismatchError
-from recovery.sinks.forks import check_not_of_origin
 from recovery.sinks.protocol import Resume
 from recovery.sinks.tables.log import Change, Commit, Record, TableLog
 
@@ -40,17 +39,25 @@ def plan_take_back(log: TableLog, table: Any, history: Iterable[Commit], resume:
     newest = True
     for commit in history:
         record = commit.record
-        if record is None or record.store not in resume.stores:
+        if record is None or not resume.shares(record.store, record.formers):
             if record is not None:
-                check_not_of_origin(resume, record.store, log.name, f"{log.kind}Sink(NEW_TABLE, fresh=True)")
+                own = f"{log.kind}Sink(NEW_TABLE, fresh=True)"
+                resume.check_origin(log.name, record.store, record.formers, own=own)
             foreign = max(foreign, 0 if commit.harmless or commit.version == 0 else commit.version)
             continue
         done.update(record.taken_back)
         undone = record.epoch == 0 or (record.execution, record.epoch) in done
         is_abandoned = not undone and not resume.closed(record.epoch, record.execution)
-        if record.store == resume.store_id and (newest or is_abandoned):
-            number = log.owner(table, resume) if newest else 0
-            resume.check_known(record.execution, log.name, number=number, epoch=record.epoch)
+        if newest or is_abandoned:
+            number = log.owner_of(table, resume, record.store) if newest else 0
+            resume.check_known(
+                record.execution,
+                log.name,
+                number=number,
+                epoch=record.epoch,
+                store=record.store,
+                formers=record.formers,
+            )
             newest = False
         if is_abandoned:
             abandoned.append((commit.version, record))

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from recovery.sinks.forks import check_not_of_origin
 from recovery.sinks.protocol import Resume
 from recovery.sinks.upsert.database import Session
 from recovery.sinks.upsert.effects import has_history_of
-from recovery.sinks.upsert.table import UpsertTable, tables_beside
+from recovery.sinks.upsert.table import UpsertTable, formers_of, tables_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +48,17 @@ def plan_going_back(table: UpsertTable, database: Session, resume: Resume) -> Go
     [[sink, store_id, flow_id, execution, history_from]] = database.run(
         "SELECT sink, store_id, flow_id, execution_id, history_from FROM {owner}"
     )
-    check_not_of_origin(resume, store_id, f"table {table.name}")
-    if store_id not in resume.stores or flow_id != resume.flow_id:
+    formers = formers_of(database)
+    resume.check_origin(f"table {table.name}", store_id, formers)
+    if not resume.shares(store_id, formers) or flow_id != resume.flow_id:
         raise table.mismatch(
             f"it is written by flow {flow_id!r} on recovery directory {store_id}, "
             f"not by {resume.flow_id!r} on {resume.store_id}",
             *_cause_and_remedy(table, flow_id == resume.flow_id, store_id),
         )
     epochs = {epoch: rest for epoch, *rest in database.run("SELECT epoch, execution_id, published FROM {epochs}")}
-    if store_id == resume.store_id:
-        newest = max((epoch for epoch, (by, published) in epochs.items() if by == execution and published), default=0)
-        resume.check_known(execution, f"table {table.name}", epoch=newest)
+    newest = max((epoch for epoch, (by, published) in epochs.items() if by == execution and published), default=0)
+    resume.check_known(execution, f"table {table.name}", epoch=newest, store=store_id, formers=formers)
     if note is not None and (note.upsert != sink or epochs.get(note.epoch, [None])[0] != note.execution):
         _check_same_table(table, note)
         raise table.mismatch(
@@ -107,7 +106,8 @@ def _cause_and_remedy(table: UpsertTable, same_flow: bool, store_id: str) -> tup
     if not same_flow:
         return "Two flows use one table.", "Give each flow its own table."
     return (
-        "The flow was run on two recovery directories, or its own was created a second time.",
+        "The flow was run on two recovery directories, or its own was created a second time, or repartitioned with an "
+        "older version of recovery.",
         f"Run it on recovery directory {store_id}, or give it another table. If that directory is given up for "
         f"good, drop the tables {tables_beside(table.name)}: what it wrote to {table.name} stays.",
     )

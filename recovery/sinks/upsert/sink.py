@@ -30,7 +30,7 @@ from recovery.sinks.upsert.checks import check_collation, check_names, check_wri
 from recovery.sinks.upsert.database import PLACE, PLACEHOLDERS, Session, listed, quoted, says_unfit, session
 from recovery.sinks.upsert.effects import forget, publish_epoch, renew_history, replace_rows, take_back
 from recovery.sinks.upsert.going_back import UpsertNote, plan_going_back
-from recovery.sinks.upsert.table import CREATE_STAGED, MARKS, UpsertTable, create_tables
+from recovery.sinks.upsert.table import CREATE_STAGED, MARKS, UpsertTable, create_tables, take_over
 from recovery.sinks.upsert.values import changed, changes_of, for_sqlite, rows_of
 
 if TYPE_CHECKING:
@@ -106,9 +106,7 @@ class UpsertSink:
             plan = plan_going_back(self._table, database, resume)
             if not plan.known:
                 create_tables(database, columns, resume)
-            # A store that was repartitioned loses the table to the new one.
-            values = (resume.store_id, resume.execution.id)
-            database.run("UPDATE {owner} SET store_id = {p}, execution_id = {p}", values)
+            take_over(database, resume)
             if plan.takes_back:
                 take_back(self._table, database, columns, plan.last)
             renew_history(database, columns, plan.last)

@@ -22,9 +22,11 @@ BESIDE = ("_recovery_owner", "_recovery_epochs", "_recovery_staged", "_recovery_
 CREATE_OWNER = """
 CREATE TABLE {owner} (
     sink VARCHAR(64) NOT NULL, store_id VARCHAR(64) NOT NULL, flow_id TEXT NOT NULL,
-    execution_id VARCHAR(64) NOT NULL, history_from BIGINT NOT NULL
+    execution_id VARCHAR(64) NOT NULL, history_from BIGINT NOT NULL, formers TEXT
 )
 """
+ADD_FORMERS = "ALTER TABLE {owner} ADD COLUMN formers TEXT"
+"""Older versions made the table without this column: the stores whose place the owner takes, with spaces between."""
 CREATE_EPOCHS = """
 CREATE TABLE {epochs} (
     epoch BIGINT NOT NULL, execution_id VARCHAR(64) NOT NULL, batch_id BIGINT NOT NULL, published BIGINT NOT NULL
@@ -130,4 +132,21 @@ def create_tables(database: Session, columns: list[str], resume: Resume) -> None
     database.run(CREATE_STAGED, columns=listed(columns))
     database.run(CREATE_REPLACED, columns=listed(columns))
     values = (secrets.token_hex(8), resume.store_id, resume.flow_id, resume.execution.id)
-    database.run("INSERT INTO {owner} VALUES ({p}, {p}, {p}, {p}, 0)", values)
+    database.run("INSERT INTO {owner} VALUES ({p}, {p}, {p}, {p}, 0, NULL)", values)
+
+
+def formers_of(database: Session) -> tuple[str, ...]:
+    """Return the stores whose place the owner of the table takes; empty where an older version recorded none."""
+    if "formers" not in database.columns("owner"):
+        return ()
+    [[formers]] = database.run("SELECT formers FROM {owner}")
+    return tuple((formers or "").split())
+
+
+def take_over(database: Session, resume: Resume) -> None:
+    """Record that an execution owns the table: no earlier one writes any more, also none of a store whose place its
+    store takes."""
+    if "formers" not in database.columns("owner"):
+        database.run(ADD_FORMERS)
+    values = (resume.store_id, resume.execution.id, " ".join(resume.formers))
+    database.run("UPDATE {owner} SET store_id = {p}, execution_id = {p}, formers = {p}", values)

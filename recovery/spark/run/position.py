@@ -139,7 +139,6 @@ def resume_of_sink(
 ) -> Resume:
     """Where the sink must go back to. origins: the stores that this one was made from. loses, say: see `Resume`."""
     note = store.driver_values(SINK_STEP, plan.resume_epoch).get(NOTE_KEY)
-    began = {each.number: each.id for partition in plan.partitions for each in partition.executions}
     return Resume(
         epoch=plan.resume_epoch,
         note=note if isinstance(note, str) else None,
@@ -150,7 +149,7 @@ def resume_of_sink(
         timeline=timeline(plan.partitions[0].executions, plan.snapshot),
         origins=origins,
         executions=frozenset(each.id for partition in plan.partitions for each in partition.executions),
-        held=(began[max(began)], max(each.newest_epoch for each in plan.partitions)) if began else None,
+        held=plan.held,
         loses=loses,
         say=say,
     )
