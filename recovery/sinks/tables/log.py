@@ -157,7 +157,7 @@ class TableLog(ABC):
         store that this one was forked from."""
         for origin in resume.forked_from:
             if self.owner_of(table, resume, origin.store_id):
-                resume.check_origin(self.name, origin.store_id, own=f"{self.kind}Sink(NEW_TABLE, fresh=True)")
+                resume.check_origin(self.name, origin.store_id, own=self.own)
         number = self.owner(table, resume)
         # Of the stores whose place this one takes, the nearest that wrote here must still own the output.
         formers = (self.owner_of(table, resume, each) for each in resume.formers)
@@ -171,6 +171,17 @@ class TableLog(ABC):
             )
         if number > resume.execution.number and number != TAKEN_OVER:
             raise LeaseLostError(f"execution {number} writes to the table now", path=self.name)
+
+    def check_known(self, resume: Resume, record: Record, number: int = 0) -> None:
+        """Ask `Resume.check_known` of a record. number: of its execution."""
+        resume.check_known(
+            record.execution, self.name, number=number, epoch=record.epoch, store=record.store, formers=record.formers
+        )
+
+    @property
+    def own(self) -> str:
+        """How a sink can have a table of its own."""
+        return f"{self.kind}Sink(NEW_TABLE, fresh=True)"
 
     def owner_of(self, table: Any, resume: Resume, store_id: str) -> int:
         """Return `owner` for another store."""

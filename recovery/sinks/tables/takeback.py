@@ -41,23 +41,14 @@ def plan_take_back(log: TableLog, table: Any, history: Iterable[Commit], resume:
         record = commit.record
         if record is None or not resume.shares(record.store, record.formers):
             if record is not None:
-                own = f"{log.kind}Sink(NEW_TABLE, fresh=True)"
-                resume.check_origin(log.name, record.store, record.formers, own=own)
+                resume.check_origin(log.name, record.store, record.formers, own=log.own)
             foreign = max(foreign, 0 if commit.harmless or commit.version == 0 else commit.version)
             continue
         done.update(record.taken_back)
         undone = record.epoch == 0 or (record.execution, record.epoch) in done
         is_abandoned = not undone and not resume.closed(record.epoch, record.execution)
         if newest or is_abandoned:
-            number = log.owner_of(table, resume, record.store) if newest else 0
-            resume.check_known(
-                record.execution,
-                log.name,
-                number=number,
-                epoch=record.epoch,
-                store=record.store,
-                formers=record.formers,
-            )
+            log.check_known(resume, record, log.owner_of(table, resume, record.store) if newest else 0)
             newest = False
         if is_abandoned:
             abandoned.append((commit.version, record))
