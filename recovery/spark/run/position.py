@@ -135,9 +135,11 @@ def resume_of_sink(
     origins: tuple[Origin, ...] = (),
     *,
     loses: bool,
+    accepts_loss: bool = False,
     say: Callable[[str], None],
 ) -> Resume:
-    """Where the sink must go back to. origins: the stores that this one was made from. loses, say: see `Resume`."""
+    """Where the sink must go back to. origins: the stores that this one was made from. loses, accepts_loss, say: see
+    `Resume`."""
     note = store.driver_values(SINK_STEP, plan.resume_epoch).get(NOTE_KEY)
     began = {each.number: each.id for partition in plan.partitions for each in partition.executions}
     return Resume(
@@ -153,6 +155,7 @@ def resume_of_sink(
         held=(began[max(began)], max(each.newest_epoch for each in plan.partitions)) if began else None,
         loses=loses,
         say=say,
+        accepts_loss=accepts_loss,
     )
 
 
