@@ -20,6 +20,7 @@ from recovery.errors import LeaseLostError, OutputLostError, StaleDirectoryError
 from recovery.hadoop.reports import REPORTS
 from recovery.sinks.protocol import EpochOutput
 from recovery.sinks.tables import log, sink
+from recovery.sinks.tables.commits import History
 from tests.sinks.support import Closed, Store
 
 _numbers = itertools.count(1)
@@ -177,7 +178,7 @@ def check_two_directories(make: Callable, shown: Callable[[], list], mode: str =
             assert successor.resume.execution.id in caught.value.found
         assert shown() == before == truth(new, mode)
         unknown = make()
-        unknown._log.history = lambda table: []
+        unknown._log.history = lambda *_: History((), whole=False)
         for later in (0, 3):
             # Other runs of the old directory, without this sink, may have given it higher numbers.
             with pytest.raises(StaleDirectoryError, match="no longer in its history"):
@@ -209,7 +210,7 @@ def check_two_directories(make: Callable, shown: Callable[[], list], mode: str =
     # Also when the table's history has expired: the numbers of its executions stay lower than those before.
     sink = make()
     with pytest.MonkeyPatch.context() as expired:
-        expired.setattr(type(sink._log), "history", lambda *_: [])
+        expired.setattr(type(sink._log), "history", lambda *_: History((), whole=False))
         taken = Run(back, sink)
         with pytest.raises(StaleDirectoryError, match="no longer in its history") as caught:
             Run(new, make())

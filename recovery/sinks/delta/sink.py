@@ -15,7 +15,7 @@ from recovery.errors import ConfigurationError
 from recovery.sinks.delta.merge import check_keys, merge_rows, newest_rows
 from recovery.sinks.delta.table import PARTITION_TYPES, DeltaLog
 from recovery.sinks.tables.columns import names_of
-from recovery.sinks.tables.log import AddedFile, Change
+from recovery.sinks.tables.commits import AddedFile, Change
 from recovery.sinks.tables.sink import Note, TableSink
 
 
