@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from recovery.base.wording import counted, were
+from recovery.base.wording import counted
 from recovery.errors import InputLostError, InputRewrittenError, RecoveryError
 
 SHOWN_PARTS = 5
@@ -24,12 +24,12 @@ SHOWN_PARTS = 5
 
 
 class PartKind(Enum):
-    """What a part of a source is: its name, and the unit of positions in it; "" where a part is read as a whole."""
+    """What a part of a source is, with the unit of positions in it. A file is read as a whole: it is one position."""
 
-    FILE = ("file", "")
-    GROWING_FILE = ("file", "byte")
-    TOPIC_PARTITION = ("partition", "offset")
-    TABLE = ("table", "version")
+    FILE = "file"
+    GROWING_FILE = "byte"
+    TOPIC_PARTITION = "offset"
+    TABLE = "version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,13 @@ class Loss:
             return None
         return self.needed.begin if self.change is Change.SHORTENED else self.there.first
 
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether content was changed, and no record taken away that had still to be read for the first time."""
+        return self.needed.kind is PartKind.GROWING_FILE or (
+            self.change is Change.REPLACED and self.needed.kind is not PartKind.TOPIC_PARTITION
+        )
+
     def as_json(self) -> dict[str, object]:
         """Return the loss as JSON values."""
         first, end = self.lost
@@ -147,11 +154,11 @@ def check_losses(
     if not refused:
         return
     sources = list(dict.fromkeys(loss.needed.source for loss in refused))
-    texts = [_source_text(source, [loss for loss in refused if loss.needed.source == source]) for source in sources]
+    texts = [_parts_text([loss for loss in refused if loss.needed.source == source]) for source in sources]
     options = " ".join(f"--lose-input {_quoted(source)}" for source in sources)
     again = f"the run would discard {discards}" if discards else "the run reads again what no epoch has closed"
     kind: type[RecoveryError] = InputLostError
-    if all(loss.change is Change.REPLACED for loss in refused):
+    if all(loss.is_rewritten for loss in refused):
         kind = InputRewrittenError
     cause = " ".join(dict.fromkeys(filter(None, ((causes or {}).get(source) for source in sources))))
     raise kind(
@@ -179,43 +186,42 @@ def left_out_text(source: str, lost: Sequence[Loss]) -> str:
     return f"--lose-input {_quoted(source)}: {'; '.join(texts)}"
 
 
-def _source_text(source: str, lost: Sequence[Loss]) -> str:
-    return f"{source}: {_parts_text(lost)}"
-
-
 def _parts_text(lost: Sequence[Loss]) -> str:
-    """Return what happened to parts of one source; parts that are read as a whole share a sentence."""
+    """Return what happened to parts of one source; files that are read as a whole share a sentence."""
     texts: list[str] = []
-    whole = [loss for loss in lost if not loss.needed.kind.value[1]]
     for change, verb in ((Change.REMOVED, "gone"), (Change.REPLACED, "changed since")):
-        names = [loss.needed.part for loss in whole if loss.change is change]
+        names = [loss.needed.part for loss in lost if loss.needed.kind is PartKind.FILE and loss.change is change]
         if names:
             shown = ", ".join(names[:SHOWN_PARTS])
             more = f" and {len(names) - SHOWN_PARTS} more" if len(names) > SHOWN_PARTS else ""
-            is_are = "is" if len(names) == 1 else "are"
             texts.append(
-                f"{counted(len(names), 'file')} that {_was_were(len(names))} read {is_are} {verb}: {shown}{more}"
+                f"{counted(len(names), 'file')} below {lost[0].needed.source} that {_was_were(len(names))} read "
+                f"{'is' if len(names) == 1 else 'are'} {verb}: {shown}{more}"
             )
-    ranged = [loss for loss in lost if loss.needed.kind.value[1]]
+    ranged = [loss for loss in lost if loss.needed.kind is not PartKind.FILE]
     texts += map(_range_text, ranged[:SHOWN_PARTS])
     if len(ranged) > SHOWN_PARTS:
         texts.append(f"and {counted(len(ranged) - SHOWN_PARTS, 'part')} more")
-    return ", ".join(texts)
+    return "; ".join(texts)
 
 
 def _range_text(loss: Loss) -> str:
-    noun, unit = loss.needed.kind.value
-    name = f"{noun} {loss.needed.part}" if loss.needed.part else f"the {noun}"
+    unit, source, part = loss.needed.kind.value, loss.needed.source, loss.needed.part
+    name = {
+        PartKind.TOPIC_PARTITION: f"topic {source}, partition {part}",
+        PartKind.TABLE: f"the table {source}",
+    }.get(loss.needed.kind, f"the file {part}")
     first, end = loss.lost
-    span = "" if first >= end else f", {unit}s {first} to {end - 1}" if end - first > 1 else f", {unit} {first}"
-    if loss.change is Change.REMOVED:
-        return f"{name} is gone{span}"
-    assert loss.there is not None
+    span = f"{unit}s {first} to {end - 1}" if end - first > 1 else f"{unit} {first}"
+    if loss.there is None:
+        return f"{name} is gone{f', with {span}' * (first < end)}"
     if loss.change is Change.TRIMMED:
-        return f"{name} begins with {unit} {loss.there.first} now: {were(end - first, unit)} removed{span}"
+        now = f"it begins with {unit} {loss.there.first} now"
+        return f"{name}, {span} {'are' if end - first > 1 else 'is'} gone: {now}"
     if loss.change is Change.SHORTENED:
-        return f"{name} ends before {unit} {loss.there.end} now, and was read up to {unit} {loss.needed.reached - 1}"
-    return f"{name} is another one than the one read before{span}"
+        now = f"it ends before {unit} {loss.there.end} now"
+        return f"{name}, {span} {'are' if end - first > 1 else 'is'} gone: {now}"
+    return f"{name} is another one than the one read before, or lost what was read{f': {span}' * (first < end)}"
 
 
 def _was_were(count: int) -> str:

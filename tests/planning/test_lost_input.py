@@ -68,12 +68,14 @@ def test_an_accepted_source_does_not_accept_another():
     with pytest.raises(InputLostError) as refused:
         check_losses(lost, ["orders"], "epochs 2 to 3")
     assert refused.value.found == (
-        "in/: 1 file that was read is gone: /x/in/b.txt. Nothing was changed: the run would discard epochs 2 to 3, and "
-        "could not read that input as it was"
+        "1 file below in/ that was read is gone: /x/in/b.txt. Nothing was changed: the run would discard epochs 2 to "
+        "3, and could not read that input as it was"
     )
     assert "--lose-input in/ (" in refused.value.remedy
     assert "orders" not in str(refused.value)
-    with pytest.raises(InputLostError, match="15 offsets were removed, offsets 10 to 24") as refused:
+    with pytest.raises(
+        InputLostError, match="topic orders, partition 0, offsets 10 to 24 are gone: it begins with offset 25 now"
+    ) as refused:
         check_losses(lost, ())
     assert "--lose-input orders --lose-input in/ (lose_input=('orders', 'in/'))" in refused.value.remedy
     check_losses(lost, ["in", "orders"])
@@ -83,23 +85,23 @@ def test_the_error_is_of_the_kind_of_change():
     """Rewritten only if nothing is gone."""
     rewritten = Loss(Needed("in", "/x/a", FILE, 0, 1, "1"), Change.REPLACED, There(0, 1, "2"))
     removed = Loss(Needed("in", "/x/b", FILE, 0, 1, "1"), Change.REMOVED, None)
-    with pytest.raises(InputRewrittenError, match="1 file that was read is changed since: /x/a"):
+    with pytest.raises(InputRewrittenError, match="1 file below in that was read is changed since: /x/a"):
         check_losses([rewritten], ())
     with pytest.raises(InputLostError, match=r"/x/b.*/x/a"):
         check_losses([rewritten, removed], ())
     assert left_out_text("in", [rewritten, removed]) == (
-        "--lose-input in: left out: 1 file that was read is gone: /x/b; read as it is now: 1 file that was read is "
-        "changed since: /x/a"
+        "--lose-input in: left out: 1 file below in that was read is gone: /x/b; read as it is now: 1 file below in "
+        "that was read is changed since: /x/a"
     )
 
 
 def test_many_parts_are_counted():
     """Five are named."""
     lost = losses([Needed("in", f"/x/{number}", FILE, 0, 1) for number in range(9)], {})
-    with pytest.raises(InputLostError, match=r"9 files that were read are gone: /x/0, .*/x/4 and 4 more"):
+    with pytest.raises(InputLostError, match=r"9 files below in that were read are gone: /x/0, .*/x/4 and 4 more"):
         check_losses(lost, ())
     lost = losses([Needed("orders", f"{number}", OFFSETS, 0, 1) for number in range(9)], {})
-    with pytest.raises(InputLostError, match="partition 4 is gone, offset 0, and 4 parts more"):
+    with pytest.raises(InputLostError, match="topic orders, partition 4 is gone, with offset 0; and 4 parts more"):
         check_losses(lost, ())
 
 
