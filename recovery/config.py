@@ -72,6 +72,8 @@ class RecoveryConfig:
         directory, take the lease of the place that `replicate` names.
     lose_epochs: continue although the place that `replicate` names, or the sink's target, has epochs of executions that
         the directory does not know. They are lost, and their input is processed again as far as it is still there.
+    lose_input: names of sources of which the run leaves out what is lost: a path, a topic or a table, as the error
+        about lost input prints it. Other sources must be whole.
     state_backend: where the run history is kept, a URI; None: as the environment variable RECOVERY_STATE_BACKEND
         says, by default the recovery directory.
 
@@ -108,6 +110,7 @@ class RecoveryConfig:
     replicate_keep: tuple[str, ...] = ()
     takeover: bool = False
     lose_epochs: bool = False
+    lose_input: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -117,12 +120,12 @@ class RecoveryConfig:
                 cause="A setting or environment variable is empty.",
                 remedy="Name the directory created by: python -m recovery init DIR N",
             )
-        for setting in ("drop_steps", "keep_steps"):
+        for setting, what in (("drop_steps", "step id"), ("keep_steps", "step id"), ("lose_input", "name")):
             given = getattr(self, setting)
             if isinstance(given, str):
                 raise ConfigurationError(
-                    f"{setting}={given!r} is a text, not a sequence of step ids",
-                    cause="A single step was given without brackets.",
+                    f"{setting}={given!r} is a text, not a sequence of {what}s",
+                    cause=f"A single {what} was given without brackets.",
                     remedy=f"Write {setting}=({given!r},).",
                 )
             set_field(self, setting, tuple(given))

@@ -39,6 +39,7 @@ LAYERS = (
     "spark.sources spark.pipelines",
     "spark.tuning",
     "spark.planner",
+    "spark.inputs",
     "spark.run",
     "demo",
     "cli",

@@ -12,8 +12,9 @@ A micro-batch:
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from recovery.appended.reach import ATTEMPTS, Checks, MovedError, open_same
 from recovery.appended.survey import Survey, rewritten, survey, vanished
 from recovery.errors import ConfigurationError, InputRewrittenError, StorageError
 
+_WILDCARD = re.compile(r"[*?\[]")
 KEPT_LOST_FILES = 1000
 """The number of positions of absent files that are kept; beyond it the oldest are forgotten."""
 
@@ -110,6 +112,27 @@ class Planner:
         ]
         total_bytes = sum(one.end - one.begin for one in ranges)
         return cut(ranges, self._options.partition_bytes or partition_bytes_for(total_bytes, self._cores))
+
+    def check(self, at: InputOffset) -> None:
+        """Check that the input can be read on from an offset. Raises what `latest` raises then."""
+        self._survey(at)
+
+    def names(self, position: FilePosition) -> bool:
+        """Return whether the path names the file, or named it before a directory was removed."""
+        base = self._pattern.directories
+        if self._pattern.is_glob and (wildcard := _WILDCARD.search(base)):
+            base = base[: wildcard.start()].rpartition("/")[0]
+        return self._names(position) and f"{position.directory}/".startswith(f"{base.rstrip('/')}/")
+
+    def holding(self, positions: Sequence[FilePosition]) -> list[FileStat | None]:
+        """Return the file that has the content of each position; None if there is none."""
+        look = self._look()
+        found = locate(dict(enumerate(positions)), look, self._checks.holds)
+        return [found.get(number) for number in range(len(positions))]
+
+    def in_place_of(self, position: FilePosition) -> FileStat | None:
+        """Return the file that has the name of a position, whatever its content is; None if there is none."""
+        return self._look().at(position.path)
 
     def _look(self) -> Look:
         return Look(self._files, self._pattern)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recovery.base.ids import BatchId
@@ -44,6 +44,27 @@ def read_offsets(checkpoint: Path, batch: BatchId) -> OffsetLog | None:
         return read_log((checkpoint / "offsets" / str(batch)).read_text())
     except FileNotFoundError:
         return None
+
+
+def move_offsets(checkpoint: Path, batch: BatchId, places: SourcePlaces, to: Mapping[int, str]) -> None:
+    """Put other offsets, by the places of their sources, in a restored checkpoint."""
+    log = read_offsets(checkpoint, batch) if to else None
+    if log is None:
+        return
+    known = labels(places, log)
+    moved = replace(log, offsets={**log.offsets, **{known[place]: offset for place, offset in to.items()}})
+    for each in (batch, batch - 1):
+        path = checkpoint / "offsets" / str(each)
+        if path.exists():
+            path.write_bytes(moved.to_bytes())
+
+
+def offset_at(log: OffsetLog | None, places: SourcePlaces, place: int) -> str | None:
+    """Return the offset of the source in a place; None if it has read nothing yet."""
+    if log is None:
+        return None
+    offset = log.offsets.get(labels(places, log)[place], NOTHING_READ)
+    return None if offset == NOTHING_READ else offset
 
 
 def read_log(text: str) -> OffsetLog:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from recovery.base.untrusted_paths import open_beneath
 from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.native.state_files import StateFiles
 from recovery.checkpoint.relocate import names_places, relocated
-from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, checked_row
+from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, checked_row, row_keys
 from recovery.errors import CorruptPartitionError
 from recovery.host.durable import PRIVATE, make_directories
 
@@ -24,6 +24,14 @@ class Restored:
     batch: BatchId | None
     held: dict[str, HeldFile]
     stale: frozenset[str] = frozenset()
+
+    def without(self, paths: Set[str]) -> Restored:
+        """Return the same checkpoint, with these files' rows in the partitions stale: the checkpoint's content
+        differs."""
+        held = {path: file for path, file in self.held.items() if path not in paths}
+        gone = paths & self.held.keys()
+        stale = frozenset(key for path in gone for key in row_keys(path, self.held[path]))
+        return Restored(self.batch, held, self.stale | stale)
 
 
 def restore(rows: Iterable[tuple[str, Content]], directory: Path, location: str | None = None) -> Restored:

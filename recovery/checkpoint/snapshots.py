@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from recovery.base.ids import BatchId
-from recovery.checkpoint.offsets import labels, read_offsets
 from recovery.checkpoint.position import source_lines
-from recovery.checkpoint.source_places import SourcePlaces
 
 
 class TableOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,17 +35,6 @@ def table_offset(offset: str) -> TableOffset | None:
         return msgspec.json.decode(offset, type=TableOffset)
     except (ValueError, RecursionError):
         return None
-
-
-def move_positions(checkpoint: Path, batch: BatchId, places: SourcePlaces, to: Mapping[int, TableOffset]) -> None:
-    """Put other positions, by the places of their sources, in a restored checkpoint."""
-    log = read_offsets(checkpoint, batch) if to else None
-    if log is None:
-        return
-    known = labels(places, log)
-    moved = {known[place]: msgspec.json.encode(position).decode() for place, position in to.items()}
-    path = checkpoint / "offsets" / str(batch)
-    path.write_bytes(replace(log, offsets={**log.offsets, **moved}).to_bytes())
 
 
 def begin_at_position(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None) -> None:

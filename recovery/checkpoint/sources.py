@@ -16,7 +16,7 @@ recorded with the position, and after a change of the flow the lines of offsets 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,7 +25,6 @@ from recovery.base.ids import NO_BATCH
 from recovery.checkpoint.offsets import NO_TICK, NOTHING_READ
 from recovery.checkpoint.position import HEADER_LINES, ONE_LINE_EACH, missing_entry
 from recovery.checkpoint.restore import Restored
-from recovery.checkpoint.rows import row_keys
 from recovery.checkpoint.source_matching import match_sources, match_starts
 from recovery.checkpoint.source_places import SourcePlaces, places_of
 from recovery.errors import FlowMismatchError, SparkCheckpointError
@@ -101,7 +100,7 @@ def fit_sources(
         for batch in (restored.batch, restored.batch - 1):
             if (directory / "offsets" / str(batch)).exists():
                 (directory / "offsets" / str(batch)).write_text(text)
-        restored = _without(restored, {f"offsets/{restored.batch}"})
+        restored = restored.without({f"offsets/{restored.batch}"})
     return _move(restored, logs, came, recorded.others())
 
 
@@ -158,15 +157,7 @@ def _move(restored: Restored, sources: Path, came: Mapping[int, int], before: It
     for new in with_logs:
         (sources / f"{new}.moved").rename(sources / str(new))
     taken = tuple(f"sources/{place}/" for place in vacated)
-    return _without(restored, {path for path in restored.held if path.startswith(taken)})
-
-
-def _without(restored: Restored, paths: Set[str]) -> Restored:
-    """Return the same checkpoint, with these files' rows in the partitions stale: the checkpoint's content differs."""
-    held = {path: file for path, file in restored.held.items() if path not in paths}
-    gone = paths & restored.held.keys()
-    stale = frozenset(key for path in gone for key in row_keys(path, restored.held[path]))
-    return Restored(restored.batch, held, restored.stale | stale)
+    return restored.without({path for path in restored.held if path.startswith(taken)})
 
 
 def _but_ticks(line: str) -> str:

@@ -69,6 +69,7 @@ WITH_DIRECTORY = (
     "replicate_keep",
     "takeover",
     "lose_epochs",
+    "lose_input",
 )
 """Options that need a recovery directory: without their effect the run would not be the intended one."""
 
@@ -112,6 +113,9 @@ WITH_DIRECTORY = (
 @click.option("--lose-epochs", is_flag=True,
               help="Go on although --replicate's place or the sink has epochs that this directory lacks, because it is "
                    "an older copy: they are lost.")  # fmt: skip
+@click.option("--lose-input", multiple=True, metavar="NAME", envvar="RECOVERY_LOSE_INPUT",
+              help="Go on although input of a source is lost, or was changed since it was read, and leave out what is "
+                   "lost. NAME is the path, topic or table that the error names.")  # fmt: skip
 @click.option("--no-output", is_flag=True,
               help="For a fork: compute the rows, but do not pass them to the flow's sink.")  # fmt: skip
 @click.option("--until", metavar="EPOCH|batch:N",
@@ -173,6 +177,7 @@ def run(
     keep_step: tuple[str, ...],
     takeover: bool,
     lose_epochs: bool,
+    lose_input: tuple[str, ...],
     no_output: bool,
     until: str | None,
     trigger: str | float,
@@ -246,6 +251,7 @@ def run(
             replicate_keep=replicate_keep,
             takeover=takeover,
             lose_epochs=lose_epochs,
+            lose_input=lose_input,
         )
     else:
         _refuse_directory_options(click.get_current_context())
@@ -264,6 +270,8 @@ def run(
             raise click.UsageError("--no-output and --until are for flows.")
         if lose_epochs:
             raise click.UsageError("--lose-epochs is for flows: a pipeline closes no epochs.")
+        if click.get_current_context().get_parameter_source("lose_input") == ParameterSource.COMMANDLINE:
+            raise click.UsageError("--lose-input is for flows: a pipeline reads through its nodes.")
         if click.get_current_context().get_parameter_source("replicate") == ParameterSource.COMMANDLINE:
             raise click.UsageError("--replicate is for flows: a pipeline closes no epochs.")
         if metrics_port is not None:

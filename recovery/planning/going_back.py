@@ -79,6 +79,23 @@ def discarded(plan: ResumePlan) -> Discarded | None:
     )
 
 
+def goes_back(plan: ResumePlan) -> bool:
+    """Return whether any file holds epochs that a plan gives up, be it one that not all files hold."""
+    return any(each.newest_epoch >= plan.resume_epoch for each in plan.partitions)
+
+
+def given_up(plan: ResumePlan, when: When) -> str | None:
+    """Return the epochs that a plan gives up in any file, as text; None: it gives up none."""
+    gone = discarded(plan)
+    if gone is not None:
+        return gone.text(when)
+    if not goes_back(plan):
+        return None
+    last = max(each.newest_epoch for each in plan.partitions)
+    span = f"epoch {last}" if last == plan.resume_epoch else f"epochs {plan.resume_epoch} to {last}"
+    return f"{span}, which not all partitions hold"
+
+
 def cut_of(plan: ResumePlan) -> Cut:
     """Return the snapshot from which a plan resumes."""
     return BEGINNING if plan.snapshot is None else plan.snapshot.cut

@@ -165,8 +165,8 @@ class PartitionStore(Protocol):
         ...
 
     def prepare(self, execution: Execution) -> Path:
-        """Create and return the scratch directory of an execution that is about to begin, and remove those that
-        earlier executions left. Does not change the partitions."""
+        """Create and return the scratch directory of an execution that is about to begin. Changes nothing else: `start`
+        removes the scratch directories that earlier executions left."""
         ...
 
     def start(

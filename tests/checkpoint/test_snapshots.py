@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from recovery.base.ids import BatchId
-from recovery.checkpoint.snapshots import begin_at_position, move_positions, table_offset
+from recovery.checkpoint.offsets import move_offsets
+from recovery.checkpoint.snapshots import begin_at_position, table_offset
 from recovery.checkpoint.source_places import SourcePlaces
 
 HEADER = '{"batchWatermarkMs":0,"batchTimestampMs":17,"conf":{}}'
@@ -48,6 +50,6 @@ def test_a_position_is_moved(tmp_path, form):
     log = tmp_path / "offsets" / "3"
     places, kafka = SourcePlaces((0, 1, 1), (False,) * 3, (None,) * 3), '{"t":{"0":1}}'
     log.write_text(form.format(h=HEADER, k=kafka, a=offset(7, 2)))
-    to = table_offset(offset(7, 2)).at_beginning_of(9)
-    move_positions(tmp_path, BatchId(3), places, {1: to, 2: to})
+    to = json.dumps(msgspec.to_builtins(table_offset(offset(7, 2)).at_beginning_of(9)), separators=(",", ":"))
+    move_offsets(tmp_path, BatchId(3), places, {1: to, 2: to})
     assert log.read_text() == form.format(h=HEADER, k=kafka, a=offset(9, 0))

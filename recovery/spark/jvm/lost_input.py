@@ -86,18 +86,26 @@ def _topic_gone(text: str, lacking: Callable[[Collection[str]], Collection[str]]
     if not topics:
         return None
     gone = topics if len(topics) == 1 else set(lacking(topics))
-    names = ", ".join(sorted(gone or topics))
     if not gone:
-        found = f"Kafka lacks one of the topics {names}"
-    else:
-        found = f"Kafka has no topic {names}" if len(gone) == 1 else f"Kafka has none of the topics {names}"
+        return no_topic(topics, read=topics & read, one_of=True)
+    return no_topic(gone, read=gone & read)
+
+
+def no_topic(names: Collection[str], *, read: Collection[str], one_of: bool = False) -> RecoveryError:
+    """Return the error for topics that Kafka lacks. read: those that the flow has read. one_of: one of them is lacking,
+    and Kafka does not say which."""
+    texts = ", ".join(sorted(names))
+    found = f"Kafka has no topic {texts}" if len(names) == 1 else f"Kafka has none of the topics {texts}"
+    if one_of:
+        found = f"Kafka lacks one of the topics {texts}"
     cause = "The topic was deleted, has another name, or this user may not see it."
-    if (gone or topics) & read:
+    if read:
+        options = " ".join(f"--lose-input {each}" for each in sorted(read))
         return InputLostError(
             found,
             cause=cause,
             remedy="Make the topic again only under another name: this one's offsets count as read. To go on without "
-            'it, take it out of the flow, and run once with .option("failOnDataLoss", "false").',
+            f"it, take it out of the flow, and run once with {options}.",
         )
     return FlowFailedError(found, cause=cause, remedy="Make the topic, or correct its name.")
 

@@ -57,13 +57,14 @@ _NARROW = {"Project", "Filter", "SubqueryAlias", "MapInArrow", "MapInPandas", "E
 class BoundPlan:
     """A frame ready to start, with its steps, the places where it reads sources, the number of tasks that rows are
     exchanged over, and the tactics for its micro-batches. keeps_native_state: whether Spark keeps state of its own for
-    it. inputs: everything that the plan reads, also tables that do not stream. tables: Iceberg tables that stream, by
-    their places."""
+    it. inputs: everything that the plan reads, also tables that do not stream. streams: the source in each place.
+    tables: Iceberg tables that stream, by their places."""
 
     frame: DataFrame
     steps: tuple[RegisteredStep, ...]
     sources: SourcePlaces
     inputs: tuple[Input, ...]
+    streams: tuple[Input, ...]
     tables: Mapping[int, IcebergTable]
     output_mode: str
     tasks: int
@@ -117,7 +118,8 @@ def bind(
         frame = _frame(spark, runs)
     found = {place: iceberg_table(spark, node) for place, (node, _) in enumerate(reads)}
     tables = {place: table for place, table in found.items() if table is not None}
-    return BoundPlan(frame, steps, _sources(reads), inputs, tables, output_mode, tasks, tuning, native)
+    streams = tuple(_stream(node) for node, _ in reads)
+    return BoundPlan(frame, steps, _sources(reads), inputs, streams, tables, output_mode, tasks, tuning, native)
 
 
 def _sources(reads: list[tuple[Any, frozenset[str]]]) -> SourcePlaces:
@@ -162,12 +164,16 @@ def _inputs(plan: Any) -> Iterator[Input]:
     """Everything that the plan reads in a format with options."""
     for node in walk(plan):
         name = node.nodeName()
-        if name == "StreamingRelationV2":
-            yield _input(node.sourceName(), node.extraOptions())
-        elif name == "StreamingRelation":
-            yield Input(node.dataSource().className(), {k.lower(): v for k, v in options_of(node.dataSource()).items()})
+        if name in SOURCE_NODES:
+            yield _stream(node)
         elif name == "DataSourceV2Relation":
             yield _input(node.table().name(), node.options())
+
+
+def _stream(node: Any) -> Input:
+    if node.nodeName() == "StreamingRelationV2":
+        return _input(node.sourceName(), node.extraOptions())
+    return Input(node.dataSource().className(), {k.lower(): v for k, v in options_of(node.dataSource()).items()})
 
 
 def _input(kind: str, options: Any) -> Input:

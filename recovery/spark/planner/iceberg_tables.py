@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from recovery.base.ids import BatchId
+from recovery.base.outside import Answers, Checked, DoesNotApply, Moment, Question
 from recovery.checkpoint.home import CheckpointHome
-from recovery.checkpoint.offsets import NOTHING_READ, labels, read_offsets
-from recovery.checkpoint.snapshots import TableOffset, begin_at_position, move_positions, table_offset
+from recovery.checkpoint.offsets import NOTHING_READ, labels, move_offsets, read_offsets
+from recovery.checkpoint.snapshots import TableOffset, begin_at_position, table_offset
 from recovery.checkpoint.source_places import SourcePlaces
 from recovery.errors import ConfigurationError, InputLostError, InputRewrittenError, UnsupportedPlanError
 from recovery.spark.jvm.lost_input import (
@@ -40,6 +41,7 @@ from recovery.spark.jvm.lost_input import (
 _PACKAGE = "org.apache.iceberg."
 _FROM = "stream-from-timestamp"
 """The option of the source that says from when to read."""
+_LOOKS = (Moment.START, Moment.GOING_BACK)
 _log = logging.getLogger("recovery")
 
 
@@ -159,11 +161,26 @@ class IcebergInput:
         texts = {place: "-" if at is None else msgspec.json.encode(at).decode() for place, at in read.items()}
         return "\n".join(f"IcebergTable[{table.name}]: {texts[place]}" for place, table in self._tables.items())
 
-    def begin(self, batch: BatchId | None) -> None:
+    answers: ClassVar[Answers] = {
+        Question.SAME: Checked("whether the snapshot that was read last leads to the newest one", _LOOKS),
+        Question.THERE: Checked("the snapshot that was read last, and the next one", _LOOKS),
+        Question.CHANGED: Checked("the same, for the last snapshot that discarded epochs have read as well", _LOOKS),
+        Question.ABLE: Checked("whether the oldest snapshot has rows that none adds, before a first read", _LOOKS),
+        Question.OWNER: DoesNotApply(),
+    }
+
+    def begin(
+        self, batch: BatchId | None, accepted: Collection[str] = (), reached: Collection[str] = ()
+    ) -> dict[str, str]:
         """Let the tables be read on from the position after `batch` in the restored checkpoint; None: there is none.
-        Raises if one cannot be, or if one that was not read yet has lost its beginning."""
+        Return what is left out of tables whose loss is accepted, by their names.
+
+        reached: offsets of any sources that discarded epochs have logged. Raises if a table cannot be read on, or if
+        one that was not read yet has lost its beginning.
+        """
+        left_out: dict[str, str] = {}
         if not self._tables:
-            return
+            return left_out
         offsets = {} if batch is None else self._offsets(batch)
         moved: dict[int, TableOffset] = {}
         for place, table in self._tables.items():
@@ -174,20 +191,23 @@ class IcebergInput:
                 if is_empty:
                     raise table_emptied(table.name)
                 after = table.after_loss(at.snapshot_id)
-                if after is None:
-                    _check_leads_on(table, at.snapshot_id)
+                if after is not None:
+                    _log.warning("%s", _left_out(table, at.snapshot_id, after))
                 else:
-                    _log.warning(
-                        "Iceberg table %s: the flow goes on with snapshot %s. What was added since snapshot %s, and "
-                        "before that one, is left out.",
-                        table.name, after, at.snapshot_id,
-                    )  # fmt: skip
+                    after = _next_after(table, at.snapshot_id, table.name in accepted)
+                    if after is not None:
+                        left_out[table.name] = _left_out(table, at.snapshot_id, after)
+                    elif len(self._tables) == 1:
+                        _check_reached(table, reached)
+                if after is not None:
                     moved[place] = self._read[place] = at.at_beginning_of(after)
             elif not is_empty:
                 _check_whole(table)
         if batch is not None:
-            move_positions(self._home.directory, batch, self._places, moved)
+            texts = {place: msgspec.json.encode(at).decode() for place, at in moved.items()}
+            move_offsets(self._home.directory, batch, self._places, texts)
             begin_at_position(self._home.directory, batch, self._places.numbers)
+        return left_out
 
     def check(self, batch: BatchId) -> None:
         """Raise if the planned micro-batch puts the position in a table back before all of its snapshots."""
@@ -215,6 +235,36 @@ class IcebergInput:
                     raise _unknown_connector(table.name, f"its position {text}")
                 found[place] = at
         return found
+
+
+def _left_out(table: IcebergTable, read: int, after: int) -> str:
+    return (
+        f"Iceberg table {table.name}: the flow goes on with snapshot {after}. What was added since snapshot {read}, "
+        "and before that one, is left out."
+    )
+
+
+def _next_after(table: IcebergTable, read: int, accepted: bool) -> int | None:
+    """Return the snapshot with which the flow goes on if the loss of what comes before it is accepted; None: the table
+    can be read on from `read`. Raises if it cannot, and nothing, or not what was lost, is accepted."""
+    try:
+        _check_leads_on(table, read)
+    except InputLostError as error:
+        if accepted:
+            return int(table.oldest().snapshotId())
+        error.remedy = (
+            f"{error.remedy} Or run once with --lose-input {table.name}: the flow goes on with the oldest one."
+        )
+        raise
+    return None
+
+
+def _check_reached(table: IcebergTable, reached: Collection[str]) -> None:
+    """Raise if a snapshot that discarded epochs have read does not lead to the newest one: its rows are gone."""
+    for text in reached:
+        at = table_offset(text)
+        if at is not None and at.begun and not (table.has(at.snapshot_id) and table.leads_on(at.snapshot_id)):
+            raise table_rolled_back(table.name, at.snapshot_id)
 
 
 def _check_leads_on(table: IcebergTable, read: int) -> None:

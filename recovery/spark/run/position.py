@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from recovery.base.ids import NO_BATCH, StepId
 from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP, RESERVED_PREFIX, SINK_STEP, SOURCES_STEP
-from recovery.base.wording import counted
+from recovery.base.wording import counted, moment_text
 from recovery.checkpoint.beginning import recorded_beginning
+from recovery.checkpoint.home import CheckpointHome
+from recovery.checkpoint.reached import reached
 from recovery.checkpoint.restore import Restored, restore
 from recovery.checkpoint.source_places import SourcePlaces, recorded_places
 from recovery.checkpoint.sources import PLACES_KEY, check_logs, fit_sources
 from recovery.config import RecoveryConfig
 from recovery.errors import FlowMismatchError
+from recovery.planning.going_back import given_up, goes_back
 from recovery.planning.resume import ResumePlan
 from recovery.planning.steps import StepChoices, StepPlan, plan_steps
 from recovery.planning.timeline import timeline
 from recovery.planning.values import Execution, StepEdit
 from recovery.sinks import Resume
 from recovery.sinks.delivery import NOTE_KEY
+from recovery.spark.inputs.look import look_at_inputs
 from recovery.spark.planner.bind import BoundPlan
+from recovery.spark.planner.iceberg_tables import IcebergInput
 from recovery.storage.origin import Origin
 from recovery.storage.seam import PartitionStore
+
+IDENTITIES_KEY = "identities"
+"""The row of step `$sources` that says which topics those of the position were: their ids, by their names."""
 
 
 class Position(NamedTuple):
@@ -96,6 +107,55 @@ def fitted(
     restored = fit_sources(restored, checkpoint, sources, before)
     check_logs(restored, checkpoint, sources)
     return restored
+
+
+def readable(
+    store: PartitionStore,
+    plan: ResumePlan,
+    bound: BoundPlan,
+    position: Position,
+    home: CheckpointHome,
+    tables: IcebergInput,
+    accepted: Sequence[str],
+    left: Iterable[Path],
+) -> tuple[Position, tuple[str, ...]]:
+    """Check that the input can be read from a position on; return the position without the lost input that is accepted,
+    and what that leaves out, as sentences. Changes nothing but the restored checkpoint.
+
+    left: checkpoints of killed runs on this host. Raises what `look_at_inputs` raises.
+    """
+    back = goes_back(plan)
+    with closing(store.driver_rows(CHECKPOINT_STEP)) as rows:
+        beyond = reached(rows if back else (), left, home.directory)
+    recorded, newest = store.driver_values(SOURCES_STEP, plan.resume_epoch), store.driver_values(SOURCES_STEP)
+    known = {**_identities(newest.get(IDENTITIES_KEY)), **_identities(recorded.get(IDENTITIES_KEY))}
+    restored = position.restored
+    found = look_at_inputs(
+        bound, home, restored.batch, beyond, known, accepted, given_up(plan, moment_text) if back else None, tables
+    )
+    rows_of = dict(position.new_rows)
+    text = msgspec.json.encode(dict(sorted(found.identities.items()))).decode()
+    if found.identities and text != recorded.get(IDENTITIES_KEY):
+        rows_of[SOURCES_STEP] = {**rows_of.get(SOURCES_STEP, {}), IDENTITIES_KEY: text}
+    said = found.said
+    if beyond.entries_lack:
+        said = (*said, "some of what later epochs have read is not known, since a partition is an older copy")
+    if not found.moved or restored.batch is None:
+        return position._replace(new_rows=rows_of), said
+    # The accepted loss becomes part of the position before the first micro-batch: it is accepted once.
+    begins = restored.batch == NO_BATCH
+    return Position(
+        restored.without({f"offsets/{restored.batch}"}),
+        rows_of,
+        position.laid_out or not begins,
+        position.outdated or begins,
+    ), said
+
+
+def _identities(text: object) -> dict[str, str]:
+    with contextlib.suppress(ValueError):
+        return msgspec.json.decode(text if isinstance(text, str) else "{}", type=dict[str, str])
+    return {}
 
 
 def _restore_beginning(

@@ -41,7 +41,7 @@ from recovery.spark.planner.iceberg_tables import IcebergInput
 from recovery.spark.run.checkpoint_home import checkpoint_home, discard_earlier
 from recovery.spark.run.launch import setting_of
 from recovery.spark.run.mailboxes import Mailboxes
-from recovery.spark.run.position import Position, restore_position, resume_of_sink, step_plan
+from recovery.spark.run.position import Position, readable, restore_position, resume_of_sink, step_plan
 from recovery.spark.run.prepare import BackgroundCheck, Prepared
 from recovery.spark.run.query import Begun, RecoveryQuery
 from recovery.spark.run.replicating import ReplicatedClosing, replicated
@@ -242,19 +242,25 @@ class Beginning:
         config = prepared.config
         # Without such state only this host writes the checkpoint.
         address = checkpoint_address(config) if bound.keeps_native_state else None
-        with storage_errors(prepared.scratch):
-            # Those that were killed before the partitions knew them: this directory's lock is ours.
-            discard_earlier(address, plan.store_id, left_executions(prepared.scratch, config.path))
+        left = left_executions(prepared.scratch, config.path)
         scratch = store.prepare(self._execution)
         prepared.home = home = checkpoint_home(address, scratch, plan.store_id, self._execution.lease)
         position = restore_position(
             store, plan, bound.sources, home.directory, config.path, config.rename_steps, self._steps.edits,
             partial(setting_of, bound.frame.sparkSession), home.location,
         )  # fmt: skip
+        self._tables = IcebergInput(bound.tables, bound.sources, home)
+        position, said = readable(
+            store, plan, bound, position, home, self._tables, config.lose_input,
+            [path / "checkpoint" for path in left.values()],
+        )  # fmt: skip
+        self._taken_back += said
+        faults.reach("start.3.looked")
         if prepared.until is not None:
             self._last = prepared.until.lay_out(home.directory, position.restored.batch, bound.sources, config)
-        self._tables = IcebergInput(bound.tables, bound.sources, home)
-        self._tables.begin(position.restored.batch)
+        with storage_errors(prepared.scratch):
+            # Those that were killed before the partitions knew them: this directory's lock is ours.
+            discard_earlier(address, plan.store_id, left)
         if isinstance(home, HadoopHome):
             home.put()
         store.start(self._execution, [s.definition.step_id for s in bound.steps], plan.partitions)

@@ -15,14 +15,14 @@ from recovery.planning.values import Execution
 from recovery.storage.sqlite.file.watched_files import Watch
 
 
-def left_executions(root: Path, directory: Path) -> list[Lease]:
-    """Return the executions of a recovery directory whose scratch directories are in `root`: those
+def left_executions(root: Path, directory: Path) -> dict[Lease, Path]:
+    """Return the executions of a recovery directory whose scratch directories are in `root`, with these: those
     under way, and killed ones. What a copy of the directory at another path has of its origin's is not among them."""
-    found, prefix = [], _prefix(directory.resolve())
+    found, prefix = {}, _prefix(directory.resolve())
     for path in root.glob(f"{prefix}*"):
         number, _, execution = path.name.removeprefix(prefix).partition("-")
         if number.isdecimal():
-            found.append(Lease(ExecutionNumber(int(number)), execution))
+            found[Lease(ExecutionNumber(int(number)), execution)] = path
     return found
 
 
@@ -54,9 +54,8 @@ class Scratch:
         return self._path
 
     def make(self, execution: Execution) -> Path:
-        """Make and return the directory of an execution, which is in use from now on. Removes those of others."""
-        for stale in self._root.glob(self._stale):
-            shutil.rmtree(stale, ignore_errors=True)
+        """Make and return the directory of an execution, which is in use from now on. Those of others stay: they say
+        what killed runs have read."""
         self._path = self._path_for(execution)
         try:
             make_directories(self._path.parent, modes_beside(self._modes_of))
@@ -65,6 +64,12 @@ class Scratch:
             raise StorageError(str(error), path=self._path) from error
         self.files = Watch(self._path)
         return self._path
+
+    def remove_others(self) -> None:
+        """Remove the directories of other executions."""
+        for stale in self._root.glob(self._stale):
+            if stale != self._path:
+                shutil.rmtree(stale, ignore_errors=True)
 
     def belongs_to(self, execution: Execution) -> bool:
         """Whether the directory in use is that of this execution."""

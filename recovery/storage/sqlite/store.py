@@ -199,6 +199,7 @@ class FilePartitions:
         """Create the deltas of the steps of an execution that has begun."""
         if self._deltas or not self._scratch.belongs_to(execution):
             self.prepare(execution)
+        self._scratch.remove_others()
         files = self._scratch.files
         assert files is not None
         if steps:

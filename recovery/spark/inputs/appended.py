@@ -1,0 +1,112 @@
+"""Growing text files: whether each file that was read, or has to be read again, still has its content."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from recovery.appended.files import LocalFiles, display
+from recovery.appended.options import parse_options
+from recovery.appended.planner import Planner
+from recovery.appended.position import FilePosition, InputOffset
+from recovery.base.outside import Answers, Checked, DoesNotApply, Moment, Question
+from recovery.errors import InputRewrittenError, RecoveryError
+from recovery.planning.lost_input import Loss, Needed, PartKind, There
+from recovery.spark.clusters import Input
+from recovery.spark.inputs.protocol import RUN_ONCE, Looked, Resumes
+
+_LOOKS = (Moment.START, Moment.GOING_BACK)
+_CAUSE = "The file was removed, compressed, truncated or written again after the flow had read it."
+
+
+class AppendedInput:
+    """The files of one `appended` source: those of the position, and those that were read beyond it."""
+
+    answers: ClassVar[Answers] = {
+        Question.SAME: Checked("a digest of the first and the last bytes that were read of each file", _LOOKS),
+        Question.THERE: Checked("every byte up to where discarded epochs have read, by size and digest", _LOOKS),
+        Question.CHANGED: Checked("the same digests", _LOOKS),
+        Question.ABLE: Checked("each file is opened and read", _LOOKS),
+        Question.OWNER: DoesNotApply(),
+    }
+
+    def __init__(self, stream: Input, resumes: Resumes) -> None:
+        self._options = parse_options(stream.options)
+        self._name = stream.options.get("path", "")
+        self.names: tuple[str, ...] = (self._name,)
+        self._planner = Planner(self._options, LocalFiles(), os.cpu_count() or 1)
+        self._at = InputOffset() if resumes.at is None else _offset(resumes.at) or InputOffset()
+        self._beyond = _beyond(self._at, [found for text in resumes.reached.offsets if (found := _offset(text))])
+        self._dropped: set[int] = set()
+
+    def look(self, accepted: Sequence[str]) -> Looked:
+        """See `StreamInput.look`. Raises StorageError where the files cannot be read."""
+        errors: list[tuple[str, RecoveryError]] = []
+        at = self._at
+        while at.files:
+            try:
+                self._planner.check(at)
+                break
+            except InputRewrittenError as error:
+                numbers = [number for number, each in at.files.items() if display(each.path) == error.path]
+                if not numbers:
+                    raise
+                error.remedy = f"{error.remedy} {RUN_ONCE.format(self._name)}"
+                errors.append((self._name, error))
+                self._dropped.update(numbers)
+                at = InputOffset({n: each for n, each in at.files.items() if n not in numbers}, at.next_id, at.turn)
+        beyond = [each for each in self._beyond if self._planner.names(each[1])]
+        if self._options.on_missing != "fail":
+            beyond = []
+        needed, there = [], {}
+        for (begin, position), file in zip(beyond, self._planner.holding([each for _, each in beyond]), strict=True):
+            part = display(position.path)
+            needed.append(Needed(self._name, part, PartKind.GROWING_FILE, begin, position.offset, position.digest))
+            other = self._planner.in_place_of(position) if file is None else None
+            if file is not None:
+                there[self._name, part] = There(0, file.size, position.digest)
+            elif other is not None:
+                there[self._name, part] = There(0, other.size, "")
+        return Looked(tuple(needed), there, tuple(errors), {self._name: _CAUSE})
+
+    def goes_on(self, lost: Sequence[Loss]) -> str | None:
+        """See `StreamInput.goes_on`. A file that is lost is forgotten; one of its name is read as a new one."""
+        parts = {loss.needed.part for loss in lost}
+        kept = {
+            number: each
+            for number, each in self._at.files.items()
+            if number not in self._dropped and display(each.path) not in parts
+        }
+        if kept == self._at.files:
+            return None
+        return msgspec.json.encode(InputOffset(kept, self._at.next_id, self._at.turn).to_json()).decode()
+
+
+def _offset(text: str) -> InputOffset | None:
+    """Return a position in appended files; None for that of another source."""
+    try:
+        found: Any = msgspec.json.decode(text)
+        return InputOffset.from_json(found) if isinstance(found, Mapping) and "files" in found else None
+    except (ValueError, RecursionError, RecoveryError):
+        return None
+
+
+def _beyond(at: InputOffset, reached: Sequence[InputOffset]) -> list[tuple[int, FilePosition]]:
+    """Return where the run begins in each file that was read beyond the position, and how far the file was read."""
+    furthest: dict[tuple[int, str, str], FilePosition] = {}
+    for offset in reached:
+        for number, position in offset.files.items():
+            name = number, position.origin, position.directory
+            if name not in furthest or position.offset > furthest[name].offset:
+                furthest[name] = position
+    found = []
+    for (number, origin, directory), position in furthest.items():
+        known = at.files.get(number)
+        same = known is not None and (known.origin, known.directory) == (origin, directory)
+        begin = known.offset if same and known is not None else 0
+        if begin < position.offset:
+            found.append((begin, position))
+    return found

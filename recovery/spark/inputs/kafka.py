@@ -1,0 +1,125 @@
+"""Topics of Kafka: whether the records from the position on are still there, and the topics the ones read before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from recovery.base.outside import Answers, CannotTell, Checked, DoesNotApply, Moment, Question
+from recovery.errors import RecoveryError
+from recovery.planning.lost_input import Change, Loss, Needed, PartKind, There
+from recovery.spark.clusters import Input
+from recovery.spark.inputs.protocol import Looked, Resumes
+from recovery.spark.jvm.kafka_offsets import Topic, topics_at
+from recovery.spark.jvm.lost_input import no_topic
+
+Offsets = dict[str, dict[int, int]]
+"""The next offset to read of each partition, by topic and number."""
+_LOOKS = (Moment.START, Moment.GOING_BACK)
+_CAUSE = "Retention removed the records, or the topic was deleted, made again, or left out of the flow."
+
+
+class KafkaInput:
+    """The topics of one Kafka source. The name of a loss is the topic."""
+
+    answers: ClassVar[Answers] = {
+        Question.SAME: Checked("the id of each topic, kept with the position since the first run that saw it", _LOOKS),
+        Question.THERE: Checked("first and next offset of each partition of the position and of what was read", _LOOKS),
+        Question.CHANGED: CannotTell("Records are never changed; a compacted topic loses records between others."),
+        Question.ABLE: Checked("the broker answers this user about each topic", _LOOKS),
+        Question.OWNER: DoesNotApply(),
+    }
+
+    def __init__(self, stream: Input, resumes: Resumes, spark: SparkSession) -> None:
+        self._options = stream.options
+        self._spark = spark
+        self._at = _offsets(resumes.at) or {}
+        reads = [found for text in resumes.reached.offsets if (found := _offsets(text)) is not None]
+        self._known = resumes.identities
+        mine = {topic for topic in set().union(*reads) if self._subscribes(topic)} | self._at.keys()
+        self._reached: Offsets = {topic: _furthest(topic, [self._at, *reads]) for topic in mine}
+        self.names: tuple[str, ...] = tuple(sorted(mine))
+
+    def look(self, accepted: Sequence[str]) -> Looked:
+        """See `StreamInput.look`. Raises InputLostError or FlowFailedError for a topic that the flow names and that
+        does not exist, and FlowFailedError if the broker does not answer."""
+        named = self._named()
+        if not self._reached:
+            return Looked()
+        found = topics_at(self._spark, self._options, {*self.names, *named})
+        lacks = sorted(named - found.keys())
+        if lacks:
+            raise no_topic(lacks, read=set(lacks) & set(self.names))
+        here = {topic: each for topic, each in found.items() if self._subscribes(topic)}
+        identities = {topic: each.id for topic, each in here.items()}
+        if self._options.get("failondataloss", "true").strip().lower() == "false":
+            return Looked(identities=identities)
+        needed = tuple(
+            Needed(topic, str(number), PartKind.TOPIC_PARTITION, self._at.get(topic, {}).get(number, 0), reached,
+                   self._known.get(topic))
+            for topic, partitions in self._reached.items() for number, reached in partitions.items()
+        )  # fmt: skip
+        return Looked(needed, _there(here), causes=dict.fromkeys(self.names, _CAUSE), identities=identities)
+
+    def goes_on(self, lost: Sequence[Loss]) -> str | None:
+        """See `StreamInput.goes_on`."""
+        at = {topic: dict(partitions) for topic, partitions in self._at.items()}
+        for loss in lost:
+            partitions, number, to = at.setdefault(loss.needed.source, {}), int(loss.needed.part), loss.goes_on_at
+            if to is None:
+                partitions.pop(number, None)
+            elif number in partitions or loss.change is not Change.SHORTENED:
+                partitions[number] = to
+        return msgspec.json.encode({topic: partitions for topic, partitions in at.items() if partitions}).decode()
+
+    def _named(self) -> set[str]:
+        """Return the topics that the flow names; none if it gives a pattern."""
+        if "subscribe" in self._options:
+            return {each.strip() for each in self._options["subscribe"].split(",") if each.strip()}
+        return set(_assigned(self._options.get("assign", "")))
+
+    def _subscribes(self, topic: str) -> bool:
+        pattern = self._options.get("subscribepattern")
+        if pattern is None:
+            return topic in self._named()
+        try:
+            return re.fullmatch(pattern, topic) is not None
+        except re.error:
+            # Java knows more than Python here: a topic that was read matched then.
+            return True
+
+
+def _there(topics: Mapping[str, Topic]) -> dict[tuple[str, str], There]:
+    return {
+        (name, str(number)): There(first, after, topic.id)
+        for name, topic in topics.items()
+        for number, (first, after) in topic.bounds.items()
+    }
+
+
+def _offsets(text: str | None) -> Offsets | None:
+    """Return an offset of a Kafka source; None for that of another source, and for none."""
+    try:
+        return msgspec.json.decode(text or "", type=Offsets)
+    except (ValueError, RecursionError, RecoveryError):
+        return None
+
+
+def _assigned(text: str) -> list[str]:
+    try:
+        found: Any = msgspec.json.decode(text)
+    except ValueError:
+        return []
+    return list(found) if isinstance(found, dict) else []
+
+
+def _furthest(topic: str, reads: Sequence[Offsets]) -> dict[int, int]:
+    furthest: dict[int, int] = {}
+    for each in reads:
+        for number, offset in each.get(topic, {}).items():
+            furthest[number] = max(offset, furthest.get(number, 0))
+    return furthest

@@ -1,0 +1,100 @@
+"""The look at the input: the last thing that a start does before it changes anything.
+
+Going back, a restored or promoted directory, copies of partitions of several ages, and a killed run all make a run read
+input that was read before. Every start passes here, between restoring the position and beginning the execution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from recovery.base.ids import BatchId
+from recovery.checkpoint.home import CheckpointHome
+from recovery.checkpoint.offsets import move_offsets, offset_at, read_offsets
+from recovery.checkpoint.reached import Reached
+from recovery.planning.lost_input import check_losses, is_accepted, left_out_text, losses
+from recovery.spark.inputs.kinds import input_of
+from recovery.spark.inputs.protocol import Looked, Resumes, StreamInput
+from recovery.spark.planner.bind import BoundPlan
+from recovery.spark.planner.iceberg_tables import IcebergInput
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the look found to be readable. moved: whether the restored position was changed, for an accepted loss.
+    said: what is left out, for people. identities: what distinguishes parts of sources, to keep with the position."""
+
+    moved: bool
+    said: tuple[str, ...]
+    identities: Mapping[str, str]
+
+
+def look_at_inputs(
+    bound: BoundPlan,
+    home: CheckpointHome,
+    batch: BatchId | None,
+    reached: Reached,
+    identities: Mapping[str, str],
+    accepted: Sequence[str],
+    discards: str | None,
+    tables: IcebergInput,
+) -> Inputs:
+    """Check that the input from a restored position on can be read, and change the restored checkpoint where Spark has
+    to read on elsewhere, for an accepted loss. Changes nothing else.
+
+    batch: the last one of the restored checkpoint; None: it has none. reached: what was read beyond it. identities:
+    those that the snapshot has. accepted: the names of sources whose loss is accepted. discards: what the start would
+    discard, as text. Raises InputLostError or InputRewrittenError, naming what is lost, and the errors of asking the
+    sources.
+    """
+    spark = bound.frame.sparkSession
+    left_out = tables.begin(batch, accepted, reached.offsets)
+    sources = _sources(bound, home, batch, reached, identities, spark)
+    looks = {source: each.look(accepted) for source, each in sources.items()}
+    for look in looks.values():
+        for name, error in look.errors:
+            if not is_accepted(name, accepted):
+                raise error
+    lost = {source: losses(look.needed, look.there) for source, look in looks.items()}
+    causes = {name: cause for look in looks.values() for name, cause in look.causes.items()}
+    check_losses([loss for found in lost.values() for loss in found], accepted, discards, causes)
+    moved: dict[int, str] = {}
+    for place, source in enumerate(bound.sources.ids):
+        if source in sources and (lost[source] or looks[source].errors):
+            offset = sources[source].goes_on(lost[source])
+            if offset is not None:
+                moved[place] = offset
+    if batch is not None:
+        move_offsets(home.directory, batch, bound.sources, moved)
+    names = dict.fromkeys(loss.needed.source for found in lost.values() for loss in found)
+    said = [left_out_text(name, [each for found in lost.values() for each in found if each.needed.source == name])
+            for name in names]  # fmt: skip
+    said += [f"--lose-input {name}: left out: {error.found}" for look in looks.values() for name, error in look.errors]
+    said += left_out.values()
+    return Inputs(bool(moved or left_out), tuple(said), _together(list(looks.values())))
+
+
+def _sources(
+    bound: BoundPlan,
+    home: CheckpointHome,
+    batch: BatchId | None,
+    reached: Reached,
+    identities: Mapping[str, str],
+    spark: SparkSession,
+) -> dict[int, StreamInput]:
+    """Return what looks at each source, by the source's number. A source that is read in several places has the same
+    position in all of them."""
+    log = None if batch is None else read_offsets(home.directory, batch)
+    sources: dict[int, StreamInput] = {}
+    for place, source in enumerate(bound.sources.ids):
+        if source not in sources and place not in bound.tables:
+            resumes = Resumes(offset_at(log, bound.sources, place), reached, identities)
+            sources[source] = input_of(bound.streams[place], resumes, spark)
+    return sources
+
+
+def _together(looks: Sequence[Looked]) -> dict[str, str]:
+    return {name: identity for look in looks for name, identity in look.identities.items()}

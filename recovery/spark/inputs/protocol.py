@@ -1,0 +1,56 @@
+"""What each kind of source answers when a run is about to start.
+
+`recovery.spark.inputs.look` asks all sources of a flow. To add a kind: a class with `answers`, `look` and `goes_on`,
+and its format in `recovery.spark.inputs.kinds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+from recovery.base.outside import Answers
+from recovery.checkpoint.reached import Reached
+from recovery.errors import RecoveryError
+from recovery.planning.lost_input import Loss, Needed, There
+
+RUN_ONCE = "To go on without it, run once with --lose-input {} (lose_input)."
+
+
+@dataclass(frozen=True, slots=True)
+class Resumes:
+    """Where a run resumes in one source. at: the source's offset; None: the source begins. reached: what was read
+    beyond that. identities: what distinguished its parts when the snapshot was made, by their names."""
+
+    at: str | None
+    reached: Reached = field(default_factory=Reached)
+    identities: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a look found. errors: what else is wrong, by the name whose acceptance lifts it. causes: probable causes of
+    losses, by source. identities: what distinguishes the parts now, to be kept with the position."""
+
+    needed: tuple[Needed, ...] = ()
+    there: Mapping[tuple[str, str], There] = field(default_factory=dict)
+    errors: tuple[tuple[str, RecoveryError], ...] = ()
+    causes: Mapping[str, str] = field(default_factory=dict)
+    identities: Mapping[str, str] = field(default_factory=dict)
+
+
+class StreamInput(Protocol):
+    """One source of a flow. names: the names by which a user may accept that its input is lost."""
+
+    answers: ClassVar[Answers]
+    names: tuple[str, ...]
+
+    def look(self, accepted: Sequence[str]) -> Looked:
+        """Look at the input, and change nothing. accepted: the names whose loss is accepted. Raises the error of what
+        no option accepts."""
+        ...
+
+    def goes_on(self, lost: Sequence[Loss]) -> str | None:
+        """Return the offset from which Spark reads on without what is lost, which is accepted; None: as before."""
+        ...

@@ -1,0 +1,106 @@
+"""What a Kafka broker says about topics: their ids, and the first and the next offset of each partition.
+
+Asked through the client that comes with Spark's connector, with the options that the flow gives it. The questions need
+the rights that reading needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from recovery.errors import FlowFailedError
+from recovery.spark.jvm.lost_topics import NO_TOPIC
+
+ANSWER_S = 60
+"""How long a broker may take for an answer: as long as Kafka's own client waits by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic. bounds: the first and the next offset of each partition, by its number."""
+
+    id: str
+    bounds: Mapping[int, tuple[int, int]]
+
+
+def topics_at(spark: SparkSession, options: Mapping[str, str], names: Iterable[str]) -> dict[str, Topic]:
+    """Return those of the topics that exist. options: those of a source, by their names in lower case.
+
+    Raises FlowFailedError if the broker does not answer.
+    """
+    jvm: Any = spark._jvm
+    wanted = jvm.java.util.ArrayList()
+    for name in sorted(set(names)):
+        wanted.add(name)
+    with _client(jvm, options) as client:
+        described = client.describeTopics(wanted).topicNameValues()
+        found: dict[str, Topic] = {}
+        for name in wanted:
+            topic = _answer(jvm, described[name])
+            if topic is not None:
+                partitions = [each.partition() for each in topic.partitions()]
+                first, after = (_offsets(jvm, client, name, partitions, spec) for spec in ("earliest", "latest"))
+                found[name] = Topic(topic.topicId().toString(), {n: (first[n], after[n]) for n in partitions})
+        return found
+
+
+@contextlib.contextmanager
+def _client(jvm: Any, options: Mapping[str, str]) -> Iterator[Any]:
+    settings = jvm.java.util.HashMap()
+    for name, value in options.items():
+        if name.startswith("kafka."):
+            settings.put(name.removeprefix("kafka."), value)
+    client = None
+    try:
+        client = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
+        yield client
+    except (Py4JError, PySparkException) as error:
+        raise _unanswered(options, error) from error
+    finally:
+        if client is not None:
+            with contextlib.suppress(Py4JError, PySparkException):
+                client.close(jvm.java.time.Duration.ofSeconds(1))
+
+
+def _answer(jvm: Any, future: Any) -> Any | None:
+    """Return what a question is answered with; None if there is no such topic."""
+    try:
+        return future.get(ANSWER_S, jvm.java.util.concurrent.TimeUnit.SECONDS)
+    except (Py4JError, PySparkException) as error:
+        if NO_TOPIC in _text(error):
+            return None
+        raise
+
+
+def _offsets(jvm: Any, client: Any, topic: str, partitions: Iterable[int], spec: str) -> dict[int, int]:
+    places = {number: jvm.org.apache.kafka.common.TopicPartition(topic, number) for number in partitions}
+    asked = jvm.java.util.HashMap()
+    for place in places.values():
+        asked.put(place, getattr(jvm.org.apache.kafka.clients.admin.OffsetSpec, spec)())
+    answers = client.listOffsets(asked)
+    seconds = jvm.java.util.concurrent.TimeUnit.SECONDS
+    return {n: int(answers.partitionResult(place).get(ANSWER_S, seconds).offset()) for n, place in places.items()}
+
+
+def _text(error: BaseException) -> str:
+    """Return an error's text with that of its causes: a client's future wraps what happened."""
+    thrown = error.java_exception if isinstance(error, Py4JJavaError) else None
+    return f"{error}\n{'' if thrown is None else thrown.getCause()}"
+
+
+def _unanswered(options: Mapping[str, str], error: BaseException) -> FlowFailedError:
+    servers = options.get("kafka.bootstrap.servers", "")
+    thrown = error.java_exception if isinstance(error, Py4JJavaError) else None
+    reason = str(error).splitlines()[0] if thrown is None else str(thrown.toString())
+    return FlowFailedError(
+        f"Kafka at {servers} does not say which records it has: {reason}",
+        cause="The broker cannot be reached, or this user may not describe the topics.",
+        remedy="Run the same command again when the broker answers: nothing was changed.",
+    )
