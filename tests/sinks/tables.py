@@ -87,7 +87,8 @@ class Run:
         self.sink.write(Batch(rows), self.batch)
         self.rows += rows
 
-    def close(self) -> None:
+    def close(self, *, before_publishing: Callable[[], None] | None = None) -> None:
+        """before_publishing: what happens between closing and publishing; it may raise `Killed`."""
         epoch = len(self.store.closed) + 1
         output = EpochOutput(
             epoch, self.batch, self.resume.execution, self.store.store_id, self.store.flow_id, self.store.floor
@@ -95,6 +96,8 @@ class Run:
         note = self.sink.prepare(output)
         self.store.closed.append(Closed(self.resume.execution, self.batch, note, self.rows))
         self.rows = []
+        if before_publishing is not None:
+            before_publishing()
         self.sink.publish(output)
 
 
@@ -143,11 +146,11 @@ def check_random_history(monkeypatch, make: Callable, shown: Callable[[], list],
     assert rewinds > 3
 
 
-def two_epochs(sink) -> tuple[Store, Run]:
-    """A store, and its run, which has closed two epochs of two rows."""
-    store = Store()
+def two_epochs(sink, store: Store | None = None, count: int = 2) -> tuple[Store, Run]:
+    """A store, and its run, which has closed two epochs, or more, of two rows."""
+    store = store or Store()
     run = Run(store, sink)
-    for number in range(2):
+    for number in range(count):
         run.write([("a", number), ("b", number)])
         run.close()
     return store, run

@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 
 from recovery import IcebergSink
@@ -25,73 +24,13 @@ from tests.sinks.tables import (
     truth,
     two_epochs,
 )
+from tests.sinks.worlds import NAME, THEIRS, Warehouse
 
 pytest.importorskip("pyiceberg")
 pytest.importorskip("sqlalchemy", reason="the catalog of these tests: pip install 'pyiceberg[sql-sqlite]'")
-from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
-
-NAME = "db.words"
-THEIRS = pa.table({"key": ["theirs"], "n": [9]})
-
-
-class Warehouse:
-    """A catalog in a directory whose name needs care in an address."""
-
-    def __init__(self, path) -> None:
-        self.path = path / "ware house%20"
-        self.path.mkdir()
-        self.properties = {
-            "type": "sql", "uri": f"sqlite:///{path}/catalog.db", "warehouse": f"file://{self.path}"
-        }  # fmt: skip
-
-    def sink(self, **options) -> IcebergSink:
-        return IcebergSink(NAME, properties=self.properties, **options)
-
-    @property
-    def catalog(self):
-        return load_catalog("default", **self.properties)
-
-    @property
-    def table(self):
-        return self.catalog.load_table(NAME)
-
-    def rows(self) -> list:
-        try:
-            rows = self.table.scan().to_arrow().to_pylist()
-        except Exception as error:
-            if type(error).__name__ not in ("NoSuchTableError", "NoSuchNamespaceError"):
-                raise
-            return []
-        return sorted(((row["key"], row["n"]) for row in rows), key=str)
-
-    def compact(self) -> None:
-        """Rewrite all files as one, as maintenance does it."""
-        table = self.table
-        rows = table.scan().to_arrow()
-        files = [task.file for task in table.scan().plan_files()]
-        from pyiceberg.io.pyarrow import _dataframe_to_data_files
-        from pyiceberg.table.snapshots import Operation
-
-        with table.transaction() as transaction, transaction.update_snapshot().overwrite() as snapshot:
-            summary = snapshot._summary
-            snapshot._summary = lambda given: summary(given).model_copy(update={"operation": Operation.REPLACE})
-            for each in files:
-                snapshot.delete_data_file(each)
-            for each in _dataframe_to_data_files(table.metadata, rows, table.io):
-                snapshot.append_data_file(each)
-
-    def expire(self, keep: int) -> None:
-        """Expire all snapshots but the newest ones."""
-        table = self.table
-        kept = [each.snapshot_id for each in sorted(table.snapshots(), key=lambda each: each.sequence_number)[-keep:]]
-        with table.transaction() as transaction:
-            from pyiceberg.table.update import RemoveSnapshotsUpdate
-
-            gone = [each.snapshot_id for each in table.snapshots() if each.snapshot_id not in kept]
-            transaction._apply((RemoveSnapshotsUpdate(snapshot_ids=gone),))
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from recovery.sinks.tables.commits import Commit, Record
 Entry: TypeAlias = Mapping[str, Any]
 """What a commit says of itself: the action commitInfo, empty if it says nothing."""
 
-_HARMLESS = {"OPTIMIZE", "VACUUM START", "VACUUM END", "FSCK"}
+_HARMLESS = {"OPTIMIZE", "VACUUM START", "VACUUM END", "FSCK", "RESTORE"}
+"""Operations that add no row which an older version does not have."""
 _REPLACE = ("REPLACE TABLE", "CREATE OR REPLACE", "CLONE")
 
 

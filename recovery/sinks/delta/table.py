@@ -7,10 +7,10 @@ has seen the earlier. So an execution whose successor has begun cannot commit an
 
 from __future__ import annotations
 
-import itertools
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product, starmap
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -125,7 +125,7 @@ class DeltaLog(TableLog):
         """Yield store and execution of those that the partitions know; of all that have files, if it may have to take
         back what others have shown."""
         known = {part.execution.id for part in resume.timeline} | (resume.executions or frozenset())
-        yield from itertools.product(resume.line, known)
+        yield from product(resume.line, known)
         if resume.loses or resume.executions is None:
             written = (written_by(path) for path, _ in self.paths(table))
             yield from (by[:2] for by in written if by is not None and by[0] in resume.line)
@@ -259,10 +259,7 @@ class DeltaLog(TableLog):
         owners += [Transaction(_owner(other), TAKEN_OVER) for other in resume.line[1:]]
         properties = CommitProperties(
             custom_metadata={RECORD: msgspec.json.encode(proposal.record).decode()},
-            app_transactions=[
-                *(Transaction(*each) for each in {**dict(proposal.marks), **dict([once])}.items()),
-                *owners,
-            ],
+            app_transactions=[*starmap(Transaction, self.marks(resume, proposal, once).items()), *owners],
         )
         before = table.version()
         try:

@@ -262,7 +262,7 @@ class IcebergLog(TableLog):
         if record.epoch == 0:
             closed = _closed(resume)
             committed = {app: min(each, closed.get(app, each)) for app, each in committed.items() if app in closed}
-        committed = {app: each for app, each in {**committed, **dict(proposal.marks), **dict([once])}.items() if each}
+        committed = {app: each for app, each in {**committed, **self.marks(resume, proposal, once)}.items() if each}
         made = transaction.table_metadata.current_snapshot_id
         sequence = transaction.table_metadata.last_sequence_number
         state = _State(resume.execution.number, made, committed, sequence)

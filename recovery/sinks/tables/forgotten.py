@@ -79,7 +79,7 @@ def _check_accepted(log: TableLog, resume: Resume, epochs: str, found: int, adde
         f"the {log.forgets} are gone from which {epochs} could be taken back, and the table does not show their rows: "
         f"{has}",
         path=log.name,
-        cause="Maintenance removed the table's history, and compacted or merged the rows, or somebody deleted them.",
+        cause="The table's maintenance removed its history, and compacted or merged the rows; or they were deleted.",
         remedy="Resume without going back, or write to a new table. Or take the rows out of the table yourself, and "
         "run once with --lose-epochs: what is still there of them stays.",
     )

@@ -134,6 +134,12 @@ class TableLog(ABC):
         other stores of `resume.line` do not own the output from then on (`TAKEN_OVER`). Raises SinkFailedError if
         nobody else did, and the table still refuses it."""
 
+    def marks(self, resume: Resume, proposal: Proposal, once: Mark) -> dict[str, int]:
+        """Return what a commit sets: what names it, what was proposed, and whose execution the owner of this number
+        is."""
+        start = start_of(resume.store_id, resume.execution.id), resume.execution.number
+        return dict([*proposal.marks, start, once])
+
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
         """Return the sizes in bytes of those files below the table that are there."""
         return {info.path: info.size for info in self.files().get_file_info(list(paths)) if info.size is not None}
