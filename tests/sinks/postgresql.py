@@ -27,14 +27,17 @@ def _programs() -> Path | None:
     """Return the directory of `initdb` and `postgres`; Debian's packages do not put it on the path."""
     found = shutil.which("postgres")
     versions = Path("/usr/lib/postgresql").glob("*/bin")
-    places = [*sorted(versions, key=lambda path: float(path.parent.name)), *([Path(found).parent] if found else [])]
+    places = [
+        *sorted(versions, key=lambda path: float(path.parent.name)),
+        *([Path(found).resolve().parent] if found else []),
+    ]
     return next((path for path in reversed(places) if (path / "initdb").exists()), None)
 
 
 class Server:
-    """A server below a directory, which it is reached through."""
+    """A server below a directory, which it is reached through. of: it is a standby of that one."""
 
-    def __init__(self, home: Path, programs: Path) -> None:
+    def __init__(self, home: Path, programs: Path, of: Server | None = None) -> None:
         self.home, self._programs = home, programs
         # PostgreSQL refuses to run as root.
         nobody = pwd.getpwnam("nobody")
@@ -44,8 +47,12 @@ class Server:
         self._process: subprocess.Popen | None = None
         self._names = itertools.count()
         self._log = (home / "log").open("ab")
-        options = ["--no-sync", "--auth=trust", "--no-locale", "--encoding=UTF8", "--username", SUPERUSER]
-        self._run("initdb", "-D", home / "data", *options).wait()
+        if of is not None:
+            options = ["-h", of.home, "-U", SUPERUSER, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+            assert self._run("pg_basebackup", "-D", home / "data", *options).wait() == 0
+        else:
+            options = ["--no-sync", "--auth=trust", "--no-locale", "--encoding=UTF8", "--username", SUPERUSER]
+            self._run("initdb", "-D", home / "data", *options).wait()
         self.start()
 
     def start(self) -> None:
@@ -81,6 +88,11 @@ class Server:
         import psycopg
 
         return psycopg.connect(host=str(self.home), dbname=database, user=user)
+
+    def standby(self, home: Path) -> Server:
+        """Make a standby, which has all that this server has committed, and start it."""
+        home.mkdir()
+        return Server(home, self._programs, self)
 
     def administer(self, *statements: str, database: str = "postgres") -> list[tuple]:
         """Execute statements outside of a transaction; return the rows of the last one."""

@@ -11,14 +11,19 @@ import datetime
 import math
 import os
 import random
+import re
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from decimal import Decimal
 
 import psycopg
 import pytest
 
-from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, SinkFailedError
+from recovery import UpsertSink
+from recovery.errors import ConfigurationError, FlowFailedError, OutputMismatchError, RecoveryError, SinkFailedError
+from recovery.sinks.upsert import retry
 from tests.sinks import postgresql
 from tests.sinks.support import Store
 from tests.sinks.test_upsert import CREATE, RESUMES, Run, expected, story
@@ -391,3 +396,281 @@ def test_keys_that_only_the_table_takes_for_one(server):
     assert database.execute("SELECT * FROM words") == [("a", 2)]
     Run(store, database, key=["word"], resume_epoch=2)
     assert database.execute("SELECT * FROM words") == [("a", 1)]
+
+
+class Pair:
+    """A server with a standby: connections lead to whichever is in use."""
+
+    def __init__(self, primary: postgresql.Server, module: str) -> None:
+        self.server, self._module = primary, module
+        self.name = primary.database(module).name
+        self.execute(CREATE)
+
+    def connect(self):
+        return self.server.connect(self._module, self.name)
+
+    def execute(self, *statements: str) -> list[tuple]:
+        return self.server.administer(*statements, database=self.name)
+
+    def table(self) -> dict:
+        return {(word, part): n for word, part, n in self.execute("SELECT word, part, n FROM words")}
+
+
+class TestFailover:
+    """The primary is lost, and its standby becomes the primary."""
+
+    @pytest.fixture
+    def pair(self, request, tmp_path_factory):
+        with postgresql.running() as primary:
+            pair = Pair(primary, getattr(request, "param", "psycopg"))
+            yield pair
+            if pair.server is not primary:
+                pair.server.stop()
+
+    @pytest.mark.parametrize("pair", postgresql.MODULES, indirect=True)
+    def test_that_lost_nothing(self, pair):
+        """The run goes on: it tries again while nothing answers, and while the standby may only read."""
+        store, primary = Store(), pair.server
+        run = Run(store, pair)
+        run.write(0)
+        run.close(0)
+        run.write(1)
+        standby = primary.standby(primary.home / "standby")
+        primary.stop()
+        switched = []
+
+        def fail_over():
+            for action in (lambda: setattr(pair, "server", standby), lambda: standby.administer("SELECT pg_promote()")):
+                time.sleep(0.3)
+                action()
+                switched.append(action)
+
+        thread = threading.Thread(target=fail_over)
+        thread.start()
+        run.close(1)
+        assert len(switched) >= 1
+        thread.join()
+        story(store, pair)
+        assert pair.table() == expected(store)
+
+    def test_that_lost_epochs(self, pair):
+        """No epoch is closed without the rows that are gone; the next start names the epoch that both know, and the
+        run from there is exact."""
+        store, primary = Store(past=[]), pair.server
+        story(store, pair)
+        run = Run(store, pair)
+        known = len(store.closed)
+        standby = primary.standby(primary.home / "standby")
+        standby.stop(signal.SIGINT)
+        run.write(run.closed_batch + 1)
+        run.close(run.closed_batch + 1)
+        run.write(run.closed_batch + 1)
+        primary.stop()
+        standby.start()
+        standby.administer("SELECT pg_promote()")
+        pair.server = standby
+        before = pair.table()
+        with pytest.raises(SinkFailedError, match=f"the database does not know that epoch {known + 1} was published"):
+            run.close(run.closed_batch + 1)
+        with pytest.raises(OutputMismatchError, match=f"it does not know epoch {known + 1}") as caught:
+            Run(copy.deepcopy(store), pair)
+        assert f"--resume-after {known}. " in caught.value.remedy
+        assert pair.table() == before
+        Run(store, pair, resume_epoch=known + 1)
+        story(store, pair)
+        assert pair.table() == expected(store)
+
+    def test_that_lost_staged_rows(self, pair):
+        """The epoch is not prepared without them."""
+        store, primary = Store(), pair.server
+        run = Run(store, pair)
+        run.write(0, "ab")
+        standby = primary.standby(primary.home / "standby")
+        standby.stop(signal.SIGINT)
+        run.write(1, "xyz")
+        primary.stop()
+        standby.start()
+        standby.administer("SELECT pg_promote()")
+        pair.server = standby
+        with pytest.raises(SinkFailedError, match="all rows of micro-batch 1: it has 0 of 3"):
+            run.close(1)
+        assert store.closed == []
+        story(store, pair)
+        assert pair.table() == expected(store)
+
+    def test_that_lost_more_than_is_held(self, pair):
+        """Then only another start from nothing helps, and that is what the error says."""
+        store = Store(past=[])
+        story(store, pair)
+        for _ in range(2):
+            story(store, pair)
+        assert store.floor > 0
+        lost = copy.deepcopy(store)
+        pair.execute("DELETE FROM words_recovery_epochs", "UPDATE words_recovery_owner SET execution_id = "
+                     f"'{store.past[0]}'")  # fmt: skip
+        with pytest.raises(OutputMismatchError, match="it does not know epoch") as caught:
+            Run(lost, pair)
+        assert f"both know is 0, and the partitions go back to {store.floor} only" in caught.value.remedy
+        assert "--resume-after" not in caught.value.remedy
+
+
+class Hindered:
+    """A database that others hinder: before a statement that has a word in it, they do something once."""
+
+    def __init__(self, database: postgresql.Database, word: str, hinder) -> None:
+        self.database, self.word, self.hinder = database, word, hinder
+
+    def table(self) -> dict:
+        return {(word, part): n for word, part, n in self.database.execute("SELECT word, part, n FROM words")}
+
+    def connect(self):
+        connection, hindered = self.database.connect(), self
+
+        class Cursor(type(connection.cursor())):
+            def execute(self, sql, *arguments):
+                if hindered.hinder is not None and hindered.word in sql:
+                    hinder, hindered.hinder = hindered.hinder, None
+                    hinder(connection)
+                return super().execute(sql, *arguments)
+
+        connection.cursor = lambda: Cursor(connection)
+        return connection
+
+
+class TestTriedAgain:
+    """A step that fails for a reason that passes."""
+
+    @both
+    def test_a_deadlock(self, server, module):
+        """Another transaction writes the rows in the opposite order. Both take effect."""
+        database, store, others = server.database(module), Store(), []
+        database.execute(CREATE, "INSERT INTO words VALUES ('a', 0, 0), ('z', 0, 0)")
+        # PostgreSQL looks for deadlocks once, so late: the other transaction waits by then.
+        database.execute(f"ALTER DATABASE {database.name} SET deadlock_timeout = '2s'")
+
+        def write_in_the_other_order(_):
+            first = server.connect("psycopg", database.name)
+            first.execute("SET deadlock_timeout = '60s'")
+            first.execute("UPDATE words SET own = 'theirs' WHERE word = 'z'")
+
+            def end():
+                # It waits for the sink's row, and the sink for this one's.
+                waiting = (
+                    f"SELECT 1 FROM pg_stat_activity WHERE datname = '{database.name}' AND wait_event_type = 'Lock'"
+                )
+                while not database.execute(waiting):
+                    time.sleep(0.01)
+                first.execute("UPDATE words SET own = 'theirs' WHERE word = 'a'")
+                first.commit()
+                first.close()
+
+            others.append(threading.Thread(target=end))
+            others[0].start()
+
+        hindered = Hindered(database, "ON CONFLICT", None)
+        run = Run(store, hindered)
+        run.write(0, "az")
+        hindered.hinder = write_in_the_other_order
+        run.close(0)
+        others[0].join()
+        assert hindered.table() == expected(store)
+        assert database.execute("SELECT DISTINCT own FROM words") == [("theirs",)]
+
+    @both
+    def test_a_deadlock_that_stays(self, server, module, monkeypatch):
+        """The error has PostgreSQL's own words, says how often it was tried, and blames no row."""
+        monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.01)
+        database, store = server.database(module), Store()
+        database.execute(
+            CREATE,
+            "CREATE FUNCTION refuse() RETURNS TRIGGER LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'deadlock detected' USING ERRCODE = '40P01'; END $$",
+            "CREATE TRIGGER refuse BEFORE INSERT ON words FOR EACH ROW EXECUTE FUNCTION refuse()",
+        )
+        run = Run(store, database)
+        run.write(0)
+        with pytest.raises(SinkFailedError, match=r"(?s)deadlock detected.* \(tried 10 times in \d") as caught:
+            run.close(0)
+        assert "in another order than that of their keys" in caught.value.cause
+        assert "constraint" not in caught.value.cause
+        database.execute("DROP TRIGGER refuse ON words")
+        story(store, database := Cut(database))
+        assert database.table() == expected(store)
+
+    @both
+    @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+    def test_a_conflict_under_a_stricter_isolation(self, server, module, level):
+        """Another transaction changes a row that the sink has read."""
+        database, store = server.database(module), Store()
+        database.execute(CREATE, f"ALTER DATABASE {database.name} SET default_transaction_isolation = '{level}'")
+        hindered = Hindered(database, "ON CONFLICT", None)
+        run = Run(store, hindered)
+        for batch in range(2):
+            run.write(batch)
+            run.close(batch)
+        run.write(2)
+        hindered.hinder = lambda _: database.execute("UPDATE words SET own = 'theirs'")
+        run.close(2)
+        assert hindered.hinder is None
+        assert hindered.table() == expected(store)
+        assert database.execute("SELECT DISTINCT own FROM words") == [("theirs",)]
+
+    @both
+    def test_an_answer_to_a_commit_that_is_lost(self, server, module):
+        """Whether the commit took effect or not: each step looks, and nothing is written twice."""
+        database, store = server.database(module), Store()
+        database.execute(CREATE)
+        cut = Cut(database)
+        run = Run(store, cut)
+        for way in ("cut_at", "lose_at"):
+            for _ in range(8):
+                cut.healthy()
+                batch = run.closed_batch + 1
+                run.write(batch)
+                before = cut.statements
+                setattr(cut, way, before + random.Random(batch).randrange(1, 30))
+                run.close(batch)
+                assert cut.table() == expected(store)
+        [(epochs,)] = database.execute("SELECT count(*) FROM words_recovery_epochs WHERE published = 1")
+        assert epochs == len(store.closed)
+
+
+@both
+@pytest.mark.parametrize(
+    "kind", ["PRIMARY KEY (word, part) DEFERRABLE", "UNIQUE (part, word) DEFERRABLE INITIALLY DEFERRED"]
+)
+def test_a_key_that_is_checked_at_the_commit(server, module, kind):
+    """PostgreSQL cannot find a row's predecessor by it. It is refused before anything is made; that of other columns
+    is not."""
+    database, store = server.database(module), Store()
+    database.execute(f"CREATE TABLE words (word TEXT, part INTEGER, n INTEGER, {kind}, UNIQUE (n) DEFERRABLE)")
+    with pytest.raises(ConfigurationError, match=r"on the key \(word, part\) is deferrable") as caught:
+        Run(store, database)
+    assert "without DEFERRABLE" in caught.value.remedy
+    assert database.execute("SELECT relname FROM pg_class WHERE relname LIKE 'words_recovery%'") == []
+    database.execute("DROP TABLE words", "CREATE TABLE words (word TEXT, part INTEGER, n INTEGER UNIQUE DEFERRABLE, "
+                     "PRIMARY KEY (word, part) INCLUDE (n))")  # fmt: skip
+    Run(store, database)
+
+
+@both
+def test_a_start_that_waits_for_a_lock(server, module):
+    """It has a limit, and says for whom it waited; the table is untouched."""
+    database, store = Cut(server.database(module)), Store()
+    database.database.execute(CREATE)
+    story(store, database)
+    name = database.database.name
+    sink = UpsertSink(database.connect, "words", ["word", "part"], patience_s=0.3)
+    with contextlib.closing(server.connect("psycopg", name)) as other:
+        other.execute("SET application_name = 'night report'")
+        other.execute("UPDATE words_recovery_owner SET execution_id = execution_id")
+        [(pid,)] = other.execute("SELECT pg_backend_pid()").fetchall()
+        began_s = time.monotonic()
+        with pytest.raises(SinkFailedError, match="lock timeout") as caught:
+            sink.check(copy.deepcopy(store).begin())
+        assert time.monotonic() - began_s < 30
+    found = caught.value.found
+    assert f"process {pid} of user {postgresql.SUPERUSER}, application 'night report', idle in transaction" in found
+    assert re.search(r"holds locks in a transaction, which began \d+ s ago: SELECT pg_backend_pid\(\)", found)
+    assert database.table() == expected(store)
+    sink.check(store.begin())

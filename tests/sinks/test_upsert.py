@@ -327,18 +327,20 @@ class TestRefused:
         with pytest.raises(SinkFailedError, match="the database says: OperationalError"):
             Run(Store(), database)
 
-    def test_a_table_without_a_unique_key(self, tmp_path):
-        """The database says so before the epoch is closed: it is computed again when that is repaired."""
-        database = Database(tmp_path / "db")
+    @pytest.mark.parametrize(
+        "index",
+        ["", "UNIQUE INDEX i ON words (word)", "UNIQUE INDEX i ON words (word, part) WHERE n > 1",
+         "UNIQUE INDEX i ON words (lower(word), part)", "INDEX i ON words (word, part)"],
+    )  # fmt: skip
+    def test_a_table_without_a_unique_key(self, tmp_path, index):
+        """It is known before anything is made; with an index on the key, in any order, the run starts."""
+        database, store = Database(tmp_path / "db"), Store()
         database.execute("DROP TABLE words")
         database.execute("CREATE TABLE words (word TEXT, part INTEGER, n INTEGER)")
-        store = Store()
-        run = Run(store, database)
-        run.write(0)
-        with pytest.raises(SinkFailedError, match="ON CONFLICT"):
-            run.close(0)
-        assert store.closed == []
-        database.execute("CREATE UNIQUE INDEX word ON words (word, part)")
+        if index:
+            database.execute(f"CREATE {index}")
+        self.refused(ConfigurationError, r"no unique index that serves the key \(word, part\)", store, database)
+        database.execute("CREATE UNIQUE INDEX fit ON words (part, word)")
         run = Run(store, database)
         run.write(0)
         run.close(0)

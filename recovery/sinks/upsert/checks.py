@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recovery.errors import ConfigurationError, SinkFailedError
-from recovery.sinks.upsert.database import Session, listed, quoted, says_locked
+from recovery.sinks.upsert.database import Session, listed, quoted
 from recovery.sinks.upsert.going_back import GoingBack
+from recovery.sinks.upsert.reasons import PASSING, READ_ONLY, RIGHTS, reason_of
 from recovery.sinks.upsert.table import BESIDE, CREATE_OWNER, CREATE_STAGED, UpsertTable, tables_beside
 
 # The columns of an SQLite table's unique indexes that do not compare byte by byte.
 COLLATED = """
 SELECT x.name, x.coll FROM pragma_index_list({p}) AS l, pragma_index_xinfo(l.name) AS x
 WHERE l."unique" AND x.key AND x.coll <> 'BINARY'
+"""
+
+
+# The columns of a PostgreSQL table's unique indexes that are checked at the commit.
+DEFERRABLE = """
+SELECT c.relname, a.attname FROM pg_index AS i
+JOIN pg_class AS c ON c.oid = i.indexrelid
+JOIN pg_attribute AS a ON a.attrelid = i.indexrelid AND a.attnum <= i.indnkeyatts
+WHERE i.indrelid = CAST({p} AS regclass) AND i.indisunique AND NOT i.indimmediate
 """
 
 
@@ -43,12 +53,42 @@ def check_collation(table: UpsertTable, database: Session) -> None:
             )
 
 
+def check_unique(table: UpsertTable, database: Session) -> None:
+    """Refuse a key without a unique index by which the database finds a row's predecessor."""
+    key = ", ".join(table.key)
+    try:
+        database.run(
+            "EXPLAIN INSERT INTO {table} ({key}) SELECT {key} FROM {table} WHERE 1 = 0 ON CONFLICT ({key}) DO NOTHING"
+        )
+    except SinkFailedError as error:
+        if reason_of(error) in (*PASSING, RIGHTS, READ_ONLY):
+            raise
+        raise ConfigurationError(
+            f"table {table.name}: it has no unique index that serves the key ({key}): {error.found}",
+            cause="The key is none of the table, or has more columns or fewer; or its index holds a part of the rows "
+            "only (WHERE), or an expression.",
+            remedy=f"Make ({key}) the primary key, or create a unique index on just these columns, for all rows.",
+        ) from error
+    if database.is_postgresql:
+        columns: dict[str, set[str]] = {}
+        for index, column in database.run(DEFERRABLE, (database.name_of("table"),)):
+            columns.setdefault(index, set()).add(column)
+        deferrable = ", ".join(sorted(index for index, found in columns.items() if found == set(table.key)))
+        if deferrable:
+            raise ConfigurationError(
+                f"table {table.name}: the unique constraint {deferrable} on the key ({key}) is deferrable",
+                cause="PostgreSQL does not support INSERT … ON CONFLICT with a constraint that it may check at the "
+                "commit only.",
+                remedy="Drop the constraint, and make it again without DEFERRABLE.",
+            )
+
+
 def check_writable(table: UpsertTable, database: Session, columns: Sequence[str]) -> None:
     """Refuse columns that only the database may write: going back writes rows with all columns."""
     try:
         database.run("EXPLAIN INSERT INTO {table} ({columns}) SELECT {columns} FROM {table}", columns=listed(columns))
     except SinkFailedError as error:
-        if says_locked(error):
+        if reason_of(error) in PASSING:
             raise
         raise ConfigurationError(
             f"table {table.name}: its rows could not be put back: {error.found}",

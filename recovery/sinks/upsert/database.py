@@ -8,17 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from recovery.errors import ConfigurationError, SinkFailedError
+from recovery.sinks.upsert.reasons import POSTGRESQL, reason_of, says_absent
 
 PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
+MYSQL = ("pymysql", "MySQLdb", "mysql", "mariadb", "asyncmy", "aiomysql")
+"""The modules of connections to MySQL and MariaDB."""
 PLACE = "\0"
 """Marks a value's place in a statement, until the module's own sign is known; no name may contain it."""
-
-POSTGRESQL = ("psycopg", "psycopg2", "pg8000")
-"""The modules of connections to PostgreSQL."""
-FORBIDDEN = ("42501", "25006")
-ABSENT = "42P01"
-LOCKED = ("55P03", "40001", "40P01")
-"""SQLSTATEs. SQLite and DuckDB report locks only in the message text."""
 
 COLUMN_TYPES = """
 SELECT format_type(atttypid, atttypmod) FROM pg_attribute
@@ -30,8 +26,13 @@ class Session:
     """One transaction. `names` replace the braces in statements; {p} is a value's place."""
 
     def __init__(self, connection: Any, names: Mapping[str, str], paramstyle: str | None) -> None:
-        self.is_sqlite = _module(connection) == "sqlite3"
-        self._is_postgresql = _module(connection) in POSTGRESQL
+        module = _module(connection)
+        _refuse(module)
+        self.is_sqlite = module == "sqlite3"
+        self.is_postgresql = module in POSTGRESQL
+        if module == "psycopg":
+            # A pooler may give the next transaction to another session of the server, which has other statements.
+            connection.prepare_threshold = None
         self._place = _placeholder(connection, paramstyle)
         self._names = {**names, "p": PLACE}
         self._connection = connection
@@ -67,12 +68,16 @@ class Session:
             found = [kind for (kind,) in self.run("SELECT type FROM pragma_table_info('recovery_probe')")]
             self.run("DROP TABLE temp.recovery_probe")
             return found
-        if self._is_postgresql:
+        if self.is_postgresql:
             # pg8000's results do not say how long a text may be.
             return [kind for (kind,) in self.run(COLUMN_TYPES, (self._names[table],))]
         self.columns(table)
         # After the name come the type and the sizes.
         return [[str(each) for each in list(column)[1:6]] for column in self._cursor.description]
+
+    def name_of(self, table: str) -> str:
+        """Return the name in SQL of the table behind {table}."""
+        return self._names[table]
 
     def exists(self, table: str) -> bool:
         """Whether the table behind {table} exists. If it does not, the transaction is undone and begun again."""
@@ -92,8 +97,14 @@ class Session:
 
     def check_constraints(self) -> None:
         """Check now what the database would check at the commit, where it can be asked for that."""
-        if self._is_postgresql:
+        if self.is_postgresql:
             self.run("SET CONSTRAINTS ALL IMMEDIATE")
+
+    def limit_waits(self, limit_s: float) -> None:
+        """Wait for each lock no longer than that in this transaction, where the connection does not set a limit of its
+        own and the database knows one."""
+        if self.is_postgresql and self.run("SELECT current_setting('lock_timeout')") == [("0",)]:
+            self.run(f"SET LOCAL lock_timeout = '{max(1, int(limit_s * 1000))}ms'")
 
     def restart(self) -> None:
         """Undo the transaction and begin again: some databases refuse everything after an error."""
@@ -125,7 +136,10 @@ class Session:
         except Exception as error:
             # A sqlite3 connection can be configured to be always in a transaction.
             if not getattr(self._connection, "in_transaction", False):
-                raise SinkFailedError(f"no transaction can be begun: {error}") from error
+                reason = reason_of(error)
+                raise SinkFailedError(
+                    f"no transaction can be begun: {error}", cause=reason.cause, remedy=reason.remedy
+                ) from error
         self._open = True
 
     def _filled(self, sql: str, names: Mapping[str, str]) -> str:
@@ -184,6 +198,18 @@ def _module(connection: Any) -> str:
     return next((name for name in names if hasattr(sys.modules.get(name), "paramstyle")), names[0])
 
 
+def _refuse(module: str) -> None:
+    """Refuse connections to databases whose SQL the sink does not speak."""
+    if module in MYSQL:
+        raise ConfigurationError(
+            f"UpsertSink cannot write to MySQL or MariaDB ({module})",
+            cause="They have no INSERT … ON CONFLICT, commit a transaction when a table is created, and compare text "
+            "keys without case by default, so that different keys would be one.",
+            remedy="Use PostgreSQL, SQLite or DuckDB; or a function as the sink, which is called at least once and "
+            "writes with INSERT … ON DUPLICATE KEY UPDATE.",
+        )
+
+
 def _placeholder(connection: Any, given: str | None) -> str:
     style = given or getattr(sys.modules.get(_module(connection)), "paramstyle", None)
     if style not in PLACEHOLDERS:
@@ -192,25 +218,6 @@ def _placeholder(connection: Any, given: str | None) -> str:
             remedy="Set paramstyle='qmark', 'format' or 'pyformat'; see the documentation of that module.",
         )
     return PLACEHOLDERS[style]
-
-
-def says_absent(error: SinkFailedError) -> bool:
-    """Whether the error says that a table does not exist."""
-    code, text = _code_and_text(error.__cause__)
-    return code == ABSENT if code else "no such table" in text or "does not exist" in text
-
-
-def says_locked(error: SinkFailedError) -> bool:
-    """Whether the error says that another connection holds a lock."""
-    return _is_lock(*_code_and_text(error.__cause__))
-
-
-def says_unfit(error: SinkFailedError) -> bool:
-    """Whether a statement's value may have caused the error, by the names and numbers of database errors."""
-    code, _ = _code_and_text(error.__cause__)
-    if code:
-        return code.startswith(("22", "42"))
-    return all(kind.__name__ != "OperationalError" for kind in type(error.__cause__).__mro__)
 
 
 def _in_order(row: Any) -> tuple[Any, ...]:
@@ -224,40 +231,7 @@ def _typed() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause, remedy = _explained(error)
+        reason = reason_of(error)
         raise SinkFailedError(
-            f"the database says: {type(error).__name__}: {error}", cause=cause, remedy=remedy
+            f"the database says: {type(error).__name__}: {error}", cause=reason.cause, remedy=reason.remedy
         ) from error
-
-
-def _explained(error: Exception) -> tuple[str, str]:
-    """Return the error's probable cause, and the remedy."""
-    again = "run the same command again: it publishes the output of closed epochs and recomputes the rest."
-    code, text = _code_and_text(error)
-    if code in FORBIDDEN or "readonly" in text or "read-only" in text:
-        return (
-            "This connection's user lacks a right, or it may only read. It must be able to create tables, and to read "
-            "and write them and the target table.",
-            f"Grant it, or connect as the user who made those tables; then {again}",
-        )
-    if _is_lock(code, text):
-        return (
-            "Another connection holds a lock for longer than this one waits.",
-            f"Let that one end its transaction, or let `connect` give connections that wait longer; then {again}",
-        )
-    return (
-        "The database reports this error; or it is full, failing or not reachable.",
-        f"Fix it and {again}",
-    )
-
-
-def _is_lock(code: str, text: str) -> bool:
-    return code in LOCKED or "is locked" in text or "not set lock" in text
-
-
-def _code_and_text(error: BaseException | None) -> tuple[str, str]:
-    """Return the SQLSTATE of a module's error, if it has one, and its text."""
-    first = error.args[0] if error is not None and error.args else None
-    code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    # pg8000 passes on the server's response.
-    return code or (first.get("C") if isinstance(first, Mapping) else None) or "", str(error)

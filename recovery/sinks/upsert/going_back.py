@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -63,7 +65,9 @@ def plan_going_back(table: UpsertTable, database: Session, resume: Resume) -> Go
         _check_same_table(table, note)
         raise table.mismatch(
             f"it does not know epoch {note.epoch}, to which the snapshot belongs",
-            "Database and partitions were restored from different times.",
+            "Database and partitions were restored from different times, or a failover lost the database's newest "
+            "transactions.",
+            _way_back(table, resume, epochs) if note.upsert == sink else "",
         )
     abandoned = [epoch for epoch, (_, published) in epochs.items() if epoch > last and published]
     if abandoned and min(abandoned) <= history_from:
@@ -78,6 +82,21 @@ def plan_going_back(table: UpsertTable, database: Session, resume: Resume) -> Go
             "Columns were added or removed after those epochs.",
         )
     return GoingBack(True, last, bool(abandoned))
+
+
+def _way_back(table: UpsertTable, resume: Resume, epochs: Mapping[int, Sequence[Any]]) -> str:
+    """Return, as a remedy, how to go on with a table that lacks the newest epochs of the partitions."""
+    shared = max((epoch for epoch, (by, *_) in epochs.items() if resume.closed(epoch, by)), default=0)
+    otherwise = f"restore partitions and database from the same backup. {table.begin_again()}"
+    if shared < resume.floor:
+        return (
+            f"The newest epoch that both know is {shared}, and the partitions go back to {resume.floor} only: "
+            f"{otherwise}"
+        )
+    return (
+        "To go on with this database, go back to the newest epoch that both know: run once with --resume-after "
+        f"{shared}. The epochs after it are computed again, from input that has to be there. Or {otherwise}"
+    )
 
 
 def _decode(table: UpsertTable, text: str) -> UpsertNote:

@@ -9,14 +9,16 @@ crash leaves nothing between two steps:
 3. `publish`: keep what the epoch's rows will replace, write them into the table, record that the epoch is published.
 4. `rollback`: restore what abandoned epochs replaced, publish closed epochs that are only prepared, forget the rest.
 
-Each step checks the execution's right to write inside its transaction. The names upsert.1 to upsert.4 are crash points:
-that step was committed.
+Each step checks inside its transaction the execution's right to write, and that the tables still hold what the steps
+before have committed. A step that fails for a reason that passes is tried again: see `retry`. The names upsert.1 to
+upsert.4 are crash points: that step was committed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,10 +28,13 @@ import msgspec
 from recovery.base import faults
 from recovery.errors import ConfigurationError, FlowFailedError, LeaseLostError, SinkFailedError
 from recovery.sinks.protocol import EpochOutput, Resume
-from recovery.sinks.upsert.checks import check_collation, check_names, check_writable, try_rights
-from recovery.sinks.upsert.database import PLACE, PLACEHOLDERS, Session, listed, quoted, says_unfit, session
+from recovery.sinks.upsert.checks import check_collation, check_names, check_unique, check_writable, try_rights
+from recovery.sinks.upsert.database import PLACE, PLACEHOLDERS, Session, listed, quoted, session
 from recovery.sinks.upsert.effects import forget, publish_epoch, renew_history, replace_rows, take_back
 from recovery.sinks.upsert.going_back import UpsertNote, plan_going_back
+from recovery.sinks.upsert.holders import holders_of
+from recovery.sinks.upsert.reasons import CONFLICT, LOCKED, OUTAGE, PASSING, READ_ONLY, Reason, reason_of, says_unfit
+from recovery.sinks.upsert.retry import Result, with_retries
 from recovery.sinks.upsert.table import CREATE_STAGED, MARKS, UpsertTable, create_tables, take_over
 from recovery.sinks.upsert.values import changed, changes_of, for_sqlite, rows_of
 
@@ -37,6 +42,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 ROWS_PER_CALL = 1000
+STAGED = """
+SELECT recovery_batch, count(*) FROM {staged} WHERE recovery_execution = {p} AND recovery_batch <= {p}
+GROUP BY recovery_batch
+"""
 TWICE = """
 SELECT {key} FROM {staged} WHERE recovery_execution = {p} AND recovery_batch = {p}
 GROUP BY {key} HAVING count(*) > 1 LIMIT 1
@@ -50,6 +59,8 @@ class UpsertSink:
     table: an existing table with a primary key or unique index on `key`.
     key: the key's columns. A micro-batch may have one row per key; of several micro-batches the last one counts.
     paramstyle: that of the database's module if it cannot be detected: "qmark", "format" or "pyformat".
+    patience_s: for how long a step is tried again that failed by a deadlock, a cut connection or a failover, and how
+        long a start waits for a lock if the connection sets no limit.
 
     The rows of an epoch appear when it is closed, in one transaction with the position. Going back restores the rows
     that they replaced. Four tables beside the user's hold the data for that. The database must support INSERT … ON
@@ -59,17 +70,34 @@ class UpsertSink:
     single_action = False
 
     def __init__(
-        self, connect: Callable[[], Any], table: str, key: Sequence[str], *, paramstyle: str | None = None
+        self,
+        connect: Callable[[], Any],
+        table: str,
+        key: Sequence[str],
+        *,
+        paramstyle: str | None = None,
+        patience_s: float = 60,
     ) -> None:
         if isinstance(key, str) or not key:
             raise ConfigurationError(f"UpsertSink: key={key!r}", remedy="Give a list of columns, like key=['word'].")
         if paramstyle is not None and paramstyle not in PLACEHOLDERS:
             raise ConfigurationError(f"UpsertSink: paramstyle={paramstyle!r}", remedy="Use qmark, format or pyformat.")
+        if isinstance(patience_s, bool) or not isinstance(patience_s, int | float) or not 0 <= patience_s < math.inf:
+            raise ConfigurationError(f"UpsertSink: patience_s={patience_s!r}", remedy="Give a number of seconds.")
         self.table = table
         self.key = tuple(key)
         self._connect = connect
         self._paramstyle = paramstyle
+        self._patience_s = patience_s
         self._execution = ""
+        self._former: frozenset[str] = frozenset()
+        """The executions before this one."""
+        self._reached = False
+        """Whether the database was reached, and could be written to."""
+        self._newest: tuple[int, str, int] | None = None
+        """The newest epoch that the tables know: epoch, execution, and 1 if it is published."""
+        self._staged: dict[int, int] = {}
+        """The number of staged rows by micro-batch."""
         # One transaction at a time: an epoch is closed on its own thread, while the next micro-batch is staged.
         self._lock = threading.Lock()
         self._table = UpsertTable(table, self.key)
@@ -82,23 +110,35 @@ class UpsertSink:
 
     def check(self, resume: Resume) -> None:
         """Raise if `rollback` would be impossible; see `EpochSink`."""
-        with self._session() as database:
+        self._starting(lambda: self._check(resume))
+        self._reached = True
+
+    def rollback(self, resume: Resume) -> None:
+        """Leave exactly the effect of the closed epochs; see `EpochSink`. One transaction."""
+        self._newest = self._starting(lambda: self._go_back(resume))
+        self._execution, self._former, self._staged = resume.execution.id, resume.executions or frozenset(), {}
+        faults.reach("upsert.4")
+
+    def _check(self, resume: Resume) -> None:
+        with self._session(starts=True) as database:
             columns = self._table.columns(database)
             self._table.require_key(columns, "table")
             check_names(self._table, database)
             check_collation(self._table, database)
             plan = plan_going_back(self._table, database, resume)
-        with self._session() as database:
+        with self._session(starts=True) as database:
             check_writable(self._table, database, columns)
+        with self._session(starts=True) as database:
+            check_unique(self._table, database)
         # Not committed.
-        with self._session() as database:
+        with self._session(starts=True) as database:
             try_rights(database, columns, plan)
 
-    def rollback(self, resume: Resume) -> None:
-        """Leave exactly the effect of the closed epochs; see `EpochSink`. One transaction."""
-        with self._session() as database:
+    def _go_back(self, resume: Resume) -> tuple[int, str, int] | None:
+        """Do what `rollback` does; return the newest epoch that the tables then know."""
+        with self._session(starts=True) as database:
             owned = database.exists("owner")
-        with self._session() as database:
+        with self._session(starts=True) as database:
             # Write first: SQLite does not wait for a writer that came between a read and the write.
             if owned:
                 database.run("UPDATE {owner} SET execution_id = execution_id")
@@ -116,22 +156,26 @@ class UpsertSink:
             # Create it again instead of emptying it: the table may have lost columns, or have others of the same names.
             database.run("DROP TABLE {staged}")
             database.run(CREATE_STAGED, columns=listed(columns))
+            known = database.run("SELECT epoch, execution_id, published FROM {epochs} ORDER BY epoch DESC LIMIT 1")
             database.commit()
-        self._execution = resume.execution.id
-        faults.reach("upsert.4")
+        return next(((epoch, execution, published) for epoch, execution, published in known), None)
 
     def write(self, batch: DataFrame, batch_id: int) -> None:
         """Stage the micro-batch's rows; see `EpochSink`. One transaction."""
         moments = changes_of(batch.schema)
-        rows = rows_of(batch)
         types = [field.dataType.simpleString() for field in batch.schema.fields]
-        self.stage(batch.columns, (changed(row, moments) for row in rows) if moments else rows, batch_id, types)
+
+        def stage() -> None:
+            rows = rows_of(batch)
+            self.stage(batch.columns, (changed(row, moments) for row in rows) if moments else rows, batch_id, types)
+
+        self._again(stage)
 
     def stage(
         self, columns: Sequence[str], rows: Iterable[Sequence[Any]], batch_id: int, types: Sequence[str] = ()
     ) -> None:
-        """Do what `write` does, for rows that need not be Spark's. types: the flow's names of the column types, for
-        errors."""
+        """Do what `write` does, once, for rows that need not be Spark's. types: the flow's names of the column types,
+        for errors."""
         self._table.refuse_own(columns)
         self._table.require_key(columns, "output")
         of_key = [list(columns).index(k) for k in self.key]
@@ -139,6 +183,7 @@ class UpsertSink:
         all_columns = [*columns, *MARKS]
         chunks = iter(rows)
         chunk: list[Sequence[Any]] = []
+        count = 0
         try:
             with self._session() as database:
                 self._hold(database)
@@ -146,6 +191,7 @@ class UpsertSink:
                 self._make_staged(database, columns)
                 database.run("DELETE FROM {staged} WHERE recovery_execution = {p} AND recovery_batch = {p}", mark)
                 while chunk := list(itertools.islice(chunks, ROWS_PER_CALL)):
+                    count += len(chunk)
                     if database.is_sqlite:
                         chunk = list(map(for_sqlite, chunk))
                     for row in chunk:
@@ -164,24 +210,41 @@ class UpsertSink:
                 database.commit()
         except SinkFailedError as error:
             named = self._not_taken(columns, chunk, types) if chunk and says_unfit(error) else None
-            raise named or error from error.__cause__
+            if named is None:
+                raise
+            raise named from None
+        self._staged[batch_id] = count
         faults.reach("upsert.1")
 
     def prepare(self, output: EpochOutput) -> str:
         """Record which staged rows are the epoch's; see `EpochSink`. One transaction, after one that is undone."""
-        self._try_out(output)
+        self._again(lambda: self._try_out(output))
+        sink = self._again(lambda: self._record(output))
+        self._newest = output.epoch, output.execution.id, 0
+        faults.reach("upsert.2")
+        return msgspec.json.encode(UpsertNote(sink, output.epoch, output.execution.id, self.table)).decode()
+
+    def _record(self, output: EpochOutput) -> str:
+        """Record which staged rows are the epoch's; return the sink's id."""
         with self._session() as database:
             self._hold(database)
+            self._check_staged(database, output)
             database.run("DELETE FROM {epochs} WHERE epoch = {p}", (output.epoch,))
             values = (output.epoch, output.execution.id, output.batch)
             database.run("INSERT INTO {epochs} VALUES ({p}, {p}, {p}, 0)", values)
             [[sink]] = database.run("SELECT sink FROM {owner}")
             database.commit()
-        faults.reach("upsert.2")
-        return msgspec.json.encode(UpsertNote(sink, output.epoch, output.execution.id, self.table)).decode()
+        return str(sink)
 
     def publish(self, output: EpochOutput) -> None:
         """Write the epoch's rows into the table; see `EpochSink`. One transaction, with the position."""
+        self._again(lambda: self._publish(output))
+        self._newest = output.epoch, output.execution.id, 1
+        for batch in [batch for batch in list(self._staged) if batch <= output.batch]:
+            del self._staged[batch]
+        faults.reach("upsert.3")
+
+    def _publish(self, output: EpochOutput) -> None:
         with self._session() as database:
             self._hold(database)
             columns = self._table.columns(database)
@@ -189,7 +252,6 @@ class UpsertSink:
                 publish_epoch(self._table, database, columns, output.epoch, output.batch, output.execution.id)
                 forget(database, output.floor)
             database.commit()
-        faults.reach("upsert.3")
 
     def _make_staged(self, database: Session, columns: Sequence[str]) -> None:
         """Give the table of staged rows these columns."""
@@ -230,11 +292,14 @@ class UpsertSink:
         the partitions: after that, nothing but these rows can follow."""
         with self._session() as database:
             self._hold(database)
+            self._check_staged(database, output)
             try:
                 columns = self._table.columns(database)
                 replace_rows(self._table, database, columns, output.epoch, output.batch, output.execution.id)
                 database.check_constraints()
             except SinkFailedError as error:
+                if reason_of(error) in PASSING:
+                    raise
                 raise SinkFailedError(
                     f"table {self.table} does not take the rows of epoch {output.epoch}: {error.found}",
                     cause="A row breaks a constraint of the table, such as CHECK, NOT NULL or a foreign key, or the "
@@ -245,15 +310,65 @@ class UpsertSink:
                 ) from error
 
     def _hold(self, database: Session) -> None:
-        """Check this execution's right to write, and keep others from taking it before the commit."""
+        """Check this execution's right to write, and keep others from taking it before the commit; check that the
+        tables know the newest epoch that this execution has committed."""
         database.run("UPDATE {owner} SET execution_id = execution_id")
         [[execution]] = database.run("SELECT execution_id FROM {owner}")
+        if execution in self._former:
+            raise self._lost(f"that execution {self._execution} has begun")
         if execution != self._execution:
             raise LeaseLostError(f"table {self.table} is written by execution {execution} now")
+        if self._newest is not None:
+            epoch, by, published = self._newest
+            known = database.run("SELECT execution_id, published FROM {epochs} WHERE epoch = {p}", (epoch,))
+            if not any(each == by and done >= published for each, done in known):
+                raise self._lost(f"that epoch {epoch} was {'published' if published else 'prepared'}")
+
+    def _check_staged(self, database: Session, output: EpochOutput) -> None:
+        """Check that all rows of an epoch are staged that were."""
+        mark = (output.execution.id, output.batch)
+        held = dict(database.run(STAGED, mark))
+        for batch, count in list(self._staged.items()):
+            if batch <= output.batch and held.get(batch, 0) != count:
+                raise self._lost(f"all rows of micro-batch {batch}: it has {held.get(batch, 0)} of {count}")
+
+    def _lost(self, what: str) -> SinkFailedError:
+        return SinkFailedError(
+            f"table {self.table}: the database does not know {what}",
+            cause="Another server answers that lacks the newest transactions, as after a failover; or the database was "
+            "restored, or the tables beside the table were changed, during the run.",
+            remedy="Run the same command again: the start says whether database and partitions fit, and if not, from "
+            "which epoch they do.",
+        )
+
+    def _again(self, step: Callable[[], Result]) -> Result:
+        """Do a step, and try it again if it fails for a reason that passes."""
+        return with_retries(step, self._passing, self._patience_s)
+
+    def _passing(self) -> tuple[Reason, ...]:
+        # A wrong address, or the right to read alone, does not pass.
+        return (CONFLICT, OUTAGE, READ_ONLY) if self._reached else (CONFLICT,)
+
+    def _starting(self, step: Callable[[], Result]) -> Result:
+        """Do a step with which a run starts. The error says who holds a lock that it waits for."""
+        try:
+            return self._again(step)
+        except SinkFailedError as error:
+            if reason_of(error) is not LOCKED:
+                raise
+            holders = ""
+            with contextlib.suppress(SinkFailedError), self._session() as database:
+                holders = holders_of(self._table, database)
+            raise SinkFailedError(
+                f"{error.found}{holders}", cause=error.cause, remedy=error.remedy
+            ) from error.__cause__
 
     @contextlib.contextmanager
-    def _session(self) -> Iterator[Session]:
+    def _session(self, *, starts: bool = False) -> Iterator[Session]:
+        """starts: as a part of a start, whose waits have a limit."""
         with self._lock, session(self._connect, self._names, self._paramstyle) as database:
+            if starts:
+                database.limit_waits(self._patience_s)
             yield database
 
     def _bad_row(self, batch_id: int, found: str) -> FlowFailedError:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from recovery.errors import ConfigurationError, OutputMismatchError, SinkFailedError
 from recovery.sinks.protocol import Resume
-from recovery.sinks.upsert.database import Session, listed, quoted, quoted_table, says_absent
+from recovery.sinks.upsert.database import Session, listed, quoted, quoted_table
+from recovery.sinks.upsert.reasons import says_absent
 
 MARKS = ("recovery_execution", "recovery_batch")
 """The additional columns of a staged row."""
