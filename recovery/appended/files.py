@@ -44,6 +44,10 @@ class FileStat:
     def directory(self) -> str:
         return directory_of(self.path)
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        return self.device, self.inode
+
     def same_file(self, other: FileStat) -> bool:
         """Return whether both are the same file on disk, under any names."""
         return self.inode == other.inode and self.device == other.device
@@ -115,6 +119,9 @@ class Files(Protocol):
     def stat(self, path: str) -> FileStat | None:
         """Return the regular file at this path, or None."""
 
+    def target(self, path: str) -> str:
+        """Return the path that a symbolic link leads to; the path itself if it is none."""
+
     def open(self, path: str) -> OpenFile | None:
         """Open the regular file at this path for reading; None if there is none. Raises PermissionError."""
 
@@ -180,6 +187,14 @@ class LocalFiles:
                 return None
             raise StorageError(str(error), path=display(path)) from error
         return _file_stat(path, found) if stat_module.S_ISREG(found.st_mode) else None
+
+    def target(self, path: str) -> str:
+        if not os.path.islink(path):  # noqa: PTH114
+            return path
+        directory, name = os.path.split(os.path.realpath(path))
+        own = directory_of(path)
+        # Directories may be links, too: the input's is spelled as the user did.
+        return joined(own if directory == os.path.realpath(own) else directory, name)
 
     def open(self, path: str) -> OpenFile | None:
         try:

@@ -7,16 +7,39 @@ number and name decide, so files with equal beginnings stay distinct if the file
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
-from recovery.appended.files import Files, FileStat, PathPattern, directory_of, joined
+from recovery.appended.files import COMPRESSED_SUFFIXES, Files, FileStat, PathPattern, directory_of, joined
 from recovery.appended.position import FilePosition
-from recovery.appended.rotation import generation, is_rotation_of, siblings_pattern
+from recovery.appended.rotation import certain_bases, generation, is_rotation_of, siblings_pattern
 
 Holds = Callable[[FileStat, FilePosition], bool]
 """Returns whether the file has the content that the position describes."""
 
 CONVINCING_BYTES = 256
 """Equal content of this length identifies a file without its name or inode number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A file that the path does not name, with the name of a generation of a log that the path names.
+
+    origin: the log's name. plain: the path without the suffix of a compression.
+    """
+
+    file: FileStat
+    origin: str
+    plain: str
+
+    @property
+    def log(self) -> tuple[str, str]:
+        """The log, by directory and name."""
+        return self.file.directory, self.origin
+
+    @property
+    def compressed(self) -> bool:
+        return self.file.path != self.plain
 
 
 class Look:
@@ -43,10 +66,27 @@ class Look:
             self._stats[path] = self._files.stat(path)
         return self._stats[path]
 
+    def anywhere(self, path: str) -> FileStat | None:
+        """Return the regular file at a path in any directory, or None."""
+        return self.at(path) or self._files.stat(path)
+
     def siblings(self, directory: str) -> list[FileStat]:
         """Return all regular files of one of the input's directories, input or not."""
         found = (self.at(joined(directory, name)) for name in self._names.get(directory, ()))
         return [file for file in found if file is not None]
+
+    @cached_property
+    def generations(self) -> list[Generation]:
+        """The generations that the path does not name, of logs that the path names, which may be absent."""
+        found = []
+        for directory, names in self._names.items():
+            for name in names:
+                path = joined(directory, name)
+                plain = next((name[: -len(end)] for end in COMPRESSED_SUFFIXES if name.endswith(end)), name)
+                origin = next(filter(self._pattern.names, certain_bases(plain)), None)
+                if origin is not None and path not in self.listed and (file := self.at(path)) is not None:
+                    found.append(Generation(file, origin, joined(directory, plain)))
+        return found
 
     def everything(self) -> list[FileStat]:
         """Return the listed files first, then all others in the input's directories."""
@@ -62,35 +102,58 @@ def locate(positions: Mapping[int, FilePosition], look: Look, holds: Holds) -> d
     3. The same name with another inode number: copied back, or moved to another machine.
     4. Any other file with convincing evidence: a rotation's name, the same name in another directory, or
        `CONVINCING_BYTES` of equal content. A rotation that copies and truncates leaves such a file.
+
+    A file that was empty whenever it was seen has no content to recognise, so its inode number alone identifies it, and
+    only in its old place, as input, or under a rotation's name: elsewhere the number may be another file's by now.
     """
     found: dict[int, FileStat] = {}
     taken: set[tuple[int, int]] = set()
+    read = {number: position for number, position in positions.items() if not position.blank}
+    blank = {number: position for number, position in positions.items() if position.blank}
 
-    def settle(choose: Callable[[FilePosition], Iterable[FileStat]]) -> None:
-        for number, position in positions.items():
+    def settle(among: Mapping[int, FilePosition], choose: Callable[[FilePosition], Iterable[FileStat]]) -> None:
+        for number, position in among.items():
             if number in found:
                 continue
             for file in choose(position):
-                if (file.device, file.inode) not in taken and holds(file, position):
+                if file.identity not in taken and holds(file, position):
                     found[number] = file
-                    taken.add((file.device, file.inode))
+                    taken.add(file.identity)
                     break
 
     def in_place(position: FilePosition) -> list[FileStat]:
         here = look.at(position.path)
         return [] if here is None else [here]
 
-    settle(lambda position: [file for file in in_place(position) if file.inode == position.inode])
-    if len(found) < len(positions):
+    def same_inode_in_place(position: FilePosition) -> list[FileStat]:
+        return [file for file in in_place(position) if file.inode == position.inode]
+
+    settle(read, same_inode_in_place)
+    if len(found) < len(read):
         everything = look.everything()
         by_inode: dict[int, list[FileStat]] = {}
         for file in everything:
             by_inode.setdefault(file.inode, []).append(file)
-        settle(lambda position: by_inode.get(position.inode, ()))
-        settle(in_place)
-        others = [file for file in everything if (file.device, file.inode) not in taken]
-        settle(lambda position: _convincing(position, others))
+        settle(read, lambda position: by_inode.get(position.inode, ()))
+        settle(read, in_place)
+        others = [file for file in everything if file.identity not in taken]
+        settle(read, lambda position: _convincing(position, others))
+    inputs = {file.inode: file for file in reversed(list(look.listed.values()))} if blank else {}
+    settle(blank, lambda position: [inputs[position.inode]] if position.inode in inputs else [])
+    settle(blank, same_inode_in_place)
+    if len(found) < len(positions):
+        settle(blank, lambda position: _rotated(position, look))
     return found
+
+
+def _rotated(position: FilePosition, look: Look) -> list[FileStat]:
+    """Return the files with the position's inode number and a rotation's name of its log."""
+    return [
+        file
+        for file in look.siblings(position.directory)
+        if file.inode == position.inode
+        and (is_rotation_of(position.origin, file.name) or is_rotation_of(position.name, file.name))
+    ]
 
 
 def later_generations(look: Look, position: FilePosition, file: FileStat) -> list[FileStat]:

@@ -25,7 +25,7 @@ from recovery.appended.options import Options
 from recovery.appended.plan import Backlog, Range, Slice, cut, partition_bytes_for, plan_ends
 from recovery.appended.position import FilePosition, InputOffset, fingerprint
 from recovery.appended.reach import ATTEMPTS, Checks, MovedError, open_same
-from recovery.appended.survey import Survey, rewritten, survey, vanished
+from recovery.appended.survey import Contents, Survey, newest_generation_ns, rewritten, survey, vanished
 from recovery.errors import ConfigurationError, InputRewrittenError, StorageError
 
 _WILDCARD = re.compile(r"[*?\[]")
@@ -46,9 +46,11 @@ class Planner:
         self._cores = cores
         self._clock_ns = clock_ns
         self._pattern = files.pattern(options.path)
-        self._checks = Checks(files)
+        self._checks = checks = Checks(files)
+        self._contents = Contents(checks.holds, checks.begins_with, checks.packs_nothing)
         self._lines = _Lines(files)
         self._fixed: dict[tuple[int, int], int] | None = None
+        self._fixed_since_ns = 0
         self._bounds: dict[int, int] | None = None
 
     def initial(self) -> dict[str, Any]:
@@ -64,7 +66,9 @@ class Planner:
 
     def fix_end(self) -> None:
         """Limit all further plans to the content that exists now."""
-        self._fixed = {(file.device, file.inode): file.size for file in self._look().listed.values()}
+        look = self._look()
+        self._fixed = {file.identity: file.size for file in look.listed.values()}
+        self._fixed_since_ns = newest_generation_ns(look)
         self._bounds = None
 
     def latest(self, start: Mapping[str, Any], max_bytes: int | None) -> dict[str, Any]:
@@ -152,7 +156,11 @@ class Planner:
             groups.setdefault(log, []).append(self._backlog(number, positions[number], files[number], bounds[number]))
         self._lines.files = files
         ends, turn = plan_ends(list(groups.values()), max_bytes, before.turn, self._lines)
-        if not ends and not fresh:
+        # An empty file has nothing but its number and its time: the number may be another file's since.
+        touched = any(
+            positions[n].blank and not f.size and positions[n].mtime_ns != f.mtime_ns for n, f in files.items()
+        )
+        if not ends and not fresh and not touched and before.since_ns:
             return None
         after = {
             number: self._advanced(positions[number], file, ends.get(number, positions[number].offset))
@@ -162,7 +170,13 @@ class Planner:
             self._bounds = bounds
         # The absent files grow in number, so they need a limit; those that the path does not name do not.
         kept = dict(sorted(seen.lost.items())[-KEPT_LOST_FILES:]) | dict(seen.aside)
-        return InputOffset(after | kept, before.next_id + len(fresh), turn)
+        return InputOffset(after | kept, before.next_id + len(fresh), turn, self._since_ns(before, seen))
+
+    def _since_ns(self, before: InputOffset, seen: Survey) -> int:
+        """Return the `since_ns` of the next offset. Until the end that was fixed, only what came before it counts."""
+        if self._fixed is None:
+            return seen.since_ns
+        return max(before.since_ns, min(seen.since_ns, self._fixed_since_ns))
 
     def _survey(self, before: InputOffset) -> Survey:
         """Return the survey. Before reporting a loss, look again: a rotation may have been in progress."""
@@ -178,15 +192,7 @@ class Planner:
                     remedy="Put it back, mount it or correct the path, then run again: nothing was skipped.",
                 )
             try:
-                return survey(
-                    before.files,
-                    look,
-                    self._pattern,
-                    self._options,
-                    self._checks.holds,
-                    self._checks.begins_with,
-                    self._clock_ns(),
-                )
+                return survey(before, look, self._pattern, self._options, self._contents, self._clock_ns())
             except InputRewrittenError:
                 if attempt == ATTEMPTS:
                     raise
@@ -221,8 +227,7 @@ class Planner:
         """
         if self._fixed is None:
             return True
-        listed = file.name == origin
-        return self._bounds is None and self._fixed.get((file.device, file.inode), 0 if listed else 1) > 0
+        return self._bounds is None and (file.name != origin or file.identity in self._fixed)
 
     def _bounds_of(self, files: Mapping[int, FileStat], positions: Mapping[int, FilePosition]) -> dict[int, int]:
         """Return how far each file may be read: to its end, or to the fixed end.
@@ -233,10 +238,7 @@ class Planner:
         if self._fixed is None:
             return {number: file.size for number, file in files.items()}
         if self._bounds is None:
-            return {
-                number: min(file.size, self._fixed.get((file.device, file.inode), file.size))
-                for number, file in files.items()
-            }
+            return {number: min(file.size, self._fixed.get(file.identity, file.size)) for number, file in files.items()}
         return {number: self._bounds.get(number, positions[number].offset) for number in files}
 
     def _backlog(self, number: int, position: FilePosition, file: FileStat, bound: int) -> Backlog:
@@ -253,7 +255,11 @@ class Planner:
     def _first_position(self, file: FileStat, origin: str) -> FilePosition:
         with open_same(self._files, file) as opened:
             digest = fingerprint(opened.read, 0, file.size)
-        return FilePosition(file.path, origin, 0, file.size, file.mtime_ns, file.inode, digest)
+        return FilePosition(self._path(file), origin, 0, file.size, file.mtime_ns, file.inode, digest)
+
+    def _path(self, file: FileStat) -> str:
+        """Return the path to remember. An empty file behind a link could not be found once the link leads elsewhere."""
+        return file.path if file.size else self._files.target(file.path)
 
     def _advanced(self, position: FilePosition, file: FileStat, end: int) -> FilePosition:
         """Return the position after a batch that reads to `end`.
@@ -261,7 +267,7 @@ class Planner:
         The last step checks that the file still holds the content read before: only then do line end and digest come
         from that content. Raises MovedError if the file was truncated meanwhile.
         """
-        renewed = replace(position, path=file.path, seen=file.size, mtime_ns=file.mtime_ns, inode=file.inode)
+        renewed = replace(position, path=self._path(file), seen=file.size, mtime_ns=file.mtime_ns, inode=file.inode)
         if end == position.offset > 0:
             return renewed
         with open_same(self._files, file) as opened:

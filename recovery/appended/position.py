@@ -58,6 +58,11 @@ class FilePosition:
         return self.offset == self.seen
 
     @property
+    def blank(self) -> bool:
+        """Whether the file was empty whenever it was seen: its content cannot identify it."""
+        return not (self.offset or self.seen)
+
+    @property
     def needed_bytes(self) -> int:
         """The minimum size of this file: a shorter one is another file."""
         return self.offset or min(self.seen, HEAD_BYTES)
@@ -69,17 +74,22 @@ class FilePosition:
 
 @dataclass(frozen=True, slots=True)
 class InputOffset:
-    """How far the input was read: a position for each file, by a number that is never reused."""
+    """How far the input was read: a position for each file, by a number that is never reused.
+
+    since_ns: the last scan saw no generation of a log that was written to after this time; 0: there was no scan.
+    """
 
     files: Mapping[int, FilePosition] = field(default_factory=dict)
     next_id: int = 1
     turn: int = 0
     """The number of the file whose turn is next, if the limit of a batch left some files out."""
+    since_ns: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; equal offsets have equal text."""
         files = {str(number): _position_json(position) for number, position in sorted(self.files.items())}
-        return {"version": OFFSET_VERSION, "next": self.next_id, "turn": self.turn, "files": files}
+        since = {"since": self.since_ns} if self.since_ns else {}
+        return {"version": OFFSET_VERSION, "next": self.next_id, "turn": self.turn, **since, "files": files}
 
     def bytes_since(self, before: InputOffset) -> int:
         """Return how many bytes were read since an earlier offset of the same input."""
@@ -97,7 +107,8 @@ class InputOffset:
             )
         try:
             saved = msgspec.convert(value, _Saved)
-            return cls({int(number): position for number, position in saved.files.items()}, saved.next, saved.turn)
+            files = {int(number): position for number, position in saved.files.items()}
+            return cls(files, saved.next, saved.turn, saved.since)
         except (ValueError, RecursionError) as error:
             raise CorruptPartitionError(f"the saved position in appended files cannot be read: {error}") from error
 
@@ -108,6 +119,7 @@ class _Saved(msgspec.Struct):
     files: dict[str, FilePosition]
     next: Count
     turn: Count
+    since: int = 0
 
 
 def fingerprint(read: Read, offset: int, seen: int) -> str:

@@ -70,6 +70,13 @@ class Checks:
         with open_same(self._files, longer) as one, open_same(self._files, shorter) as other:
             return all(one.read(place, length) == other.read(place, length) for place in sorted(places))
 
+    def packs_nothing(self, compressed: FileStat) -> bool:
+        """Return whether a file that gzip made is of an empty one: it ends with the length, modulo 4 GB."""
+        if not compressed.name.endswith(".gz") or compressed.size > _SAMPLE_BYTES:
+            return False
+        with open_same(self._files, compressed) as opened:
+            return opened.read(compressed.size - 4, 4) == bytes(4)
+
     def _holds(self, file: FileStat, position: FilePosition) -> bool:
         try:
             with open_same(self._files, file) as opened:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 
 _MARKER = re.compile(r"[-._](?:\d[\dTZ:+._-]*|old|prev|bak|orig)")
+_CERTAIN = re.compile(r"\.\d+$|.(?:old|prev)$|.*\d{4}-?\d\d-?\d\d")
 
 
 def bases(name: str) -> list[str]:
@@ -20,6 +21,13 @@ def bases(name: str) -> list[str]:
 def is_rotation_of(base: str, name: str) -> bool:
     """Return whether a rotation may have renamed `base` to `name`."""
     return base in bases(name)
+
+
+def certain_bases(name: str) -> list[str]:
+    """Return the names of which `name` is a generation, judged by the name alone: it has a date, or a number after a
+    dot, or ends with old or prev. report-2.csv may be a file of its own, and app.log.bak a copy.
+    """
+    return [before + after for before, marker, after in _readings(name) if _CERTAIN.match(marker)]
 
 
 def siblings_pattern(base: str, name: str) -> re.Pattern[str] | None:

@@ -73,6 +73,37 @@ def test_a_query_continues_where_it_was_through_growth_and_rotation(lines, log, 
     assert batches(frame, tmp_path / "c") == []
 
 
+@pytest.mark.parametrize("pattern", ["app.log", "", "*.log"])
+def test_a_log_that_was_empty_at_the_first_run_is_followed(lines, log, tmp_path, pattern):
+    """The run that reads nothing closes an epoch with its position; the next one reads what was rotated since, once."""
+    if pattern != "*.log":
+        log.touch()
+    init_partitions(tmp_path / "db", 2)
+
+    def run() -> list[str]:
+        seen: list[str] = []
+        query = start(
+            lines(log.parent / pattern),
+            RecoveryConfig(tmp_path / "db"),
+            sink=lambda batch, _: seen.extend(row.value for row in batch.collect()),
+            name="flow",
+            trigger="available-now",
+        )
+        query.await_termination(120)
+        return seen
+
+    assert run() == []
+    append(log, b"one\ntwo\n")
+    log.rename(log.with_name("app.log.1"))
+    log.touch()
+    assert run() == ["one", "two"]
+    append(log, b"three\n")
+    log.rename(log.with_name("app.log.2"))
+    append(log, b"four\n")
+    assert sorted(run()) == ["four", "three"]
+    assert run() == []
+
+
 def test_a_running_query_sees_what_is_appended(lines, spark, log, tmp_path):
     """Under the default trigger each append becomes rows; renamed options and any case of them work."""
     append(log, b"a\n")
