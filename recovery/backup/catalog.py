@@ -57,7 +57,12 @@ class Catalog:
 
     def newest(self) -> Manifest | None:
         """Look, and return the latest backup. Raises BackupTargetError."""
-        for backup in reversed(self.look().backups):
+        return self.latest_of(self.look())
+
+    def latest_of(self, contents: Contents) -> Manifest | None:
+        """Return the latest of the backups that the last look found, and that are still there. Raises
+        BackupTargetError."""
+        for backup in reversed(contents.backups):
             if self._newest is not None and self._newest.id == backup.id:
                 return self._newest
             entry = next(entry for entry, each in self._known.items() if each is backup)

@@ -7,13 +7,14 @@ state, which takes the same buckets and credentials.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from recovery.backup.mounted import answered
 from recovery.backup.places import open_target
-from recovery.backup.target import DirectoryTarget
+from recovery.backup.target import DirectoryTarget, Target, UnreadableError
 from recovery.errors import BackupTargetError, ConfigurationError, StateBackendError
 from recovery.host.buckets import KINDS, azure_place
 from recovery.host.durable import Modes, make_directories
@@ -35,6 +36,7 @@ class Documents:
         self.location = objects.location
         """The place's one name, however its address was written."""
         self._objects = objects
+        self._is_checked = False
 
     def get(self, name: str) -> Found | None:
         """Return a document, None if there is none."""
@@ -48,8 +50,8 @@ class Documents:
 
     def check(self, name: str) -> None:
         """Check with a document of this name, which is removed again, that the store keeps the conditions of writes.
-        Raises ConfigurationError if it does not."""
-        if isinstance(self._objects, FileObjects):
+        Raises ConfigurationError if it does not. Asked once; a directory keeps them."""
+        if self._is_checked or not self.in_bucket:
             return
         found = self.get(name)
         try:
@@ -67,6 +69,7 @@ class Documents:
             raise _not_conditional(self.shown, "it writes although the condition of the write is not met")
         with self._translated():
             answered(lambda: self._objects.delete(name), self.shown)
+        self._is_checked = True
 
     def _refuses(self, name: str, expected: Token | None) -> bool:
         try:
@@ -74,6 +77,11 @@ class Documents:
         except Conflict:
             return True
         return False
+
+    @property
+    def in_bucket(self) -> bool:
+        """Whether the store of a bucket is to keep the conditions of writes."""
+        return not isinstance(self._objects, FileObjects | TargetObjects)
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -97,6 +105,74 @@ def open_documents(place: str, make: Modes | None = None) -> Documents:
                 raise BackupTargetError(str(error), path=target.shown) from error
         return Documents(FileObjects(target.root, TIMEOUT_S, as_root=True), target.shown)
     return Documents(BucketObjects(_address(place)), target.shown)
+
+
+def documents_to_back_up(target: Target, place: str | None = None) -> Documents:
+    """Return the documents at the place of `target`, also if its store has no conditional writes or the package for
+    them is missing, and also if a directory is not there yet. place: the address; None: `target` is a directory, or
+    only looked at."""
+    if isinstance(target, DirectoryTarget):
+        return Documents(_NewDirectory(target), target.shown)
+    if place is not None:
+        with contextlib.suppress(ConfigurationError):
+            return Documents(BucketObjects(_address(place)), target.shown)
+    return unconditional(target, place)
+
+
+def unconditional(target: Target, place: str | None = None) -> Documents:
+    """Return documents that are compared before they are written: of two writers at the same moment the last counts."""
+    return Documents(TargetObjects(target, target.shown if place is None else _address(place).shown), target.shown)
+
+
+class _NewDirectory(FileObjects):
+    """Documents of a directory that is made with the first one."""
+
+    def __init__(self, target: DirectoryTarget) -> None:
+        super().__init__(target.root, TIMEOUT_S, as_root=True)
+        self._target = target
+
+    def get(self, path: str) -> Found | None:
+        """See `Objects.get`."""
+        return super().get(path) if self.root.exists() else None
+
+    def put(self, path: str, content: bytes, expected: Token | None) -> Token:
+        """See `Objects.put`."""
+        self._target.make()
+        return super().put(path, content, expected)
+
+
+class TargetObjects:
+    """Documents that are read and written through a `Target`, for stores without conditional writes."""
+
+    def __init__(self, target: Target, location: str) -> None:
+        self.location = location
+        self._target = target
+
+    def get(self, path: str) -> Found | None:
+        """See `Objects.get`."""
+        try:
+            content = b"".join(self._target.read(path))
+        except FileNotFoundError:
+            return None
+        except UnreadableError as error:
+            raise StateBackendError(str(error), path=path) from error
+        return Found(content, hashlib.sha256(content).hexdigest())
+
+    def put(self, path: str, content: bytes, expected: Token | None) -> Token:
+        """See `Objects.put`."""
+        found = self.get(path)
+        if (None if found is None else found.token) != expected:
+            raise Conflict(path)
+        self._target.write(path, [content])
+        return hashlib.sha256(content).hexdigest()
+
+    def paths(self, prefix: str) -> list[str]:
+        """See `Objects.paths`."""
+        return [entry.name for entry in self._target.entries(prefix)]
+
+    def delete(self, path: str) -> None:
+        """See `Objects.delete`."""
+        self._target.delete(path)
 
 
 def _address(place: str) -> Address:

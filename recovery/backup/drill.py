@@ -54,8 +54,9 @@ def drill(
 ) -> Drilled:
     """Restore into a temporary directory (in `scratch`), check all of it, begin an execution there, and remove it.
 
-    Nothing in the source changes. The drill fails if a copy was damaged, even if others replaced it, or if the restored
-    epoch is older than `max_age_s`: see `problem`. Raises the errors of `restore` if nothing can be restored.
+    Nothing in the source changes. The drill fails if a copy was damaged, even if others replaced it, if an object is
+    missing that any backup lists, or if the restored epoch is older than `max_age_s`: see `problem`. Raises the errors
+    of `restore` if nothing can be restored.
     """
     with scratch_directory("drill", scratch) as room:
         directory = room / "restored"
@@ -88,7 +89,7 @@ def _begin(planned: ResumePlan, directory: Path, clock: Clock, random_id: Callab
 
 
 def _problem(restored: Restored, source: Source, clock: Clock, max_age_s: float | None) -> RecoveryError | None:
-    damaged = [*restored.left_out, *source.damaged]
+    damaged = [*restored.left_out, *source.damaged, *source.missing()]
     if damaged:
         return BackupDamagedError("; ".join(damaged[:3]), path=source.shown)
     snapshot = restored.plan.snapshot

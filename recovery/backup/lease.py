@@ -13,7 +13,9 @@ written conditionally, so of several writers that want the next term one gets it
    publishes the epoch's output. So an epoch that is published was in the place before a later term began, and whoever
    read the place after that has found it there. No clock is compared.
 4. Each backup says under which term it was made, so the latest one is known without clocks.
-5. A run is refused if its directory lacks epochs that the place has: before it claims a term, which leaves the writer
+5. A backup that no run makes is under the term of its directory, which does not change: see `recovery.backup.writer`.
+   It is made in the first term that its directory holds, and claims one if there is none.
+6. A run is refused if its directory lacks epochs that the place has: before it claims a term, which leaves the writer
    alone, and once more afterwards. So an old copy of a directory does not continue unnoticed. The first run after 2 is
    not refused: the directory has read the place, and what the writer before stored after that came too late.
 
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,17 +41,24 @@ from recovery.base.untrusted_json import Count, Moment, decode_json
 from recovery.errors import (
     BackupDamagedError,
     ForeignPartitionError,
+    StorageError,
     TakenOverError,
     UnsupportedVersionError,
 )
-from recovery.host.beside import read_beside, write_beside
+from recovery.host.beside import alone_beside, read_beside, remove_beside, write_beside
 from recovery.host.durable import modes_beside
 from recovery.operational.backends.objects import Conflict, Token
 
 NAME = "lease.json"
+BACKUP = "backup"
+"""The purpose of a term that `recovery backup` claimed."""
 CHECK = "lease-check.json"
 FORMAT = 1
 LARGEST = 1 << 20
+PLACES = 32
+"""Of how many places a directory remembers its terms."""
+WAIT_S = 60.0
+"""How long a claim waits for another one of the same directory."""
 
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
@@ -94,12 +103,20 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a directory knows of the term that it holds or is about to claim. before: the term before, which is still
-    that of the place if the claim was cut off."""
+    """What a directory knows of the term that it holds at a place, or is about to claim. before: the term before, which
+    is still that of the place if the claim was cut off. directory: the inode of the directory, which a copy of it does
+    not have; "" if an older version claimed. others: the same for other places, the one claimed last first."""
 
     place: _Text
     nonce: _Text
     before: Term | None
+    directory: _Text = ""
+    others: tuple[_Held, ...] = ()
+
+    @property
+    def nonces(self) -> tuple[str, ...]:
+        """The nonces of the terms that the directory may continue from."""
+        return (self.nonce, _nonce(self.before))
 
 
 class Lease:
@@ -129,7 +146,7 @@ class Lease:
     def _own(self) -> Token:
         found, token = _read(self._documents)
         if found is None or found.nonce != self.term.nonce:
-            raise _taken_over(self._documents.shown, found)
+            raise taken_over(self._documents.shown, found)
         return token
 
 
@@ -141,12 +158,6 @@ def read_term(target: Target) -> Term | None:
         return None
     except UnreadableError as error:
         raise _damaged(target.shown, str(error)) from error
-
-
-def term_of(target: Target) -> int:
-    """Return the number of a place's term, 0 if nobody claimed one. Raises what `read_term` raises."""
-    found = read_term(target)
-    return 0 if found is None else found.term
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,55 +185,79 @@ def claim(
     *,
     takeover: bool = False,
     seen: str | None = None,
+    renews: bool = False,
     check: Callable[[bool], None] = lambda _: None,
 ) -> Lease:
     """Claim the next term of a place. takeover: whoever holds it now, but not for a directory that was taken over: it
-    lacks what was written since. seen: the nonce of the term that may be ended; "" if there was none. check: called
-    before anything is written, with whether this directory holds that term by a takeover and so has all that counts;
-    raises if the term shall not end.
+    lacks what was written since. seen: the nonce of the term that may be ended; "" if there was none. renews: also if
+    the claimant, which is no run, holds the term; else it continues with that. check: called before anything is
+    written, with whether this directory holds that term by a takeover and so has all that counts; raises if the term
+    shall not end.
 
     A promotion that claimed it before continues with that term. Raises TakenOverError if another writer holds it or was
     faster; ForeignPartitionError for a place of another store, ConfigurationError if the store of the place cannot
     write conditionally, BackupTargetError, BackupDamagedError or StorageError.
     """
-    found, token = _read(documents)
-    if found is not None and found.store_id != claimant.store_id:
-        raise ForeignPartitionError(
-            f"it belongs to store {found.store_id}, and this is store {claimant.store_id}", path=documents.shown
+    with alone_beside(claimant.directory, WAIT_S):
+        found, token = _read(documents)
+        if found is not None and found.store_id != claimant.store_id:
+            raise ForeignPartitionError(
+                f"it belongs to store {found.store_id}, and this is store {claimant.store_id}", path=documents.shown
+            )
+        held = _held_at(claimant.directory, documents, found)
+        if not claimant.execution and not renews and found is not None and _holds(held, found, claimant.directory):
+            # An earlier attempt of this promotion claimed it, or an earlier backup.
+            return Lease(documents, found, None if held is None else held.before)
+        known = {"" if seen is None else seen, *(() if held is None else held.nonces)}
+        if found is not None and found.nonce not in known and not (takeover and held is None):
+            raise taken_over(documents.shown, found, claimant.purpose, is_replaced=held is not None or seen is not None)
+        if found is None and "" not in known:
+            raise taken_over(documents.shown, found, claimant.purpose)
+        check(held is not None and found is not None and found.nonce == held.nonce and not found.execution)
+        documents.check(CHECK)
+        term = Term(
+            store_id=claimant.store_id,
+            term=max(found.term if found else 0, claimant.least) + 1,
+            nonce=random_id(),
+            execution=claimant.execution,
+            host=socket.gethostname(),
+            pid=claimant.pid,
+            purpose=claimant.purpose,
+            since_ms=clock.wall_ms(),
+            sync=claimant.sync,
         )
-    held = _read_held(claimant.directory)
-    if held is not None and held.place != documents.location:
-        # It replicated to another place before.
-        held = None
-    if held is not None and found is not None and found.nonce == held.nonce and not claimant.execution:
-        # An earlier attempt of this promotion claimed it.
-        return Lease(documents, found, held.before)
-    known = {"" if seen is None else seen, *(_nonces(held))}
-    if _nonce(found) not in known and not (takeover and held is None):
-        raise _taken_over(documents.shown, found) if held or seen is not None else _held_by(documents.shown, found)
-    check(held is not None and found is not None and found.nonce == held.nonce and not found.execution)
-    documents.check(CHECK)
-    term = Term(
-        store_id=claimant.store_id,
-        term=max(found.term if found else 0, claimant.least) + 1,
-        nonce=random_id(),
-        execution=claimant.execution,
-        host=socket.gethostname(),
-        pid=claimant.pid,
-        purpose=claimant.purpose,
-        since_ms=clock.wall_ms(),
-        sync=claimant.sync,
-    )
+        _put_claim(documents, claimant, term, found, token)
+        return Lease(documents, term, found)
+
+
+def _put_claim(documents: Documents, claimant: Claimant, term: Term, found: Term | None, token: Token) -> None:
     # Before the claim: if this process is killed after it, the directory still holds the term.
-    _write_held(claimant.directory, _Held(documents.location, term.nonce, found))
+    before = _read_all_held(claimant.directory)
+    held = _Held(documents.location, term.nonce, found, _inode(claimant.directory))
+    others = tuple(each for each in before if each.place != held.place)
+    _write_held(claimant.directory, (held, *others[: PLACES - 1]))
     try:
         documents.put(NAME, _encode(term), token)
     except Conflict:
         # It may be this very write, whose answer never arrived.
         now, _ = _read(documents)
         if now is None or now.nonce != term.nonce:
-            raise _taken_over(documents.shown, now) from None
-    return Lease(documents, term, found)
+            # The directory has never held it.
+            _write_held(claimant.directory, before)
+            raise taken_over(documents.shown, now, claimant.purpose) from None
+
+
+def look_at_term(documents: Documents, directory: Path) -> tuple[Term | None, bool]:
+    """Return the term of a place, None if nobody claimed one, and whether this directory holds it. A copy of the
+    directory that claimed it does not. Raises BackupTargetError, BackupDamagedError or StorageError."""
+    found, _ = _read(documents)
+    return found, found is not None and _holds(_held_at(directory, documents, found), found, directory)
+
+
+def may_continue(documents: Documents, directory: Path, found: Term | None) -> bool:
+    """Return whether no other directory holds this term of a place; a copy of the one that holds it is none."""
+    held = _held_at(directory, documents, found)
+    return found is None or (held is not None and found.nonce == held.nonce)
 
 
 def claim_to_restore(
@@ -241,26 +276,42 @@ def _nonce(term: Term | None) -> str:
     return "" if term is None else term.nonce
 
 
-def _nonces(held: _Held | None) -> tuple[str, ...]:
-    """Return the nonces of the terms that a directory may continue from."""
-    return () if held is None else (held.nonce, _nonce(held.before))
+def _holds(held: _Held | None, found: Term, directory: Path) -> bool:
+    return held is not None and found.nonce == held.nonce and held.directory in ("", _inode(directory))
 
 
-def _taken_over(shown: str, found: Term | None) -> TakenOverError:
+def _inode(directory: Path) -> str:
+    try:
+        return str(directory.stat().st_ino)
+    except OSError as error:
+        raise StorageError(str(error), path=directory) from error
+
+
+def taken_over(shown: str, found: Term | None, purpose: str = "run", *, is_replaced: bool = True) -> TakenOverError:
+    """Return the error for a directory that does not hold the term of a place. purpose: what it was to be claimed for.
+    is_replaced: the directory held a term before."""
     if found is None:
         return TakenOverError(
             "its lease is gone", path=shown, cause="Somebody removed lease.json, or emptied the place."
         )
-    return TakenOverError(f"{found.holder} is the store's writer now, with term {found.term}", path=shown)
-
-
-def _held_by(shown: str, found: Term | None) -> TakenOverError:
-    assert found is not None
+    is_backup = purpose == BACKUP
+    if is_replaced:
+        error = TakenOverError(f"{found.holder} is the store's writer now, with term {found.term}", path=shown)
+        if is_backup:
+            error.cause = "recovery promote, or --takeover, has given the place to another directory since."
+            error.remedy = (
+                "Let the other directory go on, and end this job. To keep this directory as well, back it up to a "
+                "place of its own. To take the store back, restore the place into a new directory, and give --takeover "
+                "there."
+            )
+        return error
+    command = "the backup" if is_backup else "it"
     return TakenOverError(
         f"{found.holder} is the store's writer, with term {found.term}, and this directory is not the one that it used",
         path=shown,
         cause="The directory was restored or copied, or the other one is still in use.",
-        remedy="If nothing runs there any more, or it shall be stopped: run with --takeover.",
+        remedy=f"If nothing runs there any more, or it shall be stopped: run {command} with --takeover."
+        + (" Else give this directory a place of its own." if is_backup else ""),
     )
 
 
@@ -289,10 +340,27 @@ def _damaged(shown: str, why: str) -> BackupDamagedError:
     )
 
 
-def _read_held(directory: Path) -> _Held | None:
+def _held_at(directory: Path, documents: Documents, found: Term | None) -> _Held | None:
+    """Return what a directory knows of a place, None if it never held a term there. found: the term of the place, which
+    shows that it is this place if its address is another one now."""
+    known = _read_all_held(directory)
+    of_term = (each for each in known if found is not None and each.nonce == found.nonce)
+    of_place = (each for each in known if each.place == documents.location)
+    return next(of_term, None) or next(of_place, None)
+
+
+def _read_all_held(directory: Path) -> tuple[_Held, ...]:
     content = read_beside(directory / NAME, LARGEST)
-    return None if content is None else decode_json(content, lambda why: _damaged(str(directory), why), _Held)
+    if content is None:
+        return ()
+    found = decode_json(content, lambda why: _damaged(str(directory), why), _Held)
+    return (replace(found, others=()), *(replace(each, others=()) for each in found.others))
 
 
-def _write_held(directory: Path, held: _Held) -> None:
-    write_beside(directory / NAME, msgspec.json.encode(held), modes_beside(directory / "part-0.sqlite3"))
+def _write_held(directory: Path, held: Sequence[_Held]) -> None:
+    if not held:
+        remove_beside(directory / NAME)
+        return
+    first, *others = held
+    content = msgspec.json.encode(replace(first, others=tuple(others)))
+    write_beside(directory / NAME, content, modes_beside(directory / "part-0.sqlite3"))

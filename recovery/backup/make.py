@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from recovery.backup.catalog import Backup, Catalog
-from recovery.backup.lease import term_of
 from recovery.backup.links import Linking, NoLink, WrittenLink, merge_link, store_link, write_link
 from recovery.backup.manifest import OBJECTS, Manifest, StoredCopy, backup_id, fingerprint, object_name
 from recovery.backup.note import LastBackup, note_backup
@@ -20,6 +19,7 @@ from recovery.backup.objects import SpoiledObject, bring, store_file
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.repository import begin, check_store, finish, give_up
 from recovery.backup.target import Target
+from recovery.backup.writer import Writer
 from recovery.base.clock import LATEST_MS, Clock
 from recovery.base.threads import each
 from recovery.errors import InconsistentPartitionsError, RecoveryError, StorageError
@@ -127,6 +127,7 @@ def make_backup(
     base: Manifest | None = None,
     staged: bool = False,
     may_count: Callable[[], int] | None = None,
+    writer: Writer | None = None,
     home: Path | None = None,
     parts: Parts | None = None,
 ) -> Made:
@@ -140,27 +141,28 @@ def make_backup(
     catalog: what this process knows of the place. base: continue this backup, which this process made of this
     directory, without looking at the others or at its objects. staged: write everything to `scratch` before the first
     byte goes to the target: then a slow one does not make the logs beside the partitions grow. may_count: called before
-    the manifest is written; returns the term of the writer, and raises if the backup must not count. Without it, the
-    backup has the term that the place has when it begins.
+    the manifest is written; returns the term of the run that ships, and raises if the backup must not count. Without
+    it, `writer` says that; by default one that claims nothing.
     home: the directory of the run, whose copies `directory` has. parts: the partitions, if not all are in `directory`.
-    If anything fails, the backup does not count. Raises BackupTargetError, ForeignPartitionError, and the errors of
-    `plan` for the directory.
+    If anything fails, the backup does not count. Raises TakenOverError or StaleDirectoryError if the place is another
+    directory's; BackupTargetError, ForeignPartitionError, and the errors of `plan` for the directory.
     """
     started = clock.elapsed_s()
     refuse_hydrating(directory, "a backup")
     catalog, parts = catalog or Catalog(target), parts or DirectoryParts(directory)
     contents = catalog.look() if base is None else None
-    term = 0 if contents is None else max((each.stage.term for each in contents.backups), default=0)
     identity = backup_id(_moment_after([base] if contents is None else contents.backups, clock), random_id())
     planned = plan_resume(parts.found())
     if contents is not None:
         check_store(contents.backups, planned.store_id, target.shown, parts.origins)
+    if may_count is None:
+        writer = writer or Writer(home or directory, target, clock, random_id)
+        writer.begin(planned.partitions, base if contents is None else catalog.latest_of(contents))
+        may_count = writer.check
     given = iter([base])
     found = begin(target, identity, lambda: next(given, None) or catalog.newest(), clock.wall_ms())
     before = found.copies if found is not None else ()
     try:
-        if may_count is None:
-            term = max(term, term_of(target))
         allow_open_files(len(planned.partitions) * FILES_PER_COPY)
         usable = before if base is not None else _present(target, before)
         spoiled_because: dict[str, str] = {}
@@ -181,8 +183,6 @@ def make_backup(
             attempt += 1
             if apart == ATTEMPTS:
                 raise parts.apart()
-        if may_count is not None:
-            term = max(term, may_count(), 0 if base is None else base.term)
         manifest = Manifest(
             id=identity,
             store_id=planned.store_id,
@@ -191,7 +191,7 @@ def make_backup(
             host=socket.gethostname(),
             version=version("recovery"),
             copies=tuple(results),
-            term=term,
+            term=may_count(),
         )
         finish(target, manifest)
         catalog.add(manifest)

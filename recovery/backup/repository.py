@@ -8,7 +8,8 @@ Making a backup
     make.1  Take the newest manifest as the base. Write `running/<id>`, with the names of the base's objects.
     make.2  Check that the base's manifest is still there. If not, take another base (make.1).
     make.3  Write the objects of partitions that changed, each under a name of this backup's own.
-    make.4  Check that `running/<id>` is still there. Write the manifest: from now on the backup counts.
+    make.4  Check that `running/<id>` is still there. Write the manifest: from now on the backup counts. Check again: if
+            a pruning has removed the note meanwhile, remove the manifest.
     make.5  Remove `running/<id>`.
 
 Removing backups
@@ -50,11 +51,13 @@ from recovery.backup.manifest import (
 from recovery.backup.target import DRAFT, NO_FILE, DirectoryTarget, Entry, Target, UnreadableError
 from recovery.errors import BackupTargetError, ForeignPartitionError, UnsupportedVersionError
 from recovery.planning.backups import KeepRule, backups_to_keep
-from recovery.planning.following import age
+from recovery.planning.following import age, lines
 from recovery.storage.origin import Origin
 
 READERS = 8
 STALE_AFTER_S = 24 * 3600.0
+SHOWN = 3
+"""How many stores an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,19 @@ class Listing:
     def newest(self) -> Manifest | None:
         """The latest backup."""
         return self.manifests[-1] if self.manifests else None
+
+    @property
+    def lines(self) -> list[Manifest]:
+        """The last backup of each line, the latest backup last: see `recovery.planning.following.lines`."""
+        known = {manifest.id: manifest for manifest in self.manifests}
+        return [known[each.name] for each in lines([stage(manifest) for manifest in self.manifests])]
+
+    @property
+    def unread(self) -> list[str]:
+        """The names of the unreadable manifests that were written after the latest backup: each backup has an id after
+        those of all that its writer found."""
+        newest = "" if self.newest is None else self.newest.id
+        return [entry.name for entry in self.unreadable if identity_of(entry.name) > newest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +161,20 @@ def begin(
 
 def finish(target: Target, manifest: Manifest) -> None:
     """Steps make.4 and make.5: make the backup count. Raises BackupTargetError if it was given up meanwhile."""
-    if not _exists(target, _running_name(manifest.id)):
+    running, written = _running_name(manifest.id), False
+    if _exists(target, running):
+        target.write(manifest_name(manifest.id), [encode(manifest)])
+        written = True
+    if not _exists(target, running):
+        if written:
+            target.delete(manifest_name(manifest.id))
         raise BackupTargetError(
             f"backup {manifest.id} was treated as abandoned",
             path=target.shown,
-            cause=f"It took longer than {STALE_AFTER_S / 3600:.0f} h, and old backups were pruned meanwhile.",
+            cause=f"It took longer than {STALE_AFTER_S / 3600:.0f} h, or the clock of a host is wrong, and old backups "
+            "were pruned meanwhile.",
             remedy="Run it again, with more bandwidth, or more often so that each backup has less to copy.",
         )
-    target.write(manifest_name(manifest.id), [encode(manifest)])
     give_up(target, manifest.id)
 
 
@@ -162,19 +184,28 @@ def give_up(target: Target, identity: str) -> None:
 
 
 def prune(
-    target: Target, rules: Sequence[KeepRule], now_ms: int, catalog: Catalog | None = None, made: Manifest | None = None
+    target: Target,
+    rules: Sequence[KeepRule],
+    now_ms: int,
+    catalog: Catalog | None = None,
+    made: Manifest | None = None,
+    *,
+    term: int | None = None,
 ) -> Pruned:
     """Remove the backups that no rule keeps, and objects that no backup needs. The latest backup always stays.
 
     The next pruning completes one that was cut off. catalog: what this process knows of the place. made: a backup that
-    stays too. Raises BackupTargetError.
+    stays too. term: that of the directory which prunes; backups of a later term stay. Raises ForeignPartitionError for
+    backups of several stores, UnsupportedVersionError or BackupTargetError; then nothing was removed.
     """
     catalog = catalog or Catalog(target)
     # prune.1
     objects = entries_of(target, OBJECTS)
     contents = catalog.look()
+    _refuse_several_stores(contents.backups, target.shown)
     taken = [(each.id, each.started_ms) for each in contents.backups]
-    kept_ids = backups_to_keep(taken, rules, now_ms) | {each.id for each in (*contents.backups[-1:], made) if each}
+    kept_ids = backups_to_keep(taken, rules, now_ms) | ({made.id} if made else set())
+    kept_ids |= {each.id for each in contents.backups if term is not None and each.stage.term > term}
     kept = [each for each in contents.backups if each.id in kept_ids]
     removed = [each.id for each in contents.backups if each.id not in kept_ids]
     refuse_other_versions(target, contents.unreadable)
@@ -186,7 +217,7 @@ def prune(
     torn = [
         entry
         for entry in contents.unreadable
-        if entry.name not in backups_to_keep([*taken, (entry.name, entry.written_ms)], rules, now_ms)
+        if entry.name not in backups_to_keep(_with_unreadable(taken, entry), rules, now_ms)
     ]
     for entry in (*drafts, *torn, *entries_of(target, RUNNING)):
         if entry.written_ms < now_ms - STALE_AFTER_S * 1000:
@@ -221,6 +252,23 @@ def prune(
         objects=len(garbage),
         stored_bytes=sum(entry.size_bytes for entry in garbage),
     )
+
+
+def _with_unreadable(taken: Sequence[tuple[str, int]], entry: Entry) -> list[tuple[str, int]]:
+    """Return the backups with an unreadable one, which is after those that have an earlier id."""
+    before = [each for each in taken if each[0] < identity_of(entry.name)]
+    return [*before, (entry.name, entry.written_ms), *(each for each in taken if each not in before)]
+
+
+def _refuse_several_stores(backups: Sequence[Backup], shown: str) -> None:
+    stores = sorted({each.store_id for each in backups})
+    if len(stores) > 1:
+        raise ForeignPartitionError(
+            f"it holds backups of {len(stores)} stores: {', '.join(stores[:SHOWN])}",
+            path=shown,
+            cause="Two places were copied into one.",
+            remedy="Copy the manifests and objects of each store to a place of its own.",
+        )
 
 
 def refuse_other_versions(target: Target, unreadable: Iterable[Entry]) -> None:

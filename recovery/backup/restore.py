@@ -143,7 +143,7 @@ def look_into_chains(source: Source, epoch: int | None, at_ms: int | None) -> No
         source.describe_chains()
     elif epoch is not None:
         try:
-            plan_restore(source.copies, epoch=epoch)
+            plan_restore(source.copies, epoch=epoch, latest=source.latest)
         except EpochNotHeldError:
             source.describe_chains()
         except RecoveryError:
@@ -161,7 +161,8 @@ def plan_from(
 ) -> RestorePlan:
     """Return `plan_restore` of a source's copies; its errors name the source, and what in it is unusable."""
     try:
-        return plan_restore(source.copies if usable is None else usable, epoch=epoch, at_ms=at_ms, unusable=unusable)
+        copies = source.copies if usable is None else usable
+        return plan_restore(copies, epoch=epoch, at_ms=at_ms, unusable=unusable, latest=source.latest)
     except RecoveryError as error:
         found = "; ".join([error.found, *(f"not used: {problem}" for problem in source.problems[:SHOWN])])
         raise type(error)(found, path=source.shown, cause=error.cause, remedy=error.remedy) from error

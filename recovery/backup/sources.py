@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from recovery.backup.lazy import bring_lazily
-from recovery.backup.manifest import MANIFESTS, StoredCopy
+from recovery.backup.manifest import MANIFESTS, OBJECTS, Manifest, StoredCopy
 from recovery.backup.objects import SpoiledObject, bring, links_of
 from recovery.backup.progress import Observer, Progressed
-from recovery.backup.repository import READERS, Listing, is_damaged, list_backups
+from recovery.backup.repository import READERS, Listing, is_damaged, is_listed, list_backups
 from recovery.backup.target import DirectoryTarget, Target
 from recovery.base.clock import Clock
 from recovery.base.threads import each
+from recovery.base.wording import counted
 from recovery.errors import (
     BackupDamagedError,
     CorruptPartitionError,
@@ -54,6 +55,13 @@ class Source(Protocol):
     """Unusable copies and backups, a sentence for each."""
     damaged: list[str]
     """The problems that are damage: those copies and backups were good once."""
+    latest: list[Copy]
+    """The copies of the latest backup; of files: none."""
+    lines: list[Manifest]
+    """The last backup of each line of backups that do not continue each other, the latest backup last; of files: none.
+    """
+    unread: list[str]
+    """Unreadable manifests that are newer than the latest backup."""
 
     def fetch(
         self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True, place: str | None = None
@@ -74,6 +82,11 @@ class Source(Protocol):
     def describe_chains(self) -> None:
         """Add to `copies` what chains hold besides: the links between the described copies. Reads all changes files of
         those chains. Safe to repeat. Raises BackupTargetError or StorageError."""
+        ...
+
+    def missing(self) -> list[str]:
+        """Return a sentence for each object that a backup lists and that is not there as it was stored. Lists all
+        objects. Raises BackupTargetError."""
         ...
 
     def is_spoiled(self, copy: Copy) -> bool:
@@ -105,6 +118,9 @@ class BackupSource:
         self._spoiled: dict[tuple[str, str], str] = {}
         self._terms: dict[str, int] = {}
         self.copies = []
+        self.latest = []
+        self.lines = self.listing.lines
+        self.unread = self.listing.unread
         for manifest in self.listing.manifests:
             for stored in manifest.copies:
                 origin = stored.origin
@@ -113,9 +129,12 @@ class BackupSource:
                     # One of them is wrong; fetching shows which.
                     origin = f"{origin}, as {manifest.id} has it"
                     known = self._stored.setdefault(origin, stored)
+                copy = Copy(stored.description, origin, stored.taken_ms, term=manifest.term)
                 if known is stored:
-                    self.copies.append(Copy(stored.description, origin, stored.taken_ms, term=manifest.term))
+                    self.copies.append(copy)
                     self._terms[origin] = manifest.term
+                if manifest is self.listing.newest:
+                    self.latest.append(copy)
 
     def fetch(
         self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True, place: str | None = None
@@ -172,6 +191,24 @@ class BackupSource:
         return [(chain.as_of(link, description), f"{chain.name_of(link.number)}, link {link.number}")
                 for link, description in zip(found, described(found, chain.description), strict=True)]  # fmt: skip
 
+    def missing(self) -> list[str]:
+        """See `Source.missing`."""
+        there = {entry.name: entry.size_bytes for entry in self._target.entries(OBJECTS)}
+        needs: dict[tuple[str, int], list[str]] = defaultdict(list)
+        for manifest in self.listing.manifests:
+            for stored in manifest.copies:
+                for name, size in stored.objects:
+                    if there.get(name) != size:
+                        needs[name, size].append(manifest.id)
+        found = []
+        for (name, size), backups in needs.items():
+            # A backup that was pruned meanwhile needs nothing any more.
+            still = [identity for identity in backups if is_listed(self._target, identity)]
+            if still:
+                what = "is missing" if name not in there else f"has {there[name]:,} of {counted(size, 'byte')}"
+                found.append(f"{name} {what}, and backup {still[-1]} needs it")
+        return found
+
     def is_spoiled(self, copy: Copy) -> bool:
         """See `Source.is_spoiled`."""
         return not self._spoiled.keys().isdisjoint(self._stored[copy.origin].digests.items())
@@ -188,6 +225,9 @@ class PlainSource:
         """Raises NoBackupError, DirectoryLockedError if a run is active there, HydratingError or StorageError."""
         self.shown = str(directory)
         self.copies = []
+        self.latest: list[Copy] = []
+        self.lines: list[Manifest] = []
+        self.unread: list[str] = []
         self.problems = []
         self.damaged = []
         paths = _databases(directory)
@@ -227,6 +267,10 @@ class PlainSource:
 
     def describe_chains(self) -> None:
         """See `Source.describe_chains`. Files are no chains."""
+
+    def missing(self) -> list[str]:
+        """See `Source.missing`. Files list no others."""
+        return []
 
     def is_spoiled(self, copy: Copy) -> bool:
         """See `Source.is_spoiled`. No two copies share a file."""

@@ -123,6 +123,14 @@ class DirectoryTarget:
                 sync(directory)
         return size
 
+    def make(self) -> None:
+        """Make the directory if it is missing. Raises BackupTargetError."""
+        with self._translated(), self._made():
+            try:
+                make_directories(self.root, self.modes)
+            except (NotADirectoryError, FileExistsError):
+                raise _no_directory(self.shown, "it is not a directory") from None
+
     def read(self, name: str) -> Iterator[bytes]:
         """See `Target.read`."""
         with self._translated(), self._opened(name) as file:
@@ -194,12 +202,7 @@ class DirectoryTarget:
         except FileNotFoundError:
             raise
         except (NotADirectoryError, FileExistsError) as error:
-            raise BackupTargetError(
-                f"it is not a directory: {error}",
-                path=self.shown,
-                cause="This path, or a part of it, is a file.",
-                remedy="Name a directory.",
-            ) from error
+            raise _no_directory(self.shown, f"it is not a directory: {error}") from error
         except or_arrow_error(OSError) as error:
             raise BackupTargetError(
                 str(error), path=self.shown, cause="The disk is full or failing, or this user may not write there."
@@ -323,6 +326,12 @@ class ObjectTarget:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
+
+
+def _no_directory(shown: str, found: str) -> BackupTargetError:
+    return BackupTargetError(
+        found, path=shown, cause="This path, or a part of it, is a file.", remedy="Name a directory."
+    )
 
 
 def _status(path: Path) -> os.stat_result:

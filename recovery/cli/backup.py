@@ -30,6 +30,7 @@ from recovery.cli.common import (
     umask_option,
 )
 from recovery.cli.owners import owner_options, whole_copies
+from recovery.cli.restore_output import lines_facts, lines_text
 from recovery.cli.signals import answering
 from recovery.errors import BackupTargetError, ConfigurationError, NoBackupError, RecoveryError, StorageError
 from recovery.host.signals import StopSignals
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from recovery.backup.manifest import Manifest
     from recovery.backup.repository import Listing, Pruned
     from recovery.backup.target import Target
+    from recovery.backup.writer import Writer
 
 
 PASSING = (BackupTargetError, StorageError)
@@ -73,6 +75,12 @@ class KeepType(click.ParamType[KeepRule]):
 @click.option("--incremental", is_flag=True,
               help="Store only what changed in each partition since the previous backup. For that, give the run a "
                    "backup interval (-b) longer than the time between two backups.")  # fmt: skip
+@click.option("--takeover", is_flag=True,
+              help="Make DIR the directory that is backed up to DEST, instead of the one that was: after a restore. "
+                   "The backups of the other one are refused from now on.")  # fmt: skip
+@click.option("--lose-epochs", is_flag=True,
+              help="Make the backup the latest one although DEST has epochs that DIR lacks. They are lost, except "
+                   "with `restore --epoch`.")  # fmt: skip
 @click.option("--check", is_flag=True, help="Read each copy in full and check every digest before it is stored.")
 @umask_option
 @owner_options
@@ -84,6 +92,8 @@ def backup(
     listed: bool,
     pruned: bool,
     incremental: bool,
+    takeover: bool,
+    lose_epochs: bool,
     check: bool,
     umask: bool,
     access: OwnerAccess,
@@ -93,6 +103,9 @@ def backup(
 
     DIR can be left out when RECOVERY_DIRECTORY is set. A partition that did not change is not stored again. A backup
     counts once it is complete. Restore with `recovery restore DEST DIR`.
+
+    One directory is backed up to DEST. The first backup claims it; another directory of the store is refused until it
+    is given --takeover.
     """
     if len(places) > 2 or listed + pruned + (every is not None) > 1:
         raise click.UsageError("Give [DIR] DEST, and one of --every, --list and --prune at most.")
@@ -100,10 +113,15 @@ def backup(
         raise click.UsageError("--every 0 would never stop copying: give the time between two backups.")
     if pruned and not keep:
         raise click.UsageError("Say with --keep which backups to keep.")
+    if (listed or pruned) and (takeover or lose_epochs):
+        raise click.UsageError("--takeover and --lose-epochs are for making a backup.")
+    if every is not None and (takeover or lose_epochs):
+        raise click.UsageError("Give --takeover and --lose-epochs to one backup, without --every: they decide once.")
     from recovery.backup.catalog import Catalog
     from recovery.backup.mounted import limited
     from recovery.backup.places import open_target
     from recovery.backup.repository import list_backups, prune
+    from recovery.backup.writer import Writer
 
     target = open_target(places[-1], umask=umask)
     if every is not None:
@@ -115,7 +133,11 @@ def backup(
         _say_pruned(target, prune(target, keep, SystemClock().wall_ms()), as_json)
         return
     directory = _directory(places)
-    how = _How(directory, target, keep, check, incremental, as_json, Catalog(target), access)
+    writer = Writer(
+        directory, target, SystemClock(), lambda: token_hex(8), place=places[-1], takeover=takeover,
+        lose_epochs=lose_epochs,
+    )  # fmt: skip
+    how = _How(directory, target, keep, check, incremental, as_json, Catalog(target), writer, access)
     if every is None:
         unpruned = _once(how, CopyProgress(quiet=as_json))
         if unpruned is not None:
@@ -143,6 +165,7 @@ class _How(NamedTuple):
     incremental: bool
     as_json: bool
     catalog: Catalog
+    writer: Writer
     access: OwnerAccess
 
 
@@ -155,12 +178,14 @@ def _once(how: _How, progress: CopyProgress, line: bool = False) -> RecoveryErro
     with whole_copies(how.directory, how.access) as directory:
         made = make_backup(
             directory, target, clock=clock, random_id=lambda: token_hex(4), check=how.check,
-            incremental=how.incremental, observe=progress.observe, catalog=how.catalog, home=how.directory,
+            incremental=how.incremental, observe=progress.observe, catalog=how.catalog, writer=how.writer,
+            home=how.directory,
         )  # fmt: skip
     removed: Pruned | None = None
     unpruned: RecoveryError | None = None
     try:
-        removed = prune(target, keep, clock.wall_ms(), how.catalog, made.manifest) if keep else None
+        if keep:
+            removed = prune(target, keep, clock.wall_ms(), how.catalog, made.manifest, term=made.manifest.term)
     except RecoveryError as error:
         unpruned = error
     if how.as_json:
@@ -271,6 +296,8 @@ def _show(target: Target, listing: Listing, as_json: bool) -> None:
                 "destination": target.shown,
                 "backups": [_facts(manifest) for manifest in listing.manifests],
                 "unfinished": [entry.name for entry in listing.unreadable],
+                "unread": listing.unread,
+                "lines": lines_facts(listing.lines),
             }
         )
         return
@@ -295,6 +322,8 @@ def _show(target: Target, listing: Listing, as_json: bool) -> None:
         say(one_line(f"no finished backup in {target.shown}"))
     for entry in listing.unreadable:
         say(one_line(f"{entry.name} cannot be read: it is unfinished or damaged, so it is not used"))
+    for line in lines_text(listing.lines):
+        say(line)
 
 
 def _check_place(target: Target) -> None:
@@ -323,6 +352,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "taken_ms": manifest.started_ms,
         "finished_ms": manifest.finished_ms,
         "epoch": manifest.epoch,
+        "term": manifest.term,
         "partitions": len(manifest.copies),
         "bytes": sum(copy.description.size_bytes for copy in manifest.copies),
         "objects": [name for copy in manifest.copies for name, _ in copy.objects],

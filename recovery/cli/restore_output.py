@@ -15,7 +15,11 @@ from recovery.planning.backups import RestorePlan
 
 if TYPE_CHECKING:
     # It imports Arrow, which other commands need not wait for.
+    from recovery.backup.manifest import Manifest
     from recovery.backup.sources import Source
+
+SHOWN = 3
+"""How many unreadable manifests a sentence names."""
 
 
 def announcing(progress: CopyProgress, source: Source, clock: Clock) -> Callable[[RestorePlan, Sequence[str]], None]:
@@ -39,7 +43,7 @@ def plan_text(plan: RestorePlan, source: Source, now_ms: int) -> str:
             f"will restore the state after epoch {plan.epoch}, closed {format_time(plan.snapshot.closed_ms)}, "
             f"{_ago(now_ms - plan.snapshot.closed_ms)}"
         )
-    lines.append(_loss_text(plan))
+    lines.append(_loss_text(plan, source))
     if plan.abandoned:
         lines.append("This epoch was abandoned: a later execution went back to an earlier one.")
     rows = [
@@ -53,6 +57,7 @@ def plan_text(plan: RestorePlan, source: Source, now_ms: int) -> str:
     ]
     lines.append(table(("file", "from", "copied", "epochs"), rows))
     lines += [one_line(f"not used: {problem}") for problem in source.problems]
+    lines += lines_text(source.lines)
     return "\n".join(lines)
 
 
@@ -114,11 +119,44 @@ def plan_facts(plan: RestorePlan, source: Source, now_ms: int) -> dict[str, Any]
             for copy in plan.copies
         ],
         "problems": source.problems,
+        "unread": source.unread,
+        "lines": lines_facts(source.lines),
     }
 
 
-def _loss_text(plan: RestorePlan) -> str:
+def lines_text(lines: Sequence[Manifest]) -> list[str]:
+    """Return a sentence for each line of backups that the latest backup does not continue, for people."""
+    return [
+        one_line(
+            f"another directory wrote here, too: backup {each.id} of epoch {each.epoch}, made on {each.host} in term "
+            f"{each.term}, holds what the latest backup {lines[-1].id} does not continue"
+        )
+        for each in lines[:-1]
+    ]
+
+
+def lines_facts(lines: Sequence[Manifest]) -> list[dict[str, Any]]:
+    """Return the last backup of each line for programs; the last of them is the latest backup, which counts."""
+    return [
+        {
+            "backup": each.id,
+            "epoch": each.epoch,
+            "term": each.term,
+            "host": each.host,
+            "taken_ms": each.started_ms,
+        }
+        for each in lines
+    ]
+
+
+def _loss_text(plan: RestorePlan, source: Source) -> str:
+    unread = ""
+    if source.unread:
+        names = ", ".join(source.unread[:SHOWN])
+        unread = one_line(f"; what newer backups hold is not known and will be lost: {names} cannot be read")
     if plan.newest is None or (not plan.lost_epochs and not plan.lost_ms):
+        if unread:
+            return f"nothing in the copies that can be read will be lost{unread}"
         return "nothing in the copies will be lost; input after the newest copy is processed again"
     span = "everything" if plan.lost_ms is None else format_interval(plan.lost_ms / 1000)
     epochs = counted(plan.lost_epochs, "epoch")
@@ -126,7 +164,7 @@ def _loss_text(plan: RestorePlan) -> str:
     why = f"; there is no newer copy of {limits}" if limits else ""
     return (
         f"will be lost: {epochs}, {span}, up to epoch {plan.newest.epoch} of {format_time(plan.newest.closed_ms)}, "
-        f"the newest seen{why}"
+        f"the newest seen{why}{unread}"
     )
 
 

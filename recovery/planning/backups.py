@@ -5,7 +5,8 @@ at an epoch that all of them hold, closed by the same execution after the same m
 different ages this module finds the set with the newest such epoch.
 
 An epoch is *abandoned* when a later execution began at or before it, after a rewind or the restore of an older backup.
-Abandoned epochs are never chosen unless the user asks for them by number or by time.
+At a place of backups, all is abandoned that does not lead to the latest backup. Abandoned epochs are never chosen
+unless the user asks for them by number or by time.
 """
 
 from __future__ import annotations
@@ -89,23 +90,26 @@ def plan_restore(
     epoch: int | None = None,
     at_ms: int | None = None,
     unusable: Sequence[Copy] = (),
+    latest: Sequence[Copy] = (),
 ) -> RestorePlan:
     """Return the plan for the newest common epoch of `copies`, for `epoch`, or for the newest closed by `at_ms`.
 
-    unusable: copies that cannot be restored; their epochs still count as lost.
+    unusable: copies that cannot be restored; their epochs still count as lost. latest: those of the latest backup by
+    `recovery.planning.following.age`, usable or not; empty: the copies are files, and their executions say what is
+    abandoned.
     Raises NoPartitionsError, ForeignPartitionError, MissingPartitionsError, FlowMismatchError,
     InconsistentPartitionsError or EpochNotHeldError.
     """
-    groups = _by_partition(copies)
+    groups = _by_partition(copies, latest)
     holders = [_holders(group) for group in groups]
     shared = set.intersection(*(set(each) for each in holders))
-    history = _History([*copies, *unusable])
+    history = _History([*copies, *unusable], latest)
     if not shared:
         raise _no_common(groups)
     chosen, abandoned = _choose(shared, history, epoch, at_ms)
     newest_wanted = epoch is None and at_ms is None
     picked = tuple(
-        _latest(each[chosen]) if newest_wanted and group[0].index == OPERATIONAL else _closest(each[chosen])
+        _latest(each[chosen], latest) if newest_wanted and group[0].index == OPERATIONAL else _closest(each[chosen])
         for group, each in zip(groups, holders, strict=True)
     )
     newest = history.newest
@@ -127,7 +131,7 @@ def plan_restore(
     )
 
 
-def _by_partition(copies: Sequence[Copy]) -> list[list[Copy]]:
+def _by_partition(copies: Sequence[Copy], latest: Sequence[Copy]) -> list[list[Copy]]:
     """Return the copies of each partition of one store. Raises what `plan_resume` raises for an invalid set."""
     stores = {copy.description.store_id: copy for copy in copies}
     if len(stores) > 1:
@@ -138,7 +142,7 @@ def _by_partition(copies: Sequence[Copy]) -> list[list[Copy]]:
     groups: dict[PartitionIndex, list[Copy]] = defaultdict(list)
     for copy in copies:
         groups[copy.index].append(copy)
-    newest = [max(groups[index], key=lambda copy: copy.taken_ms) for index in sorted(groups)]
+    newest = [max(groups[index], key=lambda copy: (copy in latest, copy.taken_ms)) for index in sorted(groups)]
     # If the newest copies do not fit together, older ones may.
     with contextlib.suppress(InconsistentPartitionsError):
         plan_resume([FoundFile(d.path, d) for d in map(_as_restored, newest)])
@@ -162,9 +166,12 @@ def _holds(group: Iterable[Copy], cut: Cut) -> bool:
     return any(cut in cuts_of(copy.description) for copy in group)
 
 
-def _latest(copies: Sequence[Copy]) -> Copy:
+def _latest(copies: Sequence[Copy], latest: Sequence[Copy]) -> Copy:
     """Return the copy with the newest operational state, which going back to an older epoch does not undo."""
-    return max(copies, key=lambda copy: (copy.term, copy.changed_ms, copy.taken_ms, copy.description.newest_epoch))
+    origins = {copy.origin for copy in latest}
+    return max(
+        copies, key=lambda c: (c.origin in origins, c.term, c.changed_ms, c.taken_ms, c.description.newest_epoch)
+    )
 
 
 def _closest(copies: Sequence[Copy]) -> Copy:
@@ -181,9 +188,13 @@ def _choose(shared: set[Cut], history: _History, epoch: int | None, at_ms: int |
         chosen = max(wanted, key=lambda cut: (not history.abandoned(cut), history.age(cut)))
         return chosen, history.abandoned(chosen)
     if at_ms is not None:
-        known = [cut for cut in shared if history.closed_ms(cut) <= at_ms and not history.abandoned(cut, at_ms)]
+        closed = [cut for cut in shared if cut in history.closed and history.closed_ms(cut) <= at_ms]
+        known = [cut for cut in closed if not history.abandoned(cut, at_ms)]
         if not known:
-            raise _not_held(shared, history, "no epoch shared by copies of every partition is that old")
+            error = _not_held(shared, history, "no epoch shared by copies of every partition is that old")
+            if BEGINNING in shared:
+                error.remedy += " --epoch 0 restores the time before the first epoch: no state at all."
+            raise error
         chosen = max(known, key=history.age)
         return chosen, history.abandoned(chosen)
     standing = [cut for cut in shared if not history.abandoned(cut)]
@@ -198,9 +209,9 @@ def _choose(shared: set[Cut], history: _History, epoch: int | None, at_ms: int |
 
 
 class _History:
-    """The executions and epochs of all copies together."""
+    """The executions and epochs of all copies together. latest: the copies of the latest backup, if that is known."""
 
-    def __init__(self, copies: Sequence[Copy]) -> None:
+    def __init__(self, copies: Sequence[Copy], latest: Sequence[Copy]) -> None:
         self.closed: dict[Cut, ClosedEpoch] = {}
         self._executions: dict[str, Execution] = {}
         self._starts: dict[Cut, tuple[Execution, ...]] = {}
@@ -223,6 +234,12 @@ class _History:
                 if known is None or closed.clock_ms > known.clock_ms:
                     self.closed[closed.cut] = closed
                     self._starts[closed.cut] = description.executions
+
+        self._line: tuple[TimelinePart, ...] | None = None
+        if latest:
+            longest = max((copy.description for copy in latest), key=lambda each: len(each.executions))
+            end = min((copy.description for copy in latest), key=lambda each: each.newest_epoch).newest
+            self._line = timeline(longest.executions, end)
 
     @property
     def newest(self) -> ClosedEpoch | None:
@@ -267,6 +284,10 @@ class _History:
         epoch, execution_id, _ = cut
         if epoch == NO_EPOCH:
             return False
+        if as_of_ms is None and self._line is not None:
+            return not any(
+                part.execution.id == execution_id and part.first <= epoch <= part.last for part in self._line
+            )
         return any(
             other.resume_epoch <= epoch and self._began_later(other, execution_id)
             for other in self._executions.values()
@@ -338,17 +359,22 @@ def parse_keep(text: str) -> KeepRule:
 
 
 def backups_to_keep(taken: Sequence[tuple[str, int]], rules: Sequence[KeepRule], now_ms: int) -> set[str]:
-    """Return the ids of backups that any rule keeps, always including the newest. `taken`: (id, wall time) pairs."""
-    ordered = sorted(taken, key=lambda each: (each[1], each[0]), reverse=True)
-    kept = {name for name, _ in ordered[:1]}
+    """Return the ids of backups that any rule keeps, always including the latest. taken: id and wall time of each, in
+    the order of `recovery.planning.following.age`, the latest last. An age is counted from `now_ms`, or from the time
+    of the latest backup if that is earlier: a clock that is ahead, or backups that have stopped, remove none."""
+    if not taken:
+        return set()
+    latest_first = list(reversed(taken))
+    since_ms = min(now_ms, latest_first[0][1])
+    kept = {latest_first[0][0]}
     for rule in rules:
         if rule.count is not None:
-            kept |= {name for name, _ in ordered[: rule.count]}
+            kept |= {name for name, _ in latest_first[: rule.count]}
         elif rule.age_s is not None:
-            young = [(name, at) for name, at in ordered if at >= now_ms - rule.age_s * 1000]
+            young = [(name, at) for name, at in taken if at >= since_ms - rule.age_s * 1000]
             if rule.every_s is not None:
-                # The newest of each slot. Slots are fixed in time, so every run chooses the same backup.
-                slots = {at // int(max(1, rule.every_s * 1000)): name for name, at in reversed(young)}
+                # The latest of each slot. Slots are fixed in time, so every run chooses the same backup.
+                slots = {at // int(max(1, rule.every_s * 1000)): name for name, at in young}
                 kept |= set(slots.values())
             else:
                 kept |= {name for name, _ in young}

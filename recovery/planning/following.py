@@ -1,8 +1,10 @@
 """Which backup is the latest, what a directory lacks of it, and what a standby has to fetch: pure functions.
 
-The latest backup is found by the term of its writer and by the executions that it lists, not by its time: hosts that
-write one after the other may have different clocks. As in a restore, of two timelines the one that was begun last
-counts.
+`age` is the one order of backups, for all that asks which is later: the term of the writer first, then the executions
+that a backup lists and its epoch, and only between backups that have all of that in common their times. Hosts that
+write one after the other may have different clocks. Within a term one directory writes, so its backups are one line,
+and the order is that in which they were made. Of two lines of one term, which older versions could make, the one whose
+first own execution was begun later counts.
 """
 
 from __future__ import annotations
@@ -55,6 +57,27 @@ def is_later(one: Stage, other: Stage) -> bool:
 def latest_first(stages: Sequence[tuple[Stage, T]]) -> list[T]:
     """Return what belongs to stages, that of the latest stage first."""
     return [each for _, each in sorted(stages, key=lambda found: age(found[0]), reverse=True)]
+
+
+def lines(stages: Sequence[Stage]) -> list[Stage]:
+    """Return the last stage of each line of backups, the latest one last. Backups are of one line if each is what
+    became of the one before; two lines show that two directories went on from one state, or each from its own.
+
+    stages: of one store, in the order of `age`.
+    """
+    found: list[Stage] = []
+    for stage in stages:
+        before = next((each for each in reversed(found) if _continues(each, stage)), None)
+        if before is not None:
+            found.remove(before)
+        found.append(stage)
+    return found
+
+
+def _continues(one: Stage, other: Stage) -> bool:
+    """Return whether `other` is what became of `one`: all that had begun had begun there."""
+    begun = len(one.executions)
+    return other.executions[:begun] == one.executions and (len(other.executions) > begun or other.epoch >= one.epoch)
 
 
 class Lacking(NamedTuple):

@@ -18,8 +18,8 @@ from recovery.backup.manifest import Manifest
 from recovery.backup.note import LastReplica, last_replica, note_replica
 from recovery.backup.repository import check_store, prune
 from recovery.backup.target import Target
+from recovery.backup.writer import lacks
 from recovery.base.clock import Clock
-from recovery.base.printable import one_line
 from recovery.errors import (
     BackupDamagedError,
     BackupTargetError,
@@ -30,7 +30,6 @@ from recovery.errors import (
     StorageError,
 )
 from recovery.planning.backups import KeepRule
-from recovery.planning.following import lacking
 from recovery.planning.replica import NOTHING, Shipped
 
 LOOK_S = 600.0
@@ -105,15 +104,7 @@ class Shipper:
         epoch: those that have begun on the directory, and its newest epoch. since: if that was at an earlier moment,
         the executions that have begun since. Raises BackupTargetError."""
         newest = self._catalog.newest()
-        if newest is None:
-            return None
-        found = lacking(executions, epoch, [copy.description for copy in newest.copies], since)
-        if found is None:
-            return None
-        epochs = f"epoch {found.last}" if found.first == found.last else f"epochs {found.first} to {found.last}"
-        by = f"closed by execution {found.execution.number} on {found.execution.host}"
-        ends = f"ended at epoch {epoch} before it went on by itself" if since else f"ends at epoch {epoch}"
-        return one_line(f"it has {epochs}, {by}, in backup {newest.id}, and this directory {ends}")
+        return None if newest is None else lacks(executions, epoch, newest, since)
 
     def ship(self) -> ShippedEpoch:
         """Ship the newest epoch that is closed in all partitions. Raises what `make_backup` raises, and the fence."""
@@ -148,7 +139,7 @@ class Shipper:
             return None
         self._pruned_s = now_s
         try:
-            prune(self._target, self._keep, self._clock.wall_ms(), self._catalog, made)
+            prune(self._target, self._keep, self._clock.wall_ms(), self._catalog, made, term=made.term)
         except RecoveryError as error:
             # The epoch is shipped nevertheless.
             return error

@@ -425,7 +425,8 @@ def test_a_store_moves_from_host_to_host(make_store, tmp_path, monkeypatch, seed
             if late:
                 run.apply(run.epoch * 1000, {"old1": "too late"})
                 run.close(run.epoch * 1000)
-                back_up(history.directory, place, incremental=True)
+                with pytest.raises(TakenOverError):
+                    back_up(history.directory, place, incremental=True)
         history = History(successor, chance)
         history.go_on()
         back_up(successor, place, incremental=True)
