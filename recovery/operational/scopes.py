@@ -166,6 +166,15 @@ def valid_content(document: Document | None, now_ms: int) -> Any:
     return None if expires_ms is not None and expires_ms <= now_ms else content
 
 
+def has_expired(document: Document, now_ms: int) -> bool:
+    """Whether a document holds a value of scoped state whose retention has passed."""
+    try:
+        there = document.content is not None and is_scoped(document.state_id)
+        return there and valid_content(document, now_ms) is None
+    except StateValueError:
+        return False
+
+
 def lasts(retention: Retention | None, now_ms: int) -> dict[str, int | None]:
     """Return the fields of a value that is set now and kept for `retention`. Raises ConfigurationError."""
     if retention is None or retention in (NEVER, timedelta.max):
@@ -208,7 +217,7 @@ def expired(backend: Backend, now_ms: int) -> list[StateId]:
         document.state_id
         for prefix in (*(f"{kind}/" for kind in KINDS), "@")
         for document in backend.list(prefix)
-        if is_scoped(document.state_id) and document.content is not None and valid_content(document, now_ms) is None
+        if has_expired(document, now_ms)
     ]
 
 

@@ -400,7 +400,6 @@ def test_killed_at_any_crash_point(ran):
 import sys
 from pathlib import Path
 from recovery.base.clock import SystemClock, Uptime
-from recovery.base.reserved import DECLARATIONS_STEP
 from recovery.operational.steps.step_edits import edit_states
 changes = {("count", key): (sys.argv[2], None) for key in "abcdef"}
 edit_states(Path(sys.argv[1]), "set", lambda _: changes, clock=SystemClock())
@@ -439,7 +438,6 @@ def test_concurrent_edits_come_one_after_the_other(ran):
     from pathlib import Path
     from recovery import DirectoryLockedError
     from recovery.base.clock import SystemClock, Uptime
-from recovery.base.reserved import DECLARATIONS_STEP
     from recovery.operational.steps.step_edits import edit_states
     sys.stdin.readline()
     try:
