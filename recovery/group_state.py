@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic
@@ -22,6 +22,13 @@ else:
     from typing import TypeVar
 
     S = TypeVar("S")
+
+
+_ABSENT = {
+    "oldTimeoutTimestamp": "a call does not see the timeout before it; keep the time when the key times out, "
+    "getCurrentProcessingTimeMs() + durationMs, in the state",
+}
+"""Members of PySpark's GroupState that are not here, and what takes their place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +133,14 @@ class GroupState(Generic[S]):
         self.changed = True
         self.timeout_at_ms = None
 
-    def setTimeoutDuration(self, durationMs: int | str) -> None:
-        """Let the key time out once that much processing time has passed without rows for it: milliseconds, or text
-        such as "5 minutes"."""
-        given_ms = _milliseconds(durationMs) if isinstance(durationMs, str) else durationMs
+    def setTimeoutDuration(self, durationMs: int | str | timedelta) -> None:
+        """Let the key time out once that much processing time has passed without rows for it: milliseconds, an interval
+        with a unit such as "5 minutes" or "5min", or a timedelta."""
+        given_ms = _milliseconds(durationMs) if isinstance(durationMs, str | timedelta) else durationMs
         if isinstance(given_ms, bool) or not isinstance(given_ms, int):
             raise TypeError(
-                f"durationMs must be a number of milliseconds, or text such as '5 minutes', not {durationMs!r}"
+                f"durationMs must be a number of milliseconds, text such as '5 minutes', or a timedelta, not "
+                f"{durationMs!r}"
             )
         if given_ms <= 0:
             raise ValueError(f"durationMs must be positive, not {durationMs}")
@@ -161,6 +169,8 @@ class GroupState(Generic[S]):
         raise NotImplementedError("there is no event-time watermark in a stateful step")
 
     def __getattr__(self, name: str) -> Any:
+        if name in _ABSENT:
+            raise AttributeError(f"a GroupState has no {name}: {_ABSENT[name]}", name=name, obj=self)
         meant = get_close_matches(name, [each for each in dir(type(self)) if not each.startswith("_")], 1, 0.7)
         hint = f": did you mean state.{meant[0]}?" if meant else ""
         raise AttributeError(f"a GroupState has no {name}{hint}", name=name, obj=self)
@@ -170,7 +180,7 @@ class GroupState(Generic[S]):
 
 
 @lru_cache(64)
-def _milliseconds(duration: str) -> int:
+def _milliseconds(duration: str | timedelta) -> int:
     """Return the milliseconds in a duration. Cached: a function gives the same text for every key."""
     return duration_ms(duration)
 

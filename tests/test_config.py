@@ -23,7 +23,7 @@ class TestIntervals:
         ("value", "seconds"),
         [
             (10, 10.0), (0, 0.0), (0.5, 0.5), ("10", 10.0), ("0.5", 0.5), (".5", 0.5), ("5.", 5.0), ("10s", 10.0),
-            ("5m", 300.0), ("1h", 3600.0), ("2d", 172800.0), ("250ms", 0.25), (" 10 s ", 10.0),
+            ("5m", 300.0), ("1h", 3600.0), ("2d", 172800.0), ("250ms", 0.25), (" 10 s ", 10.0), ("10 seconds", 10.0),
             (timedelta(minutes=1, milliseconds=5), 60.005),
         ],
     )  # fmt: skip
@@ -35,7 +35,7 @@ class TestIntervals:
     @pytest.mark.parametrize(
         "value",
         [
-            -1, -0.001, "-1", "", " ", "s", "10 seconds", "10x", "1e3", "1h30m", "1,5", "١٠", "inf", "nan", math.inf,
+            -1, -0.001, "-1", "", " ", "s", "10 second s", "10x", "1e3", "1h30", "1,5", "١٠", "inf", "nan", math.inf,
             math.nan, True, False, None, [], b"10", timedelta(seconds=-1), 10**400, "9" * 400, "10s\0",
             "99999999999999d", "366001d", 1e12, timedelta.max,
         ],

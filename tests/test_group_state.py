@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -202,7 +202,14 @@ def test_a_dataclass_is_a_state_of_its_own_type():
 
 @pytest.mark.parametrize(
     ("duration", "at_ms"),
-    [("5 minutes", 300_000), ("1 hour 30 minutes", 5_400_000), ("interval 2 days", 172_800_000), ("10s", 10_000)],
+    [
+        ("5 minutes", 300_000),
+        ("1 hour 30 minutes", 5_400_000),
+        ("interval 2 days", 172_800_000),
+        ("10s", 10_000),
+        ("5min", 300_000),
+        (timedelta(seconds=1.5), 1500),
+    ],
 )
 def test_a_timeout_in_words(duration, at_ms):
     """As in Spark's own intervals, and as in this package's."""
@@ -211,9 +218,9 @@ def test_a_timeout_in_words(duration, at_ms):
     assert state.timeout_at_ms == 7 + at_ms
 
 
-@pytest.mark.parametrize("duration", ["1 month", "", "soon", "5 minutes 3"])
+@pytest.mark.parametrize("duration", ["1 month", "", "soon", "5 minutes 3", "5000"])
 def test_an_invalid_timeout_text(duration):
-    with pytest.raises(ConfigurationError, match="is not a duration"):
+    with pytest.raises(ConfigurationError, match=r"is not an interval|has no unit"):
         GroupState.of(1).setTimeoutDuration(duration)
 
 
@@ -222,3 +229,5 @@ def test_a_member_by_a_wrong_name():
     with pytest.raises(AttributeError, match=r"did you mean state\.getCurrentProcessingTimeMs\?"):
         _ = GroupState.of(1).getCurrentProcessingTime
     assert not hasattr(GroupState.of(1), "json")
+    with pytest.raises(AttributeError, match=r"oldTimeoutTimestamp: .* keep the time .* in the state"):
+        _ = GroupState.of(1).oldTimeoutTimestamp

@@ -14,30 +14,32 @@ AVAILABLE_NOW = "available-now"
 """The trigger of a run that ends with its input."""
 _LETTERS = re.compile(r"[\s_-]+")
 LONGEST_S = 1000 * 366 * 86400.0
-_INTERVAL = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>ms|s|m|h|d)?", re.ASCII)
+_NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)"
+_PART = re.compile(rf"\s*({_NUMBER})\s*([A-Za-z]+)", re.ASCII)
+_BARE = re.compile(_NUMBER, re.ASCII)
 _SHOWN = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
-_SPARK_MS = {
-    "microsecond": 0.001, "millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000,
-    "week": 7 * 86_400_000,
+_LETTERS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+_WORDS_S = {
+    "microsecond": 1e-6, "millisecond": 0.001, "second": 1.0, "sec": 1.0, "minute": 60.0, "min": 60.0, "hour": 3600.0,
+    "hr": 3600.0, "day": 86400.0, "week": 7 * 86400.0,
 }  # fmt: skip
-_SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_WRITE = "Write it like 10s, 5m, 1h, '5 minutes' or '1 hour 30 minutes'."
 
 
 def parse_interval(value: Interval) -> float:
-    """Return the seconds in `value`: a number of seconds, a timedelta, or text such as "10", "0.5", "10s", "5m", "1h".
+    """Return the seconds in `value`: a number of seconds, a timedelta, or a text: numbers with units, or one number of
+    seconds.
 
-    Raises ConfigurationError for a negative or unreadable interval, or one longer than a thousand years, which is a
-    mistake and too long for system clocks.
+    Units are ms, s, m, h, d and w, and words as Spark has them, in the singular or plural: "10s", "0.5 h", "1h30m",
+    "5 minutes", "1 hour 30 min". Raises ConfigurationError for a negative or unreadable interval, for months and years,
+    which have no fixed length, and for more than a thousand years, which is a mistake and too long for system clocks.
     """
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, bool) or not isinstance(value, int | float | str):
         raise _unreadable(value)
     elif isinstance(value, str):
-        match = _INTERVAL.fullmatch(value.strip())
-        if match is None:
-            raise _unreadable(value)
-        seconds = float(match["number"]) * _SECONDS[match["unit"]]
+        seconds = float(value) if _BARE.fullmatch(value.strip()) else _parts(value)
     else:
         try:
             seconds = float(value)
@@ -49,37 +51,59 @@ def parse_interval(value: Interval) -> float:
         raise ConfigurationError(
             f"{value!r:.80} is not an interval: it is longer than a thousand years",
             cause="It has too many digits, or the wrong unit.",
-            remedy="Write it like 10, 0.5, 10s, 5m or 1h.",
+            remedy=_WRITE,
         )
     return seconds
 
 
-def duration_ms(text: str) -> int:
-    """Return the milliseconds in a duration as Spark writes them, such as "5 minutes" or "1 hour 30 minutes", or as
-    `parse_interval` does.
+def bare(value: Interval) -> int | float | None:
+    """Return the number that an interval without a unit is; None for an interval with a unit, or an unreadable one."""
+    if isinstance(value, str):
+        text = value.strip()
+        return (
+            None if _BARE.fullmatch(text) is None else int(text) if text.isdigit() and len(text) < 16 else float(text)
+        )
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
-    Raises ConfigurationError. A month has no fixed length, and is refused.
+
+def duration_ms(value: str | timedelta) -> int:
+    """Return the milliseconds in an interval that has a unit, at least one for an interval above zero.
+
+    Raises ConfigurationError, also for a number without a unit: beside an argument in milliseconds its unit is unclear.
     """
-    words = text.strip().lower().removeprefix("interval ").split()
-    pairs = list(zip(words[::2], words[1::2], strict=False))
-    units = [_SPARK_MS.get(unit.removesuffix("s")) for _, unit in pairs]
-    try:
-        if len(words) % 2 or not words or None in units:
-            return round(parse_interval(text) * 1000)
-        return round(sum(float(number) * unit for (number, _), unit in zip(pairs, units, strict=True) if unit))
-    except (ConfigurationError, ValueError, OverflowError) as error:
+    if bare(value) is not None:
         raise ConfigurationError(
-            f"{text!r:.80} is not a duration",
-            cause="A duration has numbers with units of fixed length.",
-            remedy="Write it like '5 minutes', '1 hour 30 minutes' or '10s'.",
-        ) from error
+            f"{value!r:.80} has no unit", cause="As a number it would be milliseconds.", remedy=_WRITE
+        )
+    seconds = parse_interval(value)
+    return max(1, round(seconds * 1000)) if seconds else 0
+
+
+def _parts(text: str) -> float:
+    """Return the seconds in numbers with units."""
+    rest, seconds = text.strip(), 0.0
+    if rest[:9].lower() == "interval ":
+        rest = rest[9:].strip()
+    seen: set[float] = set()
+    while rest:
+        part = _PART.match(rest)
+        unit_s = None if part is None else _LETTERS_S.get(part[2]) or _WORDS_S.get(part[2].lower().removesuffix("s"))
+        if part is None or unit_s is None or unit_s in seen:
+            raise _unreadable(text)
+        seconds += float(part[1]) * unit_s
+        seen.add(unit_s)
+        rest = rest[part.end() :].strip()
+    if not seen:
+        raise _unreadable(text)
+    return seconds
 
 
 def _unreadable(value: object) -> ConfigurationError:
     return ConfigurationError(
         f"{value!r:.80} is not an interval",
-        cause="An interval is a number of seconds, not negative, or a number with a unit.",
-        remedy="Write it like 10, 0.5, 10s, 5m or 1h.",
+        cause="An interval is not negative; each number has a unit of fixed length, not months or years; one number "
+        "without a unit is seconds.",
+        remedy=_WRITE,
     )
 
 
@@ -97,7 +121,7 @@ def parse_trigger(value: str | Interval | None) -> str | float | None:
         raise ConfigurationError(
             f"{value!r:.80} is not a trigger: {error.found}",
             cause="A trigger is available-now, once, or an interval between micro-batches.",
-            remedy="Write available-now, or an interval like 0.5, 10s, 5m or 1h.",
+            remedy="Write available-now, or an interval like 0.5, 10s, 5m or '1 minute'.",
         ) from error
 
 

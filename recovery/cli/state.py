@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import click
 
-from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line, printable
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.cli.common import echo_json, format_time, json_option, print_json, say, table
@@ -33,6 +32,7 @@ from recovery.cli.places import (
 )
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import (
+    RETENTION,
     Where,
     any_key_option,
     ask,
@@ -55,9 +55,9 @@ from recovery.cli.state_scopes import clean, scopes
 from recovery.cli.state_transfer import copy, move
 from recovery.errors import StateNotFoundError
 from recovery.operational.backends.address import is_uri
-from recovery.operational.scopes import as_content
+from recovery.operational.scopes import is_scoped
 from recovery.operational.steps.step_edits import moment
-from recovery.operational.targets import REMOVED, Steps, merge, missing, unknown_step
+from recovery.operational.targets import REMOVED, Steps, Whole, missing, unknown_step
 from recovery.operational.values import parse_json
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -187,31 +187,40 @@ def get(
 @click.argument("words", metavar="[DIR] [ID] [JSON]", nargs=-1, type=click.UNPROCESSED)
 @key_option
 @input_option
+@click.option(
+    "--retention",
+    type=RETENTION,
+    metavar="INTERVAL|never",
+    help="Of scoped state: forget it after this time; 0 and never: keep it. By default, its own begins again.",
+)
 @writing_options
 def set_(
     words: tuple[str, ...],
     step: str | None,
     key: str | None,
     input_file: str | None,
+    retention: str | float | None,
     force: bool,
     yes: bool,
     environment: str,
     as_json: bool,
 ) -> None:
-    """Set one state to a JSON value. Asks before it overwrites one, and before it makes a step.
+    """Set one state to a JSON value, in the form that `get` prints. Asks before it overwrites one, and before it makes
+    a step.
 
-    The JSON of scoped state (process/…, task/…, task-instance/…, asset/…) is its value, or what `get` prints.
+    The JSON of scoped state (process/…, task/…, task-instance/…, asset/…) is its value.
     """
     directory, name, content = with_content(words, step, key, input_file)
+    if retention is not None and not (isinstance(name, str) and is_scoped(name)):
+        raise click.UsageError("--retention goes with the id of scoped state only.")
     where = Where(directory, environment, step, force=force)
     target = where.target()
     before = target.find(name)
-    if isinstance(name, str):
-        content = as_content(name, content, before and before.content, SystemClock().wall_ms())
     if before is not None and json_text(before.content) != json_text(content):
         ask(f"{shown(name)} is {short(before.content)}. Overwrite it?", yes or force)
     ask_of_new_steps(target, [name], yes or force)
-    done(target.write("set", {name: content}, {name: before}), as_json)
+    given = content if retention is None else Whole(content, retention=retention)
+    done(target.write("set", {name: given}, {name: before}), as_json)
 
 
 @state.command(name="merge", context_settings=VALUES)
@@ -245,7 +254,7 @@ def merge_(
         directory, name, content = with_content(words, step, key, input_file)
         target = Where(directory, environment, step, force=force).target()
     before = target.find(name)
-    merged = content if before is None else merge(before.content, content)
+    merged = content if before is None else before.merged(content)
     if before is not None and json_text(before.content) != json_text(merged) and not (yes or force):
         ask(f"{shown(name)} becomes {short(merged)}. Go on?", False)
     ask_of_new_steps(target, [name], yes or force)

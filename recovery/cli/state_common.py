@@ -15,15 +15,28 @@ import click
 from recovery.base.addresses import local_path
 from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
-from recovery.cli.common import json_option, print_json, say
+from recovery.cli.common import INTERVAL, json_option, print_json, say
 from recovery.cli.native import refused_operator_option
 from recovery.cli.owners import locations, to_read
 from recovery.cli.places import chosen_access, directory_and, open_state, state_options
 from recovery.errors import ConfigurationError, CorruptStateError, StateValueError
+from recovery.operational.scopes import NEVER
 from recovery.operational.targets import Documents, Name, Steps, Target, unknown_step
 from recovery.operational.values import parse_json
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class RetentionType(click.ParamType[float | str]):
+    """An interval, or never."""
+
+    name = "retention"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
+        return NEVER if value == NEVER else INTERVAL.convert(value, param, ctx)
+
+
+RETENTION = RetentionType()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +63,7 @@ class Where:
     def documents(self) -> Documents:
         """Return the operational state."""
         opened = open_state(self.directory, self.environment)
-        return Documents(opened.backend, opened.prefix)
+        return Documents(opened.backend, opened.prefix, SystemClock(), force=self.force)
 
 
 def step_option(function: F) -> F:

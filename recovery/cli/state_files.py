@@ -33,7 +33,7 @@ from recovery.operational.backends.migrate import migrate
 from recovery.operational.backends.open import open_backend
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.exports import Exported, export_lines, read_export
-from recovery.operational.targets import Documents, Name, Steps, Target, Timed, check_content, unknown_step
+from recovery.operational.targets import Documents, Entry, Name, Steps, Target, check_content, plain, unknown_step
 
 
 @click.command()
@@ -86,7 +86,9 @@ def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as
     # Refusals and questions come before anything is written.
     writes = []
     if documents:
-        writes.append(_import_documents(Where(directory, environment, None).documents(), documents, yes, force))
+        writes.append(
+            _import_documents(Where(directory, environment, None, force=force).documents(), documents, yes, force)
+        )
     if keys:
         writes.append(
             _import_keys(Where(directory, environment, keys[0].step, force=force).target(), keys, yes or force)
@@ -109,8 +111,9 @@ def migrate_(source: str, target: str, force: bool, pattern: str | None, as_json
 
 
 def _import_documents(target: Documents, found: list[Exported], yes: bool, force: bool) -> Callable[[], str]:
+    lasting = [each for each in found if not target.has_expired(each.facts)]
     removed = target.removed()
-    stale = [e.id for e in found if e.id is not None and removed.get(e.id, 0) > e.generation]
+    stale = [e.id for e in lasting if e.id is not None and removed.get(e.id, 0) > e.generation]
     if stale and not force:
         raise CorruptStateError(
             f"{', '.join(stale[:3])} was removed after this export was made",
@@ -118,14 +121,12 @@ def _import_documents(target: Documents, found: list[Exported], yes: bool, force
             remedy="To restore it anyway, give --force.",
         )
     seen = target.find_all(str(e.id) for e in found)
-    held = {entry.name: entry.content for entry in target.entries()}
+    held = {entry.name: entry for entry in target.entries()}
     changes: dict[Name, Any] = {
-        str(e.id): e.content
-        for e in found
-        if str(e.id) not in held or not _is_held(str(e.id), e.content, held[str(e.id)])
+        str(e.id): e.whole() for e in lasting if str(e.id) not in held or not _is_held(e, held[str(e.id)])
     }
     for name, content in changes.items():
-        check_content(str(name), content)
+        check_content(str(name), plain(content))
     replaced = [name for name in changes if name in held]
     if replaced:
         ask(f"Overwrite {', '.join(map(shown, replaced[:3]))}{' …' if len(replaced) > 3 else ''}?", yes or force)
@@ -133,17 +134,19 @@ def _import_documents(target: Documents, found: list[Exported], yes: bool, force
     def write() -> str:
         if changes:
             target.write("import", changes, {name: seen[str(name)] for name in changes})
-        return f"{counted(len(changes), 'state')} written"
+        gone = len(found) - len(lasting)
+        return f"{counted(len(changes), 'state')} written" + (f", {gone} left out: expired" if gone else "")
 
     return write
 
 
-def _is_held(state_id: str, content: Any, held: Any) -> bool:
+def _is_held(given: Exported, held: Entry) -> bool:
     """Whether an imported document equals the stored one; for marks, whether their values do."""
-    if state_id == marks.DOCUMENT:
+    if given.id == marks.DOCUMENT:
         with contextlib.suppress(TypeError, KeyError, AttributeError):
-            return _values(content) == _values(held)
-    return json_text(held) == json_text(content)
+            return _values(given.content) == _values(held.content)
+    same_facts = given.facts is None or given.facts == held.facts
+    return same_facts and json_text(held.content) == json_text(given.content)
 
 
 def _values(content: Any) -> dict[str, str]:
@@ -154,7 +157,7 @@ def _import_keys(target: Target, found: list[Exported], sure: bool) -> Callable[
     """Return a function that imports the keys of all steps together: they are one epoch."""
     names = [(str(e.step), str(e.key)) for e in found]
     seen = target.find_all(names)
-    changes: dict[Name, Any] = {name: Timed(e.content, e.timeout_ms) for name, e in zip(names, found, strict=True)}
+    changes: dict[Name, Any] = {name: e.whole() for name, e in zip(names, found, strict=True)}
     replaced = Counter(
         name[0]
         for name in dict.fromkeys(names)

@@ -10,7 +10,7 @@ import click
 from recovery.cli.places import directory_and
 from recovery.cli.state_common import Where, ask, ask_of_new_steps, done, shown, writing_options
 from recovery.errors import ConfigurationError, StateNotFoundError
-from recovery.operational.targets import REMOVED, Entry, Name, Timed, missing
+from recovery.operational.targets import REMOVED, Entry, Name, missing
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,10 +75,7 @@ def _transfer(
     if replaced:
         ask(f"Overwrite {', '.join(map(shown, replaced[:3]))}{' …' if len(replaced) > 3 else ''}?", yes or force)
     ask_of_new_steps(target, seen, yes or force)
-    changes: dict[Name, Any] = {
-        destination: entry.content if step is None else Timed(entry.content, entry.timeout_ms)
-        for entry, destination in pairs
-    }
+    changes: dict[Name, Any] = {destination: entry.whole() for entry, destination in pairs}
     seen.update({entry.name: entry for entry, _ in pairs})
     if verb == "move":
         changes.update({entry.name: REMOVED for entry, _ in pairs})

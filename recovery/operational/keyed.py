@@ -61,17 +61,14 @@ class KeyedState:
     def set(self, key: str, value: Any, retention: Retention | None = None) -> None:
         """Set the value of a key, which must not be None. `retention` as in `ScopedState.set`. Raises
         StateValueError."""
-        if value is None:
-            raise StateValueError(
-                f"the value of {key!r:.80} cannot be None",
-                cause="None means that there is no value.",
-                remedy="Remove it with delete.",
-            )
-        self.key(key).set(value, retention)
+        self.key(key).set(_given(key, value), retention)
 
-    def update(self, key: str, change: Callable[[Any], Any], default: Any = None) -> Any:
-        """Set the value of a key to the result of `change`, as `ScopedState.update`; returns the new value."""
-        return self.key(key).update(change, default)
+    def update(
+        self, key: str, change: Callable[[Any], Any], default: Any = None, retention: Retention | None = None
+    ) -> Any:
+        """Set the value of a key to the result of `change`, as `ScopedState.update`; returns the new value, which must
+        not be None."""
+        return self.key(key).update(lambda before: _given(key, change(before)), default, retention)
 
     def delete(self, key: str) -> bool:
         """Remove a key; returns whether it existed."""
@@ -160,6 +157,23 @@ def scopes_of(documents: Iterable[Document], now_ms: int, pattern: str | None) -
         for (kind, *rest), found in sorted(grouped.items())
         for names in [tuple(rest)]
     ]
+
+
+def _given(key: str, value: Any) -> Any:
+    """Return the value of a key. Raises StateValueError for None."""
+    if value is None:
+        raise StateValueError(
+            f"the value of {key!r:.80} cannot be None",
+            cause="None means that there is no value.",
+            remedy="Remove it with delete.",
+        )
+    return value
+
+
+def is_keyed(state_id: StateId) -> bool:
+    """Whether an id, of any environment, is one of a value by key, which is never None."""
+    _, kind, parts = split(state_id)
+    return kind in _NAMES and len(parts) > _NAMES[kind]
 
 
 def _nothing(_: Document | None) -> None:

@@ -33,7 +33,7 @@ class StateManager:
         methods of StateStore. None: the environment variable RECOVERY_STATE_BACKEND names it, by default the directory
         itself.
     environment: separates for example "dev" from "prod"; the same key in two environments is two keys.
-    default_retention: how long the state of a task instance is kept if `set` does not say; None: for ever.
+    default_retention: how long the state of a task instance is kept if `set` does not say; None or 0: for ever.
     retry: how long a write waits for other writers.
 
     A write is durable when the call returns, and no rewind of a flow takes it back. Many processes may write
@@ -53,7 +53,7 @@ class StateManager:
     ) -> None:
         self._clock = clock or SystemClock()
         self.backend: Backend = choose_backend(directory, backend, self._clock, retry or RetryPolicy())
-        scopes.expiry_ms(default_retention, 0)
+        scopes.lasts(default_retention, 0)
         self._default_retention = default_retention
         self.environment = check(environment, "name of an environment", empty=True)
         # The prefix of this environment's ids.

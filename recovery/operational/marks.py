@@ -11,11 +11,12 @@ belongs to epochs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -73,18 +74,20 @@ def advance(
     `closed` are the rows of epochs. pipeline: the one whose loads move them.
     """
     marks, known = dict(_entries(content)), read(content, closed)
-    for key, value in wanted.items():
-        encoded = check_value(value)
+    for key, given in wanted.items():
+        encoded = check_value(given)
+        # NumPy's and pandas' values are Python's from here on.
+        value = from_json(encoded)
         if key in known:
             before = known[key].value
             taken = force and known[key].pipeline not in (None, pipeline)
-            if type(before) is type(value) and before == value and not taken:
+            if is_same_mark(before, value) and not taken:
                 continue
             if not force:
                 check_forward(key, before, value)
         elif isinstance(value, str) and not force:
             check_order(key, value)
-        if isinstance(value, float) and math.isinf(value):
+        if isinstance(value, float | Decimal) and math.isinf(value):
             raise StateValueError(
                 f"{value!r} cannot be a high-water mark",
                 cause="No value is above it, or every value is.",
@@ -103,13 +106,16 @@ def remove(content: Any, keys: Iterable[str], now_ms: int) -> dict[str, Any]:
     return {"marks": marks}
 
 
-def replaced(before: Any, content: Any, closed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document to store when `content` replaces all of `before`. `closed` are the rows of epochs.
+def replaced(before: Any, content: Any, closed: Mapping[str, Any], *, force: bool = True) -> dict[str, Any]:
+    """Return the document to store when `content` replaces all of `before`. `closed` are the rows of epochs. Raises
+    HighWaterMarkError for a mark that cannot be compared with the one that it replaces, unless forced.
 
     A mark that keeps its value stays unchanged, also a mark of an epoch. The versions of all other marks grow, removed
     ones included; otherwise an epoch's mark that was since set or removed would count again.
     """
     old, new, known = _entries(before), _entries(content), _entries(settled(before, closed))
+    if not force:
+        _check_types(known, new)
     marks = {}
     for key in sorted({*known, *new}):
         if key in known and _text(known[key]) == _text(new.get(key, {})):
@@ -119,6 +125,16 @@ def replaced(before: Any, content: Any, closed: Mapping[str, Any]) -> dict[str, 
             entry = new.get(key) or {"changed_ms": known[key].get("changed_ms", 0)}
             marks[key] = {**entry, "version": max(_version(old, key), _version(new, key)) + (key in known)}
     return {"marks": marks}
+
+
+def _check_types(known: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    for key in new.keys() & known.keys():
+        if "value" in new[key] and "value" in known[key]:
+            # What another program wrote may be replaced by anything.
+            with contextlib.suppress(StateValueError):
+                before = from_json(known[key]["value"])
+                value = from_json(new[key]["value"])
+                check_comparable(key, before, value, f"the {type(value).__name__} {_shown(value)}")
 
 
 def read(content: Any, closed: Mapping[str, Any] | None = None) -> dict[str, Mark]:
@@ -219,8 +235,19 @@ def is_future(value: Any, now: datetime) -> bool:
             return False
     if isinstance(value, datetime):
         # A time without a zone may be in any zone; the furthest one is fourteen hours ahead of UTC.
-        return value > (now if value.tzinfo else now.replace(tzinfo=None) + timedelta(hours=14))
+        return bool(comparable(value) > (now if value.tzinfo else now.replace(tzinfo=None) + timedelta(hours=14)))
     return isinstance(value, date) and value > (now + timedelta(hours=14)).date()
+
+
+def comparable(value: Any) -> Any:
+    """Return a value whose comparisons are those of marks: a moment in UTC. Two moments of one zone are compared by
+    Python as what its clocks show, and in autumn the clocks show an hour twice."""
+    return value.astimezone(UTC) if isinstance(value, datetime) and value.utcoffset() is not None else value
+
+
+def is_same_mark(before: Any, after: Any) -> bool:
+    """Whether two marks have the same type and value; moments, whether they are the same instant."""
+    return type(before) is type(after) and bool(comparable(before) == comparable(after))
 
 
 def check_comparable(key: str, before: Any, after: Any, what: str) -> None:
@@ -240,8 +267,8 @@ def check_forward(key: str, before: Any, after: Any) -> None:
     check_comparable(key, before, after, f"the {type(after).__name__} {after!r:.80}")
     if isinstance(after, str):
         check_order(key, after, before)
-    if after < before:
-        raise HighWaterMarkError(f"the mark {key!r:.120} would move back from {before!r:.80} to {after!r:.80}")
+    if comparable(after) < comparable(before):
+        raise HighWaterMarkError(f"the mark {key!r:.120} would move back from {_shown(before)} to {_shown(after)}")
 
 
 def check_order(key: str, after: str, before: str | None = None) -> None:
@@ -266,6 +293,11 @@ def _comparable(before: Any, after: Any) -> bool:
     if isinstance(before, datetime) and isinstance(after, datetime):
         return (before.utcoffset() is None) == (after.utcoffset() is None)
     return type(before) is type(after)
+
+
+def _shown(value: Any) -> str:
+    """Return a mark for a message; a moment with its offset, which tells the two readings of a clock apart."""
+    return f"{value.isoformat()}" if isinstance(value, datetime) else f"{value!r:.80}"
 
 
 def _text(entry: Mapping[str, Any]) -> str | None:

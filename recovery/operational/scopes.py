@@ -16,12 +16,14 @@ from recovery.operational.values import from_json, to_json
 KINDS = PROCESS, TASK, TASK_INSTANCE, ASSET = "process", "task", "task-instance", "asset"
 """The first parts of the ids of scoped state, after their environment."""
 NEVER = "never"
-FIELDS = frozenset({"value", "set_ms", "first_ms", "expires_ms", "previous"})
-"""The fields of a stored value. first_ms: when its scope first got one."""
+FACTS = ("set_ms", "first_ms", "expires_ms", "retention_ms")
+"""The fields beside a stored value and the previous one, in milliseconds. first_ms: when its scope first got a value.
+retention_ms: the interval that a change begins again; None if the value is kept for ever or until a fixed moment."""
 CLEANED_TOGETHER = 1000
 
 Retention = Interval | datetime
-"""How long a value is kept: an interval, the moment when it ends, or "never"."""
+"""How long a value is kept: an interval, the moment when it ends, or "never". An interval of 0 is never, as in
+Airflow."""
 
 
 class ScopedState:
@@ -44,31 +46,34 @@ class ScopedState:
     def set(self, value: Any, retention: Retention | None = None) -> None:
         """Set the value. With `retention` it is forgotten after that time. Raises StateValueError.
 
-        retention: an interval, a datetime, or "never"; None: the default retention of the StateManager.
+        retention: an interval, a datetime, or "never", as 0 is too; None: the default retention of the StateManager.
         """
         now_ms = self._clock.wall_ms()
         encoded = to_json(value)
-        expires_ms = expiry_ms(self._retention if retention is None else retention, now_ms)
+        lasting = lasts(self._retention if retention is None else retention, now_ms)
 
         def change(before: Document | None) -> Any:
-            return _content(encoded, now_ms, expires_ms, valid_content(before, now_ms))
+            return _content(encoded, now_ms, lasting, valid_content(before, now_ms))
 
         # Setting an equal value is a change too: its time and its retention start again.
         self._backend.update({self.state_id: change})
 
-    def update(self, change: Callable[[Any], Any], default: Any = None) -> Any:
+    def update(self, change: Callable[[Any], Any], default: Any = None, retention: Retention | None = None) -> Any:
         """Set the value to the result of `change`, called with the current value (or `default`); returns the new value.
 
-        No other writer comes in between; `change` may be called again if another writer was faster. The retention
-        stays.
+        No other writer comes in between; `change` may be called again if another writer was faster.
+
+        retention: as in `set`; None: the interval with which the value was set begins again, and a value that was set
+        until a fixed moment ends at that moment. A value that is new gets the default retention of the StateManager.
         """
         now_ms = self._clock.wall_ms()
-        expires_ms = expiry_ms(self._retention, now_ms)
+        lasting = lasts(self._retention if retention is None else retention, now_ms)
 
         def changed(before: Document | None) -> Any:
             known = valid_content(before, now_ms)
             value = to_json(change(default if known is None else from_json(known["value"])))
-            return _content(value, now_ms, expires_ms if known is None else known.get("expires_ms"), known)
+            again = known is not None and retention is None
+            return _content(value, now_ms, _renewed(known, now_ms) if again else lasting, known)
 
         return from_json(self._backend.update({self.state_id: changed})[self.state_id].content["value"])
 
@@ -161,30 +166,49 @@ def valid_content(document: Document | None, now_ms: int) -> Any:
     return None if expires_ms is not None and expires_ms <= now_ms else content
 
 
-def expiry_ms(retention: Retention | None, now_ms: int) -> int | None:
-    """Return when a value that is set now expires; None: never. Raises ConfigurationError."""
+def has_expired(document: Document, now_ms: int) -> bool:
+    """Whether a document holds a value of scoped state whose retention has passed."""
+    try:
+        there = document.content is not None and is_scoped(document.state_id)
+        return there and valid_content(document, now_ms) is None
+    except StateValueError:
+        return False
+
+
+def lasts(retention: Retention | None, now_ms: int) -> dict[str, int | None]:
+    """Return the fields of a value that is set now and kept for `retention`. Raises ConfigurationError."""
     if retention is None or retention in (NEVER, timedelta.max):
-        return None
+        return {"expires_ms": None, "retention_ms": None}
     if isinstance(retention, datetime):
         if retention.tzinfo is None:
             raise ConfigurationError(
                 f"the end of a retention, {retention}, has no time zone",
                 remedy="Give it one: datetime(..., tzinfo=UTC).",
             )
-        return round(retention.timestamp() * 1000)
-    return now_ms + round(parse_interval(retention) * 1000)
+        return {"expires_ms": round(retention.timestamp() * 1000), "retention_ms": None}
+    seconds = parse_interval(retention)
+    if not seconds:
+        return lasts(NEVER, now_ms)
+    # A retention below a millisecond is a retention, not zero.
+    retention_ms = max(1, round(seconds * 1000))
+    return {"expires_ms": now_ms + retention_ms, "retention_ms": retention_ms}
 
 
-def as_content(state_id: StateId, given: Any, before: Any, now_ms: int) -> Any:
-    """Return what to store for `given`: if the id is one of scoped state and `given` is not in the stored form, it is
-    the plain value."""
-    if given is None:
-        return given
-    in_form = isinstance(given, dict) and "value" in given and given.keys() <= FIELDS
-    if in_form or not _is_scope(state_id) or "/" not in state_id:
-        return given
-    known = before if isinstance(before, dict) and "value" in before else None
-    return _content(given, now_ms, None, known)
+def _renewed(known: Any, now_ms: int) -> dict[str, int | None]:
+    """Return the fields with which the retention of a stored value begins again."""
+    retention_ms = known.get("retention_ms")
+    if type(retention_ms) is int:
+        return {"expires_ms": now_ms + retention_ms, "retention_ms": retention_ms}
+    return {"expires_ms": known.get("expires_ms"), "retention_ms": None}
+
+
+def edited(encoded: Any, before: Any, now_ms: int, retention: Retention | None = None) -> dict[str, Any]:
+    """Return the content to store for a value that a person gives. retention: None begins that of `before` again.
+
+    before: the content that is replaced, None if there is none.
+    """
+    lasting = _renewed(before, now_ms) if before is not None and retention is None else lasts(retention, now_ms)
+    return _content(encoded, now_ms, lasting, before)
 
 
 def expired(backend: Backend, now_ms: int) -> list[StateId]:
@@ -193,7 +217,7 @@ def expired(backend: Backend, now_ms: int) -> list[StateId]:
         document.state_id
         for prefix in (*(f"{kind}/" for kind in KINDS), "@")
         for document in backend.list(prefix)
-        if _is_scope(document.state_id) and document.content is not None and valid_content(document, now_ms) is None
+        if has_expired(document, now_ms)
     ]
 
 
@@ -248,16 +272,17 @@ def split(state_id: StateId) -> tuple[str, str, list[str]]:
     return environment, kind, parts
 
 
-def _content(value: Any, now_ms: int, expires_ms: int | None, known: Any) -> dict[str, Any]:
+def _content(value: Any, now_ms: int, lasting: dict[str, int | None], known: Any) -> dict[str, Any]:
     """Return a stored value; `known` is the content that it replaces, None if there is none."""
     first_ms = now_ms if known is None else known.get("first_ms", known.get("set_ms", now_ms))
-    content = {"value": value, "set_ms": now_ms, "first_ms": first_ms, "expires_ms": expires_ms}
+    content = {"value": value, "set_ms": now_ms, "first_ms": first_ms, **lasting}
     return content if known is None else {**content, "previous": known["value"]}
 
 
-def _is_scope(state_id: StateId) -> bool:
-    """Whether an id, of any environment, is one of scoped state."""
-    return split(state_id)[1] in KINDS
+def is_scoped(state_id: StateId) -> bool:
+    """Whether an id, of any environment, is one of scoped state: its document holds a value and facts about it."""
+    _, kind, parts = split(state_id)
+    return kind in KINDS and bool(parts)
 
 
 def run_name(run: str | date | datetime) -> str:

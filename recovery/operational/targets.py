@@ -19,9 +19,10 @@ from recovery.operational import marks, scopes
 from recovery.operational.backends.backend import Backend, Document
 from recovery.operational.closed_marks import settle, settled_marks, standing_marks
 from recovery.operational.ids import check, matches
+from recovery.operational.keyed import is_keyed
 from recovery.operational.runs import read_run
 from recovery.operational.steps.step_edits import Moment, edit_states, moment
-from recovery.operational.values import from_json
+from recovery.operational.values import from_json, to_json
 from recovery.storage.history import KeyState
 from recovery.storage.locations import Locations
 from recovery.storage.seam import Edited
@@ -32,12 +33,16 @@ Name = str | StepKey
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One state as it was read. `content` is JSON's own types. `version` shows whether the state has changed since."""
+    """One state as it was read. `content` is JSON's own types. `version` shows whether the state has changed since.
+
+    facts: of scoped state, what is stored beside its value: its times, and the previous value. None for other state.
+    """
 
     name: Name
     content: Any
     version: Any
     timeout_ms: int | None = None
+    facts: Mapping[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the same facts for programs."""
@@ -47,9 +52,21 @@ class Entry:
                 "content": self.content,
                 "generation": self.version[0],
                 "changed_ms": self.version[1],
+                **(self.facts or {}),
             }
         step, key = self.name
         return {"step": step, "key": key, "content": self.content, "timeout_ms": self.timeout_ms, "epoch": self.version}
+
+    def whole(self) -> Whole:
+        """Return the content with all that belongs to it, to write it under another name."""
+        return Whole(self.content, self.timeout_ms, self.facts)
+
+    def merged(self, change: Any) -> Any:
+        """Return the content with `change` merged in: objects member by member, everything else is replaced. In scoped
+        state a date and the like are values, although they are written as objects. Raises StateValueError."""
+        if self.facts is None:
+            return merge(self.content, change)
+        return to_json(merge(from_json(self.content), from_json(change)))
 
 
 REMOVED = object()
@@ -85,11 +102,18 @@ class Target(Protocol):
 
 
 class Documents:
-    """The operational state of a backend in one environment. Marks that epochs moved appear as ordinary marks."""
+    """The operational state of a backend in one environment. Marks that epochs moved appear as ordinary marks.
 
-    def __init__(self, backend: Backend, prefix: str) -> None:
+    The content of scoped state is its value; a value that has expired is not there.
+    """
+
+    def __init__(self, backend: Backend, prefix: str, clock: Clock, *, force: bool = False) -> None:
+        """force: allow a mark of a type that cannot be compared with the mark it replaces."""
         self._backend = backend
         self._prefix = prefix
+        self._force = force
+        # One moment for all that a command does: no value expires between its reads.
+        self._now_ms = clock.wall_ms()
 
     @property
     def location(self) -> str:
@@ -110,17 +134,23 @@ class Documents:
 
     def entries(self, pattern: str | None = None) -> list[Entry]:
         """See `Target.entries`."""
-        return [entry for entry in self._all() if entry.content is not None and matches(str(entry.name), pattern)]
+        found = map(self._entry_of, self._all().values())
+        return [entry for entry in found if entry is not None and matches(str(entry.name), pattern)]
 
     def removed(self) -> dict[str, int]:
-        """Return the generations of the states that were removed."""
-        return {str(entry.name): entry.version[0] for entry in self._all() if entry.content is None}
+        """Return the generations of the states that were removed or have expired."""
+        return {name: each.generation for name, each in self._all().items() if self._entry_of(each) is None}
+
+    def has_expired(self, facts: Mapping[str, Any] | None) -> bool:
+        """Whether a value with these facts has expired."""
+        expires_ms = (facts or {}).get("expires_ms")
+        return expires_ms is not None and expires_ms <= self._now_ms
 
     def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, Entry | None]) -> str:
         """See `Target.write`. In a recovery directory all changes are one transaction."""
         for name, content in changes.items():
             if content is not REMOVED:
-                check_content(str(name), content)
+                check_content(str(name), plain(content))
 
         def change(name: Name) -> Any:
             def changed(before: Document | None) -> Any:
@@ -129,9 +159,11 @@ class Documents:
                 rows = standing_marks(self._backend, self._id(name)) if name == marks.DOCUMENT else {}
                 known = settle(self._id(name), before, rows)
                 _check_unchanged(name, seen, None if known is None else self._entry_of(known))
-                content = None if changes[name] is REMOVED else changes[name]
+                if changes[name] is not REMOVED and scopes.is_scoped(str(name)):
+                    return self._scoped(changes[name], before)
+                content = None if changes[name] is REMOVED else plain(changes[name])
                 if name == marks.DOCUMENT and known is not None:
-                    return marks.replaced(before and before.content, content, rows)
+                    return marks.replaced(before and before.content, content, rows, force=self._force)
                 return content
 
             return changed
@@ -139,12 +171,13 @@ class Documents:
         self._backend.update({self._id(name): change(name) for name in changes})
         return ", ".join(f"{name}: removed" if c is REMOVED else f"{name}: written" for name, c in changes.items())
 
-    def _all(self) -> list[Entry]:
+    def _all(self) -> dict[str, Document]:
+        """Return the documents of this environment by their names, sorted, those of removed states included."""
         found = {document.state_id: document for document in self._backend.list(self._prefix)}
         documents = sorted((found | settled_marks(self._backend, found)).items())
-        entries = [self._entry(document) for state_id, document in documents if state_id.startswith(self._prefix)]
+        named = {each.removeprefix(self._prefix): one for each, one in documents if each.startswith(self._prefix)}
         # Ids that begin with @ belong to environments; neither the plain environment nor another one shows them.
-        return [entry for entry in entries if not str(entry.name).startswith("@")]
+        return {name: document for name, document in named.items() if not name.startswith("@")}
 
     def _id(self, name: Name) -> str:
         if check(str(name)).startswith("@"):
@@ -156,15 +189,34 @@ class Documents:
         return f"{self._prefix}{name}"
 
     def _entry_of(self, document: Document) -> Entry | None:
-        entry = self._entry(document)
-        return None if entry.content is None else entry
-
-    def _entry(self, document: Document) -> Entry:
+        """Return the state that a document holds; None if it holds none, or one that has expired."""
         name, content = document.state_id.removeprefix(self._prefix), document.content
-        if name == marks.DOCUMENT and marks.is_empty(content):
-            # The rest only says which marks of epochs no longer count.
-            content = None
-        return Entry(name, content, (document.generation, document.changed_ms))
+        # Without marks, the rest of that document only says which marks of epochs no longer count.
+        if content is None or (name == marks.DOCUMENT and marks.is_empty(content)):
+            return None
+        version = (document.generation, document.changed_ms)
+        if not scopes.is_scoped(name):
+            return Entry(name, content, version)
+        try:
+            stored = scopes.valid_content(document, self._now_ms)
+        except StateValueError:
+            # Another program wrote it: show it, so that it can be set or removed.
+            return Entry(name, content, version)
+        if stored is None:
+            return None
+        facts = {field: stored[field] for field in (*scopes.FACTS, "previous") if field in stored}
+        return Entry(name, stored["value"], version, facts=facts)
+
+    def _scoped(self, content: Any, before: Document | None) -> dict[str, Any]:
+        """Return what to store for the value of scoped state."""
+        given = content if isinstance(content, Whole) else Whole(content)
+        if given.facts is not None:
+            return {"value": given.content, **given.facts}
+        try:
+            known = scopes.valid_content(before, self._now_ms)
+        except StateValueError:
+            known = None
+        return scopes.edited(given.content, known, self._now_ms, given.retention)
 
 
 class Steps:
@@ -227,7 +279,7 @@ class Steps:
                 if content is REMOVED:
                     edited.update({(step, key): (None, None)} if state else {})
                 else:
-                    timeout_ms = seen_timeout(seen, content, state)
+                    timeout_ms = seen_timeout(content, state)
                     text = json.dumps(plain(content), ensure_ascii=False, separators=(",", ":"))
                     if state is None or (text, timeout_ms) != (state.value, state.timeout_ms):
                         edited[step, key] = (text, timeout_ms)
@@ -246,21 +298,24 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """Content with a timeout of its own, from another key or from an export."""
+class Whole:
+    """Content with what belongs to it: of a step's key its timeout, of scoped state its facts, as another name or an
+    export had them; or the retention that it gets."""
 
     content: Any
-    timeout_ms: int | None
+    timeout_ms: int | None = None
+    facts: Mapping[str, Any] | None = None
+    retention: scopes.Retention | None = None
 
 
 def plain(content: Any) -> Any:
-    """Return content without its timeout."""
-    return content.content if isinstance(content, Timed) else content
+    """Return content without what belongs to it."""
+    return content.content if isinstance(content, Whole) else content
 
 
-def seen_timeout(seen: Mapping[Name, Entry | None], content: Any, state: KeyState | None) -> int | None:
+def seen_timeout(content: Any, state: KeyState | None) -> int | None:
     """Return the timeout that content gets: its own, or that of the state it replaces."""
-    if isinstance(content, Timed):
+    if isinstance(content, Whole):
         return content.timeout_ms
     return None if state is None else state.timeout_ms
 
@@ -274,7 +329,8 @@ def merge(before: Any, change: Any) -> Any:
 
 def check_content(state_id: str, content: Any) -> None:
     """Raises StateValueError if the content would break the form of one of the package's own documents."""
-    if content is None:
+    scoped = scopes.is_scoped(state_id)
+    if content is None and (not scoped or is_keyed(state_id)):
         raise StateValueError(
             f"{state_id!r:.120} cannot be set to null",
             cause="Null means that there is no value.",
@@ -286,11 +342,8 @@ def check_content(state_id: str, content: Any) -> None:
             marks.check_document(content)
         elif kind == "runs":
             read_run("", content)
-        elif kind in scopes.KINDS:
-            from_json(content["value"])
-            for name in ("set_ms", "first_ms", "expires_ms"):
-                if content.get(name) is not None and type(content[name]) is not int:
-                    raise TypeError(f"{name} is not a number")
+        elif scoped:
+            to_json(from_json(content))
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise StateValueError(
             f"this is not in the form of {state_id!r:.120}: {error}",

@@ -24,8 +24,9 @@ UNORDERED = (
 SHAPED = r"^[0-9]{4}[./-][0-9]{2}[./-][0-9]{2}([^0-9].*)?$|^[^0-9]*[0-9]+([.][0-9]+)?$"
 """Dates that begin with the year, and numbers, also after a prefix: they sort correctly if all have one shape."""
 PREFIX = r"^([^0-9]*)"
-OFFSET = r"[0-9]([+-][0-9]{2}:?[0-9]{2})$"
-"""The offset of a time from UTC: times with different offsets do not sort correctly as text."""
+OFFSET = r"[T ][0-9]{2}.*?([+-][0-9]{2}(:?[0-9]{2})?)( *\[.*\])?$"
+"""The offset of a time from UTC, also before the name of its zone in brackets: times with different offsets do not sort
+correctly as text."""
 
 DATE_REMEDY = (
     "Give the load date_format= if it is a date, such as date_format='dd-MMM-yy'; cast numbers in the reader, such as "

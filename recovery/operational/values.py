@@ -102,13 +102,35 @@ def _encode(value: Any, depth: int) -> Any:
         return [_encode(item, depth + 1) for item in value]
     if kind is dict:
         return _encode_dict(value, depth)
-    scalar = getattr(value, "item", None)
-    if callable(scalar) and getattr(value, "ndim", None) == 0:
-        # NumPy's scalars become Python's.
-        python = scalar()
-        if type(python) is not kind:
-            return _encode(python, depth)
+    python = _python_value(value)
+    if type(python) is not kind:
+        return _encode(python, depth)
     raise _refused(value, f"values of type {kind.__name__} cannot be stored")
+
+
+def _python_value(value: Any) -> Any:
+    """Return Python's value for a scalar of NumPy or a time of another library, such as pandas; `value` for another
+    object. Raises StateValueError for a time that is finer than microseconds, or no time at all."""
+    if isinstance(value, datetime) and value.isoformat() != "NaT":
+        if getattr(value, "nanosecond", 0):
+            raise _refused(value, "it is finer than a microsecond; round it")
+        zone = value.tzinfo
+        name = getattr(zone, "key", None) or getattr(zone, "zone", None)
+        # The offset, not the fold, says which reading of a clock it is: libraries set the fold in different ways.
+        fixed = value.utcoffset()
+        offset = None if fixed is None else timezone(fixed)
+        local = datetime(*value.timetuple()[:6], value.microsecond, offset)  # noqa: DTZ001 - as the value has it
+        return local if fixed is None or not isinstance(name, str) or name == "UTC" else _in_zone(local, name)
+    scalar = getattr(value, "item", None)
+    if not callable(scalar) or getattr(value, "ndim", None) != 0:
+        return value
+    if getattr(getattr(value, "dtype", None), "kind", "") == "M":
+        # A count of nanoseconds is no date: NumPy converts microseconds and coarser units only.
+        fine = value.astype("datetime64[us]")
+        if fine != value:
+            raise _refused(value, "it is no time, or finer than a microsecond; round it")
+        return value.item() if isinstance(value.item(), date) else fine.item()
+    return scalar()
 
 
 def _encode_dict(value: dict[Any, Any], depth: int) -> Any:
@@ -182,7 +204,11 @@ def _in_zone(moment: datetime, zone: Any) -> datetime:
             remedy='Write its name like "Europe/Berlin"; to install time zones: pip install tzdata',
         ) from error
     # Where clocks were set back an hour, the offset decides between the two readings.
-    return local if local.utcoffset() == moment.utcoffset() else local.replace(fold=1)
+    for reading in (local, local.replace(fold=1)):
+        if moment.utcoffset() in (None, reading.utcoffset()):
+            return reading
+    # The offset says which instant it is; the zone's rules have changed since, or somebody mistook them.
+    return moment.astimezone(local.tzinfo)
 
 
 # For each form: its parser, the name of such a text, and an example.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from click.testing import CliRunner
@@ -366,15 +367,29 @@ def test_what_the_package_reads_keeps_its_form(recovery, store_dir, content):
     assert StateManager(store_dir).get_hwm("k") == 7
 
 
+def test_a_mark_in_the_document_stays_comparable(recovery, store_dir):
+    """A time without a zone never takes the place of one with a zone, unless forced: each later load would fail."""
+    state = StateManager(store_dir)
+    state.set_hwm("k", datetime(2026, 1, 1, tzinfo=UTC))
+    exported = recovery("state", "export", store_dir).replace("+00:00", "")
+    naive = recovery("state", "get", store_dir, "hwm").replace("+00:00", "")
+    recovery("state", "set", "-y", store_dir, "hwm", naive, code=42)
+    recovery("state", "merge", "-y", store_dir, "hwm", naive, code=42)
+    recovery("state", "import", "-y", store_dir, "-", answer=exported, code=42)
+    assert state.get_hwm("k") == datetime(2026, 1, 1, tzinfo=UTC)
+    recovery("state", "import", "--force", store_dir, "-", answer=exported)
+    assert state.get_hwm("k").tzinfo is None
+
+
 @pytest.mark.parametrize(
-    "content", ["null", '{"$date": "no date"}', '{"value": 5, "expires_ms": "soon"}', '{"value": 5, "first_ms": 1.5}']
+    "content", ['{"$date": "no date"}', '{"a": {"$datetime": "2026-01-01", "zone": 5}}', '{"$x": 1}']
 )
 def test_scoped_state_keeps_its_form(recovery, store_dir, content):
-    """It takes any plain value, but nothing that could not be read."""
-    StateManager(store_dir).process_state("n", "x").set(1)
-    recovery("state", "set", store_dir, "process/n/x", content, "--force", code=33)
-    assert StateManager(store_dir).process_state("n", "x").get() == 1
-    recovery("state", "merge", store_dir, "process/n/x", '{"set_ms": "now"}', "--force", code=33)
+    """It takes any value, but nothing that could not be read."""
+    StateManager(store_dir).process_state("n", "x").set({"b": 1})
+    for verb in ("set", "merge"):
+        recovery("state", verb, store_dir, "process/n/x", content, "--force", code=33)
+    assert StateManager(store_dir).process_state("n", "x").get() == {"b": 1}
 
 
 def test_editing_in_an_editor(recovery, ran, monkeypatch, tmp_path):

@@ -200,7 +200,7 @@ def test_commands(store_dir):
     job = state.task_state_store("d", "t", "r").key("job")
     assert (job.get(), job.previous) == (18, "job-17")
     assert state.asset_state_store("orders").get("summary") == {"rows": 5}
-    # What `get` prints is not a plain value.
+    # What `get` prints is the value.
     command("state", "set", db, "task/d/t", command("state", "get", db, "task-instance/d/t/r/-1/job"))
     assert state.task_state("d", "t").get() == 18
     listed = json.loads(command("state", "scopes", db, "--json"))
@@ -208,13 +208,14 @@ def test_commands(store_dir):
         ("asset", ["summary"]), ("task", []), ("task-instance", ["job"]),
     ]  # fmt: skip
     assert "asset  name orders  summary" in command("state", "scopes", db, "--pattern", "asset/*")
-    job.set(19, retention=0)
+    past = datetime(2020, 1, 1, tzinfo=UTC)
+    job.set(19, retention=past)
     with DirectoryLock(store_dir, SystemClock(), "a run"):
         assert command("state", "clean", db, "--dry-run") == "would remove 1 expired state\n"
-        job.set(20, retention=0)
-        state.process_state("n", "x").set(1, retention=0)
+        job.set(20, retention=past)
+        state.process_state("n", "x").set(1, retention=past)
         assert command("state", "clean", db) == "removed 2 expired states\n"
-    job.set(21, retention=0)
+    job.set(21, retention=past)
     assert command("state", "clean", db, "--dry-run") == "would remove 1 expired state\n"
     assert json.loads(command("state", "clean", db, "--json")) == {"dry_run": False, "expired": 1}
     assert command("state", "clean", db) == "removed 0 expired states\n"

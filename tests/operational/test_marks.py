@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
+import numpy
+import pandas
 import pytest
+from click.testing import CliRunner
 
 from recovery import ConfigurationError, HighWaterMarkError, StateManager, StateValueError
+from recovery.cli import main
 from tests.operational.support import HOUR_MS, SetClock
 
 MOMENT = datetime(2024, 5, 1, 12, tzinfo=ZoneInfo("Europe/Berlin"))
@@ -54,7 +60,72 @@ def test_a_mark_moves_forward_only(state, before, after):
     assert state.get_hwm("k") == after
 
 
-@pytest.mark.parametrize("value", [float("nan"), Decimal("NaN"), [1], {"a": 1}])
+@pytest.mark.parametrize(
+    ("before", "after", "forward"),
+    [("2026-11-01T01:50:00-05:00", "2026-11-01T01:55:00-04:00", False),
+     ("2026-11-01T01:55:00-04:00", "2026-11-01T01:50:00-05:00", True),
+     ("2026-11-01T01:55:00-04:00", "2026-11-01T01:55:00-05:00", True),
+     ("2026-11-01T01:55:00-05:00", "2026-11-01T01:55:00-04:00", False),
+     ("2026-11-01T01:55:00-05:00", "2026-11-01T06:54:00+00:00", False),
+     ("2026-11-01T01:55:00-04:00", "2026-11-01T05:56:00+00:00", True),
+     ("2026-11-01T05:56:00+00:00", "2026-11-01T01:50:00-05:00", True)],
+)  # fmt: skip
+def test_moments_in_the_hour_that_comes_twice(state, before, after, forward):
+    """They are compared as instants, whatever the clocks of their zone show; also beside another zone, by the command,
+    as values of pandas, and below a lag."""
+
+    def moment(text: str) -> datetime:
+        found = datetime.fromisoformat(text)
+        return found if text.endswith("+00:00") else found.astimezone(ZoneInfo("America/New_York"))
+
+    def mark(text: str) -> str:
+        zone = {} if text.endswith("+00:00") else {"zone": "America/New_York"}
+        return json.dumps({"$datetime": text, **zone})
+
+    code = 0 if forward else HighWaterMarkError.exit_code
+    for key, value in (
+        ("k", moment(after)),
+        ("p", pandas.Timestamp(moment(after).astimezone(UTC)).tz_convert("America/New_York")),
+    ):
+        state.set_hwm(key, moment(before))
+        with contextlib.nullcontext() if forward else pytest.raises(HighWaterMarkError, match="would move back"):
+            state.set_hwm(key, value)
+        assert state.get_hwm(key).astimezone(UTC) == datetime.fromisoformat(after if forward else before)
+    for text, expected in ((before, 0), (after, code), (before, HighWaterMarkError.exit_code if forward else 0)):
+        result = CliRunner().invoke(main, ["hwm", "set", str(state.backend.directory), "c", mark(text)])
+        assert result.exit_code == expected, result.output
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [(numpy.int64(5), 5), (numpy.float32(0.5), 0.5), (numpy.str_("b"), "b"), (numpy.bool_(True), True),
+     (numpy.datetime64("2026-01-31"), date(2026, 1, 31)),
+     (numpy.datetime64("2026-01-31T05:17", "ns"), datetime(2026, 1, 31, 5, 17)),  # noqa: DTZ001 - it has no zone
+     (pandas.Timestamp("2026-01-31T05:17"), datetime(2026, 1, 31, 5, 17)),  # noqa: DTZ001
+     (pandas.Timestamp("2026-01-31T05:17", tz="Europe/Berlin"),
+      datetime(2026, 1, 31, 5, 17, tzinfo=ZoneInfo("Europe/Berlin")))],
+    ids=repr,
+)  # fmt: skip
+def test_scalars_of_numpy_and_pandas_as_marks(state, value, stored):
+    """They are stored as Python's values, and compared with them, in both directions."""
+    state.set_hwm("k", stored)
+    state.set_hwm("k", value)
+    assert state.find_mark("k").version == 1
+    state.set_hwm("new", value)
+    found = state.get_hwm("new")
+    assert (found, type(found)) == (stored, type(stored))
+    state.set_hwm("new", stored)
+
+
+@pytest.mark.parametrize("value", [pandas.NaT, numpy.datetime64("NaT"), pandas.Timestamp(1), numpy.datetime64(1, "ns")])
+def test_times_that_python_does_not_have(state, value):
+    """Nothing is rounded silently, and a count of nanoseconds is no mark."""
+    with pytest.raises(StateValueError):
+        state.set_hwm("k", value)
+    assert state.list_hwms() == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), Decimal("NaN"), Decimal("Infinity"), float("-inf"), [1], {"a": 1}])
 def test_a_mark_has_an_order(state, value):
     """What cannot be compared could never be moved forward."""
     with pytest.raises(StateValueError, match="high-water mark"):

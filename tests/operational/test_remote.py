@@ -450,9 +450,27 @@ def test_migration_between_all_of_them(store_dir, tmp_path):
         places.append(str(back))
         for source, target in pairwise(places):
             result = CliRunner().invoke(main, ["state", "migrate", source, target])
-            assert result.stdout == f"{len(documents)} states copied and verified\n"
+            # What was removed is copied, too, but is no state.
+            assert result.stdout == f"{len(documents) - 1} states copied and verified\n"
             assert open_backend(target, SystemClock(), RetryPolicy()).list() == documents
     assert StateManager(back).get_hwm("a/b") == 1
+
+
+def test_migration_leaves_out_what_has_expired(store_dir, files):
+    """It is neither copied nor counted nor in the way, there or here; a mark that was removed is no state."""
+    clock = SetClock()
+    source, target = StateManager(store_dir, clock=clock), StateManager(files, clock=clock)
+    for state in (source, target):
+        state.process_state("n", "gone").set(id(state), retention="1h")
+    source.process_state("n", "here").set(1, retention="3h")
+    source.set_hwm("k", 1)
+    source.remove_hwm("k")
+    clock.now_ms += 2 * HOUR_MS
+    assert migrate(source.backend, target.backend, clock=clock) == 1
+    assert target.process_states("n") == {"here": 1}
+    assert migrate(source.backend, target.backend, clock=clock) == 0
+    clock.now_ms += 2 * HOUR_MS
+    assert migrate(source.backend, target.backend, clock=clock) == 0
 
 
 def test_migration_overwrites_nothing_unasked(store_dir, files):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -72,6 +72,40 @@ def test_retention(state, clock):
     job.set(2)
     clock.now_ms += 10**9
     assert (job.get(), job.previous) == (2, None)
+
+
+@pytest.mark.parametrize("never", [0, 0.0, "0", "0s", timedelta(0), "never", timedelta.max])
+def test_a_retention_of_zero_is_never(store_dir, clock, never):
+    """As in Airflow: of one value, of a default, and in place of a default."""
+    default, other = (StateManager(store_dir, clock=clock, default_retention=each) for each in (never, "1h"))
+    default.task_instance_state("d", "t", "r").set(1)
+    other.task_instance_state("d", "t", "s").set(2, retention=never)
+    other.task_state_store("d", "t", "s").set("k", 3, retention=never)
+    other.task_state_store("d", "t", "s").update("l", lambda _: 4, retention=never)
+    clock.now_ms += 10**12
+    assert default.task_instance_state("d", "t", "r").get() == 1
+    assert other.task_instance_state("d", "t", "s").get() == 2
+    assert other.task_state_store("d", "t", "s").items() == {"k": 3, "l": 4}
+
+
+def test_updating_begins_the_retention_again(state, clock):
+    """The interval with which the value was set, or the one that is given; a fixed end stays."""
+    interval, end, plain = (state.process_state("n", name) for name in ("interval", "end", "plain"))
+    interval.set(1, retention="1h")
+    end.set(1, retention=datetime.fromtimestamp((clock.now_ms + HOUR_MS) / 1000, tz=UTC))
+    plain.set(1)
+    for _ in range(3):
+        clock.now_ms += HOUR_MS - 1
+        for each in (interval, plain) if interval.get() > 1 else (interval, end, plain):
+            each.update(lambda before: before + 1)
+    assert (interval.get(), end.get(), plain.get()) == (4, None, 4)
+    interval.update(lambda before: before + 1, retention="2h")
+    plain.update(lambda before: before + 1, retention="1h")
+    clock.now_ms += HOUR_MS
+    assert (interval.get(), plain.get()) == (5, None)
+    plain.update(lambda before: (before or 0) + 1)
+    clock.now_ms += 10**12
+    assert (interval.get(), plain.get()) == (None, 1)
 
 
 def test_a_retry_sees_what_the_attempt_before_wrote(store_dir):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import signal
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import apsw
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,15 +25,19 @@ from recovery import (
     StateBackendError,
     StateLockedError,
     StateManager,
+    StateValueError,
     StorageError,
 )
 from recovery.base.clock import SystemClock, Uptime
+from recovery.base.reserved import DECLARATIONS_STEP
+from recovery.cli import main
 from recovery.epochs.writer import EpochWriter
 from recovery.operational.steps.step_edits import edit_states, moment
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
 from recovery.storage.sqlite.store import FilePartitions
+from recovery.values.declaration import Declaration
 from tests.operational.support import background
 from tests.stores import STEP, Driver, alter, paths_of, problems, run_python, state_at, window
 
@@ -293,7 +299,8 @@ def test_many_keys_are_read_in_one_call(ran, monkeypatch):
     original = steps.few_states_at
 
     def counted(path, step, cut, keys=None):
-        reads.append((path.name, step, len(keys)))
+        if step != DECLARATIONS_STEP:
+            reads.append((path.name, step, len(keys)))
         return original(path, step, cut, keys)
 
     monkeypatch.setattr(steps, "few_states_at", counted)
@@ -306,6 +313,56 @@ def test_many_keys_are_read_in_one_call(ran, monkeypatch):
     assert Steps(ran, STEP, SystemClock()).write("import", {names[0]: 5, names[2]: 6}, {}) == (
         "epoch 4 closed: 1 key edited"
     )
+
+
+DECLARED = {
+    STEP: Declaration((("word", "string"),), {"dataclass": "Session", "fields": [["clicks", "int", True]]}).to_text(),
+    "users": Declaration((("id", "bigint"),), "plain").to_text(),
+    "later": '{"key": "of a later version"}',
+}
+
+
+@pytest.fixture
+def declared(store_dir):
+    """A directory whose flow declares its steps."""
+    with Driver(store_dir, steps=(STEP, "users")) as run:
+        run.apply(0, {"a": '{"clicks":1}', "old": '{"odd":1}'})
+        run.apply(0, {"7": "[]", "007": "[]"}, step="users")
+        run.close(0, driver_rows={"$steps": DECLARED})
+    return store_dir
+
+
+@pytest.mark.parametrize(
+    ("step", "key", "text", "said"),
+    [(STEP, "a", '{"clicks":"x"}', r"Expected `int`, got `str` - at `\$\.clicks`"),
+     (STEP, "b", "5", "Expected `object`"), (STEP, "b", '{"clickz":5}', "clickz"), (STEP, "a␀", '{"clicks":1}', "␀␀"),
+     ("users", "x", "1", "id: 'x' is not a bigint"),
+     ("users", "08", "1", "id: '08' is not a bigint"), ("users", "8", "null", "null is no state")],
+)  # fmt: skip
+def test_an_edit_that_the_step_could_not_read(declared, step, key, text, said):
+    """By any verb, also forced, and together with others: refused with step and key, and nothing is changed."""
+    before = window(declared)
+    with pytest.raises(StateValueError, match=f"step '{step}', key '{key}'.*{said}"):
+        edit_states(
+            declared, "set", lambda _: {(step, key): (text, None), (step, "1"): ("[]", None)}, clock=SystemClock()
+        )
+    result = CliRunner().invoke(
+        main, ["state", "set", str(declared), "--step", step, "--key", key, text, "--force", "--json"]
+    )
+    assert (result.exit_code, json.loads(result.output)["error"]) == (33, "StateValueError")
+    assert window(declared) == before
+
+
+def test_an_edit_that_the_step_reads(declared):
+    """Of the declared form; of a key that exists, whatever its text; of a step that declares nothing known. A state of
+    another form can be removed."""
+    changes = {
+        (STEP, "b"): ('{"clicks":5}', None), (STEP, "old"): (None, None), ("users", "8"): ('{"any":1}', None),
+        ("users", "007"): ("[1]", None), ("later", "x"): ("5", None), ("new", "x"): ("5", None),
+    }  # fmt: skip
+    assert edit_states(declared, "set", lambda _: changes, clock=SystemClock()) == 2
+    assert at(declared, 2) == {"a": ('{"clicks":1}', None), "b": ('{"clicks":5}', None)}
+    assert at(declared, 2, "users") == {"7": ("[]", None), "8": ('{"any":1}', None), "007": ("[1]", None)}
 
 
 def test_nothing_is_written_on_top_of_damage(ran):

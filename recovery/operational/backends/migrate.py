@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from recovery.base.clock import Clock, SystemClock
 from recovery.base.wording import counted
 from recovery.errors import ConfigurationError, CorruptStateError, StateLockedError
 from recovery.operational.backends.backend import Backend, Document
 from recovery.operational.closed_marks import above_closed, settled_marks
 from recovery.operational.ids import StateId, matches
+from recovery.operational.marks import DOCUMENT, is_empty
+from recovery.operational.scopes import has_expired, split
 
 
-def migrate(source: Backend, target: Backend, *, force: bool = False, pattern: str | None = None) -> int:
-    """Copy every document, tombstones, generations and times included; returns how many were written.
+def migrate(
+    source: Backend, target: Backend, *, force: bool = False, pattern: str | None = None, clock: Clock | None = None
+) -> int:
+    """Copy every document, tombstones, generations and times included, but no value whose retention has passed; returns
+    how many states were written that exist: tombstones do not count.
 
     pattern: a glob; only documents whose ids match are copied, and then the target may hold others.
 
@@ -20,14 +26,17 @@ def migrate(source: Backend, target: Backend, *, force: bool = False, pattern: s
     both are read again and compared. Raises ConfigurationError, StateLockedError if the source changed meanwhile,
     CorruptStateError if the target does not hold what was written.
     """
-    found = _documents(source)
+    now_ms = (clock or SystemClock()).wall_ms()
+    every = _documents(source)
+    found = {each: one for each, one in every.items() if not has_expired(one, now_ms)}
     chosen = {each: one for each, one in found.items() if matches(each, pattern)}
     documents = {each: above_closed(target, document) for each, document in chosen.items()}
     there = _documents(target)
     differing = [
         each
         for each, document in there.items()
-        if document != documents.get(each) and (pattern is None or each in documents)
+        if document != documents.get(each)
+        and (each in documents or (pattern is None and not has_expired(document, now_ms)))
     ]
     if differing and not force:
         raise ConfigurationError(
@@ -38,13 +47,19 @@ def migrate(source: Backend, target: Backend, *, force: bool = False, pattern: s
     wanted = [document for each, document in documents.items() if there.get(each) != document]
     target.place(wanted)
     _verify(target, documents)
-    if _documents(source) != found:
+    if _documents(source) != every:
         raise StateLockedError(
             f"{source.location} was changed while it was copied",
             cause="Another process still writes there.",
             remedy="Stop it, then run the same command again.",
         )
-    return len(wanted)
+    return sum(is_there(document) for document in wanted)
+
+
+def is_there(document: Document) -> bool:
+    """Whether a document holds a state: neither a tombstone nor the rest of a document of marks without marks."""
+    _, kind, parts = split(document.state_id)
+    return document.content is not None and not (kind == DOCUMENT and not parts and is_empty(document.content))
 
 
 def _documents(backend: Backend) -> dict[StateId, Document]:

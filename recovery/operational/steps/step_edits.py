@@ -15,9 +15,9 @@ from typing import TypeVar
 from recovery.base.clock import Clock
 from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import NO_EPOCH, Epoch
-from recovery.base.reserved import RESERVED_PREFIX
+from recovery.base.reserved import DECLARATIONS_STEP, RESERVED_PREFIX
 from recovery.epochs.writer import EpochWriter, StepKey
-from recovery.errors import ConfigurationError, EpochNotHeldError, FlowMismatchError, RecoveryError
+from recovery.errors import ConfigurationError, EpochNotHeldError, FlowMismatchError, RecoveryError, StateValueError
 from recovery.host.scratch import scratch_directory
 from recovery.operational.backends.open import choose, open_backend
 from recovery.operational.backends.owned import documents_of
@@ -46,6 +46,8 @@ from recovery.storage.lock import DirectoryLock, lock_holder
 from recovery.storage.scan import scan
 from recovery.storage.seam import Edited
 from recovery.storage.verify import check_all, run_all
+from recovery.values.declaration import Declaration, shown
+from recovery.values.fits import key_check, state_check
 from recovery.values.keys import home_of
 
 E = TypeVar("E")
@@ -242,10 +244,37 @@ def _check_used(plan: ResumePlan, directory: Path) -> None:
 
 
 def _changes(plan: ResumePlan, compute: Callable[[Moment], Mapping[StepKey, Edited]]) -> Mapping[StepKey, Edited]:
-    changes = compute(Moment.of(plan, _cut(plan)))
+    newest = Moment.of(plan, _cut(plan))
+    changes = compute(newest)
     for step, _ in changes:
         _check_step(step)
+    _check_fits(newest, changes)
     return changes
+
+
+def _check_fits(newest: Moment, changes: Mapping[StepKey, Edited]) -> None:
+    """Raises StateValueError for a state or a new key that does not fit what its step declares. A state that is removed
+    may have any form, and so may the state of a step that declares nothing."""
+    wanted = {step for (step, _), (text, _) in changes.items() if text is not None}
+    declared = dict[str, Declaration]()
+    for step, row in newest.some(DECLARATIONS_STEP, wanted).items():
+        # A later version may declare more.
+        with suppress(ValueError):
+            declared[step] = Declaration.from_text(row.value)
+    checks = {step: (key_check(each.key), state_check(each.state)) for step, each in declared.items()}
+    for (step, key), (text, _) in changes.items():
+        if step not in checks or text is None:
+            continue
+        fits_key, fits_state = checks[step]
+        unfit, what = fits_key(key), declared[step].key_text()
+        if unfit is None or newest.state(step, key) is not None:
+            unfit, what = fits_state(str(text)), shown(declared[step].state)
+        if unfit is not None:
+            raise StateValueError(
+                f"step {step!r:.80}, key {key!r:.120}: this does not fit what it declares, {what:.200}: {unfit:.300}",
+                cause="A run could not read it, or would never look it up.",
+                remedy="Write it as `state get` prints others; `recovery status --json` has the declarations.",
+            )
 
 
 def _cut(plan: ResumePlan) -> Cut:

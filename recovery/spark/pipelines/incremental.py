@@ -20,13 +20,20 @@ from pyspark.sql import types as T
 
 from recovery.base.clock import Clock
 from recovery.base.ids import BatchId, Epoch, StepId
-from recovery.base.intervals import Interval, parse_interval
+from recovery.base.intervals import Interval, bare, parse_interval
 from recovery.base.reserved import EPOCH_STEP
 from recovery.operational.backends.open import DIRECTORY
 from recovery.operational.closed_marks import changes
 from recovery.operational.ids import check
 from recovery.operational.manager import StateManager
-from recovery.operational.marks import check_comparable, check_forward, check_value, is_future
+from recovery.operational.marks import (
+    check_comparable,
+    check_forward,
+    check_value,
+    comparable,
+    is_future,
+    is_same_mark,
+)
 from recovery.spark.pipelines.cursor import EPOCH, Cursor, bad, check_text, collected, cursor, python_value
 
 STATEFUL, ROLLING_WINDOW = "stateful", "rolling_window"
@@ -140,7 +147,7 @@ class FlowLoads:
 
 def moved(loads: Sequence[Load]) -> dict[str, Any]:
     """Return the marks that loads move, with their new values."""
-    return {load.key: load.mark for load in loads if load.mark is not None and load.mark != load.before}
+    return {load.key: load.mark for load in loads if load.mark is not None and not is_same_mark(load.before, load.mark)}
 
 
 _current: ContextVar[Loading | None] = ContextVar("recovery_loading", default=None)
@@ -171,11 +178,12 @@ class Incremental:
             )
         if mode == ROLLING_WINDOW and watermark_lag is not None:
             raise bad(name, "a rolling window has no mark to lag behind", "Leave watermark_lag out.")
-        if isinstance(watermark_lag, int | float):
-            if not 0 <= watermark_lag < math.inf:
-                raise bad(name, f"watermark_lag={watermark_lag!r} leads away from the mark", "Give 0 or more.")
-        elif watermark_lag is not None:
-            parse_interval(watermark_lag)
+        for given in (each for each in (lookback, watermark_lag) if each is not None):
+            number = bare(given)
+            if number is None:
+                parse_interval(given)
+            elif not 0 <= number < math.inf:
+                raise bad(name, f"{given!r:.40} leads away from the newest rows", "Give 0 or more.")
         self.reader = reader
         self.column = column
         # Before a node gives its name, an empty text, which no key is.
@@ -257,7 +265,7 @@ class Incremental:
             if before is not None:
                 # With a lag, all reloaded rows may lie below the mark, which then stays.
                 mark = top if not self._behind(before, top) else before
-        if any(load.key == self.key and load.mark != mark for load in loading.loads):
+        if any(load.key == self.key and not is_same_mark(load.mark, mark) for load in loading.loads):
             raise bad(self.key, "it was loaded here already, and up to another mark", "Give each load its own key.")
         emptied = loading.full_refresh and mark is None
         loading.loads.append(Load(self.key, before, mark, row.nulls, self._future(mark, before, loading), emptied))
@@ -271,7 +279,7 @@ class Incremental:
         if self.watermark_lag is None:
             check_forward(self.key, before, top)
             return False
-        return bool(top < before)
+        return bool(comparable(top) < comparable(before))
 
     def _future(self, mark: Any, before: Any, loading: Loading) -> bool:
         """Return whether the mark, moved or not, lies in the future. Every load reports this, because such a mark skips
@@ -285,11 +293,9 @@ class Incremental:
         if not isinstance(kind, T.TimestampType | T.TimestampNTZType | T.DateType):
             raise bad(self.key, f"column {self.column!r} is not a time", "A rolling window needs a timestamp or date.")
         now = datetime.fromtimestamp(loading.clock.wall_ms() / 1000, tz=UTC)
-        since: Any = now - timedelta(seconds=parse_interval(self.lookback))
+        since = self._below(now.date() if isinstance(kind, T.DateType) else now, self.lookback)
         if isinstance(kind, T.TimestampNTZType):
             since = since.replace(tzinfo=None)
-        elif isinstance(kind, T.DateType):
-            since = since.date()
         [row] = source.agg(F.count_if(value.isNull()).alias("nulls")).collect()
         loading.loads.append(Load(self.key, None, None, row.nulls))
         return source.where(value >= _literal(since, kind))
@@ -297,17 +303,26 @@ class Incremental:
     def _lagged(self, before: Any) -> Any:
         if self.watermark_lag is None:
             return before
-        if isinstance(before, datetime):
-            return before - timedelta(seconds=parse_interval(self.watermark_lag))
-        # Round days and whole numbers up, to read too much rather than too little.
         if isinstance(before, date):
-            return before - timedelta(days=math.ceil(parse_interval(self.watermark_lag) / 86_400))
-        if isinstance(self.watermark_lag, int | float) and not isinstance(before, str | bytes):
-            return before - type(before)(
-                math.ceil(self.watermark_lag) if isinstance(before, int) else self.watermark_lag
-            )
+            return self._below(before, self.watermark_lag)
+        lag = bare(self.watermark_lag)
+        if lag is not None and not isinstance(before, str | bytes):
+            return before - type(before)(math.ceil(lag) if isinstance(before, int) else lag)
         raise bad(self.key, f"watermark_lag={self.watermark_lag!r} cannot be taken from {before!r:.40}",
                    "Give an interval for times, a number for numbers.")  # fmt: skip
+
+    def _below(self, value: Any, given: Interval) -> Any:
+        """Return the time or date that lies an interval below another. A number without a unit is seconds below a time
+        and days below a date, where a part of a day counts as a whole one: that reads too much rather than too little.
+        """
+        number = bare(given)
+        try:
+            if isinstance(value, datetime):
+                # Subtract from the instant: in a zone, Python subtracts from what its clocks show.
+                return comparable(value) - timedelta(seconds=parse_interval(given))
+            return value - timedelta(days=math.ceil(parse_interval(given) / 86_400 if number is None else number))
+        except OverflowError:
+            raise bad(self.key, f"{given!r:.40} leads before the year 1", "Give a shorter interval.") from None
 
 
 def incremental(
@@ -337,7 +352,9 @@ def incremental(
     mode: "stateful": all rows the first time, then those above the mark; the mark becomes the highest value once the
         node's write succeeded, with the epoch that the run closes for it. "rolling_window": the rows of the last
         `lookback`, without a mark.
-    watermark_lag: load rows again down to this far below the mark, for rows that come late. An interval, or a number.
+    lookback, watermark_lag: an interval; a number without a unit is seconds, and days for dates, where a part of a day
+        counts as a whole one. watermark_lag: load rows again down to this far below the mark, for rows that come late;
+        of numbers, a number.
 
     Raises ConfigurationError, and StateValueError or HighWaterMarkError before anything is written.
     """

@@ -343,7 +343,15 @@ class StepTask:
     def _parse_keys(self, texts: list[str]) -> Sequence[Any]:
         """Return the keys for update from state keys, for keys without rows."""
         definition = self._definition
-        columns = parse_keys(texts, definition.key_types, definition.time_zone)
+        try:
+            columns = parse_keys(texts, definition.key_types, definition.time_zone)
+        except StateValueError:
+            for text in texts:
+                try:
+                    parse_keys([text], definition.key_types, definition.time_zone)
+                except StateValueError as error:
+                    raise self._named(error, text) from error
+            raise
         return key_values(definition.step_id, texts, definition.key_names, columns)
 
     def _to_arrow(self, output: list[tuple[Any, ...]]) -> pa.RecordBatch:
