@@ -36,7 +36,8 @@ from recovery.storage.initialize import init_partitions
 from recovery.storage.scan import scan
 from recovery.storage.seam import DriverRows, Edited
 from recovery.values.keys import encode_key
-from recovery.values.unpickle import NamedClassError, Unpickler
+from recovery.values.pickles import NamedClassError
+from recovery.values.unpickle import Unpickler
 
 STATEFUL = ".stateful_batch"
 """How the id of every step with state ends that is made of Bytewax's other operators."""
@@ -277,11 +278,13 @@ def _take(
     ours = choices.ours(step)
     if ours == DROPPED:
         taken.dropped[step] += 1
-        taken.examples.setdefault(step, _example(snapshot, unpickler))
+        if step not in taken.examples:
+            taken.examples[step] = _example(snapshot, unpickler)
         return
     if ours is None and not _is_file_source(snapshot, unpickler):
-        taken.unnamed.add(step)
-        taken.examples.setdefault(step, _example(snapshot, unpickler))
+        if step not in taken.unnamed:
+            taken.unnamed.add(step)
+            taken.examples[step] = _example(snapshot, unpickler)
         return
     written = position.written(snapshot.epoch, snapshot.created)
     if written is Written.ABANDONED:

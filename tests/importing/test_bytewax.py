@@ -559,3 +559,17 @@ def test_random_directories_of_bytewax(tmp_path):
         shutil.rmtree(work.parent)
     print(results)
     assert results["equal"] >= count / 3
+
+
+@pytest.mark.parametrize("words", [["--step", "count=n"], ["--step", "count=n", "--dry-run"], ["--drop-step", "count"]])
+@pytest.mark.parametrize("data", [b"}K\x01" + b"2\x86" * 45 + b"K\x01s.", b"(" * 26 + b"K\x01" + b"2l" * 26 + b"."])
+def test_states_of_endless_work(tmp_path, target, words, data):
+    """Somebody made pickles of a hundred bytes that would take a year, or all memory. A step that is left out is shown
+    without its value."""
+    theirs = word_count(tmp_path / "theirs", {"one": 2})
+    theirs.snapshot(3, {"two": data}, 6, pickled=True)
+    began_s = time.process_time()
+    result = CliRunner().invoke(main, ["import", "bytewax", str(theirs.directory), str(target), *words])
+    assert time.process_time() - began_s < 10
+    assert result.exit_code == (0 if "--drop-step" in words else 33), result.output
+    assert target.exists() == ("--drop-step" in words)
