@@ -1,4 +1,4 @@
-"""The micro-batch whose callback runs, as other threads see it, and how they end its calls into a JVM that is silent."""
+"""The micro-batch whose callback runs, as other threads see it; how they end its calls into a silent JVM."""
 
 from __future__ import annotations
 
