@@ -40,6 +40,7 @@ COVERED_BY = {
     "backup/standby/test_follow.py": "backup.standby.document backup.standby.fetch storage.standby",
     "replication/test_spread.py": "backup.share backup.spread owner.shipping",
     "replication/test_process.py": "replication.__main__ replication.messages replication.serving",
+    "spark/jvm/test_stream_thread.py": "spark.run.under_way",
     "spark/test_replication.py": "spark.run.replicating",
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",
     "checkpoint/test_capture.py": "checkpoint.home checkpoint.restore checkpoint.rows",

@@ -37,6 +37,7 @@ _MODULE_MISSING = re.compile(
 )
 """A worker that lacks a module, on a host of a cluster."""
 _NEEDED = ("recovery", "pyarrow", "pandas", "numpy", "msgspec", "pyspark")
+_JVM_LIMIT = re.compile(r"java\.lang\.(?:OutOfMemoryError|StackOverflowError)\b[^\n]*")
 _TASK_FAILURE = re.compile(
     r"most recent failure: [^\n]*?: ((?:[a-z]\w*\.)+\w+(?:Exception|Error): .*?)(?=\n\tat |\n\n|\Z)", re.DOTALL
 )
@@ -84,6 +85,18 @@ def as_recovery_error(
     return FlowFailedError(essence_of(error))
 
 
+def jvm_failed(reason: str) -> FlowFailedError:
+    """The error of a stream that an error of the JVM itself has ended. reason: that error's text; empty if Spark does
+    not know it."""
+    setting = "spark.driver.extraJavaOptions=-Xss16m" if "StackOverflow" in reason else "spark.driver.memory=4g"
+    return FlowFailedError(
+        f"an error of the JVM ended Spark's work: {reason[:500]}" if reason else "the JVM has ended Spark's stream",
+        cause="The JVM needed more memory than it may have, for the plan, for a task or for rows that were collected.",
+        remedy="Run the same command again: it continues from the last closed epoch. If it happens again, raise the "
+        f"limit: --conf {setting}; for executors of a cluster, spark.executor instead of spark.driver.",
+    )
+
+
 def _recognised(
     text: str, reading: Callable[[], str], lacking: Callable[[Collection[str]], Collection[str]]
 ) -> RecoveryError | None:
@@ -117,6 +130,9 @@ def _recognised(
     lost = lost_input(text, reading, lacking)
     if lost is not None:
         return lost
+    limit = _JVM_LIMIT.search(text)
+    if limit is not None:
+        return jvm_failed(limit[0].strip())
     changed = _OPERATORS_CHANGED.search(text)
     if changed is not None:
         return StepChangedError(

@@ -228,9 +228,23 @@ def _signal_kept() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+class _Unless(logging.Filter):
+    """Drops the messages with which Py4J logs an error that it also raises."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(("Exception while sending command", "There was an exception while exec"))
+
+
+_unless = _Unless()
+
+
 def _quieten() -> None:
-    """Keep PySpark from printing what it also raises: ten kilobytes of JSON for a misspelt column name."""
+    """Keep PySpark and Py4J from printing what they also raise: ten kilobytes of JSON for a misspelt column name, a
+    traceback for a lost connection."""
     from pyspark.logger import PySparkLogger
+
+    for each in (None, "py4j.clientserver"):
+        logging.getLogger(each).addFilter(_unless)
 
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)

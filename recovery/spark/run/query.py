@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,11 +22,12 @@ from recovery.epochs.closer import EpochCloser
 from recovery.errors import FlowFailedError, OwnerUnreachableError
 from recovery.metrics.meter import BatchMeasure
 from recovery.sinks.delivery import Delivery
-from recovery.spark.jvm.errors import JVM_GONE, may_still_close
+from recovery.spark.jvm.errors import JVM_GONE, jvm_failed, may_still_close
+from recovery.spark.jvm.stream_thread import has_died
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan
 from recovery.spark.planner.iceberg_tables import IcebergInput
-from recovery.spark.run.launch import expect_no_state, launch, running, sources_read, stop_query
+from recovery.spark.run.launch import expect_no_state, is_alive, launch, running, sources_read, stop_query
 from recovery.spark.run.mailboxes import Mailboxes
 from recovery.spark.run.prepare import BackgroundCheck, Prepared
 from recovery.spark.run.reporting.events import BatchDone, rows_of
@@ -36,11 +37,16 @@ from recovery.spark.run.reporting.shown import end_line
 from recovery.spark.run.serving import TaskAccess
 from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
+from recovery.spark.run.under_way import UnderWay
 from recovery.spark.tuning.outcome import Outcome
 from recovery.storage.seam import PartitionStore
 
 CANCEL_S = 0.5
 """How often a micro-batch that has to end is cancelled again: between two of its jobs, a call has no effect."""
+LOOK_S = 1.0
+"""How often the run looks whether Spark's stream still lives."""
+ABANDON_S = 15.0
+"""How long a sink may need to return when its calls into the JVM have been cut."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ class RecoveryQuery:
         self._clock = clock
         self._finished = False
         self._finish_lock = threading.Lock()
-        self._under_way: BatchId | None = None
+        self._under_way = UnderWay(begun.bound.frame.sparkSession)
         self._timer: threading.Thread | None = None
         self.lease = begun.lease
         self.summary = begun.reports.summary
@@ -127,6 +133,7 @@ class RecoveryQuery:
                 if self._status.query.awaitTermination(max(left, 0.001)):
                     break
             except (StreamingQueryException, *JVM_GONE) as error:
+                self._status.note_fatal()
                 self._status.note(error)
                 break
             if deadline is not None and self._clock.elapsed_s() >= deadline:
@@ -151,7 +158,7 @@ class RecoveryQuery:
 
     def _tell_stopping(self, number: int) -> None:
         """Tell the observer that a signal ends the run, and which micro-batch it waits for."""
-        self._reports.stopping(number, self._under_way)
+        self._reports.stopping(number, self._under_way.batch)
 
     def __repr__(self) -> str:
         where = self.summary.directory or "no recovery directory"
@@ -195,9 +202,9 @@ class RecoveryQuery:
             with self._closer.lock, self._status.own_thread():
                 # The run may have begun to end while this thread waited for the lock.
                 if not self._status.parked.is_set():
-                    self._under_way = BatchId(batch_id)
                     try:
-                        self._process_locked(batch, self._under_way)
+                        with self._under_way.callback(BatchId(batch_id)):
+                            self._process_locked(batch, BatchId(batch_id))
                     except BaseException as error:
                         spark = self._bound.frame.sparkSession
                         self._status.note(error, partial(sources_read, spark, self._status.query))
@@ -205,8 +212,6 @@ class RecoveryQuery:
                             # It would end this thread, and the JVM would wait for py4j's answer forever.
                             raise FlowFailedError(essence_of(error)) from error
                         raise
-                    finally:
-                        self._under_way = None
                     return
         # The run is ending: the epoch closes as of the previous micro-batch, and the next run processes this one.
         self._status.released.wait()
@@ -228,7 +233,8 @@ class RecoveryQuery:
             self._loads.during(batch.sparkSession, batch_id),
         ):
             if frame is not None:
-                self._delivery.write(frame, batch_id, self._closer.epoch)
+                with self._under_way.in_sink():
+                    self._delivery.write(frame, batch_id, self._closer.epoch)
         self._closer.finished = batch_id
         self._check.begin()
         counts = self._store.counts(self.lease, batch_id)
@@ -265,8 +271,12 @@ class RecoveryQuery:
         could not be written or a partition is damaged."""
         interval_s = self._prepared.config.snapshot_interval_s
         period_s = min(0.5, max(0.05, interval_s / 8))
+        looked_s = self._clock.elapsed_s()
         while not self._status.over.wait(period_s):
             try:
+                if self._clock.elapsed_s() - looked_s >= LOOK_S:
+                    self._look_at_stream()
+                    looked_s = self._clock.elapsed_s()
                 self._closer.check()
                 self._check.look()
                 self._store.check(self.lease)
@@ -286,6 +296,16 @@ class RecoveryQuery:
                 self._status.over.set()
                 if isinstance(error, OwnerUnreachableError):
                     self._cancel_batch()
+
+    def _look_at_stream(self) -> None:
+        """End the run if an error of the JVM has ended Spark's thread. It tells neither the callback, which may wait
+        for its answer, nor in each case those who wait for the query."""
+        query = self._status.query
+        if has_died(query) and (self._under_way.batch is not None or is_alive(query)):
+            self._status.note_failure(self._bound.frame.sparkSession)
+            self._status.note(jvm_failed(""))
+            self._under_way.cut()
+            self._status.over.set()
 
     def _cancel_batch(self) -> None:
         """End the running micro-batch. Its tasks would try for long to reach an owner that no longer knows the run."""
@@ -308,7 +328,7 @@ class RecoveryQuery:
             self._status.parked.set()
             self._status.note_failure(self._bound.frame.sparkSession)
             try:
-                with self._closer.lock:
+                with self._after_batch():
                     if not self._prepared.temporary and may_still_close(self._status.error):
                         with contextlib.suppress(Exception):
                             self._reports.count_input()
@@ -335,6 +355,23 @@ class RecoveryQuery:
             self._mailboxes.remove()
             self.summary.elapsed_s = self._clock.elapsed_s() - self._began_s
             self._reports.ended()
+
+    @contextlib.contextmanager
+    def _after_batch(self) -> Iterator[None]:
+        """Wait for the running micro-batch, and let no other begin within this context. A micro-batch whose stream has
+        died cannot count: its calls into the JVM are cut, and a sink that does not return is left alone."""
+        died_s: float | None = None
+        while not self._closer.lock.acquire(timeout=LOOK_S):
+            if has_died(self._status.query):
+                self._under_way.cut()
+                died_s = self._clock.elapsed_s() if died_s is None else died_s
+                if self._clock.elapsed_s() - died_s >= ABANDON_S and self._under_way.abandon():
+                    yield
+                    return
+        try:
+            yield
+        finally:
+            self._closer.lock.release()
 
     def _end_replication(self) -> None:
         replication = self._prepared.replication

@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 from recovery.base.ids import Lease
 from recovery.base.tracebacks import essence_of
 from recovery.errors import FileReplacedError, FlowFailedError, RecoveryError
-from recovery.spark.jvm.errors import JVM_GONE, as_recovery_error
+from recovery.spark.jvm.errors import JVM_GONE, as_recovery_error, jvm_failed
+from recovery.spark.jvm.stream_thread import fatal_error, has_died
 from recovery.spark.run.launch import is_alive, is_stopped
 from recovery.storage.seam import PartitionStore
 
@@ -43,7 +44,7 @@ class RunStatus:
 
     def is_alive(self) -> bool:
         """Whether Spark still runs the query."""
-        return is_alive(self.query)
+        return is_alive(self.query) and not has_died(self.query)
 
     @contextlib.contextmanager
     def own_thread(self) -> Iterator[None]:
@@ -83,11 +84,17 @@ class RunStatus:
 
     def note_failure(self, spark: SparkSession) -> None:
         """Keep the error that ended Spark's query, in case nobody waited for it."""
+        self.note_fatal()
         with contextlib.suppress(Py4JError, *JVM_GONE):
             failure = self.query.exception()
             # After Spark was stopped, a healthy query fails at whatever it does next.
             if failure is not None and not is_stopped(spark):
                 self.note(failure)
+
+    def note_fatal(self) -> None:
+        """Keep the error of the JVM itself that ended Spark's query, if one did."""
+        if self.error is None and (reason := fatal_error(self.query)):
+            self.note(jvm_failed(reason))
 
     def _file_replaced(self) -> FileReplacedError | None:
         """The error for a replaced file that the run has open, or None. Such a file is the cause of whatever else went
