@@ -187,6 +187,11 @@ class MiniRun:
     def deliver(self, batch: BatchId) -> None:
         """Give the sink what the micro-batch has computed."""
 
+    def note_start(self) -> None:
+        """Note where the input starts for whoever has seen the micro-batch."""
+        with (self.prepared.config.path / STARTS).open("a") as file:
+            file.write(f"{self.start}\n")
+
     def batch(self, generator: random.Random | None = None) -> None:
         """One micro-batch. Without a generator each epoch is waited for; with one they are written in the background,
         not every one that is due is ended, and some tasks run twice."""
@@ -215,8 +220,7 @@ class MiniRun:
                     self.task(index, number)
             self.deliver(number)
             self.closer.finished = number
-            with (self.prepared.config.path / STARTS).open("a") as file:
-                file.write(f"{self.start}\n")
+            self.note_start()
         self._log(f"commits/{number}", "v1\n{}")
 
     def task(self, index: int, batch: BatchId) -> None:

@@ -18,12 +18,14 @@ from pathlib import Path
 import pytest
 
 from recovery.errors import RecoveryError, RewindRepeatedError
+from recovery.partitioning.in_place import drop_old
+from recovery.partitioning.repartition import repartition
 from recovery.storage.initialize import init_partitions
 from tests.faults.minirun import CLOSE_POINTS, START_POINTS, states
 from tests.faults.targets import DeltaTarget, FilesTarget, UpsertTarget
 from tests.faults.worlds import Target, attempt, changed, everything, forked, read_records
 from tests.shares import some
-from tests.stores import problems, window
+from tests.stores import paths_of, problems, window
 
 POINTS = [
     *START_POINTS, *CLOSE_POINTS, "close.4.published", "start.3.output", "publish.1", "publish.2", "rollback.3",
@@ -173,7 +175,32 @@ def another_site(world: World) -> None:
     shutil.rmtree(copy)
 
 
-MOVES = [goes_on, goes_back, goes_back, World.killed, World.killed, another_site]
+def another_number(world: World) -> None:
+    """The directory is repartitioned in place. A copy that has gone on since is not overwritten; one that has not is
+    refused once the new directory has run."""
+    copy = world.home / f"copy-{world.numbers}"
+    shutil.copytree(world.directory, copy)
+    ahead = world.generator.random() < 0.5
+    if ahead:
+        world.grow()
+        assert world.run(copy) == 0
+    repartition(
+        world.directory,
+        None,
+        world.generator.choice([n for n in (1, 2, 3) if n != len(paths_of(world.directory))]),
+        processes=1,
+    )
+    drop_old(world.directory)
+    world.grow()
+    if ahead:
+        assert isinstance(world.run(), RecoveryError)
+        copy, world.directory = world.directory, copy
+    assert world.run() == 0
+    assert isinstance(world.run(copy), RecoveryError)
+    shutil.rmtree(copy)
+
+
+MOVES = [goes_on, goes_back, goes_back, World.killed, World.killed, another_site, another_number]
 
 
 def check_history(home: Path, kind: str, seed: int, moves: int) -> Counter[str]:
