@@ -1,18 +1,66 @@
-"""What is asked of things that others own: each class that stands for one answers every question."""
+"""What is asked of things that others own: each class that stands for one answers every question, and the documentation
+prints the answers."""
 
 from __future__ import annotations
 
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+import recovery
 from recovery.base.outside import CannotTell, Checked, DoesNotApply, Question
+from recovery.sinks.protocol import EpochSink
 
-OUTSIDES: list[type] = []
-"""Every class that stands for an input, a target of a sink, or a place of copies."""
+PAGE = Path(__file__).parents[2] / "docs" / "outside.md"
+MARK = "<!-- tables -->\n"
+PROTOCOLS = {EpochSink}
 
 
-@pytest.mark.parametrize("outside", OUTSIDES)
+def sinks() -> dict[str, type]:
+    """The public sinks that take part in closing epochs."""
+    public = {name: getattr(recovery, name) for name in recovery.__all__}
+    return {
+        name: each
+        for name, each in public.items()
+        if inspect.isclass(each) and each not in PROTOCOLS and hasattr(each, "publish") and hasattr(each, "rollback")
+    }
+
+
+OUTSIDES: dict[str, dict[str, type]] = {"Targets of sinks": sinks()}
+EVERY = [(f"{group}: {name}", each) for group, classes in OUTSIDES.items() for name, each in classes.items()]
+
+
+def tables() -> Iterator[str]:
+    """The lines of the documentation's tables."""
+    for group, classes in OUTSIDES.items():
+        yield f"\n### {group}\n"
+        yield "| | question | how | when |\n| --- | --- | --- | --- |\n"
+        for name, each in classes.items():
+            for question in Question:
+                answer = each.answers[question]
+                if isinstance(answer, Checked):
+                    yield f"| {name} | {question.value} | {answer.by} | {', '.join(at.value for at in answer.at)} |\n"
+                elif isinstance(answer, CannotTell):
+                    yield f"| {name} | {question.value} | cannot tell: {answer.why} | |\n"
+                name = ""  # noqa: PLW2901
+
+
+@pytest.mark.parametrize("outside", [each for _, each in EVERY], ids=[name for name, _ in EVERY])
 def test_each_class_answers_every_question(outside):
     assert set(outside.answers) == set(Question)
     for answer in outside.answers.values():
         assert isinstance(answer, Checked | CannotTell | DoesNotApply)
         assert not isinstance(answer, Checked) or answer.at
+
+
+def test_the_documentation_prints_the_answers():
+    """Stale tables: python -m tests.base.test_outside docs/outside.md."""
+    assert PAGE.read_text().partition(MARK)[2] == "".join(tables())
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    page.write_text("".join(page.read_text().partition(MARK)[:2]) + "".join(tables()))

@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import apsw
 
@@ -40,6 +40,9 @@ from recovery.spark.run.replicating import ReplicatedClosing
 from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount, Changes
 from recovery.values.keys import partition_of
+
+if TYPE_CHECKING:
+    from recovery.flow import SinkLike
 
 STEP = "totals"
 FLOW = "flow"
@@ -82,10 +85,12 @@ class MiniRun:
         *,
         clock: Clock | None = None,
         contributors: Sequence[Contributor] = (),
+        sink: SinkLike | None = None,
         **config,
     ) -> None:
         clock = clock or SystemClock()
         self.number = number
+        self.sink = DiscardSink() if sink is None else sink
         self._ends = False
         settings = RecoveryConfig(directory, **{"snapshot_interval": 0, **config})
         self.prepared = Prepared(settings, FLOW, clock)
@@ -108,11 +113,14 @@ class MiniRun:
             backup_interval_s=config.backup_interval_s,
         )
         self.lease = execution.lease
-        resume = resume_of_sink(plan, execution, self.store, loses=False, say=print)
-        delivery = Delivery(DiscardSink(), resume, recoverable=True)
+        resume = resume_of_sink(
+            plan, execution, self.store, self.prepared.origins, loses=config.lose_epochs, say=self.say
+        )
+        self.delivery = delivery = Delivery(self.sink, resume, recoverable=True)
         declared = self.store.driver_values(DECLARATIONS_STEP, plan.resume_epoch)
         self.checkpoint = self.store.prepare(execution) / "checkpoint"
         restored = restore(self.store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), self.checkpoint)
+        self.look()
         self.store.start(execution, [STEP], plan.partitions)
         replicated.begun()
         delivery.rollback()
@@ -166,12 +174,30 @@ class MiniRun:
         """The micro-batch that Spark would run next."""
         return self.closer.finished + 1
 
+    def say(self, text: str) -> None:
+        """What the run would print."""
+
+    def look(self) -> None:
+        """What a run asks of its input before it discards anything: these numbers never change."""
+
+    def plan(self, batch: BatchId) -> None:
+        """Log where the micro-batch ends, as Spark does before it runs it."""
+        self._log(f"offsets/{batch}", f'v1\n{{}}\n{{"logOffset":{batch}}}')
+
+    def deliver(self, batch: BatchId) -> None:
+        """Give the sink what the micro-batch has computed."""
+
+    def note_start(self) -> None:
+        """Note where the input starts for whoever has seen the micro-batch."""
+        with (self.prepared.config.path / STARTS).open("a") as file:
+            file.write(f"{self.start}\n")
+
     def batch(self, generator: random.Random | None = None) -> None:
         """One micro-batch. Without a generator each epoch is waited for; with one they are written in the background,
         not every one that is due is ended, and some tasks run twice."""
         number = BatchId(self.next_batch)
         self._log("metadata", '{"id":"x"}')
-        self._log(f"offsets/{number}", f'v1\n{{}}\n{{"logOffset":{number}}}')
+        self.plan(number)
         with self.closer.lock:
             self.closer.check()
             if self.start is None:
@@ -192,9 +218,9 @@ class MiniRun:
             for index in range(self.store.partition_count):
                 for _ in range(2 if generator is not None and generator.random() < 0.2 else 1):
                     self.task(index, number)
+            self.deliver(number)
             self.closer.finished = number
-            with (self.prepared.config.path / STARTS).open("a") as file:
-                file.write(f"{self.start}\n")
+            self.note_start()
         self._log(f"commits/{number}", "v1\n{}")
 
     def task(self, index: int, batch: BatchId) -> None:
