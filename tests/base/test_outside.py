@@ -45,7 +45,7 @@ def tables() -> Iterator[str]:
                     yield f"| {name} | {question.value} | {answer.by} | {', '.join(at.value for at in answer.at)} |\n"
                 elif isinstance(answer, CannotTell):
                     yield f"| {name} | {question.value} | cannot tell: {answer.why} | |\n"
-                name = ""  # noqa: PLW2901
+                name = ""
 
 
 @pytest.mark.parametrize("outside", [each for _, each in EVERY], ids=[name for name, _ in EVERY])

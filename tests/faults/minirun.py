@@ -27,7 +27,7 @@ from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP
 from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.restore import restore
-from recovery.epochs.closer import ClosingHooks, ClosingSettings, Contributor, EpochClosed, EpochCloser
+from recovery.epochs.closer import ClosingHooks, ClosingSettings, Contributor, DriverRows, EpochClosed, EpochCloser
 from recovery.epochs.execution import new_execution
 from recovery.errors import RecoveryError
 from recovery.planning.steps import StepPlan
@@ -120,7 +120,7 @@ class MiniRun:
         declared = self.store.driver_values(DECLARATIONS_STEP, plan.resume_epoch)
         self.checkpoint = self.store.prepare(execution) / "checkpoint"
         restored = restore(self.store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), self.checkpoint)
-        self.look()
+        rows = self.look()
         self.store.start(execution, [STEP], plan.partitions)
         replicated.begun()
         delivery.rollback()
@@ -157,7 +157,7 @@ class MiniRun:
             ),
             clock,
         )
-        self.closer.begin(StepPlan((), {} if declared else {STEP: '{"key":[["key","string"]],"state":"plain"}'}))
+        self.closer.begin(StepPlan((), {} if declared else {STEP: '{"key":[["key","string"]],"state":"plain"}'}), rows)
         faults.reach("start.4")
         self.start = self.store.beginning()
 
@@ -177,8 +177,9 @@ class MiniRun:
     def say(self, text: str) -> None:
         """What the run would print."""
 
-    def look(self) -> None:
-        """What a run asks of its input before it discards anything: these numbers never change."""
+    def look(self) -> DriverRows:
+        """Ask the input before anything is discarded, and return what to record of it: these numbers never change."""
+        return {}
 
     def plan(self, batch: BatchId) -> None:
         """Log where the micro-batch ends, as Spark does before it runs it."""

@@ -1,4 +1,4 @@
-"""A run without Spark over what others own: a directory of input files, and the target of a sink.
+"""A run without Spark over what others own: an input, and the target of a sink.
 
 Each record has a number of its own, so what a reader sees says exactly which records count, and how often.
 """
@@ -11,56 +11,74 @@ import pickle
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from traceback import format_exception
 from typing import Any, TypeAlias
-from urllib.parse import quote
 
 from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import BatchId
+from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
+from recovery.checkpoint.reached import reached
+from recovery.epochs.closer import DriverRows
 from recovery.errors import RecoveryError
+from recovery.planning.going_back import given_up, goes_back
+from recovery.planning.lost_input import check_losses, losses
+from recovery.spark.inputs.protocol import Resumes
+from recovery.spark.run.position import IDENTITIES_KEY
+from recovery.storage.connect import left_executions
 from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount, Changes
 from recovery.values.keys import partition_of
 from tests.faults.minirun import STEP, MiniRun, child, die_at, wait
+from tests.faults.sources import FilesSource, Record, TopicSource
 from tests.faults.targets import DeltaTarget, FilesTarget, UpsertTarget, content_of
 from tests.sinks.tables import Batch
 from tests.stores import content
 
 Target: TypeAlias = FilesTarget | DeltaTarget | UpsertTarget
-FILES_PER_BATCH = 2
+Source: TypeAlias = FilesSource | TopicSource
 
 
-class FileRun(MiniRun):
+class WorldRun(MiniRun):
     """One execution of a flow that adds up the numbers of each key, and passes every record on."""
 
-    def __init__(self, directory: Path, source: Path, sink: Any, **config: Any) -> None:
+    def __init__(self, directory: Path, source: Source, sink: Any, **config: Any) -> None:
         self._source = source
-        self._new: list[Path] = []
+        self._records: list[Record] = []
         super().__init__(directory, 0, sink=sink, **config)
 
-    def unread(self) -> list[Path]:
-        """The input files that the log of the source does not have, by name."""
-        read = {
-            json.loads(line)["path"]
-            for entry in self.checkpoint.glob("sources/0/*")
-            for line in entry.read_text().splitlines()[1:]
-        }
-        return sorted(path for path in self._source.iterdir() if _uri(path) not in read)
+    def is_at_end(self) -> bool:
+        """Whether there is nothing left to read."""
+        return self._source.next(self.checkpoint, self.next_batch) is None
+
+    def look(self) -> DriverRows:
+        """Look at the input as a run does, and record the identities of its parts."""
+        plan, scratch = self.prepared.plan, self.prepared.scratch
+        left = [path / "checkpoint" for path in left_executions(scratch, self.prepared.config.path).values()]
+        with closing(self.store.driver_rows(CHECKPOINT_STEP)) as rows:
+            beyond = reached(
+                rows if goes_back(plan) else (), [path for path in left if path != self.checkpoint], self.checkpoint
+            )
+        at = self._source.at(self.checkpoint) if isinstance(self._source, TopicSource) else None
+        recorded = [self.store.driver_values(SOURCES_STEP), self.store.driver_values(SOURCES_STEP, plan.resume_epoch)]
+        known = {name: text for each in recorded for name, text in json.loads(each.get(IDENTITIES_KEY, "{}")).items()}
+        found = self._source.input(Resumes(at, beyond, known)).look(())
+        check_losses(losses(found.needed, found.there), (), given_up(plan, str), found.causes)
+        return {SOURCES_STEP: {IDENTITIES_KEY: json.dumps(dict(found.identities))}}
 
     def plan(self, batch: BatchId) -> None:
-        """Log which files the micro-batch reads, as Spark's file source does."""
-        self._new = self.unread()[:FILES_PER_BATCH]
-        lines = [
-            json.dumps({"path": _uri(path), "timestamp": path.stat().st_mtime_ns // 1_000_000, "batchId": batch})
-            for path in self._new
-        ]
-        self._log(f"sources/0/{batch}", "\n".join(["v1", *lines]))
-        super().plan(batch)
+        """Log what the micro-batch reads, as Spark and its sources do."""
+        read = self._source.next(self.checkpoint, batch)
+        assert read is not None
+        self._records = read.records
+        for name, text in read.logs.items():
+            self._log(f"sources/0/{name}", text)
+        self._log(f"offsets/{batch}", f"v1\n{{}}\n{read.offset}")
 
     def deliver(self, batch: BatchId) -> None:
         """Give the sink the records of the micro-batch."""
-        self.delivery.write(Batch(self._records()), batch, self.closer.epoch)
+        self.delivery.write(Batch(self._records), batch, self.closer.epoch)
 
     def note_start(self) -> None:
         """Note nothing: a recovery directory that is repartitioned has no other files."""
@@ -68,7 +86,7 @@ class FileRun(MiniRun):
     def task(self, index: int, batch: BatchId) -> None:
         """What the step's function does in one partition: it adds up."""
         sums = Counter[str]()
-        for key, n in self._records():
+        for key, n in self._records:
             if partition_of(key, self.store.partition_count) == index:
                 sums[key] += n
         keys = tuple(sorted(sums))
@@ -80,18 +98,6 @@ class FileRun(MiniRun):
             task.apply(STEP, batch, changes, BatchCount(len(keys), len(keys)))
         finally:
             task.release()
-
-    def _records(self) -> list[tuple[str, int]]:
-        return [record for path in self._new for record in read_records(path)]
-
-
-def _uri(path: Path) -> str:
-    return f"file://{quote(str(path))}"
-
-
-def read_records(path: Path) -> list[tuple[str, int]]:
-    """The records of an input file."""
-    return [(key, int(n)) for key, n in (line.split(",") for line in path.read_text().split())]
 
 
 def everything(directory: Path, target: Target) -> tuple[Any, Any]:
@@ -121,16 +127,16 @@ def forked(work: Callable[[], Any]) -> Any:
 
 
 def attempt(
-    directory: Path, source: Path, target: Target, *, point: str = "", visit: int = 1, **config: Any
+    directory: Path, source: Source, target: Target, *, point: str = "", visit: int = 1, **config: Any
 ) -> RecoveryError | int:
     """One run, to the end of its input or killed at a crash point; returns the error that refused it, or 0, or the
     code of the signal."""
 
     def work() -> int:
         die_at(point, visit)
-        execution = FileRun(directory, source, target.sink(), **config)
+        execution = WorldRun(directory, source, target.sink(), **config)
         try:
-            while execution.unread():
+            while not execution.is_at_end():
                 execution.batch()
         except BaseException:
             execution.release()
@@ -141,18 +147,15 @@ def attempt(
     return forked(work)
 
 
-def changed(path: Path, change: Callable[[Path], object]) -> Callable[[], None]:
-    """Change a file or directory as somebody else would; returns what undoes that, times included."""
-    kept = path.parent.parent / f"kept-{path.name}"
-    if kept.is_dir():
-        shutil.rmtree(kept)
-    (shutil.copytree if path.is_dir() else shutil.copy2)(path, kept)
-    change(path)
+def changed(path: Path, change: Callable[[], object]) -> Callable[[], None]:
+    """Change what is in a directory as somebody else would; returns what undoes that, times of files included."""
+    kept = path.with_name(f"{path.name}-kept")
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(path, kept)
+    change()
 
     def undo() -> None:
-        if path.is_dir():
-            shutil.rmtree(path)
-        path.unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
         kept.rename(path)
 
     return undo
