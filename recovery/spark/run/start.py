@@ -139,7 +139,6 @@ def start_prepared(
             prepared.until.check_plan(bound.keeps_native_state)
         check_plan(context.master, Planned(sink, bound.inputs, bound.keeps_native_state, checkpoint))
         check_spread(sink, prepared.config.owners)
-        ReplicatedClosing(prepared.replication, lambda: False).ready()
         prepared.open_store()
         return Beginning(prepared, bound, sink or DiscardSink(), observer, clock).launch(trigger)
     except BaseException as error:
@@ -254,6 +253,7 @@ class Beginning:
             [path / "checkpoint" for path in left.values()],
         )  # fmt: skip
         self._taken_back += said
+        self._replicated.ready()
         faults.reach("start.3.looked")
         if prepared.until is not None:
             self._last = prepared.until.lay_out(home.directory, position.restored.batch, bound.sources, config)

@@ -290,6 +290,28 @@ def test_after_a_kill(spark, tmp_path):
     assert world.rows() == _rows_of("1 x")
 
 
+def test_taking_over(spark, tmp_path):
+    """A run that cannot read its input does not stop the writer before: the place of its backups is untouched."""
+    world, place = FilesWorld(tmp_path / "world"), tmp_path / "place"
+    for number in (1, 2):
+        world.add(number)
+        world.run(spark, replicate=place)
+    world.file(2).unlink()
+    other = tmp_path / "other"
+    shutil.copytree(world.root / "db", other / "db")
+    before, held = world.digests(), {each: each.read_bytes() for each in place.rglob("*") if each.is_file()}
+    with pytest.raises(InputLostError, match="1 file .* is gone"):
+        run_to_end(
+            world.frame(spark), other / "db", FileSink(world.root / "out"), replicate=place, takeover=True,
+            resume_after=1, lose_epochs=True,
+        )  # fmt: skip
+    assert {each: each.read_bytes() for each in place.rglob("*") if each.is_file()} == held
+    assert world.digests() == before
+    world.add(3)
+    world.run(spark, replicate=place)
+    assert world.rows() == _rows_of("1 2 3")
+
+
 def test_every_class_answers_every_question():
     """By a check, a reason why it cannot tell, or because the question means nothing."""
     for kind in KINDS:
