@@ -151,8 +151,9 @@ def start_prepared(
 class Beginning:
     """Steps start.3 and start.4 of one start; `Prepared` lists all steps of starting.
 
-    start.3  Restore the position: this shows whether Spark can continue from it, before anything is discarded. Begin
-             the execution in every partition, then let the sink go back.
+    start.3  Restore the position: this shows whether Spark can continue from it, before anything is discarded. Look
+             at the input: is what has to be read still there (start.3.looked)? Begin the execution in every partition,
+             then let the sink go back.
     start.4  Close an epoch of step edits, or of a position laid out for other sources, if there is any.
     """
 

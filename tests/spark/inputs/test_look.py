@@ -300,7 +300,7 @@ def test_taking_over(spark, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(world.root / "db", other / "db")
     before, held = world.digests(), {each: each.read_bytes() for each in place.rglob("*") if each.is_file()}
-    with pytest.raises(InputLostError, match="1 file .* is gone"):
+    with pytest.raises(InputLostError, match=r"1 file .* is gone"):
         run_to_end(
             world.frame(spark), other / "db", FileSink(world.root / "out"), replicate=place, takeover=True,
             resume_after=1, lose_epochs=True,
