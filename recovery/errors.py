@@ -490,13 +490,13 @@ class ExecutorPackageError(RecoveryError):
 
 
 class InputLostError(RecoveryError):
-    """Records that the flow had still to read are no longer in its input: a topic, a table, a directory of files."""
+    """Records that the flow has to read, or to read again, are no longer in its topic, table, or directory of files."""
 
     exit_code = 52
     default_cause = "Retention removed them, or the topic was deleted, made again, or left out of the flow."
     default_remedy = (
-        'To go on without them, run once with .option("failOnDataLoss", "false"), then take it out. Keep retention '
-        "longer than the flow may be stopped."
+        "Run the same command again: it says what is lost, and how to go on without it. Keep retention longer than the "
+        "flow may be stopped, and than runs may go back."
     )
 
 

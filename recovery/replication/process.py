@@ -73,9 +73,9 @@ class Replication:
         log: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     ) -> None:
         """Start the process; do not wait for it. execution: the number of the run's. takeover: take the store's lease
-        from another writer. began, epoch: the executions that have begun on the directory, the oldest first, and its
-        newest epoch; lose_epochs: what the place has besides may be lost. lag, shipped: what the replica has and lacks
-        by now. access: the owners of other partitions. Raises StorageError."""
+        from another writer: only `ready` starts the process then. began, epoch: the executions that have begun on the
+        directory, the oldest first, and its newest epoch; lose_epochs: what the place has besides may be lost. lag,
+        shipped: what the replica has and lacks by now. access: the owners of other partitions. Raises StorageError."""
         self.sync = sync
         self.on_change: Callable[[ReplicaState], None] = lambda _: None
         """Called when a problem begins, and when it is over; on a thread of this object."""
@@ -102,13 +102,17 @@ class Replication:
         self._ending = self._ended = self._stopped = False
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._work, name="replication", daemon=True)
-        self._thread.start()
+        if not takeover:
+            self._thread.start()
 
     # ---- what the run calls
 
     def ready(self, wait_s: float) -> None:
-        """Wait until it is known whether the place can be used, or `wait_s` have passed. Raises the error if it cannot;
-        an error that may pass, or no answer, only with `sync`."""
+        """Wait until it is known whether the place can be used, or `wait_s` have passed. Call it when the run is known
+        to be able to begin, since a takeover stops the writer before. Raises the error if the place cannot be used; an
+        error that may pass, or no answer, only with `sync`."""
+        if self._thread.ident is None:
+            self._thread.start()
         with self._changed:
             self._changed.wait_for(lambda: self._looked, wait_s)
             self._raise_if_refused()
@@ -190,7 +194,8 @@ class Replication:
         process = self._process
         if process is not None:
             end(process, STOP_S)
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     # ---- the thread
 

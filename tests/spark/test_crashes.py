@@ -30,7 +30,7 @@ GONE_S = 120
 """How long what was killed, or has said all, may take to end with its JVM."""
 FLOW = ROOT / "tests" / "flows" / "totals.py"
 FLIGHTS_FLOW = ROOT / "tests" / "flows" / "flights.py"
-START_POINTS = ["start.1", "start.2", "start.3.partition", "start.3", "start.4"]
+START_POINTS = ["start.1", "start.2", "start.3.looked", "start.3.partition", "start.3", "start.4"]
 CLOSE_POINTS = [
     "close.1",
     "close.2.checked",

@@ -1,6 +1,7 @@
 """Make a standby an ordinary directory, which takes over the store.
 
-promote.1  Lock the directory, and complete what a killed call left (follow.1).
+promote.1  Lock the directory, and complete what a killed call left (follow.1). If it is whole, plan a resume of it: a
+           directory that no run could resume does not stop the writer.
 promote.2  Claim the next term of the place, if its writer is still the one that the standby last saw. From now on that
            writer is refused: what it stored by now is what it may have published.
 promote.3  Follow the place to its latest backup.
@@ -85,6 +86,8 @@ def promote(
                 cause="",
                 remedy="Follow a place with a backup first.",
             )
+        if follower.at is not None and follower.at.is_whole:
+            plan_resume(scan(directory))
         term = before = None
         missed: tuple[Missed, ...] = ()
         if not unfenced:

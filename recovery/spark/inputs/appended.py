@@ -14,7 +14,7 @@ from recovery.appended.planner import Planner
 from recovery.appended.position import FilePosition, InputOffset
 from recovery.base.outside import Answers, Checked, DoesNotApply, Moment, Question
 from recovery.errors import InputRewrittenError, RecoveryError
-from recovery.planning.lost_input import Loss, Needed, PartKind, There
+from recovery.planning.lost_input import Change, Loss, Needed, PartKind, There
 from recovery.spark.clusters import Input
 from recovery.spark.inputs.protocol import RUN_ONCE, Looked, Resumes
 
@@ -39,7 +39,7 @@ class AppendedInput:
         self.names: tuple[str, ...] = (self._name,)
         self._planner = Planner(self._options, LocalFiles(), os.cpu_count() or 1)
         self._at = InputOffset() if resumes.at is None else _offset(resumes.at) or InputOffset()
-        self._beyond = _beyond(self._at, [found for text in resumes.reached.offsets if (found := _offset(text))])
+        self._reads = [found for text in resumes.reached.offsets if (found := _offset(text)) is not None]
         self._dropped: set[int] = set()
 
     def look(self, accepted: Sequence[str]) -> Looked:
@@ -58,23 +58,25 @@ class AppendedInput:
                 errors.append((self._name, error))
                 self._dropped.update(numbers)
                 at = InputOffset({n: each for n, each in at.files.items() if n not in numbers}, at.next_id, at.turn)
-        beyond = [each for each in self._beyond if self._planner.names(each[1])]
-        if self._options.on_missing != "fail":
-            beyond = []
         needed, there = [], {}
-        for (begin, position), file in zip(beyond, self._planner.holding([each for _, each in beyond]), strict=True):
-            part = display(position.path)
+        beyond = [] if self._options.on_missing != "fail" else _beyond(self._at, self._reads)
+        beyond = [(known, position) for known, position in beyond if self._planner.names(position)]
+        found = self._planner.holding([position for _, position in beyond])
+        for (known, position), file in zip(beyond, found, strict=True):
+            part, begin = display(position.path), 0 if known is None else known.offset
             needed.append(Needed(self._name, part, PartKind.GROWING_FILE, begin, position.offset, position.digest))
-            other = self._planner.in_place_of(position) if file is None else None
             if file is not None:
                 there[self._name, part] = There(0, file.size, position.digest)
-            elif other is not None:
+            elif known is not None and begin and self._planner.holding([known]) != [None]:
+                # What the snapshot counts is still there; what came after that is not, or is something else.
+                there[self._name, part] = There(0, begin, position.digest)
+            elif (other := self._planner.in_place_of(position)) is not None:
                 there[self._name, part] = There(0, other.size, "")
         return Looked(tuple(needed), there, tuple(errors), {self._name: _CAUSE})
 
     def goes_on(self, lost: Sequence[Loss]) -> str | None:
         """See `StreamInput.goes_on`. A file that is lost is forgotten; one of its name is read as a new one."""
-        parts = {loss.needed.part for loss in lost}
+        parts = {loss.needed.part for loss in lost if loss.change is not Change.SHORTENED}
         kept = {
             number: each
             for number, each in self._at.files.items()
@@ -94,19 +96,19 @@ def _offset(text: str) -> InputOffset | None:
         return None
 
 
-def _beyond(at: InputOffset, reached: Sequence[InputOffset]) -> list[tuple[int, FilePosition]]:
-    """Return where the run begins in each file that was read beyond the position, and how far the file was read."""
+def _beyond(at: InputOffset, reached: Sequence[InputOffset]) -> list[tuple[FilePosition | None, FilePosition]]:
+    """Return how far the snapshot has read each file that was read further, and how far that was."""
     furthest: dict[tuple[int, str, str], FilePosition] = {}
     for offset in reached:
         for number, position in offset.files.items():
             name = number, position.origin, position.directory
             if name not in furthest or position.offset > furthest[name].offset:
                 furthest[name] = position
-    found = []
+    found: list[tuple[FilePosition | None, FilePosition]] = []
     for (number, origin, directory), position in furthest.items():
         known = at.files.get(number)
-        same = known is not None and (known.origin, known.directory) == (origin, directory)
-        begin = known.offset if same and known is not None else 0
-        if begin < position.offset:
-            found.append((begin, position))
-    return found
+        if known is not None and (known.origin, known.directory) != (origin, directory):
+            known = None
+        if known is None or known.offset < position.offset:
+            found.append((known, position))
+    return [(known, position) for known, position in found if position.offset]

@@ -19,7 +19,10 @@ from recovery.spark.inputs.protocol import Looked, Resumes
 _WILDCARD = re.compile(r"[*?\[{]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 LOCAL = "file:"
-_CAUSE = "Retention, or somebody, removed or replaced files whose epochs are to be discarded or were not closed."
+_CAUSE = (
+    "Retention, or somebody, removed or replaced files that have to be read again. A file that was put right counts as "
+    "the same with its former modification time (touch -d)."
+)
 
 
 class FilesInput:

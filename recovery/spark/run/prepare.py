@@ -52,9 +52,9 @@ class Prepared:
 
     start.1  Take the directory's lock; then have each owner lock its own for this run (hold.1).
     start.2  Read every partition and plan. Nothing is written before this has succeeded.
-    start.3  Make a fresh scratch checkpoint of the saved position and the state of Spark's own operators. Then begin
-             the execution in every partition, one transaction each, abandoning what lies beyond the plan; then the sink
-             does the same.
+    start.3  Make a fresh scratch checkpoint of the saved position and the state of Spark's own operators, and look at
+             the input (start.3.looked). Then begin the execution in every partition, one transaction each, abandoning
+             what lies beyond the plan; then the sink does the same.
     start.4  Close an epoch that renames, drops and converts the state of steps, if any needs it.
     start.5  In the first micro-batch that reads a source: make durable where it starts
              (`recovery.spark.run.source_starts`).

@@ -139,7 +139,6 @@ def start_prepared(
             prepared.until.check_plan(bound.keeps_native_state)
         check_plan(context.master, Planned(sink, bound.inputs, bound.keeps_native_state, checkpoint))
         check_spread(sink, prepared.config.owners)
-        ReplicatedClosing(prepared.replication, lambda: False).ready()
         prepared.open_store()
         return Beginning(prepared, bound, sink or DiscardSink(), observer, clock).launch(trigger)
     except BaseException as error:
@@ -152,8 +151,9 @@ def start_prepared(
 class Beginning:
     """Steps start.3 and start.4 of one start; `Prepared` lists all steps of starting.
 
-    start.3  Restore the position: this shows whether Spark can continue from it, before anything is discarded. Begin
-             the execution in every partition, then let the sink go back.
+    start.3  Restore the position: this shows whether Spark can continue from it, before anything is discarded. Look
+             at the input: is what has to be read still there (start.3.looked)? Begin the execution in every partition,
+             then let the sink go back.
     start.4  Close an epoch of step edits, or of a position laid out for other sources, if there is any.
     """
 
@@ -255,6 +255,7 @@ class Beginning:
             [path / "checkpoint" for path in left.values()],
         )  # fmt: skip
         self._taken_back += said
+        self._replicated.ready()
         faults.reach("start.3.looked")
         if prepared.until is not None:
             self._last = prepared.until.lay_out(home.directory, position.restored.batch, bound.sources, config)

@@ -1,0 +1,112 @@
+"""Kafka's records that are gone when a run has to read them again: a real broker, and records that others remove."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+
+import pytest
+
+from recovery.errors import InputLostError
+from tests.kafka import needs_jars
+from tests.spark import test_kafka as shared
+from tests.spark.test_kafka import on_its_spark, put_out, records, run, some
+
+kafka, topic = shared.kafka, shared.topic
+pytestmark = [needs_jars, on_its_spark]
+
+
+def digests(root):
+    """The content of every partition, and of every file of the output."""
+    files = [*(root / "db").glob("*.sqlite3"), *(root / "out").rglob("*")]
+    return {str(each): hashlib.sha256(each.read_bytes()).hexdigest() for each in files if each.is_file()}
+
+
+def three_epochs(spark, kafka, name, root):
+    """Three runs, each over ten more records of the topic's one partition."""
+    for seed in range(3):
+        kafka.send(name, some(seed, 10))
+        run(records(spark, kafka.servers, subscribe=name), root)
+
+
+def make_again(kafka, name, count):
+    """Delete the topic, and make it again with so many records."""
+    kafka.delete(name)
+    kafka.create(name, 1)
+    if count:
+        kafka.send(name, some(9, count))
+
+
+CHANGES = {
+    # What the error says of offsets, and the offsets that the output shows once the loss is accepted.
+    "trimmed": (
+        lambda k, t: k.remove_before(t, 0, 15),
+        "offsets 10 to 14 are gone: it begins with offset 15",
+        (15, 30),
+    ),
+    "all gone": (lambda k, t: k.remove_before(t, 0, 30), "offsets 10 to 29 are gone: it begins with offset 30", ()),
+    "again, fewer": (lambda k, t: make_again(k, t, 5), "is another one than the one read before", (0, 5)),
+    "again, more": (lambda k, t: make_again(k, t, 40), "is another one than the one read before", (0, 40)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_going_back(spark, kafka, topic, tmp_path, capsys, change):
+    """Refused and untouched; with the topic's loss accepted, the run reads what is there."""
+    changes, says, left = CHANGES[change]
+    name = topic(1, name=change.replace(" ", "-").replace(",", ""))
+    three_epochs(spark, kafka, name, tmp_path)
+    changes(kafka, name)
+    before = digests(tmp_path)
+    for accepted in ((), ("another",)):
+        with pytest.raises(InputLostError, match=f"topic {name}, partition 0.* {says}") as refused:
+            run(records(spark, kafka.servers, subscribe=name), tmp_path, resume_after=1, lose_input=accepted)
+        assert "the run would discard epochs 2 to 3 of executions 2 to 3" in refused.value.found
+        assert f"--lose-input {name} (" in refused.value.remedy
+        assert digests(tmp_path) == before
+    run(records(spark, kafka.servers, subscribe=name), tmp_path, resume_after=1, lose_input=[name])
+    expected = sorted([*range(10), *range(*left)] if left else range(10))
+    assert [offset for _, _, offset in put_out(tmp_path / "out")] == expected
+    assert f"--lose-input {name}: " in capsys.readouterr().err
+    kafka.send(name, some(4, 2))
+    run(records(spark, kafka.servers, subscribe=name), tmp_path)
+    assert len(put_out(tmp_path / "out")) == len(expected) + 2
+
+
+def test_what_a_resume_needs(spark, kafka, topic, tmp_path):
+    """What epochs have read may go; a topic that is made again is noticed by its id; a partition that was added too."""
+    name = topic(1)
+    three_epochs(spark, kafka, name, tmp_path)
+    kafka.remove_before(name, 0, 30)
+    kafka.grow(name, 2)
+    run(records(spark, kafka.servers, subscribe=name), tmp_path)
+    assert len(put_out(tmp_path / "out")) == 30
+    make_again(kafka, name, 40)
+    before = digests(tmp_path)
+    for pattern in ({"subscribe": name}, {"subscribePattern": f"{name}.*"}, {"assign": f'{{"{name}": [0]}}'}):
+        with pytest.raises(InputLostError, match=f"topic {name}, partition 0 is another one"):
+            run(records(spark, kafka.servers, **pattern), tmp_path)
+        assert digests(tmp_path) == before
+
+
+def test_two_topics(spark, kafka, topic, tmp_path):
+    """A loss of one topic that is accepted does not accept that of the other. A topic that is left out of the flow is
+    lost, and accepted by its name."""
+    first, second = topic(1), topic(1)
+    both = f"{first},{second}"
+    for seed in range(2):
+        for each in (first, second):
+            kafka.send(each, some(seed, 10))
+        run(records(spark, kafka.servers, subscribe=both), tmp_path)
+    for each in (first, second):
+        kafka.remove_before(each, 0, 15)
+    with pytest.raises(InputLostError, match=f"topic {second}, partition 0") as refused:
+        run(records(spark, kafka.servers, subscribe=both), tmp_path, resume_after=1, lose_input=[first])
+    assert first not in refused.value.found
+    run(records(spark, kafka.servers, subscribe=both), tmp_path, resume_after=1, lose_input=[first, second])
+    expected = [(each, 0, n) for each, n in itertools.product((first, second), [*range(10), *range(15, 20)])]
+    assert put_out(tmp_path / "out") == sorted(expected)
+    with pytest.raises(InputLostError, match=f"topic {second}, partition 0 is gone"):
+        run(records(spark, kafka.servers, subscribe=first), tmp_path)
+    run(records(spark, kafka.servers, subscribe=first), tmp_path, lose_input=[second])
+    assert put_out(tmp_path / "out") == sorted(expected)
