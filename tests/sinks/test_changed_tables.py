@@ -19,8 +19,9 @@ WORLDS = {
     "partitioned": lambda path: Lake(path, partition_by=["key"]),
     "merge": lambda path: Lake(path, mode="merge", key=["key"]),
     "iceberg": Warehouse,
+    "iceberg partitioned": lambda path: Warehouse(path, partitioned=True),
 }
-ADDING = ["delta", "partitioned", "iceberg"]
+ADDING = ["delta", "partitioned", "iceberg", "iceberg partitioned"]
 
 
 @pytest.fixture

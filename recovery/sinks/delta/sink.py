@@ -86,6 +86,6 @@ class DeltaSink(TableSink):
     def _number_of(self, files: Sequence[AddedFile]) -> int:
         return len(files) if self.mode == "append" else 0
 
-    def _check_rows(self, files: Sequence[AddedFile]) -> None:
+    def _check_rows(self, table: Any, files: Sequence[AddedFile]) -> None:
         if self.mode == "merge":
             check_keys(self._log.files(), files, self.key)
