@@ -249,8 +249,8 @@ class IcebergLog(TableLog):
                 f"files of the flow do not fit the table's partitions: {error}",
                 path=self.name,
                 cause="The partition spec was changed after the rows were written.",
-                remedy="Run the same command again. If that ends with this error too, set the partition spec back, or go "
-                "back to the epoch before (--resume-after).",
+                remedy="Run the same command again. If that is refused too, set the partition spec back, or go back to "
+                "the epoch before (--resume-after).",
             ) from error
 
     def remove(self, files: Sequence[Any]) -> Change:
