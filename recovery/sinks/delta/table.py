@@ -25,7 +25,7 @@ from recovery.sinks.delta.operations import commits_of, is_restore, replaces
 from recovery.sinks.protocol import Resume
 from recovery.sinks.tables.columns import check_columns, fields_of, is_made_of, nullable
 from recovery.sinks.tables.commits import RECORD, AddedFile, Change, History, Mark, Proposal, written_by
-from recovery.sinks.tables.log import TAKEN_OVER, TableLog, spark_uri
+from recovery.sinks.tables.log import BY_HAND, TAKEN_OVER, TableLog, spark_uri
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -250,7 +250,7 @@ class DeltaLog(TableLog):
             path=self.name,
             cause="Rows of abandoned epochs were merged or compacted, so that only restoring this version takes them "
             "back, and VACUUM or the age of the log has removed what it needs.",
-            remedy="Resume without going back; or take the rows back yourself, and give the sink a new table.",
+            remedy=BY_HAND,
         )
 
     def restore(self, version: int) -> Change:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from recovery.base.outside import Answers, Checked, Moment, Question
 from recovery.errors import ConfigurationError, SinkFailedError
 from recovery.sinks.iceberg.partitions import GROUP, grouping
 from recovery.sinks.iceberg.table import IcebergLog
@@ -32,6 +33,30 @@ class IcebergSink(TableSink):
     fresh: begin a new table although the flow's earlier output is in another.
     """
 
+    answers: ClassVar[Answers] = {
+        Question.SAME: Checked(
+            "the table's UUID, with that in the note of the newest closed epoch",
+            (Moment.START, Moment.GOING_BACK, Moment.CLOSING, Moment.PUBLISHING),
+        ),
+        Question.THERE: Checked(
+            "each file of a closed epoch that is not committed yet, by its size",
+            (Moment.START, Moment.GOING_BACK, Moment.PUBLISHING),
+        ),
+        Question.CHANGED: Checked(
+            "rollbacks, by the snapshots that lead to the current one; overwrites of partitions that left no older "
+            "file. Rows that other operations removed count as meant: no snapshot tells an overwrite from an UPDATE",
+            (Moment.START, Moment.GOING_BACK, Moment.PUBLISHING),
+        ),
+        Question.ABLE: Checked(
+            "format version, transforms of the partitions, required columns; to take rows back: whether the snapshots "
+            "or the paths of the files show these rows",
+            (Moment.START, Moment.GOING_BACK, Moment.CLOSING),
+        ),
+        Question.OWNER: Checked(
+            "store and execution in the records of the snapshots, and in a property of the table, which outlasts them",
+            (Moment.START, Moment.GOING_BACK, Moment.PUBLISHING),
+        ),
+    }
     points = ("iceberg.1", "iceberg.2", "iceberg.3", "iceberg.4")
 
     def __init__(
