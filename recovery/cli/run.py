@@ -112,7 +112,7 @@ WITH_DIRECTORY = (
                    "--replicate.")  # fmt: skip
 @click.option("--lose-epochs", is_flag=True,
               help="Go on although --replicate's place or the sink has epochs that this directory lacks, because it is "
-                   "an older copy: they are lost.")  # fmt: skip
+                   "an older copy, or rows of closed epochs are gone from its table: they are lost.")  # fmt: skip
 @click.option("--lose-input", multiple=True, metavar="NAME", envvar="RECOVERY_LOSE_INPUT",
               help="Go on although input of a source is lost, or was changed since it was read, and leave out what is "
                    "lost. NAME is the path, topic or table that the error names.")  # fmt: skip

@@ -18,6 +18,7 @@ import pytest
 from recovery.base import faults
 from recovery.errors import LeaseLostError, OutputLostError, StaleDirectoryError
 from recovery.hadoop.reports import REPORTS
+from recovery.sinks.iceberg.partitions import GROUP
 from recovery.sinks.protocol import EpochOutput
 from recovery.sinks.tables import log, sink
 from recovery.sinks.tables.commits import History
@@ -41,13 +42,20 @@ class Batch:
     def json(self):
         return self.text
 
+    def selectExpr(self, *columns):  # noqa: N802 - Spark's name
+        return self
+
 
 def write_files(batch, address, format, options, partition_by=()) -> None:
     """Write rows as Spark does, in the place of `recovery.hadoop.writing.write_files`."""
     directory = Path(address.removeprefix("file://").removeprefix("file:"))
     table = pa.table({name: [row[at] for row in batch.rows] for at, name in enumerate(batch.types)})
     files = {}
-    if not partition_by:
+    if partition_by == (GROUP,):
+        for number, key in enumerate(dict.fromkeys(row[0] for row in batch.rows)):
+            part = table.filter(pa.array([row[0] == key for row in batch.rows]))
+            files[directory / f"{GROUP}={number}" / "part-0.parquet"] = part
+    elif not partition_by:
         for number, part in enumerate([table.slice(0, 1), table.slice(1), table.slice(0, 0)]):
             files[directory / f"part-{number:05}.parquet"] = part
     else:

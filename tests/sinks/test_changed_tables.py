@@ -19,8 +19,9 @@ WORLDS = {
     "partitioned": lambda path: Lake(path, partition_by=["key"]),
     "merge": lambda path: Lake(path, mode="merge", key=["key"]),
     "iceberg": Warehouse,
+    "iceberg partitioned": lambda path: Warehouse(path, partitioned=True),
 }
-ADDING = ["delta", "partitioned", "iceberg"]
+ADDING = ["delta", "partitioned", "iceberg", "iceberg partitioned"]
 
 
 @pytest.fixture
@@ -237,12 +238,26 @@ def test_whose_the_table_is_when_its_history_was_forgotten(world):
     world.forget()
     check_refused(world, middle, StaleDirectoryError, "only up to epoch 2")
     before = store.copied()
-    Run(store, world.sink())
+    run = Run(store, world.sink())
+    run.write([("d", 1)])
+    run.close()
     world.forget()
     check_refused(world, middle, StaleDirectoryError, "this directory")
     check_refused(world, before, StaleDirectoryError, "this directory")
     Run(store, world.sink())
     assert world.rows() == truth(store, world.mode)
+    before.loses = before.accepts = True
+    Run(before, world.sink())
+    if world.mode == "append":
+        # On the user's word it takes the table back, and finds what the other directory has added since.
+        assert world.rows() == truth(before)
+    before.loses = before.accepts = False
+    run = Run(before, world.sink())
+    run.write([("again", 1)])
+    run.close()
+    world.forget()
+    Run(before, world.sink(), resume_epoch=len(before.closed) if world.mode == "append" else None)
+    check_refused(world, store, StaleDirectoryError, "this directory")
 
 
 @pytest.mark.parametrize("made", [True, False])

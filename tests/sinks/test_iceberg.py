@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -258,3 +259,46 @@ def test_a_catalog_that_does_not_answer(tmp_path):
     properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/none/catalog.db", "warehouse": f"file://{tmp_path}"}
     with pytest.raises(SinkFailedError, match=r"the Iceberg table db\.words: OperationalError"):
         Run(Store(), IcebergSink(NAME, properties=properties))
+
+
+@pytest.mark.parametrize("answer", [409, 500, 504])
+def test_a_commit_whose_answer_is_lost(warehouse, answer):
+    """A REST catalog that has committed may answer that it has not, as to a repeated request. Nothing that a commit may
+    name is removed, the table stays readable, and each row is in it once."""
+    from tests.sinks.rest_catalog import serving
+
+    with serving(warehouse.catalog) as server:
+        make = partial(IcebergSink, NAME, properties={"type": "rest", "uri": server.uri})
+        store, run = two_epochs(make())
+        run.write([("c", 1)])
+        server.answers.append(answer)
+        if answer == 409:
+            run.close()
+        else:
+            with pytest.raises(SinkFailedError, match="CommitStateUnknownException"):
+                run.close()
+        assert warehouse.rows() == truth(store)
+        server.answers.append(answer)
+        if answer == 409:
+            Run(store, make(), resume_epoch=3)
+        else:
+            with pytest.raises(SinkFailedError, match="CommitStateUnknownException"):
+                Run(store, make(), resume_epoch=3)
+            Run(store, make())
+        assert warehouse.rows() == truth(store)
+
+
+def test_a_catalog_that_refuses_every_commit(warehouse):
+    """The error blames nobody else, and what was closed is committed by the next run."""
+    from tests.sinks.rest_catalog import serving
+
+    with serving(warehouse.catalog) as server:
+        make = partial(IcebergSink, NAME, properties={"type": "rest", "uri": server.uri})
+        store, run = two_epochs(make())
+        run.write([("c", 1)])
+        server.refuses = True
+        with pytest.raises(SinkFailedError, match=r"does not take a commit, and nobody else committed: .*requirement"):
+            run.close()
+        server.refuses = False
+        Run(store, make())
+        assert warehouse.rows() == truth(store)

@@ -88,12 +88,18 @@ class Warehouse:
 
     mode = "append"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, partitioned: bool = False) -> None:
         self.path = path / "ware house%20"
         self.path.mkdir()
         self.properties = {
             "type": "sql", "uri": f"sqlite:///{path}/catalog.db", "warehouse": f"file://{self.path}"
         }  # fmt: skip
+
+        if partitioned:
+            self.catalog.create_namespace("db")
+            self.catalog.create_table(NAME, THEIRS.schema)
+            with self.table.update_spec() as update:
+                update.add_identity("key")
 
     def sink(self, **options) -> IcebergSink:
         return IcebergSink(NAME, properties=self.properties, **options)

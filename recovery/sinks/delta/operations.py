@@ -35,34 +35,20 @@ def commits_of(
     entries: Sequence[tuple[int, Entry]],
     record_of: Callable[[str | None], Record | None],
     field: str,
-    removed_by: Callable[[int], frozenset[str] | None],
+    same_as: Callable[[int], int],
 ) -> Iterator[Commit]:
     """Yield the commits of a table, newest first; those that a later restore left out are `undone_by` it.
 
-    entries: by version, newest first. field: that of the record. removed_by: returns the paths of the files that a
-    version took out of the table, None if they are not known any more; asked for a restore to a time.
+    entries: by version, newest first. field: that of the record. same_as: returns the newest older version that has the
+    files of a version, for a restore to a time, which names none.
     """
     kept, by = -1, ""
-    by_time: list[tuple[str, frozenset[str] | None]] = []
     for version, entry in entries:
-        record = record_of(entry.get(field))
         undone_by = by if by and version > kept else None
-        if undone_by is None:
-            undone_by = next((each for each, removed in by_time if _lost(record, removed)), None)
         operation = str(entry.get("operation", "a commit that does not say what it did"))
-        yield Commit(version, record, operation, operation in _HARMLESS, replaces(entry), undone_by)
-        if undone_by is not None or not is_restore(entry):
-            continue
-        target = str((entry.get("operationParameters") or {}).get("version"))
-        shown = f"RESTORE in version {version}"
-        if target.isdecimal():
-            kept, by = int(target), shown
-        elif record is None:
-            by_time.append((shown, removed_by(version)))
-
-
-def _lost(record: Record | None, removed: frozenset[str] | None) -> bool:
-    """Whether a restore that removed these files took out the rows of an epoch. Merged rows are in any file."""
-    if record is None or not record.epoch:
-        return False
-    return removed is None or not record.files or any(map(record.has, removed))
+        harmless = operation in _HARMLESS
+        yield Commit(version, record_of(entry.get(field)), operation, harmless, replaces(entry), undone_by)
+        if undone_by is None and is_restore(entry):
+            target = str((entry.get("operationParameters") or {}).get("version"))
+            kept = int(target) if target.isdecimal() else same_as(version)
+            by = f"RESTORE in version {version}"

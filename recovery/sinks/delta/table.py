@@ -25,7 +25,7 @@ from recovery.sinks.delta.operations import commits_of, is_restore, replaces
 from recovery.sinks.protocol import Resume
 from recovery.sinks.tables.columns import check_columns, fields_of, is_made_of, nullable
 from recovery.sinks.tables.commits import RECORD, AddedFile, Change, History, Mark, Proposal, written_by
-from recovery.sinks.tables.log import TAKEN_OVER, TableLog, spark_uri
+from recovery.sinks.tables.log import BY_HAND, TAKEN_OVER, TableLog, spark_uri
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -137,7 +137,7 @@ class DeltaLog(TableLog):
     def history(self, table: Any, resume: Resume) -> History:
         """Return the table's commits, as far back as its log goes."""
         entries = self._entries(table)
-        commits = commits_of(entries, self.record_of, RECORD, self._removed_by)
+        commits = commits_of(entries, self.record_of, RECORD, lambda version: self._same_as(version, entries[-1][0]))
         return History(tuple(commits), bool(entries) and entries[-1][0] == 0)
 
     def touched(self, table: Any, resume: Resume, since: int) -> bool:
@@ -172,19 +172,27 @@ class DeltaLog(TableLog):
             ]
         return next((each["commitInfo"] for each in actions if "commitInfo" in each), {})
 
-    def _removed_by(self, version: int) -> frozenset[str] | None:
-        """Return the paths of the files that a version took out of the table, None if they are not known any more."""
-        from deltalake import DeltaTable
+    def _same_as(self, version: int, oldest: int) -> int:
+        """Return the newest version before this one that has the same files; that before `oldest` if none has."""
         from deltalake.exceptions import DeltaError
 
         try:
-            before, after = (
-                {path for path, _ in self.paths(DeltaTable(self.name, each, self._options or None))}
-                for each in (version - 1, version)
-            )
-        except DeltaError:
-            return None
-        return frozenset(before - after)
+            files = self._paths_at(version).keys()
+            older = range(version - 1, oldest - 1, -1)
+            return next((each for each in older if self._paths_at(each).keys() == files), oldest - 1)
+        except DeltaError as error:
+            raise OutputMismatchError(
+                f"somebody restored it in version {version} to a time, and what it has since is unknown: {error}",
+                path=self.name,
+                cause="The log has lost what older versions were.",
+                remedy="Write to a new table.",
+            ) from error
+
+    def _paths_at(self, version: int) -> dict[str, Any]:
+        """Return the files of a version, by their paths."""
+        from deltalake import DeltaTable
+
+        return dict(self.paths(DeltaTable(self.name, version, self._options or None)))
 
     def paths(self, table: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield the path of each file of the table, and what a removal needs."""
@@ -225,11 +233,10 @@ class DeltaLog(TableLog):
 
     def check_restorable(self, table: Any, version: int) -> None:
         """Raise OutputMismatchError if the log has forgotten the version, or if its files were removed."""
-        from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
         try:
-            then = dict(self.paths(DeltaTable(self.name, version, self._options or None)))
+            then = self._paths_at(version)
         except DeltaError as error:
             found = f"version {version} cannot be read any more ({error})"
         else:
@@ -243,7 +250,7 @@ class DeltaLog(TableLog):
             path=self.name,
             cause="Rows of abandoned epochs were merged or compacted, so that only restoring this version takes them "
             "back, and VACUUM or the age of the log has removed what it needs.",
-            remedy="Resume without going back; or take the rows back yourself, and give the sink a new table.",
+            remedy=BY_HAND,
         )
 
     def restore(self, version: int) -> Change:

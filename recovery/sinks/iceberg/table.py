@@ -17,6 +17,7 @@ from recovery.base.untrusted_json import decode_json
 from recovery.errors import OutputMismatchError, SinkFailedError
 from recovery.host.durable import sync
 from recovery.sinks.iceberg.columns import has_type, schema_of, types_of, unmapped
+from recovery.sinks.iceberg.partitions import data_files, refused
 from recovery.sinks.protocol import Resume
 from recovery.sinks.tables.columns import check_columns
 from recovery.sinks.tables.commits import (
@@ -36,6 +37,7 @@ from recovery.sinks.tables.log import TAKEN_OVER, TableLog, spark_uri
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
+_MAPPING = "schema.name-mapping.default"
 _RETRIES = "commit.retry.num-retries"
 
 
@@ -113,10 +115,11 @@ class IcebergLog(TableLog):
     def check_able(self, table: Any, partition_by: Sequence[str], *, merges: bool) -> None:
         """Raise if the table has required columns, partitions, or format version 1; see `TableLog`."""
         required = ", ".join(field.name for field in table.schema().fields if field.required)
-        if table.metadata.format_version == 1:
-            self._refuse("format version 1", "upgrade it to version 2")
-        elif table.spec().fields:
-            self._refuse(f"partitions ({', '.join(each.name for each in table.spec().fields)})", "drop them")
+        version, partition = table.metadata.format_version, refused(table)
+        if version != 2:
+            self._refuse(f"format version {version}", "upgrade it to version 2" if version < 2 else "use version 2")
+        elif partition is not None:
+            self._refuse(f"the partition field {partition}", "drop the field from its partition spec")
         elif required:
             self._refuse(f"columns that must not be NULL ({required})", "make them optional")
 
@@ -218,7 +221,37 @@ class IcebergLog(TableLog):
     def append(self, files: Sequence[AddedFile], partition_by: Sequence[str]) -> Change:
         """Return the snapshot that adds files."""
         paths = [f"{self._location}/{each.path}" for each in files]
-        return lambda transaction, summary: transaction.add_files(paths, summary, check_duplicate_files=False)
+
+        def change(transaction: Any, summary: Any) -> None:
+            metadata = transaction.table_metadata
+            if not metadata.spec().fields:
+                transaction.add_files(paths, summary, check_duplicate_files=False)
+                return
+            if metadata.name_mapping() is None:
+                transaction.set_properties({_MAPPING: metadata.schema().name_mapping.model_dump_json()})
+            with transaction.update_snapshot(summary).fast_append() as snapshot:
+                for each in self._in_partitions(metadata, paths):
+                    snapshot.append_data_file(each)
+
+        return change
+
+    def check_partitions(self, table: Any, files: Sequence[AddedFile]) -> None:
+        """Raise OutputMismatchError unless each file has rows of one partition of the table."""
+        if table.spec().fields:
+            for _ in self._in_partitions(table.metadata, [f"{self._location}/{each.path}" for each in files]):
+                pass
+
+    def _in_partitions(self, metadata: Any, paths: Sequence[str]) -> Iterator[Any]:
+        try:
+            yield from data_files(metadata, self._io, paths)
+        except ValueError as error:
+            raise OutputMismatchError(
+                f"files of the flow do not fit the table's partitions: {error}",
+                path=self.name,
+                cause="The partition spec was changed after the rows were written.",
+                remedy="Run the same command again. If that is refused too, set the partition spec back, or go back to "
+                "the epoch before (--resume-after).",
+            ) from error
 
     def remove(self, files: Sequence[Any]) -> Change:
         """Return the snapshot that removes files, or an empty one."""

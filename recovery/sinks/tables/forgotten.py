@@ -16,7 +16,7 @@ from typing import Any
 from recovery.errors import OutputMismatchError
 from recovery.sinks.protocol import Resume
 from recovery.sinks.tables.commits import Mark, Record, app_of, files_of, written_by
-from recovery.sinks.tables.log import TableLog
+from recovery.sinks.tables.log import BY_HAND, TableLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,5 @@ def _check_accepted(log: TableLog, resume: Resume, epochs: str, found: int, adde
         f"{has}",
         path=log.name,
         cause="The table's maintenance removed its history, and compacted or merged the rows; or they were deleted.",
-        remedy="Resume without going back, or write to a new table. Or take the rows out of the table yourself, and "
-        "run once with --lose-epochs: what is still there of them stays.",
+        remedy=BY_HAND,
     )

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 TAKEN_OVER = 2**62
 """In place of the number of a store's newest execution: another store has taken its place."""
+BY_HAND = (
+    "Resume without going back, or write to a new table. Or take the rows out of the table yourself, and run once with "
+    "--lose-epochs: what is still there of them stays."
+)
+"""What to do when rows of abandoned epochs cannot be told from others."""
 _ATTEMPTS = 5
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 

@@ -99,6 +99,11 @@ class TableSink:
         self._looked = 0
 
     @property
+    def keeps_plan(self) -> bool:
+        """Whether `write` runs the micro-batch's plan unchanged, as far as is known after `check`."""
+        return not self.partition_by
+
+    @property
     def resume(self) -> Resume:
         """Where the execution started."""
         assert self._resume is not None, "rollback comes first"
@@ -136,10 +141,15 @@ class TableSink:
         name = f"{batch_id:08}-{secrets.token_hex(4)}"
         directory = f"recovery-{self.resume.store_id}/{self.resume.execution.id}/{name}"
         address = f"{self._log.address()}/{directory}"
-        write_files(batch, address, "parquet", {**_PARQUET, **self._options}, self.partition_by)
+        divided, columns = self._divided(batch)
+        write_files(divided, address, "parquet", {**_PARQUET, **self._options}, columns)
         with self._translated():
             self._files[batch_id] = self._log.written(directory, partial(host_of_task, batch))
         faults.reach(self.points[0])
+
+    def _divided(self, batch: DataFrame) -> tuple[DataFrame, Sequence[str]]:
+        """Return the rows to write, and the columns by whose values they are divided into files."""
+        return batch, self.partition_by
 
     def prepare(self, output: EpochOutput) -> str:
         """Make the epoch's files durable; see `EpochSink`."""
@@ -163,7 +173,7 @@ class TableSink:
                     self._log.create(self._schema, self.partition_by)
                     table = self._log.open()
                 self._check_fits(table, self._schema)
-                self._check_rows(files)
+                self._check_rows(table, files)
                 self._log.sync_files([file.path for file in files])
             self._table = "" if table is None else self._log.identity(table)
             self._note = Note(self._table, record, once, files, self._last)
@@ -211,7 +221,7 @@ class TableSink:
         """How many files the commit of an epoch with these files adds."""
         return len(files)
 
-    def _check_rows(self, files: Sequence[AddedFile]) -> None:
+    def _check_rows(self, table: Any, files: Sequence[AddedFile]) -> None:
         """Raise if rows of an epoch cannot be committed."""
 
     def _claim(self, note: Note | None = None, *, given_up: bool = False) -> None:

@@ -11,7 +11,7 @@ from recovery.errors import OutputMismatchError
 from recovery.sinks.protocol import Resume
 from recovery.sinks.tables.commits import Change, History, Mark, Record, app_of, files_of
 from recovery.sinks.tables.forgotten import find_forgotten, newest_closed
-from recovery.sinks.tables.log import TableLog
+from recovery.sinks.tables.log import BY_HAND, TableLog
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,10 @@ def plan_take_back(log: TableLog, table: Any, resume: Resume, newest: Record | N
         (version, record) for version, record in found.present if (record.store, record.execution) not in by_path
     ]
     own = [file for path, file in log.paths(table) if any(r.has(path) for _, r in present)] if present else []
-    files, restore = [*own, *(file for each in forgotten for file in each.files)], None
+    restore = None
     if not all(r.files for _, r in present) or len(own) != sum(r.files for _, r in present):
-        files, restore = [], _version_to_restore(log, table, found, present, only=not forgotten)
+        own, restore = [], _version_to_restore(log, table, found, present, resume, only=not forgotten)
+    files = [*own, *(file for each in forgotten for file in each.files)]
     if files or restore is not None:
         log.check_removable(table)
     return TakeBack(tuple(taken_back), tuple(files), restore, tuple(marks.items()), accepts)
@@ -170,29 +171,36 @@ def _lowered(resume: Resume, newest: Record | None, abandoned: Sequence[Record])
 
 
 def _version_to_restore(
-    log: TableLog, table: Any, found: _Found, present: Sequence[tuple[int, Record]], *, only: bool
-) -> int:
+    log: TableLog, table: Any, found: _Found, present: Sequence[tuple[int, Record]], resume: Resume, *, only: bool
+) -> int | None:
     """Return the version from before epochs whose rows no path shows any more.
 
-    only: whether nothing else is to be taken back. Raises OutputMismatchError if that version cannot be restored.
+    only: whether nothing else is to be taken back. Raises OutputMismatchError if that version cannot be restored; None
+    if the user accepts that these rows stay.
     """
     first = min(version for version, _ in present)
-    if found.foreign > first:
-        raise OutputMismatchError(
-            f"version {found.foreign} of the table is a change by somebody else, after version {first} with rows of "
-            "epochs that are abandoned",
-            path=log.name,
-            cause="Those rows were merged or compacted, so that only restoring the version before takes them back.",
-            remedy=f"Take the rows back yourself (restore the version before {first}, repeat the other changes), and "
-            "give the sink a new table; or resume without going back.",
-        )
-    if found.before is None or not only:
-        raise OutputMismatchError(
-            f"the version before {first}, which has rows of abandoned epochs, is gone",
-            path=log.name,
-            cause="Those rows were merged or compacted, so that only restoring the version before takes them back, and "
-            "the table's maintenance removed it.",
-            remedy="Resume without going back; or take the rows back yourself, and give the sink a new table.",
-        )
-    log.check_restorable(table, found.before)
+    rewritten = "Those rows were merged or compacted, so that only restoring the version before takes them back"
+    try:
+        if found.foreign > first:
+            raise OutputMismatchError(
+                f"version {found.foreign} of the table is a change by somebody else, after version {first} with rows "
+                "of epochs that are abandoned",
+                path=log.name,
+                cause=f"{rewritten}.",
+                remedy=f"Resume without going back. Or take the rows out yourself (restore the version before {first}, "
+                "repeat the other changes), and run once with --lose-epochs: what is still there of them stays.",
+            )
+        if found.before is None or not only:
+            raise OutputMismatchError(
+                f"the version before {first}, which has rows of abandoned epochs, is gone",
+                path=log.name,
+                cause=f"{rewritten}, and the table's maintenance has removed it.",
+                remedy=BY_HAND,
+            )
+        log.check_restorable(table, found.before)
+    except OutputMismatchError as error:
+        if not resume.accepts_loss:
+            raise
+        resume.say(f"{log.name}: {error.found}: these rows stay in the table")
+        return None
     return found.before
