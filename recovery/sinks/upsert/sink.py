@@ -222,7 +222,8 @@ class UpsertSink:
         sink = self._again(lambda: self._record(output))
         self._newest = output.epoch, output.execution.id, 0
         faults.reach("upsert.2")
-        return msgspec.json.encode(UpsertNote(sink, output.epoch, output.execution.id, self.table)).decode()
+        rows = sum(count for batch, count in list(self._staged.items()) if batch <= output.batch)
+        return msgspec.json.encode(UpsertNote(sink, output.epoch, output.execution.id, self.table, rows)).decode()
 
     def _record(self, output: EpochOutput) -> str:
         """Record which staged rows are the epoch's; return the sink's id."""
@@ -249,6 +250,7 @@ class UpsertSink:
             self._hold(database)
             columns = self._table.columns(database)
             if database.run("SELECT published FROM {epochs} WHERE epoch = {p}", (output.epoch,)) == [(0,)]:
+                self._check_staged(database, output)
                 publish_epoch(self._table, database, columns, output.epoch, output.batch, output.execution.id)
                 forget(database, output.floor)
             database.commit()
