@@ -21,11 +21,12 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from recovery.base import faults
+from recovery.base.outside import Answers, CannotTell, Checked, Moment, Question
 from recovery.errors import ConfigurationError, FlowFailedError, LeaseLostError, SinkFailedError
 from recovery.sinks.protocol import EpochOutput, Resume
 from recovery.sinks.upsert.checks import check_collation, check_names, check_unique, check_writable, try_rights
@@ -68,6 +69,28 @@ class UpsertSink:
     """
 
     single_action = False
+    answers: ClassVar[Answers] = {
+        Question.SAME: Checked(
+            "the random id beside the table with that in the snapshot's note", (Moment.START, Moment.GOING_BACK)
+        ),
+        Question.THERE: Checked(
+            "the number of staged rows of an epoch, and the record of the newest epoch that this run has committed",
+            (Moment.START, Moment.GOING_BACK, Moment.CLOSING, Moment.PUBLISHING),
+        ),
+        Question.CHANGED: CannotTell(
+            "others may change the table's rows: the record of epochs beside the table is compared with the snapshot's "
+            "note, and the rows are not"
+        ),
+        Question.ABLE: Checked(
+            "the table, its unique key, columns and names; every right that going back needs, in a transaction that is "
+            "undone; and the rows of an epoch against the table's constraints, likewise",
+            (Moment.START, Moment.GOING_BACK, Moment.CLOSING),
+        ),
+        Question.OWNER: Checked(
+            "store, flow and last execution beside the table, and the epochs that the execution has shown",
+            (Moment.START, Moment.GOING_BACK, Moment.CLOSING, Moment.PUBLISHING),
+        ),
+    }
 
     def __init__(
         self,
