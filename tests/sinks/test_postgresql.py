@@ -108,6 +108,7 @@ def cuts(lived, module: str, resume_epoch: int | None, stride: int) -> None:
         for way in ("cut_at", "lose_at"):
             store, database = lived(module)
             setattr(database, way, number)
+            # During the start it may end the run; after that the step is tried again.
             with contextlib.suppress(RecoveryError):
                 story(store, database, resume_epoch)
             database.healthy().cut_at = random.Random(number).randrange(1, 25)
