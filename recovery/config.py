@@ -73,6 +73,7 @@ class RecoveryConfig:
     lose_epochs: continue although the place that `replicate` names, or the sink's target, has epochs of executions that
         the directory does not know, or somebody took rows of closed epochs out of the sink's table. They are lost, and
         the input of the former is processed again as far as it is still there.
+    lose_input: names of sources of which the run leaves out what is lost: a path, a topic or a table, as the error
         about lost input prints it. Other sources must be whole.
     state_backend: where the run history is kept, a URI; None: as the environment variable RECOVERY_STATE_BACKEND
         says, by default the recovery directory.

@@ -69,6 +69,7 @@ COVERED_BY = {
     "sinks/test_changed_tables.py": "sinks.tables.commits sinks.tables.forgotten sinks.tables.takeback",
     "sinks/test_upsert.py": """sinks.upsert.checks sinks.upsert.effects sinks.upsert.going_back sinks.upsert.sink
         sinks.upsert.table""",
+    "sinks/test_postgresql.py": "sinks.upsert.holders sinks.upsert.reasons sinks.upsert.retry",
     "sinks/test_iceberg.py": """sinks.iceberg.columns sinks.iceberg.partitions sinks.iceberg.sink
         sinks.iceberg.table""",
     "storage/test_contract.py": """storage.memory storage.memory_contents storage.owned storage.seam

@@ -49,6 +49,13 @@ class Disk:
         """Return the path as Hadoop takes it: literally. Escaped, it would name another file."""
         return f"file:{path}"
 
+    def check_writable(self, directory: Path) -> None:
+        """Raise PermissionError if this user may not make, rename or remove files in a directory, or may not make the
+        directory where it does not exist yet. Changes nothing."""
+        found = next(each for each in (directory, *directory.absolute().parents) if each.exists())
+        if not os.access(found, os.W_OK | os.X_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, "this user may not write to it", str(found))
+
     def files(self, directory: Path) -> dict[str, int]:
         """Return the names and sizes in bytes of a directory's regular files; nothing if there is no such directory."""
         try:

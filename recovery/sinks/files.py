@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from recovery.base.outside import Answers, Checked, Moment, Question
 from recovery.errors import ConfigurationError
 from recovery.hadoop.reports import REPORT_NAMES, REPORTS, host_of_task, reported
 from recovery.hadoop.writing import write_files
@@ -43,6 +44,32 @@ class FileSink:
     """
 
     single_action = True
+    answers: ClassVar[Answers] = {
+        Question.SAME: Checked(
+            "the random id in `_recovery/owner.json` with that in the snapshot's note",
+            (Moment.START, Moment.GOING_BACK),
+        ),
+        Question.THERE: Checked(
+            "names and sizes of the files of a closed epoch that is not published, and of a micro-batch with what its "
+            "tasks reported",
+            (Moment.START, Moment.GOING_BACK, Moment.CLOSING, Moment.PUBLISHING),
+        ),
+        Question.CHANGED: Checked(
+            "the digests of the manifest's entries up to the snapshot's note; names and sizes of all published files, "
+            'with `check="resumable"` of those only that a run could take back. Contents only by `damaged()`',
+            (Moment.START, Moment.GOING_BACK),
+        ),
+        Question.ABLE: Checked(
+            "the right to write to the directory, where it is a path of this machine; at an address only writing shows "
+            "it",
+            (Moment.START, Moment.GOING_BACK),
+        ),
+        Question.OWNER: Checked(
+            "store, flow, format and last execution in `_recovery/owner.json`, and the epochs that the execution has "
+            "shown",
+            (Moment.START, Moment.GOING_BACK, Moment.CLOSING, Moment.PUBLISHING),
+        ),
+    }
 
     def __init__(
         self,

@@ -63,6 +63,9 @@ class HadoopDisk(Disk):
     def address(self, path: Path) -> str:
         return f"{self._address}{path}"
 
+    def check_writable(self, directory: Path) -> None:
+        """Do nothing: only writing shows what the file system allows."""
+
     def files(self, directory: Path) -> dict[str, int]:
         return self._files.sizes(directory)
 

@@ -214,7 +214,7 @@ def chain(entries: Iterable[Entry], start: str, digest: str) -> tuple[Entry, ...
 def plan_output(found: Found, resume: Resume, *, format: str, path: str, fresh: bool, check_from: int) -> OutputPlan:
     """Decide what a run does with the output directory when it starts. Raises OutputMismatchError.
 
-    fresh: the flow's earlier output may be elsewhere. check_from: files of earlier epochs may be missing.
+    fresh: the flow's earlier output may be elsewhere. check_from: published files of earlier epochs may be missing.
     """
     try:
         note = None if resume.note is None else decode_note(resume.note)
@@ -234,7 +234,9 @@ def plan_output(found: Found, resume: Resume, *, format: str, path: str, fresh: 
     done = {entry.digest for entry in found.entries} - {entry.digest for entry in found.prepared}
     keep = tuple(itertools.takewhile(lambda entry: entry.digest in done, closed))
     publish = closed[len(keep) :]
-    _check_files(keep, publish, found, path, check_from)
+    _check_files(keep, found, path, check_from)
+    for entry in publish:
+        check_waiting(entry, {**found.visible, **found.waiting}, path)
     names = {file.name for entry in closed for file in entry.files}
     remove = sorted(name for name in found.visible if VISIBLE_NAME.fullmatch(name) and name not in names)
     return OutputPlan(keep, found.torn or keep != found.entries, publish, tuple(remove))
@@ -320,22 +322,39 @@ def _closed(found: Found, owner: Owner, note: Note | None, resume: Resume, path:
     return closed
 
 
-def _check_files(kept: Sequence[Entry], publish: Sequence[Entry], found: Found, path: str, check_from: int) -> None:
-    """Check that every listed file exists with its size; files of entries to publish may still be waiting."""
-    somewhere = {**found.visible, **found.waiting}
-    wrong = [
-        f"{file.name} is {'missing' if size is None else f'{size} bytes long instead of {file.bytes}'}"
-        for entries, sizes in ((kept, found.visible), (publish, somewhere))
-        for entry in entries
-        if entry.epoch >= check_from
-        for file in entry.files
-        if (size := sizes.get(file.name)) != file.bytes
-    ]
+def _check_files(kept: Sequence[Entry], found: Found, path: str, check_from: int) -> None:
+    """Check that every published file exists with its size."""
+    files = [file for entry in kept if entry.epoch >= check_from for file in entry.files]
+    wrong = _wrong(files, found.visible)
     if wrong:
-        more = f", and {len(wrong) - 1} more have changed" if len(wrong) > 1 else ""
         raise OutputMismatchError(
-            f"{wrong[0]}{more}",
+            wrong,
             path=path,
             cause="Published files were deleted, moved or changed.",
             remedy="Put them back. Old output may go only with FileSink(..., check='resumable').",
         )
+
+
+def check_waiting(entry: Entry, sizes: Mapping[str, int], path: str) -> None:
+    """Check that every file of a closed epoch that is about to be published exists with its size, whatever the sink
+    checks of older output: nothing else has its rows. sizes: by name, of prepared files and visible ones."""
+    wrong = _wrong(entry.files, sizes)
+    if wrong:
+        raise OutputMismatchError(
+            f"closed epoch {entry.epoch} is not published yet, and {wrong}",
+            path=path,
+            cause="Files below _recovery/prepared were deleted or changed.",
+            remedy="Put them back. Or have the epoch computed again, as long as the one before is held: "
+            f"--resume-after {entry.epoch - 1}.",
+        )
+
+
+def _wrong(files: Iterable[OutputFile], sizes: Mapping[str, int]) -> str:
+    """Return what is wrong with files, empty if nothing is."""
+    wrong = [
+        f"{file.name} is {'missing' if size is None else f'{size} bytes long instead of {file.bytes}'}"
+        for file in files
+        if (size := sizes.get(file.name)) != file.bytes
+    ]
+    more = f", and {len(wrong) - 1} more have changed" if len(wrong) > 1 else ""
+    return f"{wrong[0]}{more}" if wrong else ""

@@ -56,6 +56,7 @@ from recovery.sinks.manifest import (
     OutputFile,
     OutputPlan,
     Owner,
+    check_waiting,
     decode_entry,
     decode_manifest,
     decode_owner,
@@ -104,8 +105,11 @@ class OutputDirectory:
         self._entry: Entry | None = None
 
     def plan(self, resume: Resume) -> OutputPlan:
-        """Return what `rollback` will do; changes nothing. Raises OutputMismatchError if that is impossible."""
+        """Return what `rollback` will do; changes nothing. Raises OutputMismatchError if that is impossible, or
+        StorageError if this user may not write there."""
         with self._translated():
+            for each in (self.path, self._hidden, self._prepared):
+                self._disk.check_writable(each)
             return self._plan(self.find(), resume)
 
     def rollback(self, resume: Resume) -> None:
@@ -257,6 +261,11 @@ class OutputDirectory:
                 raise LeaseLostError(
                     f"the output of epoch {entry.epoch} was published or taken back", path=self._disk.shown(self.path)
                 )
+            sizes = waiting
+            if any(file.name not in waiting for file in entry.files):
+                # An earlier attempt may have shown them.
+                sizes = {**self._disk.files(self.path), **waiting}
+            check_waiting(entry, sizes, self._disk.shown(self.path))
             self._publish(entry, [file for file in entry.files if file.name in waiting])
             self._entry = None
             for batch in [b for b in list(self._staged) if b <= output.batch]:

@@ -99,6 +99,9 @@ class MemoryDisk(Disk):
         self._operation(path)
         yield
 
+    def check_writable(self, directory):
+        pass
+
     def files(self, directory):
         self._operation(directory)
         return {p.name: len(inode.data) for p, inode in self.names.items() if p.parent == directory}

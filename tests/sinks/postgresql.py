@@ -113,6 +113,52 @@ class Server:
         return subprocess.Popen(command, cwd="/", stdout=self._log, stderr=self._log, **self._user)
 
 
+class Pooler:
+    """PgBouncer in transaction mode before a server: the transactions of all connections share two sessions."""
+
+    def __init__(self, server: Server, program: str) -> None:
+        self.server, self.home = server, server.home / "pool"
+        self.home.mkdir()
+        (self.home / "users").write_text(f'"{SUPERUSER}" ""\n')
+        (self.home / "ini").write_text(
+            f"""
+            [databases]
+            * = host={server.home}
+            [pgbouncer]
+            listen_addr =
+            unix_socket_dir = {self.home}
+            auth_type = trust
+            auth_file = {self.home}/users
+            pool_mode = transaction
+            default_pool_size = 2
+        """.replace("            ", "")
+        )
+        if os.getuid() == 0:
+            os.chown(self.home, pwd.getpwnam("nobody").pw_uid, -1)
+        self._process = server._run(program, self.home / "ini")
+        deadline_s = time.monotonic() + 60
+        while not (self.home / ".s.PGSQL.6432").exists():
+            assert self._process.poll() is None, (server.home / "log").read_text(errors="replace")
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+
+    def connect(self, module: str, database: str) -> Any:
+        """Return a new connection of a module."""
+        if module == "pg8000":
+            import pg8000.dbapi
+
+            socket = str(self.home / ".s.PGSQL.6432")
+            return pg8000.dbapi.connect(SUPERUSER, database=database, unix_sock=socket, ssl_context=False)
+        import psycopg
+
+        return psycopg.connect(host=str(self.home), port=6432, dbname=database, user=SUPERUSER)
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+
 class Database:
     """A database of the server, which one module's connections lead to."""
 

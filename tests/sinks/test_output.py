@@ -8,12 +8,14 @@ import dataclasses
 import functools
 import os
 import random
+import tempfile
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from recovery import FileSink
 from recovery.base import faults
 from recovery.errors import LeaseLostError, OutputMismatchError, StaleDirectoryError, StorageError
 from recovery.sinks.disk import Disk
@@ -22,7 +24,7 @@ from recovery.sinks.protocol import EpochOutput
 from tests.shares import some
 from tests.sinks import support
 from tests.sinks.memory_disk import Killed, MemoryDisk
-from tests.sinks.support import OUT, Run, Store, visible
+from tests.sinks.support import OUT, Closed, Run, Store, visible
 
 
 def story(store: Store, disk, resume_epoch: int | None = None) -> None:
@@ -369,6 +371,51 @@ class TestMismatch:
         self.refused(store, disk, f"{name} is {len(kept.data)} bytes long instead of")
         kept.data = kept.data[:-2] + b"!"
         assert OutputDirectory(OUT, "json", fresh=False, check_all=True, disk=disk).damaged() == [OUT / name]
+
+    @pytest.mark.parametrize("check_all", [True, False])
+    @pytest.mark.parametrize("change", ["missing", "longer"])
+    def test_a_file_of_a_closed_epoch_that_is_not_published(self, change, check_all):
+        """No epoch is shown without a part of its rows, whether a run publishes it or the next start does; and it can
+        be computed again."""
+        store, disk = Store(), MemoryDisk()
+        run = Run(store, disk, check_all=check_all)
+        run.write(0)
+        output = EpochOutput(1, 0, run.lease, "5e1f", "flow", 0)
+        note = run.output.prepare(output)
+        store.closed.append(Closed(run.lease, 0, note, run.written[0]))
+        path = next(path for path in disk.names if path.parent.name == "prepared" and path.name.startswith("epoch-"))
+        if change == "missing":
+            del disk.names[path]
+        else:
+            disk.names[path].data += b"x"
+        before = {path: inode.data for path, inode in disk.names.items()}
+        found = f"closed epoch 1 is not published yet, and {path.name} is"
+        with pytest.raises(OutputMismatchError, match=found) as caught:
+            run.output.publish(output)
+        assert "--resume-after 0" in caught.value.remedy
+        # As without a backup interval: the newest epoch is the only one held.
+        store.floor = 1
+        with pytest.raises(OutputMismatchError, match=found):
+            Run(copy.deepcopy(store), disk, check_all=check_all)
+        assert {path: inode.data for path, inode in disk.names.items()} == before
+        store.floor = 0
+        Run(store, disk, resume_epoch=1, check_all=check_all)
+        is_exact(store, disk)
+
+    def test_a_directory_that_this_user_may_not_write_to(self):
+        """It is known before anything is discarded."""
+        if os.geteuid() != 0:
+            pytest.skip("takes the place of another user")
+        with tempfile.TemporaryDirectory() as home:
+            Path(home).chmod(0o755)
+            sink = FileSink(Path(home) / "out", "json")
+            os.seteuid(65534)
+            try:
+                with pytest.raises(StorageError, match="this user may not write to it"):
+                    sink.check(Store().begin())
+            finally:
+                os.seteuid(0)
+            assert list(Path(home).iterdir()) == []
 
     def test_an_older_copy_of_the_output(self):
         """Output restored from a backup lacks what the snapshot says was published."""

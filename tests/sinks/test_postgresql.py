@@ -12,6 +12,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import threading
 import time
@@ -107,6 +108,7 @@ def cuts(lived, module: str, resume_epoch: int | None, stride: int) -> None:
         for way in ("cut_at", "lose_at"):
             store, database = lived(module)
             setattr(database, way, number)
+            # During the start it may end the run; after that the step is tried again.
             with contextlib.suppress(RecoveryError):
                 story(store, database, resume_epoch)
             database.healthy().cut_at = random.Random(number).randrange(1, 25)
@@ -498,20 +500,19 @@ class TestFailover:
         story(store, pair)
         assert pair.table() == expected(store)
 
-    def test_that_lost_more_than_is_held(self, pair):
-        """Then only another start from nothing helps, and that is what the error says."""
-        store = Store(past=[])
-        story(store, pair)
-        for _ in range(2):
-            story(store, pair)
-        assert store.floor > 0
-        lost = copy.deepcopy(store)
-        pair.execute("DELETE FROM words_recovery_epochs", "UPDATE words_recovery_owner SET execution_id = "
-                     f"'{store.past[0]}'")  # fmt: skip
-        with pytest.raises(OutputMismatchError, match="it does not know epoch") as caught:
-            Run(lost, pair)
-        assert f"both know is 0, and the partitions go back to {store.floor} only" in caught.value.remedy
-        assert "--resume-after" not in caught.value.remedy
+
+def test_a_database_that_lost_more_than_is_held(server):
+    """Then only another start from nothing helps, and that is what the error says."""
+    database, store = Cut(server.database("psycopg")), Store()
+    database.database.execute(CREATE)
+    for _ in range(3):
+        story(store, database)
+    assert store.floor > 0
+    database.database.execute("DELETE FROM words_recovery_epochs")
+    with pytest.raises(OutputMismatchError, match="it does not know epoch") as caught:
+        Run(store, database)
+    assert f"both know is 0, and the partitions go back to {store.floor} only" in caught.value.remedy
+    assert "--resume-after" not in caught.value.remedy
 
 
 class Hindered:
@@ -674,3 +675,77 @@ def test_a_start_that_waits_for_a_lock(server, module):
     assert re.search(r"holds locks in a transaction, which began \d+ s ago: SELECT pg_backend_pid\(\)", found)
     assert database.table() == expected(store)
     sink.check(store.begin())
+
+
+class Pooled(Cut):
+    """A database behind a pooler."""
+
+    def __init__(self, database: postgresql.Database, pooler: postgresql.Pooler) -> None:
+        super().__init__(database)
+        self.pooler = pooler
+
+    def connect(self):
+        return self.pooler.connect(self.database.module, self.database.name)
+
+
+class TestPooler:
+    """PgBouncer in transaction mode: a session of the server belongs to one connection for a transaction only."""
+
+    @pytest.fixture
+    def pooler(self, own):
+        program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+        if program is None:
+            pytest.skip("no PgBouncer is installed: apt-get install pgbouncer")
+        pooler = postgresql.Pooler(own, program)
+        yield pooler
+        pooler.stop()
+        shutil.rmtree(pooler.home)
+
+    @both
+    def test_runs_and_rewinds(self, own, pooler, module):
+        """Two flows at the same time, whose transactions meet in the same sessions."""
+        pairs = []
+        for _ in range(2):
+            database = Pooled(own.database(module), pooler)
+            database.database.execute(CREATE)
+            pairs.append((Store(), database))
+        database = pairs[0][1]
+        runs = [Run(store, each) for store, each in pairs]
+        for _ in range(8):
+            for run in runs:
+                run.write(run.closed_batch + 1, "abcxyz")
+            for run in runs:
+                run.close(run.closed_batch + 1)
+        for store, each in pairs:
+            story(store, each, resume_epoch=2)
+            assert each.table() == expected(store)
+
+    @both
+    def test_a_statement_that_was_prepared_by_others(self, own, pooler, module):
+        """Statements of other programs in the same session do not get in the way."""
+        database, store = Pooled(own.database(module), pooler), Store()
+        database.database.execute(CREATE)
+        run = Run(store, database)
+        with contextlib.closing(pooler.connect("psycopg", database.database.name)) as other:
+            other.autocommit = True
+            for number in range(9):
+                other.execute("SELECT 1", prepare=number > 2)
+                other.execute("SELECT 2, %s::int", [number], prepare=True)
+        rows = [(number, f"k{number}", 0) for number in range(3000)]
+        run.sink.stage(["n", "word", "part"], rows, 0)
+        run.written[0] = rows
+        run.close(0)
+        assert database.table() == expected(store)
+
+    def test_a_server_that_restarts(self, own, pooler):
+        """PgBouncer's own words for it count as those of the server."""
+        database, store = Pooled(own.database("psycopg"), pooler), Store()
+        database.database.execute(CREATE)
+        run = Run(store, database)
+        run.write(0)
+        own.stop()
+        thread = threading.Thread(target=lambda: (time.sleep(0.5), own.start()))
+        thread.start()
+        run.close(0)
+        thread.join()
+        assert database.table() == expected(store)

@@ -415,6 +415,24 @@ class TestRefused:
         Run(store, database)
         assert database.table() == expected(store)
 
+    def test_rows_of_a_closed_epoch_that_are_gone(self, tmp_path):
+        """No epoch is published without a part of its rows, neither by the run nor by the next start; and it can be
+        computed again."""
+        store, database = Store(), Database(tmp_path / "db")
+        story(store, database)
+        run = Run(store, database)
+        batch = run.closed_batch + 1
+        run.write(batch, "abc")
+        note = run.sink.prepare(run.output(batch))
+        database.execute("DELETE FROM words_recovery_staged WHERE word = 'a'")
+        with pytest.raises(SinkFailedError, match=f"all rows of micro-batch {batch}: it has 2 of 3"):
+            run.sink.publish(run.output(batch))
+        store.closed.append(Closed(run.lease, batch, note, run.written[batch]))
+        found = "closed epoch 3 is not published yet, and 2 of its 3 staged rows are there"
+        self.refused(OutputMismatchError, found, copy.deepcopy(store), database)
+        Run(store, database, resume_epoch=3)
+        assert database.table() == expected(store)
+
     def test_another_kind_of_sink(self, lived):
         """The note is not one of an UpsertSink."""
         store, database = lived()

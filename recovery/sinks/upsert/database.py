@@ -27,7 +27,8 @@ class Session:
 
     def __init__(self, connection: Any, names: Mapping[str, str], paramstyle: str | None) -> None:
         module = _module(connection)
-        _refuse(module)
+        if module in MYSQL:
+            raise refusal_of_mysql()
         self.is_sqlite = module == "sqlite3"
         self.is_postgresql = module in POSTGRESQL
         if module == "psycopg":
@@ -175,6 +176,17 @@ def session(connect: Callable[[], Any], names: Mapping[str, str], paramstyle: st
             connection.close()
 
 
+def refusal_of_mysql() -> ConfigurationError:
+    """Return the error for a database whose SQL the sink does not speak."""
+    return ConfigurationError(
+        "UpsertSink cannot write to MySQL or MariaDB",
+        cause="They have no INSERT … ON CONFLICT, commit a transaction when a table is created, and compare text keys "
+        "without case by default, so that different keys would be one.",
+        remedy="Use PostgreSQL, SQLite or DuckDB; or a function as the sink, which is called at least once and writes "
+        "with INSERT … ON DUPLICATE KEY UPDATE.",
+    )
+
+
 def quoted(name: str) -> str:
     """Return a name in SQL."""
     return '"' + name.replace('"', '""') + '"'
@@ -196,18 +208,6 @@ def _module(connection: Any) -> str:
     connection's class may be derived from that module's."""
     names = [kind.__module__.partition(".")[0].lstrip("_") for kind in type(connection).__mro__]
     return next((name for name in names if hasattr(sys.modules.get(name), "paramstyle")), names[0])
-
-
-def _refuse(module: str) -> None:
-    """Refuse connections to databases whose SQL the sink does not speak."""
-    if module in MYSQL:
-        raise ConfigurationError(
-            f"UpsertSink cannot write to MySQL or MariaDB ({module})",
-            cause="They have no INSERT … ON CONFLICT, commit a transaction when a table is created, and compare text "
-            "keys without case by default, so that different keys would be one.",
-            remedy="Use PostgreSQL, SQLite or DuckDB; or a function as the sink, which is called at least once and "
-            "writes with INSERT … ON DUPLICATE KEY UPDATE.",
-        )
 
 
 def _placeholder(connection: Any, given: str | None) -> str:

@@ -11,17 +11,24 @@ import msgspec
 from recovery.sinks.protocol import Resume
 from recovery.sinks.upsert.database import Session
 from recovery.sinks.upsert.effects import has_history_of
-from recovery.sinks.upsert.table import UpsertTable, formers_of, tables_beside
+from recovery.sinks.upsert.table import BESIDE, UpsertTable, formers_of, tables_beside
+
+COUNT_STAGED = """
+SELECT count(*) FROM {staged}
+WHERE recovery_execution = {p} AND recovery_batch <= (SELECT batch_id FROM {epochs} WHERE epoch = {p})
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class UpsertNote:
-    """The note in the partitions: the newest epoch that was written to the table."""
+    """The note in the partitions: the newest epoch that was written to the table. rows: how many were staged for it;
+    None: an older version did not count them."""
 
     upsert: str
     epoch: int
     execution: str
     table: str
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,8 @@ def plan_going_back(table: UpsertTable, database: Session, resume: Resume) -> Go
             "transactions.",
             _way_back(table, resume, epochs) if note.upsert == sink else "",
         )
+    if note is not None and note.rows is not None and epochs[note.epoch] == [note.execution, 0]:
+        _check_staged(table, database, note, note.rows)
     abandoned = [epoch for epoch, (_, published) in epochs.items() if epoch > last and published]
     if abandoned and min(abandoned) <= history_from:
         raise table.mismatch(
@@ -82,6 +91,18 @@ def plan_going_back(table: UpsertTable, database: Session, resume: Resume) -> Go
             "Columns were added or removed after those epochs.",
         )
     return GoingBack(True, last, bool(abandoned))
+
+
+def _check_staged(table: UpsertTable, database: Session, note: UpsertNote, rows: int) -> None:
+    """Check that the rows of a closed epoch that is about to be published are there: nothing else has them."""
+    [[held]] = database.run(COUNT_STAGED, (note.execution, note.epoch))
+    if held != rows:
+        raise table.mismatch(
+            f"closed epoch {note.epoch} is not published yet, and {held} of its {rows} staged rows are there",
+            f"Somebody changed {table.name}{BESIDE[2]}.",
+            "Restore the database. Or have the epoch computed again, as long as the one before is held: --resume-after "
+            f"{note.epoch - 1}.",
+        )
 
 
 def _way_back(table: UpsertTable, resume: Resume, epochs: Mapping[int, Sequence[Any]]) -> str:

@@ -21,11 +21,12 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from recovery.base import faults
+from recovery.base.outside import Answers, CannotTell, Checked, Moment, Question
 from recovery.errors import ConfigurationError, FlowFailedError, LeaseLostError, SinkFailedError
 from recovery.sinks.protocol import EpochOutput, Resume
 from recovery.sinks.upsert.checks import check_collation, check_names, check_unique, check_writable, try_rights
@@ -68,6 +69,28 @@ class UpsertSink:
     """
 
     single_action = False
+    answers: ClassVar[Answers] = {
+        Question.SAME: Checked(
+            "the random id beside the table with that in the snapshot's note", (Moment.START, Moment.GOING_BACK)
+        ),
+        Question.THERE: Checked(
+            "the number of staged rows of an epoch, and the record of the newest epoch that this run has committed",
+            (Moment.START, Moment.GOING_BACK, Moment.CLOSING, Moment.PUBLISHING),
+        ),
+        Question.CHANGED: CannotTell(
+            "others may change the table's rows: the record of epochs beside the table is compared with the snapshot's "
+            "note, and the rows are not"
+        ),
+        Question.ABLE: Checked(
+            "the table, its unique key, columns and names; every right that going back needs, in a transaction that is "
+            "undone; and the rows of an epoch against the table's constraints, likewise",
+            (Moment.START, Moment.GOING_BACK, Moment.CLOSING),
+        ),
+        Question.OWNER: Checked(
+            "store, flow and last execution beside the table, and the epochs that the execution has shown",
+            (Moment.START, Moment.GOING_BACK, Moment.CLOSING, Moment.PUBLISHING),
+        ),
+    }
 
     def __init__(
         self,
@@ -222,7 +245,8 @@ class UpsertSink:
         sink = self._again(lambda: self._record(output))
         self._newest = output.epoch, output.execution.id, 0
         faults.reach("upsert.2")
-        return msgspec.json.encode(UpsertNote(sink, output.epoch, output.execution.id, self.table)).decode()
+        rows = sum(count for batch, count in list(self._staged.items()) if batch <= output.batch)
+        return msgspec.json.encode(UpsertNote(sink, output.epoch, output.execution.id, self.table, rows)).decode()
 
     def _record(self, output: EpochOutput) -> str:
         """Record which staged rows are the epoch's; return the sink's id."""
@@ -249,6 +273,7 @@ class UpsertSink:
             self._hold(database)
             columns = self._table.columns(database)
             if database.run("SELECT published FROM {epochs} WHERE epoch = {p}", (output.epoch,)) == [(0,)]:
+                self._check_staged(database, output)
                 publish_epoch(self._table, database, columns, output.epoch, output.batch, output.execution.id)
                 forget(database, output.floor)
             database.commit()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from recovery.errors import ConfigurationError, OutputMismatchError, SinkFailedError
 from recovery.sinks.protocol import Resume
-from recovery.sinks.upsert.database import Session, listed, quoted, quoted_table
+from recovery.sinks.upsert.database import Session, listed, quoted, quoted_table, refusal_of_mysql
 from recovery.sinks.upsert.reasons import says_absent
 
 MARKS = ("recovery_execution", "recovery_batch")
@@ -69,6 +69,9 @@ class UpsertTable:
         try:
             columns = database.columns("table")
         except SinkFailedError as error:
+            if "MariaDB server" in error.found or "MySQL server" in error.found:
+                # It does not take quoted names.
+                raise refusal_of_mysql() from error
             cause, remedy = error.cause, error.remedy
             if says_absent(error):
                 cause = "It does not exist, or this is another database."
