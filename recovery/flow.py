@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from recovery.errors import ConfigurationError
+from recovery.values.functions import check_runs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,7 +42,31 @@ class Flow:
             raise ConfigurationError(f"{self.name!r} is not a name for a flow", remedy="Use a text like 'wordcount'.")
         if not callable(self.build):
             raise ConfigurationError(f"flow {self.name!r}: build={self.build!r} is not a function")
+        check_runs(f"flow {self.name!r}: build", self.build)
+        check_sink(self.sink)
         check_output_mode(self.output_mode)
+
+
+def check_sink(sink: object) -> None:
+    """Check that a sink, if there is one, can be given micro-batches and writes them when it is.
+
+    Raises ConfigurationError for a class, for what is neither callable nor has a `write`, and for a function whose body
+    a call does not run.
+    """
+    if sink is None:
+        return
+    if isinstance(sink, type):
+        raise ConfigurationError(
+            f"sink={sink.__qualname__} is a class", cause="", remedy=f"Make a sink of it: {sink.__qualname__}(...)."
+        )
+    write = getattr(sink, "write", sink)
+    if not callable(write):
+        raise ConfigurationError(
+            f"sink={sink!r:.120} is not a sink",
+            cause="It cannot be called, and has no method write.",
+            remedy="Give a function sink(batch, batch_id), or a sink object, such as FileSink('out').",
+        )
+    check_runs("the sink", write)
 
 
 def check_output_mode(mode: str) -> None:

@@ -20,6 +20,7 @@ from recovery.base.wording import counted
 from recovery.errors import ConfigurationError
 from recovery.operational.ids import check
 from recovery.planning.pipeline import order
+from recovery.values.functions import check_runs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,6 +53,7 @@ class Node:
             function = getattr(self, role)
             if not callable(function) and not (role == "transform" and function is None):
                 raise ConfigurationError(f"node {self.name!r}: {role}={function!r} is not a function")
+            check_runs(f"{role} of node {self.name!r}", function)
         named = getattr(self.read, "named_after", None)
         if callable(named):
             object.__setattr__(self, "read", named(self.name))

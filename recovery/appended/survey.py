@@ -70,13 +70,16 @@ def survey(
             named[number] = file
         else:
             aside[number] = known[number]
-    added = {(each.file, each.origin) for each in new if not each.compressed}
-    for number in _overtaken(known, named, added):
-        # The new generations of its log are older, so it gets a number after theirs.
-        added.add((named.pop(number), known[number].origin))
     present = {file.identity for file in found.values()}
-    added |= set(_new_files(present, look))
-    waiting = _in_the_making(added, found, look, contents, now_ns)
+    added = {(each.file, each.origin) for each in new if not each.compressed} | set(_new_files(present, look))
+    waiting = _in_the_making(added, known, found, look, contents, now_ns)
+    for number in _overtaken(known, named, added):
+        file = named.pop(number)
+        if file in waiting:
+            aside[number] = known[number]
+        else:
+            # The new generations of its log are older, so it gets a number after theirs.
+            added.add((file, known[number].origin))
     hidden = [file.mtime_ns - 1 for file in waiting if file.path not in look.listed]
     since_ns = min([max(before.since_ns, newest_generation_ns(look)), *hidden])
     added |= set(_between_generations(known, named, look))
@@ -231,6 +234,7 @@ def _new_files(present: set[tuple[int, int]], look: Look) -> Iterator[tuple[File
 
 def _in_the_making(
     added: set[tuple[FileStat, str]],
+    known: Mapping[int, FilePosition],
     found: Mapping[int, FileStat],
     look: Look,
     contents: Contents,
@@ -239,17 +243,19 @@ def _in_the_making(
     """Return the new files that wait for a later scan: the unfinished copy of a log that its rotation will then
     truncate, and the log itself if nothing of it was read, as which of the two has which lines will show then.
 
-    A copy changed a moment ago, its name is a rotation's, and the log begins with the copy's whole content.
+    A copy changed a moment ago, its name is a rotation's, and the log, which was not renamed, begins with the copy's
+    whole content.
     """
     waiting: set[FileStat] = set()
-    known = {file.path: file for file in found.values()}
-    for file, _ in added:
-        if now_ns - file.ctime_ns > COPYING_NS:
+    by_path = {file.path: file for file in found.values()}
+    renamed = {(file.directory, known[n].origin) for n, file in found.items() if file.name != known[n].name}
+    for file, origin in added:
+        if now_ns - file.ctime_ns > COPYING_NS or (file.directory, origin) in renamed:
             continue
         hidden = file.path not in look.listed
         for base in bases(file.name):
             path = joined(file.directory, base)
-            log = known.get(path) or (look.listed.get(path) if hidden else None)
+            log = by_path.get(path) or (look.listed.get(path) if hidden else None)
             if log is not None and log.size >= file.size and log.size > 0 and contents.begins_with(log, file):
                 waiting |= {file, log} if hidden else {file}
     return waiting

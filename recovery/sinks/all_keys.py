@@ -12,6 +12,7 @@ from recovery.planning.resume import plan_resume
 from recovery.sinks.plain import DiscardSink
 from recovery.sinks.protocol import EpochOutput, Resume
 from recovery.storage.scan import scan
+from recovery.values.functions import check_runs, not_run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,6 +41,9 @@ class AllKeysSink(DiscardSink):
             raise ConfigurationError(
                 "AllKeysSink needs a step of recovery.aggregate", remedy="Give it the flow's step."
             )
+        if not callable(write) or isinstance(write, type):
+            raise ConfigurationError(f"AllKeysSink: write={write!r:.120} is not a function", remedy="")
+        check_runs("write of AllKeysSink", write)
         self._step = step
         self._directory = local_path(directory)
         self._replace = write
@@ -69,4 +73,7 @@ class AllKeysSink(DiscardSink):
     def _show(self, epoch: int) -> None:
         from pyspark.sql import SparkSession
 
-        self._replace(self._step.all_keys(SparkSession.builder.getOrCreate(), self._directory, epoch), epoch)
+        frame = self._step.all_keys(SparkSession.builder.getOrCreate(), self._directory, epoch)
+        left = not_run(self._replace(frame, epoch))
+        if left is not None:
+            raise TypeError(f"write returned {left}: it has written nothing")

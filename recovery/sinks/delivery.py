@@ -18,6 +18,7 @@ from recovery.sinks.files import FileSink
 from recovery.sinks.iceberg.sink import IcebergSink
 from recovery.sinks.plain import DiscardSink
 from recovery.sinks.protocol import BATCH_BEING_WRITTEN, BatchContext, EpochOutput, Resume
+from recovery.values.functions import check_runs, not_run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -48,7 +49,7 @@ class Delivery:
         check = getattr(self._sink, "check", None)
         if check is not None:
             with _translated(sink, "checking its output"):
-                check(resume)
+                _check_done("check", check(resume))
         self.as_it_is = type(sink) in (DiscardSink, FileSink) or (
             type(sink) in (DeltaSink, IcebergSink) and sink.keeps_plan
         )
@@ -59,7 +60,7 @@ class Delivery:
         if self._sink is not None:
             try:
                 with _translated(self._sink, f"going back to epoch {self._resume.epoch}"):
-                    self._sink.rollback(self._resume)
+                    _check_done("rollback", self._sink.rollback(self._resume))
             except BaseException:
                 self.release()
                 raise
@@ -72,7 +73,14 @@ class Delivery:
             BatchContext(batch_id, epoch, lease.number, lease.id, self._resume.store_id, self._resume.flow_id)
         )
         try:
-            self._write(batch, batch_id)
+            left = not_run(self._write(batch, batch_id))
+            if left is not None:
+                raise FlowFailedError(
+                    f"the sink returned {left}, for micro-batch {batch_id}: it has written nothing",
+                    cause="A call of it only makes that object. Nobody runs it.",
+                    remedy="Let the sink do the work before it returns, then run the same command again: it continues "
+                    "from the last closed epoch.",
+                )
         except OSError as error:
             # From a sink that is a function, an OSError means that its target is unreachable, not that the partitions'
             # disk is. It says nothing about the JVM either, unless it came through the JVM's gateway.
@@ -94,6 +102,7 @@ class Delivery:
             raise self._failed
         with _translated(self._sink, f"preparing the output of epoch {epoch}"):
             note = self._sink.prepare(self._output(epoch, batch, floor))
+            _check_done("prepare", note)
             if not isinstance(note, str):
                 raise TypeError(f"prepare returned {type(note).__name__}, not the text of a note")
         faults.reach("close.1.prepared")
@@ -108,7 +117,7 @@ class Delivery:
             return
         try:
             with _translated(self._sink, f"publishing the output of closed epoch {epoch}"):
-                self._sink.publish(self._output(epoch, batch, floor))
+                _check_done("publish", self._sink.publish(self._output(epoch, batch, floor)))
         except BaseException as error:
             self._failed = error
             raise
@@ -137,10 +146,20 @@ def _is_from_gateway(error: BaseException) -> bool:
     return any("py4j" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__))
 
 
+def _check_done(phase: str, result: object) -> None:
+    """Raise TypeError if a phase has returned work that nobody does."""
+    left = not_run(result)
+    if left is not None:
+        raise TypeError(f"{phase} returned {left}: it has done nothing")
+
+
 def _takes_part(sink: Any) -> bool:
-    """Whether the sink has the phases of an EpochSink. Raises ConfigurationError if it has only some of them."""
+    """Whether the sink has the phases of an EpochSink. Raises ConfigurationError if it has only some of them, or if a
+    call does not run one."""
     missing = [name for name in _PHASES if not callable(getattr(sink, name, None))]
     if not missing:
+        for name in (*_PHASES, "check", "release"):
+            check_runs(f"{type(sink).__name__}.{name}", getattr(sink, name, None))
         return True
     if len(missing) < len(_PHASES):
         raise ConfigurationError(

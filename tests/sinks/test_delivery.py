@@ -191,6 +191,32 @@ def test_a_note_is_a_text():
         Delivery(Numb(), resume(), recoverable=True).prepare(5, 7, 0)
 
 
+async def later(*_):
+    pass
+
+
+def test_a_sink_that_returns_its_work_has_written_nothing():
+    """The micro-batch fails, whatever kind of work it is; a coroutine that never ran is not passed over in silence."""
+    for sink in (lambda *_: later(), lambda *_: (each for each in ()), lambda *_: map(print, [])):
+        with pytest.raises(FlowFailedError, match=r"the sink returned a .*, for micro-batch 7: it has written nothing"):
+            Delivery(sink, resume(), recoverable=True).write("frame", 7, 5)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_phase_that_returns_its_work_has_done_nothing(phase):
+    """A typed error where the phase is called; refused before, where the method shows it."""
+
+    class Lazy(Recording):
+        pass
+
+    setattr(Lazy, phase, lambda self, value: later())
+    with pytest.raises(SinkFailedError, match=rf"{phase} returned a coroutine"):
+        PHASES[phase](Delivery(Lazy(), resume(), recoverable=True))
+    setattr(Lazy, phase, later)
+    with pytest.raises(ConfigurationError, match=rf"Lazy\.{phase} is an asynchronous function"):
+        Delivery(Lazy(), resume(), recoverable=True)
+
+
 def test_what_is_taken_back_of_executions_that_are_not_known():
     """Refused, unless the user says that it may be lost; then it is said."""
     said = []

@@ -90,7 +90,7 @@ def run_to_end(
     query = start(
         frame,
         RecoveryConfig(directory, **config),
-        sink=sink or DiscardSink(),
+        sink=DiscardSink() if sink is None else sink,
         name=name,
         output_mode=output_mode,
         trigger="available-now",

@@ -224,6 +224,22 @@ def test_odibi_s_names_of_date_formats(spark, directory, name, text):
     assert StateManager(directory).get_hwm("orders") == date(2024, 4, 20)
 
 
+def test_a_write_that_leaves_its_work_undone_moves_no_mark(spark, directory):
+    """The node fails, and the next run loads its rows again; a function that shows it is refused before."""
+
+    async def later(frame):
+        pass
+
+    table = Table(spark, "int")
+    table.rows = [1, 2]
+    load = incremental(table.read, column="value", key="t")
+    for write in (later, lambda frame: later(frame)):
+        with pytest.raises((ConfigurationError, FlowFailedError), match=r"asynchronous|returned a coroutine"):
+            run_pipeline(Pipeline("p", [Node("a", load, write)]), RecoveryConfig(directory), spark=spark)
+    run_pipeline(Pipeline("p", [Node("a", load, table.write)]), RecoveryConfig(directory), spark=spark)
+    assert table.loads == [[0, 1]]
+
+
 def test_a_failed_write_moves_no_mark(spark, directory):
     """The next run loads the same again; what needs the node is blocked, the others run."""
     table, other = Table(spark, "int"), Table(spark, "int")

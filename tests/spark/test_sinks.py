@@ -12,12 +12,16 @@ import sqlite3
 import pandas
 import pytest
 
+import recovery
 from recovery import (
     ConfigurationError,
     DeltaSink,
     DiscardSink,
     FileSink,
+    Flow,
+    FlowFailedError,
     OutputMismatchError,
+    RecoveryConfig,
     SinkFailedError,
     StaleDirectoryError,
     UpsertSink,
@@ -77,6 +81,67 @@ def test_a_function_can_ask_which_batch_it_writes(spark, feed, tmp_path):
         run_to_end(feed.frame(spark), tmp_path / "db", lambda batch, _: contexts.append(current_batch()))
     assert [(c.batch_id, c.epoch, c.execution_number) for c in contexts] == [(0, 1, 1), (1, 2, 2)]
     assert len({c.app_id for c in contexts}) == 2
+
+
+async def later(batch, batch_id):
+    """What a sink that calls this gives away."""
+
+
+LAZY = {
+    "coroutine": lambda batch, batch_id: later(batch, batch_id),
+    "generator": lambda batch, batch_id: (row for row in batch.collect()),
+    "map": lambda batch, batch_id: map(print, batch.collect()),
+    "writer": lambda batch, batch_id: batch.write.format("noop"),
+}
+
+
+@pytest.mark.parametrize("kind", LAZY)
+def test_a_sink_that_leaves_its_work_undone_ends_the_run(spark, feed, tmp_path, kind):
+    """Nothing counts as read: with a sink that works, every row comes."""
+    feed.add([("a", 1), ("b", 2)])
+    with pytest.raises(FlowFailedError, match=r"the sink returned a .*, for micro-batch 0: it has written nothing"):
+        run_to_end(feed.frame(spark), tmp_path / "db", LAZY[kind])
+    seen = []
+    run_to_end(feed.frame(spark), tmp_path / "db", lambda batch, _: seen.extend(map(tuple, batch.collect())))
+    assert sorted(seen) == sorted(feed.rows)
+
+
+@pytest.mark.parametrize("sink", [later, FileSink, "out"])
+def test_what_is_no_sink_is_refused_before_the_run_begins(spark, feed, tmp_path, sink):
+    """At `start`, for a frame as for a flow; the directory is as it was."""
+    feed.add([("a", 1)])
+    with pytest.raises(ConfigurationError, match="sink"):
+        run_to_end(feed.frame(spark), tmp_path / "db", sink)
+    assert run_to_end(feed.frame(spark), tmp_path / "db").execution == 1
+
+
+def test_an_asynchronous_observer_is_refused(spark, feed, tmp_path):
+    """Nobody would run it."""
+
+    async def observer(event):
+        pass
+
+    feed.add([("a", 1)])
+    with pytest.raises(ConfigurationError, match="the observer is an asynchronous function"):
+        run_to_end(feed.frame(spark), tmp_path / "db", observer=observer)
+
+
+def test_a_sink_that_is_empty_is_called(spark, feed, tmp_path):
+    """A list that collects is false before its first batch; given for a frame, and in place of a flow's own sink."""
+
+    class Collected(list):
+        def __call__(self, batch, batch_id):
+            self.extend(tuple(row) for row in batch.collect())
+
+    feed.add([("a", 1), ("b", 2)])
+    for flow in (feed.frame(spark), Flow("test", feed.frame, sink=lambda *_: pytest.fail("the flow's own"))):
+        sink = Collected()
+        directory = tmp_path / type(flow).__name__
+        init_partitions(directory, 2)
+        config = RecoveryConfig(directory)
+        started = recovery.start(flow, config, spark=spark, sink=sink, name="test", trigger="available-now")
+        started.await_termination(120)
+        assert sorted(sink) == sorted(feed.rows)
 
 
 DOCUMENT = ROOT / "docs" / "sinks.md"

@@ -1006,3 +1006,26 @@ def test_columns_that_no_state_can_have(spark, feed, columns, found):
     step = stateful("totals", key="key", update=lambda *_: None, state=columns, output="key string")
     with pytest.raises(ConfigurationError, match=found):
         feed.frame(spark).transform(step)
+
+
+def test_a_function_that_a_call_does_not_run_is_refused():
+    """An asynchronous update, mapper or migrate would do nothing; an update with `yield` is run, a mapper is not."""
+
+    async def later(*_):
+        pass
+
+    def some(*_):
+        yield
+
+    def update(key, rows, state):
+        yield key, 1
+
+    for asked, what in (
+        (lambda: stateful("s", key="k", update=later, output="k string, n int"), "update"),
+        (lambda: stateful("s", key="k", update=update, output="k string, n int", migrate=later), "migrate"),
+        (lambda: stateful_map("s", key="k", value="v", mapper=later, output="k string, n int"), "mapper"),
+        (lambda: stateful_map("s", key="k", value="v", mapper=some, output="k string, n int"), "mapper"),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"{what} of step 's' is an? (asynchronous|generator) function"):
+            asked()
+    stateful("s", key="k", update=update, output="k string, n int")

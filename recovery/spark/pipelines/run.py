@@ -41,6 +41,7 @@ from recovery.storage.history import steps_in
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
 from recovery.storage.verify import check_all
+from recovery.values.functions import check_runs, not_run
 
 PIPELINE = "pipeline"
 COUNTED_WITHIN_S = 2.0
@@ -91,6 +92,7 @@ def run_pipeline(
     Raises FlowFailedError at the end if a node failed, and the RecoveryErrors of the directory before any node runs.
     """
     clock = clock or SystemClock()
+    check_runs("the observer", observer)
     check_master(master, conf)
     _check_options(config, resume, full_refresh, no_state_update)
     elsewhere = is_uri(choose(config.directory, config.state_backend))
@@ -111,7 +113,7 @@ def run_pipeline(
             if plan is not None and not no_state_update:
                 writer = held.enter_context(_writing(plan, pipeline, config, clock))
             run = _PipelineRun(
-                session, state, writer, record, clock, observer or (lambda *_: None),
+                session, state, writer, record, clock, observer if observer is not None else _unobserved,
                 full_refresh=full_refresh, moves_marks=not no_state_update,
             )  # fmt: skip
             ending.note = run.note_stopped
@@ -162,6 +164,10 @@ def _recording(state: StateManager, pipeline: Pipeline, facts: dict[str, bool]) 
         with contextlib.suppress(RecoveryError):
             record.end(error)
         raise
+
+
+def _unobserved(_node: str, _run: NodeRun) -> None:
+    """Observe nothing."""
 
 
 class _PipelineRun:
@@ -231,7 +237,13 @@ class _PipelineRun:
         error, details, rows = None, {}, None
         try:
             frame = self._frame(node, loading).observe(observation, F.count(F.lit(1)).alias("rows"))
-            node.write(frame)
+            left = not_run(node.write(frame))
+            if left is not None:
+                raise ConfigurationError(
+                    f"write of node {node.name!r} returned {left}: it has written nothing",
+                    cause="A call of it only makes that object. Nobody runs it.",
+                    remedy="Let write do the work before it returns",
+                )
             rows = _observed(observation)
             details = self._commit(loading.loads)
         except (Exception, SystemExit) as found:

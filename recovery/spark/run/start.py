@@ -24,7 +24,7 @@ from recovery.config import RecoveryConfig, checkpoint_address
 from recovery.epochs.closer import ClosingHooks, ClosingSettings, EpochClosed, EpochCloser
 from recovery.epochs.execution import new_execution
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, StaleDirectoryError
-from recovery.flow import Flow, check_output_mode
+from recovery.flow import Flow, check_output_mode, check_sink
 from recovery.hadoop.home import HadoopHome
 from recovery.planning.replica import ReplicaState
 from recovery.sinks import DiscardSink
@@ -56,6 +56,7 @@ from recovery.spark.sources.formats import register_serving
 from recovery.spark.tuning import appended_lines
 from recovery.storage.connect import left_executions
 from recovery.storage.restored import end_restored, read_restored
+from recovery.values.functions import check_runs
 
 if TYPE_CHECKING:
     from recovery.flow import SinkLike
@@ -89,8 +90,12 @@ def start(
     """
     clock = clock or SystemClock()
     config = replicated(config, replicate)
+    check_sink(sink)
     if isinstance(flow, Flow):
-        flow_id, sink, output_mode = flow.name, sink or flow.sink, output_mode or flow.output_mode
+        flow_id = flow.name
+        # A sink may have a length, and be empty.
+        sink = flow.sink if sink is None else sink
+        output_mode = flow.output_mode if output_mode is None else output_mode
     elif name is None:
         raise ConfigurationError(
             "a streaming frame was given without a name",
@@ -116,6 +121,7 @@ def start_prepared(
     """Do the part of `start` that needs Spark. Releases `prepared` if it fails."""
     flow_id = prepared.flow_id
     try:
+        check_runs("the observer", observer)
         session = (spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow.sparkSession
         check_classic(session)
         log_slower_settings(session)
@@ -140,7 +146,7 @@ def start_prepared(
         check_plan(context.master, Planned(sink, bound.inputs, bound.keeps_native_state, checkpoint))
         check_spread(sink, prepared.config.owners)
         prepared.open_store()
-        return Beginning(prepared, bound, sink or DiscardSink(), observer, clock).launch(trigger)
+        return Beginning(prepared, bound, DiscardSink() if sink is None else sink, observer, clock).launch(trigger)
     except BaseException as error:
         prepared.release(error)
         if isinstance(error, RecoveryError) or not isinstance(error, Exception):

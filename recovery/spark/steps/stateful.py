@@ -51,6 +51,7 @@ from recovery.spark.steps.sent import sent
 from recovery.spark.steps.state_columns import are_columns, python_type
 from recovery.values.codec import StateCodec, StateType, make_portable
 from recovery.values.declaration import Declaration, Form, form_of
+from recovery.values.functions import check_runs
 from recovery.values.migration import Migrate
 
 _TIMEOUT_MEMBERS = frozenset({"setTimeoutDuration", "setTimeoutTimestamp"})
@@ -302,6 +303,8 @@ def check_step(step_id: str, function: object, migrate: object, name: str = "upd
         raise ConfigurationError(f"step {step_id!r}: {name}={function!r} is not a function")
     if migrate is not None and not callable(migrate):
         raise ConfigurationError(f"step {step_id!r}: migrate={migrate!r} is not a function")
+    check_runs(f"{name} of step {step_id!r}", function, may_yield=name == "update")
+    check_runs(f"migrate of step {step_id!r}", migrate)
 
 
 def _names_any(function: Any, members: frozenset[str], depth: int = 3) -> bool:
