@@ -299,7 +299,7 @@ def test_a_bucket_has_one_writer(store, place, emulator, tmp_path, monkeypatch, 
     if client == "missing":
         monkeypatch.setattr(conditional, "BucketObjects", _refuse)
     elif client == "without conditions":
-        monkeypatch.setattr(conditional.Documents, "check", _refuse)
+        monkeypatch.setattr(conditional.Documents, "_refuses", lambda *_: False)
     made = [saved_in_bucket(store, place).manifest]
     other = Path(shutil.copytree(store, tmp_path / "other"))
     (other / "lease.json").unlink()
@@ -314,9 +314,8 @@ def test_a_bucket_has_one_writer(store, place, emulator, tmp_path, monkeypatch, 
     with pytest.raises(TakenOverError):
         saved_in_bucket(store, place, incremental=True)
     found = list_backups(open_target(place))
-    assert [(each.id, each.term) for each in found.manifests] == [
-        (m.id, t) for m, t in zip(made, (1, 1, 2), strict=True)
-    ]
+    assert [each.id for each in found.manifests] == [each.id for each in made]
+    assert [each.term for each in found.manifests] == [1, 1, 2]
     assert len(found.lines) == 2
 
 
