@@ -155,8 +155,10 @@ def test_a_takeover_without_a_new_execution_counts(a, place, tmp_path):
     b = restored(place, tmp_path / "b", tmp_path)
     edited(a, "A's", AHEAD)
     saved(a, place, incremental=True)
+    standby = followed(place, tmp_path / "standby")
+    assert held_by(standby) == held_by(a)
     saved(b, place, takeover=True, lose_epochs=True, incremental=True)
-    for look in (restored(place, tmp_path / "c", tmp_path), followed(place, tmp_path / "d")):
+    for look in (restored(place, tmp_path / "c", tmp_path), followed(place, tmp_path / "d"), followed(place, standby)):
         assert held_by(look) == held_by(b)
     assert held_by(restored(place, tmp_path / "e", tmp_path, epoch=4)) == held_by(a)
 
