@@ -184,19 +184,14 @@ def give_up(target: Target, identity: str) -> None:
 
 
 def prune(
-    target: Target,
-    rules: Sequence[KeepRule],
-    now_ms: int,
-    catalog: Catalog | None = None,
-    made: Manifest | None = None,
-    *,
-    term: int | None = None,
+    target: Target, rules: Sequence[KeepRule], now_ms: int, catalog: Catalog | None = None, made: Manifest | None = None
 ) -> Pruned:
     """Remove the backups that no rule keeps, and objects that no backup needs. The latest backup always stays.
 
-    The next pruning completes one that was cut off. catalog: what this process knows of the place. made: a backup that
-    stays too. term: that of the directory which prunes; backups of a later term stay. Raises ForeignPartitionError for
-    backups of several stores, UnsupportedVersionError or BackupTargetError; then nothing was removed.
+    The next pruning completes one that was cut off. catalog: what this process knows of the place. made: the backup
+    after which the directory prunes; that stays too, and so do those of a later term: another directory has taken over.
+    Raises ForeignPartitionError for backups of several stores, or UnsupportedVersionError, and has removed nothing
+    then; BackupTargetError.
     """
     catalog = catalog or Catalog(target)
     # prune.1
@@ -204,8 +199,9 @@ def prune(
     contents = catalog.look()
     _refuse_several_stores(contents.backups, target.shown)
     taken = [(each.id, each.started_ms) for each in contents.backups]
-    kept_ids = backups_to_keep(taken, rules, now_ms) | ({made.id} if made else set())
-    kept_ids |= {each.id for each in contents.backups if term is not None and each.stage.term > term}
+    kept_ids = backups_to_keep(taken, rules, now_ms)
+    if made is not None:
+        kept_ids |= {each.id for each in contents.backups if each.id == made.id or each.stage.term > made.term}
     kept = [each for each in contents.backups if each.id in kept_ids]
     removed = [each.id for each in contents.backups if each.id not in kept_ids]
     refuse_other_versions(target, contents.unreadable)
@@ -227,23 +223,7 @@ def prune(
     contents = catalog.look()
     kept += contents.backups
     # prune.4
-    needed = {name for each in kept for name in each.objects}
-    needed |= {name for each in running if each is not None for name in each.needs}
-    ids = [each.id for each in running if each is not None]
-    # Without its manifest, it is unknown which older objects a backup shares, so all older ones stay. Names sort by
-    # age.
-    for identity in (identity_of(entry.name) for entry in contents.unreadable):
-        ids.append(identity)
-        needed |= {o.name for o in objects if o.name < f"{_folder(o.name)}{identity}"}
-    garbage = [
-        o
-        for o in objects
-        if o.size_bytes != NO_FILE and o.name not in needed and not any(identity in o.name for identity in ids)
-    ]
-    if None in running or not kept:
-        # Either a backup is being announced now, and its needs are unknown yet; or no manifest is readable, which more
-        # likely means a problem with the place than that nobody needs its objects.
-        garbage = []
+    garbage = _unneeded(objects, kept, running, contents.unreadable)
     with ThreadPoolExecutor(READERS) as pool:
         list(pool.map(lambda entry: target.delete(entry.name), garbage))
     return Pruned(
@@ -252,6 +232,29 @@ def prune(
         objects=len(garbage),
         stored_bytes=sum(entry.size_bytes for entry in garbage),
     )
+
+
+def _unneeded(
+    objects: Sequence[Entry], kept: Sequence[Backup], running: Sequence[Running | None], unreadable: Iterable[Entry]
+) -> list[Entry]:
+    """Return the objects that no backup needs, whether it is kept, running or unreadable: prune.4."""
+    if None in running or not kept:
+        # Either a backup is being announced now, and its needs are unknown yet; or no manifest is readable, which more
+        # likely means a problem with the place than that nobody needs its objects.
+        return []
+    needed = {name for each in kept for name in each.objects}
+    needed |= {name for each in running if each is not None for name in each.needs}
+    ids = [each.id for each in running if each is not None]
+    # Without its manifest, it is unknown which older objects a backup shares, so all older ones stay. Names sort by
+    # age.
+    for identity in (identity_of(entry.name) for entry in unreadable):
+        ids.append(identity)
+        needed |= {o.name for o in objects if o.name < f"{_folder(o.name)}{identity}"}
+    return [
+        o
+        for o in objects
+        if o.size_bytes != NO_FILE and o.name not in needed and not any(identity in o.name for identity in ids)
+    ]
 
 
 def _with_unreadable(taken: Sequence[tuple[str, int]], entry: Entry) -> list[tuple[str, int]]:

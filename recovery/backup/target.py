@@ -16,9 +16,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol, TypeVar
 
 from recovery.backup.arrow import arrow, or_arrow_error
+from recovery.base.outside import Answers, CannotTell, Checked, Moment, Question
 from recovery.errors import BackupDamagedError, BackupTargetError
 from recovery.host.durable import PRIVATE, UMASK, Modes, create, files_below, make_directories, sync
 
@@ -38,6 +39,24 @@ NO_FILE = -1
 """The size of an entry that is a directory, a pipe or a device, which no backup made."""
 
 T = TypeVar("T")
+
+
+_OF_EVERY_PLACE: Answers = {
+    Question.SAME: Checked("the store's id in the manifests and in `lease.json`", (Moment.COPYING, Moment.RESTORING)),
+    Question.THERE: Checked(
+        "names and sizes of the objects that a backup lists again or a drill finds listed; the SHA-256 of each object "
+        "that is read",
+        (Moment.COPYING, Moment.RESTORING),
+    ),
+    Question.CHANGED: Checked(
+        "the term in `lease.json`; executions and epochs of the latest backup; newer manifests that cannot be read",
+        (Moment.START, Moment.PUBLISHING, Moment.COPYING, Moment.RESTORING),
+    ),
+    Question.OWNER: Checked(
+        "the random number of the term: in `lease.json` of the place and of the directory",
+        (Moment.START, Moment.PUBLISHING, Moment.COPYING),
+    ),
+}
 
 
 class UnreadableError(ValueError):
@@ -86,6 +105,13 @@ class DirectoryTarget:
 
     modes: the permissions of directories that are made. An object has the permissions of its directory.
     """
+
+    answers: ClassVar[Answers] = {
+        **_OF_EVERY_PLACE,
+        Question.ABLE: CannotTell(
+            "a full disk, or a missing permission, shows when something is written: then the backup does not count"
+        ),
+    }
 
     def __init__(self, root: Path, modes: Modes = PRIVATE) -> None:
         self.root = root
@@ -214,6 +240,15 @@ class ObjectTarget:
 
     secrets: texts that must not appear in messages. looked_at: where credentials were looked for.
     """
+
+    answers: ClassVar[Answers] = {
+        **_OF_EVERY_PLACE,
+        Question.ABLE: Checked(
+            "writes whose condition is not met, before a term is claimed; a missing permission shows when something is "
+            "written",
+            (Moment.START, Moment.COPYING),
+        ),
+    }
 
     def __init__(
         self,

@@ -65,6 +65,7 @@ class Writer:
         Raises TakenOverError, StaleDirectoryError, ForeignPartitionError, BackupTargetError, BackupDamagedError or
         StorageError; then nothing was written.
         """
+        self._unclaimed = None
         found, holds = self._look()
         lost = None
         if latest is not None and not (holds and found is not None and latest.term < found.term):

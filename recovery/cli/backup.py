@@ -107,16 +107,10 @@ def backup(
     One directory is backed up to DEST. The first backup claims it; another directory of the store is refused until it
     is given --takeover.
     """
-    if len(places) > 2 or listed + pruned + (every is not None) > 1:
-        raise click.UsageError("Give [DIR] DEST, and one of --every, --list and --prune at most.")
-    if every == 0:
-        raise click.UsageError("--every 0 would never stop copying: give the time between two backups.")
+    decides = takeover or lose_epochs
+    _check(places, every, makes=not (listed or pruned), modes=listed + pruned + (every is not None), decides=decides)
     if pruned and not keep:
         raise click.UsageError("Say with --keep which backups to keep.")
-    if (listed or pruned) and (takeover or lose_epochs):
-        raise click.UsageError("--takeover and --lose-epochs are for making a backup.")
-    if every is not None and (takeover or lose_epochs):
-        raise click.UsageError("Give --takeover and --lose-epochs to one backup, without --every: they decide once.")
     from recovery.backup.catalog import Catalog
     from recovery.backup.mounted import limited
     from recovery.backup.places import open_target
@@ -146,6 +140,19 @@ def backup(
             raise SystemExit(unpruned.exit_code)
     else:
         _again_and_again(how, every)
+
+
+def _check(places: tuple[str, ...], every: float | None, *, makes: bool, modes: int, decides: bool) -> None:
+    """Raises UsageError for options that do not fit together. modes: how many of --every, --list and --prune are given.
+    decides: --takeover or --lose-epochs is."""
+    if len(places) > 2 or modes > 1:
+        raise click.UsageError("Give [DIR] DEST, and one of --every, --list and --prune at most.")
+    if every == 0:
+        raise click.UsageError("--every 0 would never stop copying: give the time between two backups.")
+    if decides and (every is not None or not makes):
+        raise click.UsageError(
+            "--takeover and --lose-epochs decide once: give them to one backup, without --every, --list and --prune."
+        )
 
 
 def _directory(places: tuple[str, ...]) -> Path:
@@ -185,7 +192,7 @@ def _once(how: _How, progress: CopyProgress, line: bool = False) -> RecoveryErro
     unpruned: RecoveryError | None = None
     try:
         if keep:
-            removed = prune(target, keep, clock.wall_ms(), how.catalog, made.manifest, term=made.manifest.term)
+            removed = prune(target, keep, clock.wall_ms(), how.catalog, made.manifest)
     except RecoveryError as error:
         unpruned = error
     if how.as_json:

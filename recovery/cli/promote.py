@@ -53,6 +53,8 @@ def take_over_before_run(directory: Path, *, quiet: bool) -> None:
 
 def promoted_text(done: Promoted) -> str:
     """Return what was promoted, and what is lost, for people."""
+    from recovery.backup.lease import BACKUP
+
     snapshot = done.resume.snapshot
     epoch = done.resume.resume_epoch - 1
     closed = f", closed {format_time(snapshot.closed_ms)}" if snapshot is not None else ""
@@ -62,7 +64,12 @@ def promoted_text(done: Promoted) -> str:
     elif done.before is None:
         lines.append(f"term {done.term.term}: nobody held the store before, so no run is stopped by it")
     else:
-        lines.append(f"term {done.term.term}, after {done.before.holder}, which may not publish any more")
+        ends = (
+            ": its directory is refused from now on, but no run is stopped"
+            if done.before.purpose == BACKUP
+            else ", which may not publish any more"
+        )
+        lines.append(f"term {done.term.term}, after {done.before.holder}{ends}")
     lines += [one_line(f"backup {each.backup} cannot be used: {each.why}") for each in done.missed]
     lines.append(_lost_text(done))
     return "\n".join(lines)

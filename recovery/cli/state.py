@@ -53,7 +53,7 @@ from recovery.cli.state_common import (
 from recovery.cli.state_files import export, import_, migrate_
 from recovery.cli.state_scopes import clean, scopes
 from recovery.cli.state_transfer import copy, move
-from recovery.errors import StateNotFoundError
+from recovery.errors import StateLockedError, StateNotFoundError
 from recovery.operational.backends.address import is_uri
 from recovery.operational.scopes import is_scoped
 from recovery.operational.steps.step_edits import moment
@@ -245,20 +245,28 @@ def merge_(
         if step is not None or input_file is not None:
             raise click.UsageError("--from-state-id goes with neither --step nor --input-file.")
         directory, name = named(words, step, key)
-        target = Where(directory, environment, step, force=force).target()
-        given = target.find(source)
+        where = Where(directory, environment, step, force=force)
+        given = where.target().find(source)
         if given is None:
-            raise missing(target, source)
+            raise missing(where.target(), source)
         content = given.content
     else:
         directory, name, content = with_content(words, step, key, input_file)
-        target = Where(directory, environment, step, force=force).target()
-    before = target.find(name)
-    merged = content if before is None else before.merged(content)
-    if before is not None and json_text(before.content) != json_text(merged) and not (yes or force):
-        ask(f"{shown(name)} becomes {short(merged)}. Go on?", False)
-    ask_of_new_steps(target, [name], yes or force)
-    done(target.write("merge", {name: merged}, {name: before}), as_json)
+        where = Where(directory, environment, step, force=force)
+    while True:
+        target = where.target()
+        before = target.find(name)
+        merged = content if before is None else before.merged(content)
+        if before is not None and json_text(before.content) != json_text(merged) and not (yes or force):
+            ask(f"{shown(name)} becomes {short(merged)}. Go on?", False)
+        ask_of_new_steps(target, [name], yes or force)
+        try:
+            done(target.write("merge", {name: merged}, {name: before}), as_json)
+            return
+        except StateLockedError:
+            # Another command has changed it meanwhile, and has ended: this one merges into what that has written.
+            if where.target().find(name) == before:
+                raise
 
 
 @state.command()

@@ -205,7 +205,7 @@ def _choose(shared: set[Cut], history: _History, epoch: int | None, at_ms: int |
             cause="Some partitions were copied before, others after somebody went back to an older epoch.",
             remedy=f"Add copies taken after that, or restore the abandoned one: --epoch {newest[0]}",
         )
-    return max(standing, key=history.age), False
+    return max(standing, key=history.age_of_standing), False
 
 
 class _History:
@@ -245,7 +245,7 @@ class _History:
     def newest(self) -> ClosedEpoch | None:
         """The newest epoch in any copy that is not abandoned."""
         standing = [closed for cut, closed in self.closed.items() if not self.abandoned(cut)]
-        return max(standing, key=lambda closed: self.age(closed.cut), default=None)
+        return max(standing, key=lambda closed: self.age_of_standing(closed.cut), default=None)
 
     def kept(self, cut: Cut) -> tuple[Epoch, int | None]:
         """Return the last epoch that the timelines of the newest epoch and `cut` share, and when they parted.
@@ -273,6 +273,10 @@ class _History:
         if closed is None:
             return (-1, -1, 0)
         return (self._terms.get(closed.execution.id, 0), closed.clock_ms, closed.epoch)
+
+    def age_of_standing(self, cut: Cut) -> tuple[int, ...]:
+        """Return a sort key of cuts that are not abandoned: those that lead to the latest backup are one timeline."""
+        return self.age(cut) if self._line is None else (cut[0],)
 
     def closed_ms(self, cut: Cut) -> int:
         """Return the wall time at which the cut was closed; 0 for the beginning."""

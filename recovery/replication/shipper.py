@@ -139,7 +139,7 @@ class Shipper:
             return None
         self._pruned_s = now_s
         try:
-            prune(self._target, self._keep, self._clock.wall_ms(), self._catalog, made, term=made.term)
+            prune(self._target, self._keep, self._clock.wall_ms(), self._catalog, made)
         except RecoveryError as error:
             # The epoch is shipped nevertheless.
             return error

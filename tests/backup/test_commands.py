@@ -219,7 +219,7 @@ def test_keep_removes_older_backups(store, tmp_path):
 def test_a_backup_whose_pruning_fails_was_made(store, tmp_path, monkeypatch):
     """It is said first, and counts; what kept older ones from being removed is the command's error."""
 
-    def refuse(*_: object, **__: object):
+    def refuse(*_: object):
         raise BackupTargetError("no answer for 60 s", path="dest")
 
     monkeypatch.setattr("recovery.backup.repository.prune", refuse)
@@ -238,7 +238,7 @@ def test_a_pruning_that_fails_is_tried_again(store, tmp_path, monkeypatch):
     """With --every it ends nothing, unless it cannot pass."""
     problems = [BackupTargetError("no answer"), BackupTargetError("no answer"), UnsupportedVersionError("format 2")]
 
-    def refuse(*_: object, **__: object):
+    def refuse(*_: object):
         raise problems.pop(0)
 
     monkeypatch.setattr("recovery.backup.repository.prune", refuse)

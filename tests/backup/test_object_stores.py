@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,12 +18,22 @@ from pathlib import Path
 
 import pytest
 
+from recovery.backup import conditional
+from recovery.backup.make import Made
 from recovery.backup.manifest import MANIFESTS, OBJECTS, RUNNING
 from recovery.backup.places import open_target
 from recovery.backup.repository import list_backups, prune
 from recovery.backup.target import ObjectTarget
+from recovery.backup.writer import Writer
 from recovery.base.clock import SystemClock
-from recovery.errors import BackupDamagedError, BackupTargetError, NoBackupError, TakenOverError
+from recovery.errors import (
+    BackupDamagedError,
+    BackupTargetError,
+    ConfigurationError,
+    NoBackupError,
+    StaleDirectoryError,
+    TakenOverError,
+)
 from recovery.planning.backups import KeepRule
 from recovery.replication.process import Replication
 from recovery.storage.hydration import Stop, hydrate_directory
@@ -30,7 +41,7 @@ from recovery.storage.scan import scan
 from tests.backup import emulators
 from tests.backup.emulators import BUCKET, Emulator
 from tests.backup.standby.support import assert_follows, followed, promoted, writer
-from tests.backup.support import assert_sound, back_up, bring_back, states, work
+from tests.backup.support import assert_sound, back_up, bring_back, random_id, states, work
 from tests.backup.test_commands import call
 from tests.backup.test_incremental import fill
 from tests.backup.test_incremental_faults import change
@@ -280,6 +291,46 @@ def test_a_missing_bucket(store, place, emulator):
     """Said with its exit code, and nothing is made."""
     call("backup", store, place.replace(BUCKET, "nosuchbucket"), code=60)
     call("restore", place.replace(BUCKET, "nosuchbucket"), "new", code=61)
+
+
+@pytest.mark.parametrize("client", ["conditional", "missing", "without conditions"])
+def test_a_bucket_has_one_writer(store, place, emulator, tmp_path, monkeypatch, client):
+    """Also through the client of backups alone, where the one with conditional writes is missing or does not help."""
+    if client == "missing":
+        monkeypatch.setattr(conditional, "BucketObjects", _refuse)
+    elif client == "without conditions":
+        monkeypatch.setattr(conditional.Documents, "_refuses", lambda *_: False)
+    made = [saved_in_bucket(store, place).manifest]
+    other = Path(shutil.copytree(store, tmp_path / "other"))
+    (other / "lease.json").unlink()
+    for directory in (store, other):
+        work(directory, 1)
+    made.append(saved_in_bucket(store, place, incremental=True).manifest)
+    for refused in (StaleDirectoryError, TakenOverError):
+        takeover = refused is StaleDirectoryError
+        with pytest.raises(refused):
+            saved_in_bucket(other, place, takeover=takeover)
+    made.append(saved_in_bucket(other, place, takeover=True, lose_epochs=True).manifest)
+    with pytest.raises(TakenOverError):
+        saved_in_bucket(store, place, incremental=True)
+    found = list_backups(open_target(place))
+    assert [each.id for each in found.manifests] == [each.id for each in made]
+    assert [each.term for each in found.manifests] == [1, 1, 2]
+    assert len(found.lines) == 2
+
+
+def saved_in_bucket(
+    directory: Path, place: str, *, incremental: bool = False, takeover: bool = False, lose_epochs: bool = False
+) -> Made:
+    target = open_target(place)
+    by = Writer(
+        directory, target, SystemClock(), random_id, place=place, takeover=takeover, lose_epochs=lose_epochs
+    )  # fmt: skip
+    return back_up(directory, target, writer=by, incremental=incremental)
+
+
+def _refuse(*_: object) -> None:
+    raise ConfigurationError("it cannot be used")
 
 
 def test_credentials_are_never_shown(store, place, emulator, capfd):

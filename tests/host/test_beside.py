@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recovery.errors import StorageError
-from recovery.host.beside import read_beside, remove_beside, write_beside
+from recovery.host.beside import alone_beside, read_beside, remove_beside, write_beside
 from recovery.host.durable import PRIVATE
 
 
@@ -22,6 +22,20 @@ def test_a_document_comes_and_goes(tmp_path):
         read_beside(path, 3)
     remove_beside(path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_at_a_time_changes_them(tmp_path):
+    """The others wait, for a limited time; another directory is not held up."""
+    (tmp_path / "other").mkdir()
+    with alone_beside(tmp_path, 1.0):
+        with pytest.raises(StorageError, match="kept it locked"), alone_beside(tmp_path, 0.02):
+            pass
+        with alone_beside(tmp_path / "other", 1.0):
+            pass
+    with alone_beside(tmp_path, 0.0):
+        pass
+    with pytest.raises(StorageError, match="missing"), alone_beside(tmp_path / "missing", 1.0):
+        pass
 
 
 def test_what_is_in_the_way_is_named(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from datetime import UTC, datetime
 
@@ -27,6 +28,22 @@ def recovery(monkeypatch):
         return result.output
 
     return run
+
+
+def test_a_merge_goes_into_what_another_command_has_written_meanwhile(recovery, store_dir, monkeypatch):
+    """Merges at the same time lose nothing, and none fails."""
+    recovery("state", "set", store_dir, "doc", '{"a": 1}')
+    module = importlib.import_module("recovery.cli.state")
+    others, ask = ['{"b": 2}', '{"c": 3}'], module.ask_of_new_steps
+
+    def meanwhile(*given: object) -> None:
+        if others:
+            recovery("state", "merge", store_dir, "doc", others.pop(0), "--yes")
+        ask(*given)
+
+    monkeypatch.setattr(module, "ask_of_new_steps", meanwhile)
+    recovery("state", "merge", store_dir, "doc", '{"d": 4}', "--yes")
+    assert json.loads(recovery("state", "get", store_dir, "doc")) == {"a": 1, "b": 2, "c": 3, "d": 4}
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,48 @@ HOUR_MS = 3_600_000
 TAKEN = [(f"b{n}", n * HOUR_MS) for n in range(100)]
 
 
+class TestTheLatestBackup:
+    """At a place of backups, what leads to the latest one counts, and nothing else."""
+
+    AHEAD = execution(2, resume_epoch=6, started_ms=10**12, name="of a host whose clock is ahead")
+    OTHER = ([*held(1, 5), closed(6, AHEAD), closed(7, AHEAD)], [ONE, AHEAD])
+    NEXT = execution(2, resume_epoch=4, started_ms=1, name="of the writer")
+
+    @pytest.mark.parametrize(
+        ("latest", "epoch"),
+        [((held(1, 3), [ONE]), 3), (([*held(1, 3), closed(4, NEXT)], [ONE, NEXT]), 4), (([], []), 0)],
+        ids=["no execution yet", "an execution", "nothing"],
+    )
+    def test_another_line_does_not_count(self, latest, epoch):
+        """Neither its clock, nor its later times, nor its higher epochs; it is no loss either."""
+        copies = [copy(index, *self.OTHER, taken_ms=10**12) for index in (0, 1)]
+        chosen = [copy(index, *latest, taken_ms=1) for index in (0, 1)]
+        plan = plan_restore([*copies, *chosen], latest=chosen)
+        assert (plan.epoch, plan.lost_epochs, plan.abandoned) == (epoch, 0, False)
+        assert plan.copies[0] == chosen[0]
+        assert plan_restore([*copies, *chosen], epoch=7, latest=chosen).abandoned
+
+    def test_a_damaged_one_still_says_what_counts(self):
+        """The newest epoch that leads to it, and what is lost."""
+        copies = [copy(index, *self.OTHER, taken_ms=10**12) for index in (0, 1)]
+        latest = [copy(index, held(1, 4), [ONE], taken_ms=1) for index in (0, 1)]
+        older = [copy(index, held(1, 2), [ONE]) for index in (0, 1)]
+        plan = plan_restore([*copies, *older, latest[0]], unusable=latest[1:], latest=latest)
+        assert (plan.epoch, plan.lost_epochs) == (4, 0)
+        plan = plan_restore([*older, latest[0]], unusable=latest[1:], latest=latest)
+        assert (plan.epoch, plan.lost_epochs) == (2, 2)
+
+    @pytest.mark.parametrize("latest", [True, False])
+    def test_the_time_before_the_first_epoch_is_not_what_a_time_finds(self, latest):
+        """It was never closed."""
+        copies = [copy(index, held(1, 3), [ONE]) for index in (0, 1)]
+        with pytest.raises(EpochNotHeldError) as refused:
+            plan_restore(copies, at_ms=LINE[0].closed_ms - 1, latest=copies if latest else ())
+        assert "--epoch 0" in refused.value.remedy
+        assert plan_restore(copies, at_ms=LINE[0].closed_ms).epoch == 1
+        assert plan_restore(copies, epoch=0).epoch == 0
+
+
 class TestKeeping:
     """Which backups a pruning leaves."""
 
@@ -307,6 +349,18 @@ class TestKeeping:
         """Of days by the clock, so that the same are kept whenever one looks."""
         rule = KeepRule(age_s=365 * 86400.0, every_s=86400.0)
         assert backups_to_keep(TAKEN, [rule], 99 * HOUR_MS) == {"b23", "b47", "b71", "b95", "b99"}
+
+    def test_an_age_is_counted_from_the_latest_at_most(self):
+        """A clock that is days ahead, and backups that have stopped, remove nothing; one that is behind keeps more."""
+        rule = KeepRule(age_s=7200.0)
+        for ahead in (0, 1, 24 * 365):
+            assert backups_to_keep(TAKEN, [rule], (99 + ahead) * HOUR_MS) == {"b97", "b98", "b99"}
+        assert backups_to_keep(TAKEN, [rule], 90 * HOUR_MS) == {f"b{n}" for n in range(88, 100)}
+
+    def test_the_order_of_the_backups_counts(self):
+        """It is that of their terms; the time of the latest may be an earlier one."""
+        taken = [("late", 9 * HOUR_MS), ("before", 3 * HOUR_MS), ("latest", 2 * HOUR_MS)]
+        assert backups_to_keep(taken, [KeepRule(count=2)], 9 * HOUR_MS) == {"before", "latest"}
 
     def test_the_newest_always_stays(self):
         """However old it is, and without any rule."""

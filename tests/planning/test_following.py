@@ -6,8 +6,10 @@ import itertools
 import random
 from pathlib import Path
 
+import pytest
+
 from recovery.base.ids import Lease
-from recovery.planning.following import Position, Stage, is_later, lacking, latest_first, needed, same_link
+from recovery.planning.following import Position, Stage, age, is_later, lacking, latest_first, lines, needed, same_link
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 
 BASE = "objects/part-0/a.sqlite3.zst"
@@ -50,6 +52,26 @@ def test_the_term_counts_more_than_clocks_and_executions():
         assert is_later(later._replace(term=2), late)
         assert not is_later(late, later._replace(term=2))
         assert is_later(late, later)
+
+
+@pytest.mark.parametrize(
+    ("stages", "ends"),
+    [
+        ([stage("a", 1, 1), stage("a", 2, 2), stage("ab", 2, 3), stage("abc", 1, 4)], ["abc"]),
+        # Each went on from "a".
+        ([stage("a", 1, 1), stage("ab", 2, 2), stage("ac", 2, 3), stage("acd", 2, 4)], ["ab", "acd"]),
+        # A takeover that gave an epoch up, before and after its first execution.
+        ([stage("a", 5, 1), stage("a", 3, 2)._replace(term=1)], ["a", "a"]),
+        ([stage("a", 3, 1), stage("ab", 5, 2), stage("ac", 2, 3)._replace(term=1)], ["ab", "ac"]),
+        ([], []),
+    ],
+)
+def test_backups_that_continue_each_other_are_one_line(stages, ends):
+    """The last stage of each line, the latest one last; the clocks do not count."""
+    found = lines(sorted(stages, key=age))
+    assert ["".join(name for name, _ in each.executions) for each in found] == ends
+    if stages:
+        assert found[-1] == max(stages, key=age)
 
 
 def partition(*runs: tuple[str, int, int]) -> PartitionDescription:
