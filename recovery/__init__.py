@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from recovery.operational.backends.retry import RetryPolicy
     from recovery.operational.keyed import KeyedState
     from recovery.operational.manager import StateManager, process_state, task_instance_state, task_state
-    from recovery.operational.scopes import ScopedState
+    from recovery.operational.scopes import NEVER_EXPIRE, ScopedState
     from recovery.operational.steps.comparison import Diff, diff
     from recovery.operational.steps.step_history import History, history
     from recovery.partitioning.in_place import drop_old
@@ -125,6 +125,7 @@ if TYPE_CHECKING:
     from recovery.storage.initialize import init_partitions
 
 __all__ = [
+    "NEVER_EXPIRE",
     "AllKeysSink",
     "AlreadyInitializedError",
     "BackupDamagedError",
@@ -238,6 +239,7 @@ __all__ = [
 # Imported on first use, as are the package's modules: reading a directory needs no Spark, and Spark's Python workers
 # need neither sinks nor state managers.
 _LATER = {
+    "NEVER_EXPIRE": "recovery.operational.scopes",
     "AllKeysSink": "recovery.sinks",
     "BatchContext": "recovery.sinks",
     "BatchDone": "recovery.spark.run.reporting.events",

@@ -9,6 +9,7 @@ from recovery.errors import all_errors
 from tests.stores import run_python
 
 PUBLIC = [
+    "NEVER_EXPIRE",
     "AllKeysSink", "AlreadyInitializedError", "BackupDamagedError", "BackupTargetError", "BackupTooOldError",
     "BatchContext", "BatchDone", "ConfigurationError", "ConsoleSink", "CorruptPartitionError", "CorruptStateError",
     "DeltaSink", "Diff", "DirectoryLockedError", "DiscardSink", "DuplicatePartitionError", "EpochClosed",

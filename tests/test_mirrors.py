@@ -157,7 +157,6 @@ COVERED_BY = {
         cli.state_transfer operational.exports""",
     "operational/test_comparison.py": "cli.diff cli.diff_output",
     "spark/test_kafka.py": "spark.jvm.lost_topics",
-    "spark/test_processes.py": "cli.settings",
     "cli/test_output.py": "cli.common cli.init cli.status",
     "operational/test_runs.py": "cli.runs host.processes",
     "report/test_commands.py": "cli.advise cli.plan cli.report cli.verify",

@@ -31,7 +31,7 @@ from recovery.cli.places import chosen_backend, place_options
 from recovery.cli.progress import Progress, summary_text
 from recovery.cli.promote import take_over_before_run
 from recovery.cli.restore import restore_missing
-from recovery.cli.settings import settings_options
+from recovery.cli.settings import BYTEWAX_DIRECTORY, chosen_master, settings_options, workers_options
 from recovery.config import DEFAULT_MASTER, RecoveryConfig
 from recovery.errors import HistoryLossError
 from recovery.host.signals import end_now, handle, is_main_thread
@@ -76,15 +76,17 @@ WITH_DIRECTORY = (
 
 @click.command()
 @click.argument("target", metavar="MODULE_OR_FILE[:FLOW]")
-@click.option("-r", "--recovery-directory", "directory", type=DIRECTORY, envvar="RECOVERY_DIRECTORY",
+@click.option("-r", "--recovery-directory", "directory", type=DIRECTORY,
+              envvar=["RECOVERY_DIRECTORY", BYTEWAX_DIRECTORY],
               help="The recovery directory, created by init. Without it the flow runs without recovery.")  # fmt: skip
 @click.option("--from", "source", metavar="SRC",
               help="If the recovery directory holds no partitions, first restore the newest backup at SRC into it. The "
                    "flow begins as soon as the pages that it reads are there; the rest follows.")  # fmt: skip
 @click.option("-s", "--snapshot-interval", type=INTERVAL, default="10s", show_default=True,
-              envvar="RECOVERY_SNAPSHOT_INTERVAL",
+              envvar=["RECOVERY_SNAPSHOT_INTERVAL", "BYTEWAX_SNAPSHOT_INTERVAL"],
               help="Close an epoch after this time, at the next micro-batch; 0: after every one.")  # fmt: skip
-@click.option("-b", "--backup-interval", type=INTERVAL, envvar="RECOVERY_BACKUP_INTERVAL",
+@click.option("-b", "--backup-interval", type=INTERVAL,
+              envvar=["RECOVERY_BACKUP_INTERVAL", "BYTEWAX_RECOVERY_BACKUP_INTERVAL"],
               help="Keep superseded snapshots this long, so that copies of the files taken at different "
                    "moments still fit together, and runs can go back. By default the last run's; 0 for a new "
                    "directory.")  # fmt: skip
@@ -128,6 +130,7 @@ WITH_DIRECTORY = (
 @click.option("--master", default=DEFAULT_MASTER, show_default=True,
               help="Spark's master: local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT. On a cluster, tasks reach "
                    "the partitions through this host.")  # fmt: skip
+@workers_options
 @click.option("--serve", "serve_at", metavar="[HOST]:PORT", envvar="RECOVERY_SERVE",
               help="On a cluster: where tasks reach the partitions. By default spark.driver.host and a free "
                    "port.")  # fmt: skip
@@ -214,6 +217,7 @@ def run(
     # Not by an exception: the flow's code could catch it while it is imported.
     if is_main_thread():
         handle(end_now)
+    master = chosen_master(master)
     given = click.get_current_context().get_parameter_source("tls_ca")
     if not access.owners and given == ParameterSource.ENVIRONMENT:
         # It is meant for owners.

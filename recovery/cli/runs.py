@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from recovery.base.intervals import format_interval
 from recovery.base.wording import counted
 from recovery.cli.common import INTERVAL, format_time, json_option, print_json, say, table
 from recovery.cli.places import directory_and, open_state, state_options
+from recovery.operational.results import status_of
 from recovery.operational.runs import DEAD, NODE_STATUSES, Run
+
+
+class StatusType(click.Choice[str]):
+    """A status of a run or node, also in other tools' words, in any case."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(status_of(value) or value, param, ctx)
 
 
 class ListByDefault(click.Group):
@@ -29,7 +39,7 @@ def runs() -> None:
 @click.argument("words", metavar="[DIR]", nargs=-1)
 @click.option("--pipeline", metavar="NAME", help="Only runs of this flow or pipeline.")
 @click.option("--node", metavar="NAME", help="Only runs with this node.")
-@click.option("--status", type=click.Choice(NODE_STATUSES), help="Only runs (with --node, nodes) with this status.")
+@click.option("--status", type=StatusType(NODE_STATUSES), help="Only runs (with --node, nodes) with this status.")
 @click.option("--days", type=click.FloatRange(min=0), help="Only runs that began in this many last days.")
 @click.option(
     "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="The most runs to show, newest first."

@@ -1,4 +1,4 @@
-"""Spark's settings from the command line, the environment and a file."""
+"""Spark's settings from the command line, the environment and a file; and Bytewax's words for them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from recovery.cli.common import DIRECTORY
 from recovery.errors import ConfigurationError
@@ -17,6 +18,11 @@ F = TypeVar("F", bound=Any)
 SETTINGS_VARIABLE = "RECOVERY_CONF"
 FILE_VARIABLE = "RECOVERY_PROPERTIES_FILE"
 _FILE = "recovery.properties_file"
+TRIES = 3
+"""How often a task is tried in all, as with the default master."""
+BYTEWAX_DIRECTORY = "BYTEWAX_RECOVERY_DIRECTORY"
+_OF_A_CLUSTER = ("BYTEWAX_PROCESS_ID", "BYTEWAX_ADDRESSES", "BYTEWAX_HOSTFILE_PATH", "BYTEWAX_STATEFULSET_NAME")
+"""The variables by which Bytewax knows that this process is one of several."""
 
 
 def settings_options(function: F) -> F:
@@ -29,6 +35,45 @@ def settings_options(function: F) -> F:
                         help="A file of settings of Spark, as spark-submit takes one: `spark.name value` on each "
                              "line. Put secrets here, or in the variable RECOVERY_CONF.")  # fmt: skip
     return conf(file(function))
+
+
+def workers_options(function: F) -> F:
+    """Add -w and -p, Bytewax's numbers of workers and processes; `chosen_master` says what they mean."""
+    workers = click.option("-w", "--workers-per-process", "workers", type=click.IntRange(min=1),
+                           envvar="BYTEWAX_WORKERS_PER_PROCESS", expose_value=False, callback=_remember_count,
+                           help="Run this many tasks at the same time: --master local[N,3].")  # fmt: skip
+    processes = click.option("-p", "--processes", type=click.IntRange(min=1), expose_value=False,
+                             callback=_remember_count,
+                             help="Times this many. All are threads of one JVM.")  # fmt: skip
+    return workers(processes(function))
+
+
+def _remember_count(ctx: click.Context, parameter: click.Parameter, count: int | None) -> None:
+    if count is not None and parameter.name is not None:
+        ctx.meta[f"recovery.{parameter.name}"] = count
+
+
+def chosen_master(master: str) -> str:
+    """Return Spark's master: the given one, or as many threads as -w and -p say. Raises UsageError if both are given,
+    ConfigurationError if Bytewax's variables give the directory and make this process one of several."""
+    ctx = click.get_current_context()
+    source = ctx.get_parameter_source
+    if source("directory") == ParameterSource.ENVIRONMENT and not os.environ.get("RECOVERY_DIRECTORY"):
+        several = [name for name in _OF_A_CLUSTER if os.environ.get(name)]
+        if several:
+            raise ConfigurationError(
+                f"{several[0]} is set: this would be one of several processes of a dataflow",
+                cause="Each process would run the whole flow, because no process of it knows the others.",
+                remedy="Unset it and run the flow once; on several hosts with --master, and owners of partitions.",
+            )
+    counts = [ctx.meta.get(f"recovery.{name}") for name in ("workers", "processes")]
+    if counts == [None, None]:
+        return master
+    if source("master") == ParameterSource.COMMANDLINE:
+        if ParameterSource.COMMANDLINE in (source("workers"), source("processes")):
+            raise click.UsageError("-w and -p stand for --master local[N,3]: give them or --master.")
+        return master
+    return f"local[{(counts[0] or 1) * (counts[1] or 1)},{TRIES}]"
 
 
 def _remember(ctx: click.Context, _: click.Parameter, file: Path | None) -> None:

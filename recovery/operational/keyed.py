@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from recovery.base.clock import Clock
 from recovery.errors import StateValueError
@@ -23,6 +23,8 @@ from recovery.operational.scopes import (
     split,
     valid_content,
 )
+
+T = TypeVar("T")
 
 _NAMES = {PROCESS: 2, TASK: 2, TASK_INSTANCE: 4, ASSET: 2}
 """How many parts of an id name the scope; one more is a key in it."""
@@ -73,6 +75,22 @@ class KeyedState:
     def delete(self, key: str) -> bool:
         """Remove a key; returns whether it existed."""
         return self.key(key).delete()
+
+    async def aget(self, key: str, default: Any = None) -> Any:
+        """`get`, without blocking the event loop."""
+        return await _in_thread(lambda: self.get(key, default))
+
+    async def aset(self, key: str, value: Any, retention: Retention | None = None) -> None:
+        """`set`, without blocking the event loop. If the task is cancelled meanwhile, the value may still be set."""
+        await _in_thread(lambda: self.set(key, value, retention))
+
+    async def adelete(self, key: str) -> bool:
+        """`delete`, without blocking the event loop."""
+        return await _in_thread(lambda: self.delete(key))
+
+    async def aclear(self, *, all_map_indices: bool = False) -> int:
+        """`clear`, without blocking the event loop."""
+        return await _in_thread(lambda: self.clear(all_map_indices=all_map_indices))
 
     def keys(self) -> list[str]:
         """Return the keys that have a value, sorted."""
@@ -157,6 +175,13 @@ def scopes_of(documents: Iterable[Document], now_ms: int, pattern: str | None) -
         for (kind, *rest), found in sorted(grouped.items())
         for names in [tuple(rest)]
     ]
+
+
+async def _in_thread(call: Callable[[], T]) -> T:
+    # Commands, which need no event loop, start sooner without its modules.
+    import asyncio
+
+    return await asyncio.to_thread(call)
 
 
 def _given(key: str, value: Any) -> Any:

@@ -20,8 +20,8 @@ from recovery.operational.closed_marks import closed_marks, standing_marks
 from recovery.operational.ids import check, escape, matches, unescape
 from recovery.operational.keyed import KeyedState, Scope, scopes_of
 from recovery.operational.marks import Mark
-from recovery.operational.results import parse_results
-from recovery.operational.runs import EDIT, SAVED, Run, RunHistory
+from recovery.operational.results import also_named, parse_results, status_of
+from recovery.operational.runs import EDIT, NODE_STATUSES, SAVED, Run, RunHistory
 from recovery.operational.scopes import Retention, ScopedState
 
 
@@ -83,6 +83,7 @@ class StateManager:
         """
         self.set_hwm_batch([{"key": key, "value": value}], force=force)
 
+    @also_named(updates="batch")
     def set_hwm_batch(
         self, batch: Iterable[Mapping[str, Any]], *, force: bool = False, pipeline: str | None = None
     ) -> None:
@@ -120,6 +121,7 @@ class StateManager:
 
     # ---- run history
 
+    @also_named(pipeline_name="pipeline", node_name="node")
     def get_last_run_status(self, pipeline: str, node: str | None = None) -> bool | None:
         """Whether the last run of a pipeline, or of one of its nodes, succeeded; None if it is running or never ran."""
         run = self._last_run(pipeline, node)
@@ -127,6 +129,7 @@ class StateManager:
             return None
         return run.succeeded if node is None else run.nodes[node].succeeded
 
+    @also_named(pipeline_name="pipeline", node_name="node")
     def get_last_run_info(self, pipeline: str, node: str | None = None) -> dict[str, Any] | None:
         """Return the record of the last run of a pipeline, or of a node in the last run that had it; None without such
         a run. It has `success`, `metadata` and `timestamp` among others."""
@@ -135,6 +138,7 @@ class StateManager:
             return None
         return run.as_json() if node is None else run.node_info(node)
 
+    @also_named(pipeline_name="pipeline", results="nodes")
     def save_pipeline_run(
         self,
         pipeline: str,
@@ -147,7 +151,8 @@ class StateManager:
 
         nodes: for each node True, False, or a mapping with "status" ("succeeded", "failed", "skipped", "blocked") or
         "success", and "duration_s", "rows", "error", and more; or an object with such `nodes`, or with Odibi's
-        `node_results`; or Odibi's stored form. The run failed if `error` is given or a node failed. Raises
+        `node_results`; or Odibi's stored form, or what its `to_dict()` returns. The run failed if `error` is given or a
+        node failed. Raises
         ConfigurationError or StateValueError for anything else.
         """
         parsed, facts = parse_results(nodes)
@@ -171,13 +176,16 @@ class StateManager:
         limit: int | None = None,
     ) -> list[Run]:
         """Return runs, newest first. Filters: the pipeline, a node, a status (of the node, if one is named), an age in
-        days."""
+        days. Raises ConfigurationError for a status that no run has."""
+        wanted = None if status is None else status_of(status)
+        if status is not None and wanted is None:
+            raise ConfigurationError(f"there is no status {shown(status)}", remedy=f"Use {', '.join(NODE_STATUSES)}.")
         since_ms = None if days is None else self._clock.wall_ms() - days * 86_400_000
         found = [
             run
             for run in self._history.runs(pipeline)
             if (node is None or node in run.nodes)
-            and (status is None or status == (run.status if node is None else run.nodes[node].status))
+            and (wanted is None or wanted == (run.status if node is None else run.nodes[node].status))
             and (since_ms is None or run.started_ms >= since_ms)
         ]
         return found[:limit]
@@ -231,10 +239,9 @@ class StateManager:
         scope_id = scopes.task_instance_id(dag_id, task_id, run_or_execution_date, map_index)
         return self._keyed(scope_id, clear_on_success, self._default_retention)
 
-    def asset_state_store(
-        self, name: str | None = None, *, uri: str | None = None, asset_id: int | None = None
-    ) -> KeyedState:
-        """Return the values by key of an asset, which is named by exactly one of its name, URI and id."""
+    def asset_state_store(self, name: Any = None, *, uri: str | None = None, asset_id: int | None = None) -> KeyedState:
+        """Return the values by key of an asset, which is named by exactly one of its name, URI and id; or by Airflow's
+        Asset, which stands for its name."""
         return self._keyed(scopes.asset_scope_id(name, uri, asset_id))
 
     def list_scopes(self, pattern: str | None = None) -> list[Scope]:

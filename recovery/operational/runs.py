@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from recovery.base.clock import Clock
+from recovery.base.intervals import Interval, parse_interval
 from recovery.base.untrusted_json import MOST, is_moment
 from recovery.errors import CorruptStateError, RecoveryError
 from recovery.host.processes import identity, is_same, is_visible
@@ -161,10 +162,10 @@ class RunHistory:
         recorder.write()
         return recorder
 
-    def clean(self, older_than_s: float, *, dry_run: bool = False) -> list[Run]:
+    def clean(self, older_than_s: Interval, *, dry_run: bool = False) -> list[Run]:
         """Forget the runs that ended longer ago than this, but never a pipeline's last run; returns the forgotten
-        runs."""
-        limit_ms = self._clock.wall_ms() - older_than_s * 1000
+        runs. older_than_s: seconds, or any other interval."""
+        limit_ms = self._clock.wall_ms() - parse_interval(older_than_s) * 1000
         newest: set[str] = set()
         gone: list[Run] = []
         for run in self.runs():

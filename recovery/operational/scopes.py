@@ -16,6 +16,8 @@ from recovery.operational.values import from_json, to_json
 KINDS = PROCESS, TASK, TASK_INSTANCE, ASSET = "process", "task", "task-instance", "asset"
 """The first parts of the ids of scoped state, after their environment."""
 NEVER = "never"
+NEVER_EXPIRE = timedelta.max
+"""Airflow's name for a retention without end."""
 FACTS = ("set_ms", "first_ms", "expires_ms", "retention_ms")
 """The fields beside a stored value and the previous one, in milliseconds. first_ms: when its scope first got a value.
 retention_ms: the interval that a change begins again; None if the value is kept for ever or until a fixed moment."""
@@ -177,7 +179,7 @@ def has_expired(document: Document, now_ms: int) -> bool:
 
 def lasts(retention: Retention | None, now_ms: int) -> dict[str, int | None]:
     """Return the fields of a value that is set now and kept for `retention`. Raises ConfigurationError."""
-    if retention is None or retention in (NEVER, timedelta.max):
+    if retention is None or retention in (NEVER, NEVER_EXPIRE):
         return {"expires_ms": None, "retention_ms": None}
     if isinstance(retention, datetime):
         if retention.tzinfo is None:
@@ -312,8 +314,22 @@ def task_instance_id(dag_id: str, task_id: str, run: str | date | datetime, map_
     return join(TASK_INSTANCE, dag_id, task_id, run_name(run), str(-1 if map_index is None else map_index))
 
 
-def asset_scope_id(name: str | None, uri: str | None, asset_id: int | None) -> StateId:
-    """Return the id of an asset's scope, which is named in exactly one way. Raises ConfigurationError."""
+def asset_scope_id(name: Any, uri: str | None, asset_id: int | None) -> StateId:
+    """Return the id of an asset's scope, which is named in exactly one way. Raises ConfigurationError.
+
+    name: a text, or an object of Airflow: an Asset or AssetNameRef stands for its name, an AssetUriRef for its URI.
+    """
+    kinds = {each.__name__ for each in type(name).__mro__}
+    if kinds & {"Asset", "AssetNameRef"}:
+        name = name.name
+    elif "AssetUriRef" in kinds and uri is None:
+        name, uri = None, name.uri
+    elif not isinstance(name, str | None):
+        raise ConfigurationError(
+            f"{shown(name)} is no asset",
+            cause="An alias, for example, stands for any number of assets.",
+            remedy="Give an Asset, its name, uri= or asset_id=.",
+        )
     given = [(kind, value) for kind, value in (("name", name), ("uri", uri), ("id", asset_id)) if value is not None]
     if len(given) != 1 or given[0][1] == "" or isinstance(asset_id, bool):
         raise ConfigurationError(

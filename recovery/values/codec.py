@@ -18,6 +18,7 @@ import msgspec
 import msgspec.inspect
 
 from recovery.errors import ConfigurationError, StateValueError, shown
+from recovery.values.columns import Columns
 from recovery.values.unchanged import check_of, is_plain, is_readable
 
 StateType = Any
@@ -70,6 +71,7 @@ class StateCodec:
                 if isinstance(info, msgspec.inspect.CustomType):
                     raise TypeError("its instances have no form in JSON")
                 self.decode = msgspec.json.Decoder(state_type).decode
+                columns = Columns.of(info)
             except TypeError as error:
                 raise ConfigurationError(
                     f"state={state_type!r} cannot be stored: {error}",
@@ -81,7 +83,10 @@ class StateCodec:
                     cause="The type of a field is given by a name that its module does not have, or not yet.",
                     remedy="Define or import it at the top of the module, before the step, not for type checkers only.",
                 ) from error
-            self.encode = _typed_encoder(state_type, info, to_json, self.decode)
+            described = repr(state_type) if columns is None else columns.described
+            self.encode = _typed_encoder(described, info, to_json, self.decode)
+            if columns is not None:
+                self.encode, self.decode = columns.encoder(self.encode), columns.decoder(self.decode)
 
 
 def _plain_encoder(to_json: Callable[[Any], bytes], decode: Callable[[str], Any]) -> Callable[[Any], str]:
@@ -115,9 +120,9 @@ def _plain_encoder(to_json: Callable[[Any], bytes], decode: Callable[[str], Any]
 
 
 def _typed_encoder(
-    state_type: StateType, info: msgspec.inspect.Type, to_json: Callable[[Any], bytes], decode: Callable[[str], Any]
+    described: str, info: msgspec.inspect.Type, to_json: Callable[[Any], bytes], decode: Callable[[str], Any]
 ) -> Callable[[Any], str]:
-    """Return `StateCodec.encode` for values of a declared type."""
+    """Return `StateCodec.encode` for values of a declared type. described: the type, for messages."""
     check = check_of(info)
 
     def encode(value: Any) -> str:
@@ -134,10 +139,10 @@ def _typed_encoder(
                 return text
         except Exception as error:
             raise StateValueError(
-                f"{_shown(value)} cannot be stored as {state_type!r}: {error}",
+                f"{_shown(value)} cannot be stored as {described}: {error}",
                 cause="The value does not fit the declared type of the state.",
             ) from error
-        cause = f"The value does not fit the declared type of the state, {state_type!r}."
+        cause = f"The value does not fit the declared type of the state, {described}."
         raise _changed(value, *retyped, cause=cause)
 
     return encode

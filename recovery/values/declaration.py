@@ -202,6 +202,9 @@ def _form(info: Any, above: list[Any]) -> Form:
         return {"again": next(n for n, each in enumerate(reversed(above)) if each is info)}
     inner = [*above, info]
     match info:
+        case inspect.Metadata(extra={"columns": names}, type=inspect.TupleType(item_types=kinds)):
+            parts = zip(names, kinds, strict=True)
+            return {"named tuple": "columns", "fields": [[name, _form(kind, inner), True] for name, kind in parts]}
         case inspect.Metadata():
             return _form(info.type, above)
         case inspect.UnionType():

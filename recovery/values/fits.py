@@ -20,6 +20,7 @@ import msgspec
 
 from recovery.errors import StateValueError, shown
 from recovery.values.codec import StateCodec
+from recovery.values.columns import named_place
 from recovery.values.declaration import PICKLE, PLAIN, Form
 from recovery.values.keys import ESCAPE, is_escaped
 
@@ -36,7 +37,6 @@ WHOLE_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 _DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
 _ARRAY = re.compile(r"array<(.*)>")
-_PLACE = re.compile(r"\$\[(\d+)\]")
 
 
 def limits(kind: str) -> tuple[int, int]:
@@ -63,14 +63,6 @@ def state_check(form: Form) -> Check:
         return None
 
     return check
-
-
-def named_place(text: str, names: Sequence[str]) -> str:
-    """Return msgspec's sentence with the name of a field where it has the field's number."""
-    place = _PLACE.search(text)
-    if place is None or int(place[1]) >= len(names):
-        return text
-    return text.replace(place[0], f"$.{names[int(place[1])]}", 1)
 
 
 def key_check(columns: Sequence[tuple[str, str]]) -> Check:

@@ -12,8 +12,10 @@ from tests.operational.support import SetClock
 from tests.stores import ROOT
 
 BACKEND = """
-import asyncio, json
+import asyncio, json, os
 from datetime import datetime, timedelta, timezone
+from airflow.sdk import NEVER_EXPIRE, Asset
+from airflow.sdk.definitions.asset import AssetAlias, AssetNameRef, AssetUriRef
 from airflow.state import AssetScope, BaseStoreBackend, TaskScope, get_state_backend
 
 backend = get_state_backend()
@@ -45,6 +47,23 @@ async def later():
 
 asyncio.run(later())
 backend.cleanup()
+
+from recovery import ConfigurationError, StateManager
+import recovery
+
+assert recovery.NEVER_EXPIRE == NEVER_EXPIRE
+state = StateManager(os.environ["RECOVERY_DIRECTORY"], environment="own", default_retention=0)
+orders = Asset(name="orders", uri="s3://w/orders/daily")
+state.asset_state_store(orders).set("mark", 5, retention=NEVER_EXPIRE)
+assert state.asset_state_store(AssetNameRef(name="orders")).get("mark") == 5
+state.asset_state_store(AssetUriRef(uri="s3://w/orders/daily")).set("mark", 6)
+assert state.asset_state_store(uri="s3://w/orders/daily").get("mark") == 6
+try:
+    state.asset_state_store(AssetAlias(name="orders"))
+except ConfigurationError:
+    pass
+else:
+    raise AssertionError
 """
 
 

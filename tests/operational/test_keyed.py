@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from click.testing import CliRunner
 
-from recovery import ConfigurationError, StateManager, StateValueError
+from recovery import NEVER_EXPIRE, ConfigurationError, StateManager, StateValueError
 from recovery.base.clock import SystemClock
 from recovery.cli import main
 from recovery.storage.lock import DirectoryLock
@@ -219,3 +220,61 @@ def test_commands(store_dir):
     assert command("state", "clean", db, "--dry-run") == "would remove 1 expired state\n"
     assert json.loads(command("state", "clean", db, "--json")) == {"dry_run": False, "expired": 1}
     assert command("state", "clean", db) == "removed 0 expired states\n"
+
+
+def test_without_blocking_an_event_loop(store_dir):
+    """Airflow's names for it: a task's checkpoint, as in its own example."""
+    store = StateManager(store_dir).task_state_store("d", "t", "r")
+
+    async def work():
+        assert await store.aget("progress", default={"done": []}) == {"done": []}
+        await store.aset("progress", {"done": [1]}, retention=NEVER_EXPIRE)
+        await asyncio.gather(*(store.aset(str(number), number) for number in range(5)))
+        assert await store.adelete("0")
+        return await store.aget("progress"), await store.aclear()
+
+    assert asyncio.run(work()) == ({"done": [1]}, 5)
+    assert store.keys() == []
+
+
+class Asset:
+    """As Airflow's, which is named by its name."""
+
+    def __init__(self, name, uri):
+        self.name, self.uri = name, uri
+
+
+class AssetUriRef:
+    """As Airflow's."""
+
+    uri = "s3://w/orders"
+
+
+class AssetAlias:
+    """As Airflow's: it stands for any number of assets."""
+
+    name = "orders"
+
+
+def test_airflow_s_assets(store_dir):
+    """In place of a name or a URI."""
+    state = StateManager(store_dir)
+    state.asset_state_store(Asset("orders", "s3://w/orders")).set("mark", 1)
+    state.asset_state_store(AssetUriRef()).set("mark", 2)
+    assert state.asset_state_store("orders").get("mark") == 1
+    assert state.asset_state_store(uri="s3://w/orders").get("mark") == 2
+    for wrong in (AssetAlias(), 5, ["orders"]):
+        with pytest.raises(ConfigurationError, match="is no asset"):
+            state.asset_state_store(wrong)
+    with pytest.raises(ConfigurationError):
+        state.asset_state_store(AssetUriRef(), uri="s3://w/other")
+
+
+def test_a_value_by_key_is_never_none(store_dir):
+    """Neither set nor as the result of an update."""
+    store = StateManager(store_dir).task_state_store("d", "t", "r")
+    store.set("k", 1)
+    for change in (lambda: store.set("k", None), lambda: store.update("k", lambda _: None)):
+        with pytest.raises(StateValueError, match="cannot be None"):
+            change()
+    assert store.get("k") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -9,8 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from recovery import ConfigurationError, StateManager, StateValueError
+from recovery.cli import main
 from tests import others
 
 
@@ -63,7 +66,12 @@ from recovery import StateManager
 results = PipelineResults("orders", failed=["clean"])
 results.node_results["load"] = NodeResult(node_name="load", success=True, duration=1.5, metadata={"rows": 5})
 results.node_results["clean"] = NodeResult(node_name="clean", success=False, duration=1.5, error=KeyError("k"))
-StateManager(sys.argv[1]).save_pipeline_run("orders", results)
+state = StateManager(sys.argv[1])
+state.save_pipeline_run("orders", results)
+state.save_pipeline_run(pipeline_name="again", results=results.to_dict())
+import numpy, pandas
+day = pandas.Timestamp("2026-01-31")
+state.set_hwm_batch(updates=[{"key": "id", "value": numpy.int64(5)}, {"key": "at", "value": day}])
 """
 
 
@@ -73,6 +81,8 @@ def test_odibi_s_own_objects(state, store_dir, tmp_path):
     others.run([others.python_with("odibi"), "-c", ODIBI, str(store_dir)], tmp_path, environ)
     assert state.get_last_run_info("orders", "load")["metadata"] == {"rows": 5}
     assert state.get_last_run_info("orders", "clean")["error"] == "KeyError: 'k'"
+    assert state.get_last_run_status("again", "clean") is False
+    assert (state.get_hwm("id"), state.get_hwm("at")) == (5, datetime(2026, 1, 31))  # noqa: DTZ001 - it has no zone
 
 
 def test_the_stored_form(state):
@@ -83,6 +93,54 @@ def test_the_stored_form(state):
     assert {name: info[name] for name in node} == node
     state.save_pipeline_run("odd", {"last_run": True, "nodes": {"success": False}})
     assert (state.get_last_run_status("odd", "last_run"), state.get_last_run_status("odd", "nodes")) == (True, False)
+
+
+def test_the_form_of_to_dict(state):
+    """As `PipelineResults.to_dict()` has it, and objects that have only that."""
+    given = {"pipeline_name": "orders", "completed": ["load"], "failed": ["clean"], "skipped": ["later"],
+             "duration": 1.5, "start_time": "2024-05-01T01:00:00", "end_time": None, "node_count": 2}  # fmt: skip
+    for each in (given, SimpleNamespace(to_dict=lambda: given)):
+        state.save_pipeline_run("orders", each)
+        found = {name: state.get_last_run_info("orders", name)["status"] for name in ("load", "clean", "later")}
+        assert found == {"load": "succeeded", "clean": "failed", "later": "blocked"}
+        assert state.get_last_run_info("orders")["metadata"]["end_time"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [("SUCCESS", "succeeded"), ("success", "succeeded"), ("FAILED", "failed"), ("failure", "failed"),
+     ("Skipped", "skipped"), ("upstream_failed", "blocked"), ("succeeded", "succeeded")],
+)  # fmt: skip
+def test_statuses_of_other_tools(state, given, status):
+    """Recorded, and asked for, in Odibi's and Airflow's words."""
+    state.save_pipeline_run("orders", {"load": {"status": given}})
+    assert state.get_last_run_info("orders", "load")["status"] == status
+    assert len(state.list_runs(node="load", status=given)) == 1
+    result = CliRunner().invoke(
+        main, ["runs", str(state.backend.directory), "--node", "load", "--status", given, "--json"]
+    )
+    assert [run["nodes"]["load"]["status"] for run in json.loads(result.output)] == [status]
+
+
+@pytest.mark.parametrize("status", ["SUCESS", "", 5, None])
+def test_a_status_that_no_run_has(state, status):
+    """It is refused, and never an empty answer."""
+    with pytest.raises(ConfigurationError, match="has no status"):
+        state.save_pipeline_run("orders", {"load": {"status": status}})
+    if status is not None:
+        with pytest.raises(ConfigurationError, match="there is no status"):
+            state.list_runs(status=status)
+
+
+def test_odibi_s_keywords(state):
+    """Its calls with its own names of arguments; a name twice is refused."""
+    state.save_pipeline_run(pipeline_name="orders", results=results(load=NodeResult(True)))
+    assert state.get_last_run_status(pipeline_name="orders", node_name="load") is True
+    assert state.get_last_run_info(pipeline_name="orders", node_name="load")["success"] is True
+    state.set_hwm_batch(updates=[{"key": "orders", "value": 5}])
+    assert state.get_hwm(key="orders") == 5
+    with pytest.raises(ConfigurationError, match="the same argument"):
+        state.get_last_run_status(pipeline_name="orders", pipeline="orders")
 
 
 def test_this_package_s_summary(state):

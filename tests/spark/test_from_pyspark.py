@@ -12,6 +12,7 @@ from collections import Counter
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from recovery import (
     ConsoleSink,
@@ -20,6 +21,7 @@ from recovery import (
     GroupState,
     RecoveryConfig,
     Resumed,
+    StateValueError,
     UnsupportedPlanError,
     init_partitions,
     start,
@@ -77,11 +79,21 @@ def read(spark, directory, schema):
     return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(directory))
 
 
-def actions_of(spark, directory):
+SCHEMA = T.StructType([
+    T.StructField("user_id", T.IntegerType(), False),
+    T.StructField("action_count", T.IntegerType(), True),
+    T.StructField("last_action", T.StringType(), True),
+    T.StructField("last_updated", T.LongType(), True),
+])  # fmt: skip
+"""The lesson's, whose time is a number of milliseconds."""
+
+
+def actions_of(spark, directory, state=None):
     """The step over the lesson's actions."""
     step = stateful(
         "users",
         key="user_id",
+        state=state,
         update=update_function,
         output="user_id int, action_count int, last_action string, updated_ms long",
         order_by="action",
@@ -273,3 +285,21 @@ def test_a_state_store_class_of_the_user(spark, tmp_path):
         run_to_end(counted(), tmp_path / "db")
     assert "a state store runs in the JVM" in raised.value.cause
     run_to_end(counted(), tmp_path / "db", output_mode="update")
+
+
+def test_the_lesson_s_schema_of_the_state(spark, tmp_path):
+    """Declared, the state is still read and written by the names of its fields; a time of the lesson's type, which a
+    number is not, is refused with step, key and field."""
+    add(tmp_path / "events", 1, [{"user_id": 1, "action": "a"}, {"user_id": 2, "action": "b"}])
+    add(tmp_path / "events", 2, [{"user_id": 1, "action": "c"}])
+    rows = []
+    sink = lambda batch, _: rows.extend(tuple(row)[:3] for row in batch.collect())  # noqa: E731
+    init_partitions(tmp_path / "db", 2)
+    run_to_end(actions_of(spark, tmp_path / "events", SCHEMA), tmp_path / "db", sink)
+    assert sorted(rows) == [(1, 1, "a"), (1, 2, "c"), (2, 1, "b")]
+    [schema] = json.loads(invoke("status", tmp_path / "db", "--json"))["schemas"].values()
+    assert schema["text"] == "columns(user_id, action_count, last_action, last_updated)"
+    init_partitions(tmp_path / "other", 2)
+    timed = T.StructType([*SCHEMA[:3], T.StructField("last_updated", T.TimestampType())])
+    with pytest.raises(StateValueError, match=r"step 'users', key .*Expected `datetime.*at `\$\.last_updated`"):
+        run_to_end(actions_of(spark, tmp_path / "events", timed), tmp_path / "other", sink)

@@ -46,3 +46,13 @@ def test_a_lag_before_all_dates(lag):
     """Refused when it is used, by the name of the load."""
     with pytest.raises(ConfigurationError, match=r"'k'.*before the year 1|longer than a thousand years"):
         incremental(lambda spark: None, column="c", key="k", watermark_lag=lag)._lagged(DAY)
+
+
+def test_odibi_s_names():
+    """Its settings, by its names; a unit without a fixed length is refused."""
+    load = incremental(lambda spark: None, key_column="c", state_key="k", lookback=3, unit="day")
+    assert (load.column, load.key, load.mode, load.lookback) == ("c", "k", "rolling_window", "3 day")
+    assert load._below(DAY, load.lookback) == date(2024, 1, 7)
+    for wrong in ({"lookback": 3, "unit": "month"}, {"unit": "day"}, {"lookback": "3d", "unit": "day"}):
+        with pytest.raises(ConfigurationError):
+            incremental(lambda spark: None, column="c", key="k", **wrong)

@@ -989,7 +989,7 @@ def test_a_state_declared_by_columns(spark, feed, tmp_path, columns):
     def update(key, rows, state):
         n, total, _ = state.getOption or (0, 0, None)
         state.update((n + len(rows), total + sum(row.value for row in rows), None if key == "k1" else key))
-        assert type(state.get) is tuple
+        assert isinstance(state.get, tuple)
         yield key, n + len(rows), total
 
     for seed in range(2):
@@ -998,6 +998,47 @@ def test_a_state_declared_by_columns(spark, feed, tmp_path, columns):
         run_to_end(feed.frame(spark).transform(step), tmp_path / "db")
     wanted = {key: [*totals, None if key == "k1" else key] for key, totals in feed.totals().items()}
     assert states(tmp_path / "db", "totals") == wanted
+
+
+def test_a_state_of_columns_by_name(spark, feed, tmp_path):
+    """A lesson's way: a dict of the columns is stored, and the state is read by their names."""
+
+    def update(key, rows, state):
+        before = state.get if state.exists else {"n": 0, "total": 0}
+        now = {"total": before["total"] + sum(row.value for row in rows), "n": before["n"] + len(rows)}
+        state.update(now)
+        yield key, state.get["n"], now["total"]
+
+    for seed in range(2):
+        feed.add_random(seed)
+        step = stateful(
+            "totals",
+            key="key",
+            update=update,
+            state="n int not null, total long",
+            output="key string, n int, total long",
+        )
+        run_to_end(feed.frame(spark).transform(step), tmp_path / "db")
+    assert states(tmp_path / "db", "totals") == {key: list(found) for key, found in feed.totals().items()}
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [((None, 1), r"`null` - at `\$\.n`"), ((2**31, 1), r"`int` <= 2147483647 - at `\$\.n`"),
+     ({"n": 1, "m": 1}, "'m', which is none"),
+     ((1, "x"), r"`str` - at `\$\.total`")],
+    ids=str,
+)  # fmt: skip
+def test_a_state_that_violates_its_columns(spark, feed, tmp_path, state, said):
+    """The error names the step, the key and the column."""
+    feed.add([("a", 1)])
+
+    def update(key, rows, group):
+        group.update(state)
+
+    step = stateful("totals", key="key", update=update, state="n int not null, total long", output="key string")
+    with pytest.raises(StateValueError, match=f"step 'totals', key 'a'.*{said}"):
+        run_to_end(feed.frame(spark).transform(step), tmp_path / "db")
 
 
 @pytest.mark.parametrize(("columns", "found"), [("n longer", "not a schema"), ("at interval month", "interval month")])

@@ -34,6 +34,7 @@ from recovery.operational.marks import (
     is_future,
     is_same_mark,
 )
+from recovery.operational.results import also_named
 from recovery.spark.pipelines.cursor import EPOCH, Cursor, bad, check_text, collected, cursor, python_value
 
 STATEFUL, ROLLING_WINDOW = "stateful", "rolling_window"
@@ -325,13 +326,15 @@ class Incremental:
             raise bad(self.key, f"{given!r:.40} leads before the year 1", "Give a shorter interval.") from None
 
 
+@also_named(key_column="column", state_key="key")
 def incremental(
     reader: Reader,
     *,
     column: str,
     key: str | None = None,
-    mode: str = STATEFUL,
+    mode: str | None = None,
     lookback: Interval | None = None,
+    unit: str | None = None,
     watermark_lag: Interval | None = None,
     fallback_column: str | None = None,
     date_format: str | None = None,
@@ -351,13 +354,19 @@ def incremental(
         oracle, oracle_sqlserver, sql_server, us, eu, iso.
     mode: "stateful": all rows the first time, then those above the mark; the mark becomes the highest value once the
         node's write succeeded, with the epoch that the run closes for it. "rolling_window": the rows of the last
-        `lookback`, without a mark.
+        `lookback`, without a mark. By default, a rolling window if there is a lookback.
     lookback, watermark_lag: an interval; a number without a unit is seconds, and days for dates, where a part of a day
-        counts as a whole one. watermark_lag: load rows again down to this far below the mark, for rows that come late;
-        of numbers, a number.
+        counts as a whole one. unit: that of a lookback that is a number: "hour" or "day". watermark_lag: load rows
+        again down to this far below the mark, for rows that come late; of numbers, a number.
 
     Raises ConfigurationError, and StateValueError or HighWaterMarkError before anything is written.
     """
+    if unit is not None:
+        if lookback is None or bare(lookback) is None:
+            raise bad(key or column, f"unit={unit!r:.40} without a number as lookback", "Give lookback=3, unit='day'.")
+        lookback = f"{lookback} {unit}"
+    if mode is None:
+        mode = STATEFUL if lookback is None else ROLLING_WINDOW
     load = Incremental(reader, column, key, mode, lookback, watermark_lag, fallback_column, date_format)
     loading = _current.get()
     return load if loading is None else load(loading.spark)

@@ -9,18 +9,22 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from recovery.errors import StateValueError
+from recovery.errors import StateValueError, shown
 from recovery.spark.jvm.versions import to_arrow_type
 from recovery.values.keys import decode_key
 
 
 def parse_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) -> list[pa.Array]:
-    """Return the key's columns for state keys. Raises StateValueError for a key that no run can have written."""
+    """Return the key's columns for state keys. Raises StateValueError for a key that no run can have written, and names
+    it."""
     try:
         return _parsed_keys(texts, kinds, time_zone)
     except (ValueError, TypeError, NotImplementedError, RecursionError) as error:
+        if len(texts) > 1:
+            for text in texts:
+                parse_keys([text], kinds, time_zone)
         raise StateValueError(
-            f"a state key does not fit the key's columns: {error}",
+            f"the state key {shown(texts[0] if len(texts) == 1 else texts)} does not fit the key's columns: {error}",
             cause="The state was edited, or written by another kind of step under the same id.",
             remedy="Correct it with `recovery state`, or start again with --drop-step.",
         ) from error

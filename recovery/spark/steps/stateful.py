@@ -48,7 +48,7 @@ from recovery.spark.steps.definition import (
 from recovery.spark.steps.input_keys import KeyedInput, key_text, locate_key, position_of
 from recovery.spark.steps.picklable import check_sendable
 from recovery.spark.steps.sent import sent
-from recovery.spark.steps.state_columns import are_columns, python_type
+from recovery.spark.steps.state_columns import are_columns, state_type
 from recovery.values.codec import StateCodec, StateType, make_portable
 from recovery.values.declaration import Declaration, Form, form_of
 from recovery.values.functions import check_runs
@@ -151,7 +151,7 @@ def _apply(
 ) -> DataFrame:
     timeouts = _names_any(update, _TIMEOUT_MEMBERS) if timeout is None else timeout
     if are_columns(state):
-        state = python_type(step_id, struct(step_id, state, "state"))
+        state = state_type(step_id, struct(step_id, state, "state"))
     frame, keyed = locate_key(frame, step_id, key)
     definition = define(
         frame,

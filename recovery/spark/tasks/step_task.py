@@ -345,13 +345,9 @@ class StepTask:
         definition = self._definition
         try:
             columns = parse_keys(texts, definition.key_types, definition.time_zone)
-        except StateValueError:
-            for text in texts:
-                try:
-                    parse_keys([text], definition.key_types, definition.time_zone)
-                except StateValueError as error:
-                    raise self._named(error, text) from error
-            raise
+        except StateValueError as error:
+            found = f"step {definition.step_id!r}: {error.found}"
+            raise StateValueError(found, cause=error.cause, remedy=error.remedy) from error
         return key_values(definition.step_id, texts, definition.key_names, columns)
 
     def _to_arrow(self, output: list[tuple[Any, ...]]) -> pa.RecordBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -119,6 +120,15 @@ def test_what_can_be_had_is_a_moment(driver):
         yield key, sum(row.at.year for row in rows if key == "a")
 
     assert run(driver, update, moments(0, YEAR_10000, 5)) == [("a", 3940), ("b", 0)]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "texts"), [([T.LongType()], ["1", "x", "3"]), ([T.LongType()] * 2, ['["1","2"]', '["1"]'])]
+)
+def test_a_text_that_is_no_key_is_named(kinds, texts):
+    """Of several that are read together, the one that no run wrote."""
+    with pytest.raises(StateValueError, match=re.escape(f"the state key {texts[1]!r} does not fit")):
+        parse_keys(texts, kinds, "UTC")
 
 
 @pytest.mark.parametrize(

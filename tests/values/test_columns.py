@@ -1,0 +1,109 @@
+"""States that are declared by columns."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from decimal import Decimal
+from typing import Annotated
+
+import msgspec
+import pytest
+from pyspark.sql import Row
+from pyspark.sql import types as T
+
+from recovery import ConfigurationError, GroupState
+from recovery.errors import StateValueError
+from recovery.spark.steps.state_columns import state_type
+from recovery.values.codec import StateCodec, make_portable
+from recovery.values.declaration import form_of, misfits, shown
+from recovery.values.fits import state_check
+
+SCHEMA = T.StructType([
+    T.StructField("user_id", T.IntegerType(), False),
+    T.StructField("count", T.ByteType()),
+    T.StructField("price", T.DecimalType(4, 2)),
+    T.StructField("ratio", T.FloatType()),
+    T.StructField("tags", T.ArrayType(T.StringType(), False)),
+])  # fmt: skip
+KIND = state_type("users", SCHEMA)
+GOOD = (7, 127, Decimal("12.34"), 0.5, ["a"])
+NAMED = dict(zip(SCHEMA.names, GOOD, strict=True))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [GOOD, NAMED, dict(reversed(NAMED.items())), Row(*GOOD), Row(**NAMED)],
+    ids=["tuple", "dict", "dict in another order", "row", "row with names"],
+)  # fmt: skip
+def test_a_state_of_columns(given):
+    """It is given as a tuple, a dict or a Row, and comes as a tuple whose parts have names; what came can be given
+    back, and sent elsewhere."""
+    codec = StateCodec(KIND)
+    text = codec.encode(given)
+    assert text == '[7,127,"12.34",0.5,["a"]]'
+    back = codec.decode(text)
+    assert back == GOOD
+    assert (back[0], back["user_id"], back["tags"], back[1:3]) == (7, 7, ["a"], GOOD[1:3])
+    assert codec.encode(back) == text
+    assert pickle.loads(pickle.dumps(back)) == GOOD
+    with pytest.raises(KeyError):
+        back["other"]
+    assert codec.decode(codec.encode({"user_id": 7})) == (7, None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"user_id": None}, "`null` - at `$.user_id`"), ({"user_id": 2**31}, "<= 2147483647 - at `$.user_id`"),
+     ({"user_id": "7"}, "`str` - at `$.user_id`"), ({"user_id": 7.5}, "`float` - at `$.user_id`"),
+     ({"count": 128}, "<= 127 - at `$.count`"), ({"count": -129}, ">= -128 - at `$.count`"),
+     ({"price": Decimal("1.234")}, "1.234 is no decimal(4,2) - at `$.price`"),
+     ({"price": Decimal("123.4")}, "123.4 is no decimal(4,2) - at `$.price`"),
+     ({"price": Decimal("NaN")}, "NaN is no decimal(4,2) - at `$.price`"), ({"ratio": 1e39}, "at `$.ratio`"),
+     ({"tags": [None]}, "at `$.tags[0]`"), ({"extra": 1}, "'extra', which is none of the columns user_id, count")],
+    ids=str,
+)  # fmt: skip
+def test_a_state_that_violates_its_columns(change, said):
+    """Nullability, range and type are those of the schema, and the error names the column."""
+    value = NAMED | change
+    with pytest.raises(StateValueError) as raised:
+        StateCodec(KIND).encode(value)
+    assert said in raised.value.found
+    state = GroupState.of(GOOD, state=KIND)
+    with pytest.raises(StateValueError):
+        state.update(value)
+    with pytest.raises(StateValueError):
+        StateCodec(KIND).encode(GOOD[:2])
+
+
+def test_a_stored_state_of_columns():
+    """By its declaration a hand edit is checked like the step's own; the declaration holds names, types and ranges."""
+    form = json.loads(json.dumps(form_of(KIND)))
+    assert shown(form) == "columns(user_id, count, price, ratio, tags)"
+    check = state_check(form)
+    assert check('[7,127,"12.34",0.5,["a"]]') is None
+    assert "`$.count`" in (check('[7,128,"12.34",0.5,["a"]]') or "")
+    assert "`$.user_id`" in (check('[null,1,"12.34",0.5,["a"]]') or "")
+    with pytest.raises(ValueError, match=r"at `\$\.count`"):
+        StateCodec(KIND).decode('[7,128,"12.34",0.5,["a"]]')
+    swapped = T.StructType([SCHEMA[1], SCHEMA[0], *SCHEMA[2:]])
+    assert "position 0 of the state was 'user_id' and is 'count'" in "; ".join(
+        misfits(form, form_of(state_type("s", swapped)))
+    )
+    nullable = T.StructType([T.StructField("user_id", T.IntegerType()), *SCHEMA[1:]])
+    assert list(misfits(form, form_of(state_type("s", nullable)))) == []
+    assert list(misfits(form_of(state_type("s", nullable)), form)) != []
+
+
+def test_a_type_of_columns_can_be_sent():
+    """To the workers, as it is."""
+    make_portable(KIND)
+    assert StateCodec(pickle.loads(pickle.dumps(KIND))).encode(GOOD) == StateCodec(KIND).encode(GOOD)
+    limited = pickle.loads(pickle.dumps(Annotated[str, msgspec.Meta(max_length=2, pattern="a")]))
+    assert limited == Annotated[str, msgspec.Meta(max_length=2, pattern="a")]
+
+
+def test_a_column_that_a_state_cannot_have():
+    """The error names the step and the type."""
+    with pytest.raises(ConfigurationError, match=r"step 'users'.*interval"):
+        state_type("users", T.StructType([T.StructField("x", T.YearMonthIntervalType())]))
