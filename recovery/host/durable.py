@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,34 @@ def make_directories(path: Path, modes: Modes = PRIVATE) -> None:
     except FileExistsError:
         if not path.is_dir():
             raise
+
+
+def beginning_of_drafts(target: Path, verb: str) -> str:
+    """Return how the names of the directories begin in which a command prepares `target`."""
+    return f".{target.name[:100]}.{verb}-"
+
+
+def make_draft(target: Path, verb: str) -> Path:
+    """Make a directory beside `target`, in which its content is prepared, and return it. Raises OSError.
+
+    Nobody else can enter or replace it: its mode is 0700 and its name random, and nothing that is there is used. All
+    staging directories beside a target are made here. verb: names the command in the name.
+    """
+    draft = target.with_name(f"{beginning_of_drafts(target, verb)}{secrets.token_hex(8)}")
+    draft.mkdir(PRIVATE.directory)
+    return draft
+
+
+def granted(mode: int, directory: Path) -> int:
+    """Return what this process's umask leaves of a mode, by a file made for a moment in a private directory. Raises
+    OSError. Python can only ask for the umask by changing it, for all threads."""
+    path = directory / f"part-mode-{secrets.token_hex(8)}"
+    descriptor = create(path, mode)
+    try:
+        return stat.S_IMODE(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)
+        path.unlink()
 
 
 def create(path: Path, mode: int = PRIVATE.file) -> int:

@@ -24,7 +24,7 @@ import msgspec
 from recovery.base.faults import reach
 from recovery.base.printable import one_line
 from recovery.errors import StorageError
-from recovery.host.durable import Modes, create, read_regular, sync
+from recovery.host.durable import PRIVATE, Modes, create, read_regular, sync
 from recovery.planning.owner_restore import LeftRestore
 from recovery.storage.initialize import (
     HOME,
@@ -70,7 +70,7 @@ class StagedRestore:
         with self._alone as held, translated(directory):
             held.enter_context(alone(directory))
             refuse_existing(directory)
-            self._staging.mkdir(modes.directory)
+            self._staging.mkdir(PRIVATE.directory)
             try:
                 with os.fdopen(create(self._staging / HOME), "wb") as note:
                     note.write(msgspec.json.encode({"home": home}))
