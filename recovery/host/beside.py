@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recovery.base.untrusted_paths import read_received
 from recovery.errors import StorageError
-from recovery.host.durable import Modes, read_regular, replace_durably, sync
+from recovery.host.durable import Modes, replace_durably, sync
 
 
 def read_beside(path: Path, most_bytes: int) -> bytes | None:
     """Return a document; None if there is none. Raises StorageError, also if it is larger than `most_bytes`."""
     try:
-        return read_regular(path, most_bytes)
+        return read_received(path, most_bytes)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -1,7 +1,7 @@
 """Files that are written: safe from a power loss, and from other users who can write to or read a directory.
 
 This module opens every file that the package writes, except those that a file names: `recovery.base.untrusted_paths`
-opens those.
+opens those, and whatever is read that others may have made.
 """
 
 from __future__ import annotations
@@ -172,19 +172,6 @@ def _replace(path: Path, content: bytes, mode: int, *, synced: bool) -> None:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
-
-
-def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Return the content of a file that others may have placed there. Raises OSError, also if it is not a regular file
-    or is larger than `most_bytes`."""
-    # Without O_NONBLOCK, opening a pipe would block.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a file", str(path))
-        if os.fstat(descriptor).st_size > most_bytes:
-            raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(path))
-        return file.read()
 
 
 def exchange(one: Path, other: Path) -> None:

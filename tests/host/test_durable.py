@@ -329,7 +329,7 @@ def test_a_draft_is_private_and_new(tmp_path):
     """Whatever the umask, and whatever lies beside the target; and its files can get what the umask leaves."""
     before = os.umask(0)
     try:
-        drafts = {make_draft(tmp_path / "db", "import") for _ in range(3)}
+        drafts = {durable.make_draft(tmp_path / "db", "import") for _ in range(3)}
         assert {stat.S_IMODE(draft.stat().st_mode) for draft in drafts} == {0o700}
         assert len(drafts) == 3
         [draft, *_] = drafts
