@@ -127,7 +127,7 @@ ELSEWHERE = {
     "checkpoint/restore.py": "files that this function has just written",
     "checkpoint/sources.py": "files that this function has just written",
     "native/exporting.py": "files that this function has just written",
-    "hadoop/home.py": "files that this function has just fetched",
+    "hadoop/home.py": "files of this execution",
     "backup/at_owners.py": "copies in this process's scratch directory",
     "backup/objects.py": "copies in this process's scratch directory",
     "owner/copying.py": "copies in this process's scratch directory",
@@ -166,7 +166,7 @@ def test_files_that_others_made_are_opened_by_one_function():
 
 def _reads_a_file(call: ast.Call) -> bool:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    of_os = (
+    of_os = ast.unparse(call.func) == "os.open"
         isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "os"
     )
     mode = [each.value for each in call.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]

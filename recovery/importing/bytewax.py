@@ -132,10 +132,7 @@ def import_bytewax(
             reach("import.3")
             fill_draft(staging, count, clock, new_store_id())
             facts = {"what": "import bytewax", "from": str(source), "keys": len(taken.states)}
-            with DirectoryLock(staging, clock, "import bytewax"):
-                _close_first_epoch(staging, flow_id, taken.states, rows, facts, clock)
-            for path in files_below(staging, directories=True):
-                sync(path)
+            _close_first_epoch(staging, flow_id, taken.states, rows, facts, clock)
             reach("import.4")
     return ImportedBytewax(
         flow=flow_id,
@@ -158,16 +155,19 @@ def _close_first_epoch(
     facts: dict[str, Any],
     clock: Clock,
 ) -> None:
-    """Close epoch 1 with the states and, if there are any, the rows of the input position."""
-    close_audited(
-        directory,
-        plan_resume(scan(directory), flow_id=flow_id),
-        flow_id,
-        facts,
-        lambda writer: writer.close(states, batches=1 if rows else 0, driver_rows=rows),
-        clock=clock,
-        backup_interval_s=0,
-    )
+    """Close epoch 1 with the states and, if there are any, the rows of the input position. All files are synced."""
+    with DirectoryLock(directory, clock, "import bytewax"):
+        close_audited(
+            directory,
+            plan_resume(scan(directory), flow_id=flow_id),
+            flow_id,
+            facts,
+            lambda writer: writer.close(states, batches=1 if rows else 0, driver_rows=rows),
+            clock=clock,
+            backup_interval_s=0,
+        )
+    for path in files_below(directory, directories=True):
+        sync(path)
 
 
 class _Choices:
