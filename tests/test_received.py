@@ -167,8 +167,6 @@ def test_files_that_others_made_are_opened_by_one_function():
 def _reads_a_file(call: ast.Call) -> bool:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     of_os = ast.unparse(call.func) == "os.open"
-        isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "os"
-    )
     mode = [each.value for each in call.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
     plain = isinstance(call.func, ast.Name) or any(each in ("r", "rb") for each in mode)
     return name in ("read_text", "read_bytes") or (name == "open" and (of_os or plain))
