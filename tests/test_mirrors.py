@@ -50,7 +50,7 @@ COVERED_BY = {
         native.choose native.exporting native.held native.importing""",
     "faults/test_clocks.py": "base.clock",
     "faults/test_hostile_files.py": "base.threads",
-    "importing/test_bytewax.py": "cli.import_bytewax cli.import_group importing.positions importing.staging",
+    "importing/test_bytewax.py": "cli.import_bytewax cli.import_group importing.positions",
     "metrics/test_meter.py": "metrics.exposition metrics.memory",
     "operational/test_owned.py": "owner.documents",
     "operational/test_directory.py": "operational.locks operational.manager",

@@ -1,7 +1,8 @@
-"""What else is received: checkpoints of Spark, lists of output, positions, exports."""
+"""What else is received: checkpoints of Spark, output, positions, exports, settings; and how files are opened."""
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import zipfile
@@ -10,22 +11,28 @@ from pathlib import Path
 import pytest
 
 from recovery.appended.position import InputOffset
+from recovery.base.credentials.certificates import read_certificates
+from recovery.base.credentials.token import read_token
 from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.native.state_files import StateFiles
 from recovery.checkpoint.places import LocalPlace
 from recovery.checkpoint.relocate import relocated
 from recovery.checkpoint.source_places import recorded_places
+from recovery.cli.state_common import lines_of
 from recovery.errors import (
+    ConfigurationError,
     CorruptPartitionError,
     CorruptStateError,
     OutputMismatchError,
     SparkCheckpointError,
     StateValueError,
 )
+from recovery.host.properties import read_properties
 from recovery.operational.exports import read_export
 from recovery.sinks.manifest import Entry, OutputFile, decode_entry, decode_note, decode_owner, encode, sealed
 from recovery.values.declaration import Declaration
 from tests.checkpoint.support import log, snapshot_zip, write
+from tests.stores import ROOT
 
 DEEP = "[" * 200_000 + "]" * 200_000
 
@@ -108,3 +115,88 @@ def test_positions_of_no_form_are_typed_errors(files):
     """As they come out of Spark's log of offsets."""
     with pytest.raises(CorruptPartitionError):
         InputOffset.from_json({"version": 1, "next": 1, "turn": 0, "files": files})
+
+
+ELSEWHERE = {
+    # Links, pipes and devices do not get there.
+    "base/untrusted_paths.py": "the one place that opens what others made",
+    "checkpoint/beginning.py": "a checkpoint of this execution",
+    "checkpoint/capture.py": "a checkpoint of this execution",
+    "checkpoint/offsets.py": "a checkpoint of this execution, or one whose files LocalPlace.sizes has looked at",
+    "checkpoint/position.py": "a checkpoint of this execution, or one whose files LocalPlace.sizes has looked at",
+    "checkpoint/restore.py": "files that this function has just written",
+    "checkpoint/sources.py": "files that this function has just written",
+    "native/exporting.py": "files that this function has just written",
+    "hadoop/home.py": "files of this execution",
+    "backup/at_owners.py": "copies in this process's scratch directory",
+    "backup/objects.py": "copies in this process's scratch directory",
+    "owner/copying.py": "copies in this process's scratch directory",
+    "storage/staged.py": "files that this process has staged",
+    "spark/jvm/class_archive.py": "an archive that this process has just written",
+    "spark/jvm/left_archive.py": "an archive in the user's own directory",
+    "spark/steps/ticks.py": "a file in the run's private directory",
+    "spark/tasks/retries.py": "a file in the run's private directory",
+    "report/page.py": "a part of this package",
+    "spark/jvm/java_sources.py": "a part of this package",
+    # The system's own files.
+    "base/clock.py": "/proc", "host/identity.py": "/proc", "host/peers.py": "/proc", "host/processes.py": "/proc",
+    "metrics/memory.py": "/proc", "storage/documents.py": "/proc", "storage/lazy/pages.py": "/proc, and O_NOFOLLOW",
+    "spark/jvm/java.py": "Java's own release file",
+    # They open with flags of their own, and each says why.
+    "appended/files.py": "input, which may be a link: only regular files, without waiting",
+    "cli/common.py": "/dev/null",
+    "host/durable.py": "files that are written", "host/new_directory.py": "a directory",
+    "host/private.py": "a directory", "host/record_locks.py": "locks", "host/scratch.py": "a lock",
+    "storage/hydration.py": "a directory", "storage/initialize.py": "a directory", "storage/lock.py": "a lock",
+    "storage/lazy/vfs.py": "a lock, with O_NOFOLLOW",
+    "spark/jvm/class_cache.py": "only files that nobody else can write to, with O_NOFOLLOW",
+}  # fmt: skip
+"""Modules that open files to read without `open_received`, `read_received` or `read_named`, and why they may."""
+
+
+def test_files_that_others_made_are_opened_by_one_function():
+    """Nothing else opens a file to read, but for what cannot be a link, a pipe or a device, or says why it may be."""
+    found = set()
+    for path in (ROOT / "recovery").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and _reads_a_file(node):
+                found.add(path.relative_to(ROOT / "recovery").as_posix())
+    assert found == set(ELSEWHERE)
+
+
+def _reads_a_file(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    of_os = ast.unparse(call.func) == "os.open"
+    mode = [each.value for each in call.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    plain = isinstance(call.func, ast.Name) or any(each in ("r", "rb") for each in mode)
+    return name in ("read_text", "read_bytes") or (name == "open" and (of_os or plain))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "directory", "link to a device", "large"])
+def test_settings_are_files(tmp_path, kind):
+    """A token, certificates, settings of Spark, an export: what never ends is refused, in time."""
+    path = tmp_path / "given"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "large":
+        with path.open("wb") as file:
+            file.truncate(2 << 30)
+    path = {"device": Path("/dev/zero")}.get(kind, path)
+    if kind == "link to a device":
+        path.symlink_to("/dev/zero")
+    for read in (read_token, read_certificates, read_properties, lambda path: lines_of(str(path))):
+        with pytest.raises(ConfigurationError, match=r"not a file|larger than|Is a directory"):
+            read(path)
+
+
+def test_a_pipe_of_the_shell_is_read():
+    """As in --token <(print-secret)."""
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b"0123456789abcdef0123\n")
+        os.close(writing)
+        assert read_token(Path(f"/dev/fd/{reading}")) == b"0123456789abcdef0123"
+    finally:
+        os.close(reading)

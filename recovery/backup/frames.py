@@ -27,6 +27,8 @@ _HEAD = struct.Struct("<4sIQ")
 _TAG = b"RcvF"
 _ENTRY = struct.Struct("<I16s")
 LARGEST_INDEX = 1 << 30
+LARGEST_FRAME_BYTES = 1 << 20
+"""Of the file. An index that claims larger frames was not made here: unpacking one would take as much memory."""
 
 
 def pack(block: bytes | memoryview) -> bytes:
@@ -60,7 +62,7 @@ class FrameIndex:
         entries = encoded[_SKIPPED.size + _HEAD.size :]
         count = -(-self.size_bytes // self.frame_bytes) if self.frame_bytes else 0
         if (magic, length, tag) != (_SKIPPED_MAGIC, len(encoded) - _SKIPPED.size, _TAG) or (
-            len(entries) != count * _ENTRY.size or not count
+            len(entries) != count * _ENTRY.size or not count or self.frame_bytes > LARGEST_FRAME_BYTES
         ):
             raise ValueError("it has no index of its frames where one should be")
         self._entries = entries

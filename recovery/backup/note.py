@@ -14,7 +14,8 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from recovery.base.untrusted_json import MOST, Count, Moment
-from recovery.host.durable import modes_beside, read_regular, replace
+from recovery.base.untrusted_paths import read_received
+from recovery.host.durable import modes_beside, replace
 
 NAME = "last-backup.json"
 REPLICA_NAME = "last-replica.json"
@@ -76,7 +77,7 @@ def _note(directory: Path, name: str, value: LastBackup | LastReplica) -> None:
 def _read(path: Path, kind: type[Note]) -> Note | None:
     try:
         # Not msgspec's own reader: a place whose name is no text has code points that only this one reads.
-        return msgspec.convert(json.loads(read_regular(path, LONGEST)), kind)
+        return msgspec.convert(json.loads(read_received(path, LONGEST)), kind)
     except (OSError, ValueError, RecursionError):
         return None
 

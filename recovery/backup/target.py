@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol, TypeVar
 
 from recovery.backup.arrow import arrow, or_arrow_error
 from recovery.base.outside import Answers, CannotTell, Checked, Moment, Question
+from recovery.base.untrusted_paths import open_received
 from recovery.errors import BackupDamagedError, BackupTargetError
 from recovery.host.durable import PRIVATE, UMASK, Modes, create, files_below, make_directories, sync
 
@@ -202,15 +203,11 @@ class DirectoryTarget:
 
     def _opened(self, name: str) -> BinaryIO:
         try:
-            descriptor = os.open(self.root / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            return open_received(self.root / name, through_links=True)
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV):
+            if error.errno not in (errno.EACCES, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENODEV):
                 raise
             raise UnreadableError(error.strerror or str(error)) from error
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return os.fdopen(descriptor, "rb")
-        os.close(descriptor)
-        raise UnreadableError("it is not a file")
 
     @contextlib.contextmanager
     def _made(self) -> Iterator[None]:

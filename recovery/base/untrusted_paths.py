@@ -1,8 +1,10 @@
-"""Untrusted paths: from a partition, a manifest, an export, a checkpoint, a sink's list.
+"""Untrusted paths: from a partition, a manifest, an export, a checkpoint, a sink's list; and files that others made.
 
 The file's author chose them, so each is checked before it is used. `objection` says what is wrong with a path;
 `checked` raises the caller's error; `open_beneath` opens a path without following links. A valid path has only one
 form: two different texts never name the same file.
+
+`open_received` opens every file to read that others may have made: one that is no regular file would never end.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +25,9 @@ LONGEST_NAME_BYTES = 255
 LONGEST_PATH_BYTES = 3072
 """The longest path: with the directory before it, it must stay below 4096 bytes."""
 MOST_PARTS = 64
+
+READ_BYTES = 1 << 20
+NOT_A_FILE = "it is not a file"
 
 Refusal = Callable[[str], RecoveryError]
 """Makes the error for a refused path, from a sentence that says which and why."""
@@ -118,6 +124,49 @@ def _opened(root: Path, path: object, refuse: Refusal, flags: int, *, make: bool
         raise refuse(f"the path {shown(path)} leads to something that is not a file")
     with os.fdopen(file, "rb" if flags == os.O_RDONLY else "r+b") as handle:
         yield handle
+
+
+def open_received(path: Path, *, through_links: bool = False) -> BufferedReader:
+    """Open a file to read that others may have made. Raises OSError, also for anything but a regular file; and for a
+    link without `through_links`, which is for a path that the user named or that partitions may have."""
+    # Without O_NONBLOCK, opening a pipe would block.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if through_links else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK):
+            raise OSError(errno.ELOOP, "it is a link, which recovery does not follow", str(path)) from None
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.EINVAL, NOT_A_FILE, str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, NOT_A_FILE, str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_received(path: Path, most_bytes: int, *, through_links: bool = False) -> bytes:
+    """Return the content of a file that others may have made. Raises what `open_received` raises, and OSError if it is
+    larger than `most_bytes`."""
+    with open_received(path, through_links=through_links) as file:
+        return _bounded(file, most_bytes, path)
+
+
+def read_named(path: Path, most_bytes: int) -> bytes:
+    """Return the content of a file that the user named: through links, and from a pipe that the shell gave this process
+    as `/dev/fd/N`. Raises what `read_received` raises."""
+    given = path.parent in (Path("/dev/fd"), Path("/proc/self/fd")) or path == Path("/dev/stdin")
+    with path.open("rb") if given else open_received(path, through_links=True) as file:
+        return _bounded(file, most_bytes, path)
+
+
+def _bounded(file: BufferedReader, most_bytes: int, path: Path) -> bytes:
+    content = bytearray()
+    while piece := file.read(READ_BYTES):
+        content += piece
+        if len(content) > most_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(path))
+    return bytes(content)
 
 
 def _directory(opened: contextlib.ExitStack, name: str, below: int | None = None) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from recovery.base.ids import BatchId
+from recovery.base.untrusted_paths import open_received
 
 _NO_LINKS = {errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS, errno.EACCES}
 
@@ -104,7 +105,7 @@ class LocalHome:
 
     def opened(self, path: str) -> IO[bytes]:
         """See `CheckpointHome.opened`."""
-        return (self.directory / path).open("rb")
+        return open_received(self.directory / path)
 
     def hold(self, targets: Mapping[str, Path]) -> None:
         """See `CheckpointHome.hold`."""

@@ -77,7 +77,7 @@ class LocalPlace:
     def __init__(self, path: Path, random_id: Callable[[], str]) -> None:
         self.path = path
         self.shown = str(path)
-        self.location = f"file:{path.resolve()}"
+        self.location = f"file:{os.path.realpath(path)}"
         self._random_id = random_id
 
     def sizes(self) -> dict[str, int]:
@@ -114,7 +114,7 @@ class LocalPlace:
     def writing(self, observe: Observer = ignore) -> Iterator[Path]:
         """See `CheckpointPlace.writing`."""
         self.check_vacant()
-        target = self.path.resolve()
+        target = Path(os.path.realpath(self.path))
         draft = target.with_name(f".{target.name}.draft-{self._random_id()}")
         with storage_errors(self.path):
             make_directories(target.parent)

@@ -15,6 +15,7 @@ import click
 from recovery.base.addresses import local_path
 from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
+from recovery.base.untrusted_paths import read_named
 from recovery.cli.common import INTERVAL, json_option, print_json, say
 from recovery.cli.native import refused_operator_option
 from recovery.cli.owners import locations, to_read
@@ -24,6 +25,9 @@ from recovery.operational.scopes import NEVER
 from recovery.operational.targets import Documents, Name, Steps, Target, unknown_step
 from recovery.operational.values import parse_json
 
+NAMED = "a file of this machine"
+MOST_BYTES = 1 << 30
+"""Of a file that is imported: all of it is in memory."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -147,9 +151,7 @@ def with_content(
 def lines_of(file: str) -> list[str]:
     """Return the lines of a file or of standard input. Raises ConfigurationError."""
     try:
-        text = (
-            sys.stdin.read() if file == "-" else local_path(file, "a file of this machine").read_text(encoding="utf-8")
-        )
+        text = sys.stdin.read() if file == "-" else read_named(local_path(file, NAMED), MOST_BYTES).decode()
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             f"{file}: it is not UTF-8 from byte {error.start} on", cause="", remedy="Write the file in UTF-8."

@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from recovery.base.untrusted_paths import read_received
 from recovery.errors import StorageError
-from recovery.host.durable import Modes, read_regular, replace_durably, sync
+from recovery.host.durable import Modes, replace_durably, sync
 
 POLL_S = 0.01
 
@@ -18,7 +19,7 @@ POLL_S = 0.01
 def read_beside(path: Path, most_bytes: int) -> bytes | None:
     """Return a document; None if there is none. Raises StorageError, also if it is larger than `most_bytes`."""
     try:
-        return read_regular(path, most_bytes)
+        return read_received(path, most_bytes)
     except FileNotFoundError:
         return None
     except OSError as error:

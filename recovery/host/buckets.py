@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from recovery.base.untrusted_paths import read_named
 from recovery.errors import ConfigurationError
 
 KINDS = {"s3": "s3", "gs": "gs", "gcs": "gs", "az": "azure", "azure": "azure", "abfs": "azure", "abfss": "azure"}
@@ -180,10 +181,14 @@ def _profile(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
     return merged, shown
 
 
+MOST_BYTES = 16 << 20
+"""Of a file of credentials or settings."""
+
+
 def _section(file: Path, title: str) -> dict[str, str] | None:
     parser = configparser.RawConfigParser(strict=False)
     try:
-        parser.read_string(file.read_text(encoding="utf-8"))
+        parser.read_string(read_named(file, MOST_BYTES).decode())
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         # A container's user may not enter the home directory of another one.
         return None

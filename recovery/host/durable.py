@@ -1,7 +1,7 @@
 """Files that are written: safe from a power loss, and from other users who can write to or read a directory.
 
 This module opens every file that the package writes, except those that a file names: `recovery.base.untrusted_paths`
-opens those.
+opens those, and whatever is read that others may have made.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +87,34 @@ def make_directories(path: Path, modes: Modes = PRIVATE) -> None:
             raise
 
 
+def beginning_of_drafts(target: Path, verb: str) -> str:
+    """Return how the names of the directories begin in which a command prepares `target`."""
+    return f".{target.name[:100]}.{verb}-"
+
+
+def make_draft(target: Path, verb: str) -> Path:
+    """Make a directory beside `target`, in which its content is prepared, and return it. Raises OSError.
+
+    Nobody else can enter or replace it: its mode is 0700 and its name random, and nothing that is there is used. All
+    staging directories beside a target are made here. verb: names the command in the name.
+    """
+    draft = target.with_name(f"{beginning_of_drafts(target, verb)}{secrets.token_hex(8)}")
+    draft.mkdir(PRIVATE.directory)
+    return draft
+
+
+def granted(mode: int, directory: Path) -> int:
+    """Return what this process's umask leaves of a mode, by a file made for a moment in a private directory. Raises
+    OSError. Python can only ask for the umask by changing it, for all threads."""
+    path = directory / f"part-mode-{secrets.token_hex(8)}"
+    descriptor = create(path, mode)
+    try:
+        return stat.S_IMODE(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)
+        path.unlink()
+
+
 def create(path: Path, mode: int = PRIVATE.file) -> int:
     """Return a descriptor of a new file, to write. Raises FileExistsError if anything exists there, also a link."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -143,19 +172,6 @@ def _replace(path: Path, content: bytes, mode: int, *, synced: bool) -> None:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
-
-
-def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Return the content of a file that others may have placed there. Raises OSError, also if it is not a regular file
-    or is larger than `most_bytes`."""
-    # Without O_NONBLOCK, opening a pipe would block.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a file", str(path))
-        if os.fstat(descriptor).st_size > most_bytes:
-            raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(path))
-        return file.read()
 
 
 def exchange(one: Path, other: Path) -> None:

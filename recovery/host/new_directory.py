@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import re
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator
@@ -19,10 +18,12 @@ from recovery.errors import (
     RecoveryError,
     StorageError,
 )
-from recovery.host.durable import PRIVATE, Modes, make_directories, sync
+from recovery.host.durable import PRIVATE, Modes, beginning_of_drafts, granted, make_directories, make_draft, sync
 
 CONTENT = "part-"
-"""How the names of all files begin that a draft holds. A directory with other files is not removed."""
+"""How the names of partitions begin."""
+_LEFT = re.compile(r"part-.*|recovery[\w.-]*\.lock|scratch")
+"""What a killed attempt leaves in a draft. A directory with anything else is not removed."""
 
 
 def check_free(target: Path) -> None:
@@ -58,7 +59,8 @@ def check_outside(target: Path, source: Path) -> None:
 def new_directory(target: Path, verb: str, modes: Modes = PRIVATE) -> Iterator[Path]:
     """Provide a directory to fill with synced files beside `target`, and give it that name at the end.
 
-    `target` is missing or empty. If the block fails, nothing stays; what a killed attempt left, the next one removes.
+    `target` is missing or empty. Until the end nobody else can enter the directory. If the block fails, nothing stays;
+    what a killed attempt left, the next one removes.
     verb: names the command in the draft's name. Raises AlreadyInitializedError, DirectoryLockedError if another attempt
     is under way, StorageError, and what the block raises.
     """
@@ -68,13 +70,12 @@ def new_directory(target: Path, verb: str, modes: Modes = PRIVATE) -> Iterator[P
     missing = [each for each in target.parents if not each.exists()]
     with _as_storage_errors(target):
         make_directories(target.parent, modes)
-        beginning = f".{target.name[:100]}.{verb}-"
-        _clear_killed_attempts(target, beginning)
-        draft = target.parent / f"{beginning}{secrets.token_hex(8)}"
-        draft.mkdir(modes.directory)
+        _clear_killed_attempts(target, beginning_of_drafts(target, verb))
+        draft = make_draft(target, verb)
         try:
             with _held(draft, target):
                 yield draft
+                draft.chmod(granted(modes.directory, draft))
                 sync(draft)
                 # It replaces an empty directory only.
                 draft.rename(target)
@@ -110,14 +111,16 @@ def _held(draft: Path, target: Path) -> Iterator[None]:
 def _clear_killed_attempts(target: Path, beginning: str) -> None:
     name = re.compile(f"{re.escape(beginning)}[0-9a-f]{{16}}")
     for draft in target.parent.iterdir():
-        if name.fullmatch(draft.name) and not draft.is_symlink() and draft.is_dir():
+        if name.fullmatch(draft.name) and _is_own(draft):
             with _held(draft, target):
-                if all(_is_content(path) for path in draft.iterdir()):
+                if all(_LEFT.fullmatch(path.name) and not path.is_symlink() for path in draft.iterdir()):
                     shutil.rmtree(draft)
 
 
-def _is_content(path: Path) -> bool:
-    return path.name.startswith(CONTENT) and stat.S_ISREG(path.lstat().st_mode)
+def _is_own(draft: Path) -> bool:
+    """Return whether a directory is one that this user made."""
+    found = draft.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 @contextlib.contextmanager

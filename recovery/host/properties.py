@@ -7,8 +7,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from recovery.base.untrusted_paths import read_named
 from recovery.errors import ConfigurationError
 
+MOST_BYTES = 16 << 20
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _END_OF_LINE = re.compile(r"\r\n|\r|\n")
@@ -19,7 +21,7 @@ def read_properties(path: Path) -> dict[str, str]:
     """Return the settings in a file: `key value`, `key=value` or `key: value` on each line, in UTF-8. Raises
     ConfigurationError."""
     try:
-        return parse_properties(path.read_text(encoding="utf-8"))
+        return parse_properties(read_named(path, MOST_BYTES).decode())
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigurationError(

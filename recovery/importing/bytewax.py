@@ -25,14 +25,15 @@ from recovery.base.wording import counted
 from recovery.checkpoint.places import Observer, Progressed, ignore
 from recovery.epochs.writer import StepKey
 from recovery.errors import ConfigurationError, InconsistentPartitionsError, StateValueError, UnknownStepError, shown
-from recovery.host.new_directory import check_outside
+from recovery.host.durable import files_below, sync
+from recovery.host.new_directory import check_free, check_outside, new_directory
 from recovery.importing.positions import TheirInput, is_position, rows_of, their_input
-from recovery.importing.staging import appearing, check_free
 from recovery.operational.steps.step_edits import close_audited
 from recovery.planning.bytewax import TheirPosition, Written, their_position
 from recovery.planning.resume import plan_resume
 from recovery.storage.bytewax import TheirFile, TheirSnapshot, their_files
-from recovery.storage.initialize import init_partitions
+from recovery.storage.initialize import fill_draft, new_store_id
+from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
 from recovery.storage.seam import DriverRows, Edited
 from recovery.values.keys import encode_key
@@ -127,9 +128,9 @@ def import_bytewax(
     flow_id, count = flow or position.flow, partitions or files[0].said.count
     rows: DriverRows = rows_of(inputs_read, clock.wall_ms()) if inputs_read else {}
     if not dry_run:
-        with appearing(target, clock, "import bytewax") as staging:
+        with new_directory(target, "import") as staging:
             reach("import.3")
-            init_partitions(staging, count, clock=clock)
+            fill_draft(staging, count, clock, new_store_id())
             facts = {"what": "import bytewax", "from": str(source), "keys": len(taken.states)}
             _close_first_epoch(staging, flow_id, taken.states, rows, facts, clock)
             reach("import.4")
@@ -154,16 +155,19 @@ def _close_first_epoch(
     facts: dict[str, Any],
     clock: Clock,
 ) -> None:
-    """Close epoch 1 with the states and, if there are any, the rows of the input position."""
-    close_audited(
-        directory,
-        plan_resume(scan(directory), flow_id=flow_id),
-        flow_id,
-        facts,
-        lambda writer: writer.close(states, batches=1 if rows else 0, driver_rows=rows),
-        clock=clock,
-        backup_interval_s=0,
-    )
+    """Close epoch 1 with the states and, if there are any, the rows of the input position. All files are synced."""
+    with DirectoryLock(directory, clock, "import bytewax"):
+        close_audited(
+            directory,
+            plan_resume(scan(directory), flow_id=flow_id),
+            flow_id,
+            facts,
+            lambda writer: writer.close(states, batches=1 if rows else 0, driver_rows=rows),
+            clock=clock,
+            backup_interval_s=0,
+        )
+    for path in files_below(directory, directories=True):
+        sync(path)
 
 
 class _Choices:

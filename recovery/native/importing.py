@@ -17,10 +17,11 @@ from pathlib import Path
 from recovery.base.clock import Clock
 from recovery.base.ids import BatchId, Epoch
 from recovery.base.reserved import CHECKPOINT_STEP
+from recovery.base.untrusted_paths import read_received
 from recovery.checkpoint.capture import Captured
 from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.native.operators import NativeOperator, missing_store, operators_of
-from recovery.checkpoint.native.state_files import StateFiles
+from recovery.checkpoint.native.state_files import MOST_METADATA_BYTES, StateFiles
 from recovery.checkpoint.places import (
     CheckpointPlace,
     Observer,
@@ -80,7 +81,7 @@ def import_checkpoint(
         batch = newest_batch(paths, place.shown)
         with place.here(batch, directory / SCRATCH_NAME / "import", observe) as checkpoint:
             rows, sizes = _rows(place, checkpoint, batch)
-            operators = operators_of(sizes, lambda path: (checkpoint / path).read_bytes())
+            operators = operators_of(sizes, lambda path: read_received(checkpoint / path, MOST_METADATA_BYTES))
             _check_stores(place, sizes, operators)
             observed = _Observed(place, rows, sum(sizes.values()), observe)
             # import.3

@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import shutil
 from pathlib import Path
 
 from recovery.base.addresses import local_path
 from recovery.base.clock import Clock, SystemClock
 from recovery.errors import ConfigurationError, ForeignPartitionError, LinkedPartitionError, RecoveryError, StorageError
-from recovery.host.durable import exchange, sync
+from recovery.host.durable import exchange, make_draft, sync
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.documents import home, state_totals, unwritten
@@ -55,15 +54,15 @@ def check_in_place(directory: Path, plan: ResumePlan) -> None:
 def check_exchange(new: Path, verb: str) -> None:
     """Raise StorageError if the file system beside `new` cannot swap two directories in one rename."""
     # A killed attempt leaves them under names of drafts, which the next one removes.
-    one, other = (new.with_name(f".{new.name[:100]}.{verb}-{secrets.token_hex(8)}") for _ in range(2))
+    made: list[Path] = []
     try:
-        one.mkdir()
-        other.mkdir()
-        exchange(one, other)
+        made += [make_draft(new, verb)]
+        made += [make_draft(new, verb)]
+        exchange(*made)
     except OSError as error:
         raise _not_swapped(new, error) from error
     finally:
-        for each in (one, other):
+        for each in made:
             with contextlib.suppress(OSError):
                 each.rmdir()
 

@@ -24,7 +24,7 @@ from recovery.base.addresses import local_path
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.wording import counted
 from recovery.errors import ConfigurationError, CorruptPartitionError, StorageError
-from recovery.host.durable import modes_beside, sync
+from recovery.host.durable import granted, modes_beside, sync
 from recovery.host.new_directory import check_free, check_outside, new_directory
 from recovery.partitioning.in_place import check_exchange, check_in_place, clear_unfinished, kept_path, swap
 from recovery.partitioning.worker import Work
@@ -266,7 +266,7 @@ class _Attempt:
 
     def _settle(self, draft: Path, first: Path) -> int:
         """Give the new files the permissions of the old ones, and sync them; return their size."""
-        mode, owner = draft.stat().st_mode & modes_beside(first).file, first.stat()
+        mode, owner = granted(modes_beside(first).file, draft), first.stat()
         size_bytes = 0
         for path in [*draft.iterdir(), draft]:
             if path != draft:

@@ -14,7 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from recovery.host.durable import UMASK, create, open_own, read_regular, sync
+from recovery.base.untrusted_paths import open_received, read_received
+from recovery.host.durable import UMASK, create, open_own, sync
 from recovery.storage.lock import free
 
 ALONE_S = 20.0
@@ -75,19 +76,19 @@ class Disk:
     def read(self, path: Path) -> bytes | None:
         """Return a file's content, None if there is no file."""
         try:
-            return read_regular(path, sys.maxsize)
+            return read_received(path, sys.maxsize, through_links=True)
         except FileNotFoundError:
             return None
 
     def tail(self, path: Path, size_bytes: int) -> bytes:
         """Return the last bytes of a file."""
-        with path.open("rb") as file:
-            file.seek(-min(size_bytes, path.stat().st_size), os.SEEK_END)
+        with open_received(path, through_links=True) as file:
+            file.seek(-min(size_bytes, os.fstat(file.fileno()).st_size), os.SEEK_END)
             return file.read()
 
     def sha256(self, path: Path) -> str:
         """Return the SHA-256 of a file, in hexadecimal digits."""
-        with path.open("rb") as file:
+        with open_received(path, through_links=True) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def is_link(self, path: Path) -> bool:

@@ -25,7 +25,7 @@ from recovery.host.record_locks import locked_by
 from recovery.planning.bytewax import TheirExecution, TheirPartition
 from recovery.storage.copies import copy_with_log
 from recovery.storage.sqlite.file.connections import connect
-from recovery.storage.sqlite.file.log_files import beside, stamp
+from recovery.storage.sqlite.file.log_files import beside, refuse_odd_logs, stamp
 from recovery.storage.sqlite.file.opening import OPS_PER_LOOK
 from recovery.storage.sqlite.file.statements import rows, translated, value
 from recovery.storage.sqlite.file.tables import APPLICATION_ID
@@ -130,6 +130,7 @@ def _check_unused(path: Path) -> None:
     with translated(path):
         if not stat.S_ISREG(path.stat().st_mode):
             raise StorageError("it is not a file", path=path, cause="", remedy="Move it out of the directory.")
+    refuse_odd_logs(path)
     if beside(path, "-journal").exists():
         raise StorageError(
             "it has a journal that was not finished",

@@ -20,6 +20,7 @@ from pathlib import Path
 import apsw
 
 from recovery.base.ids import Epoch
+from recovery.base.untrusted_paths import open_received
 from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.host.cloned import clone
 from recovery.host.durable import create, sync
@@ -30,7 +31,7 @@ from recovery.storage.sqlite.beginning import BEGINNING
 from recovery.storage.sqlite.describe import describe, set_store
 from recovery.storage.sqlite.digests import MODULUS, load_digests
 from recovery.storage.sqlite.file.connections import connect
-from recovery.storage.sqlite.file.log_files import beside, has_log, is_left_alone, reading_mode, stamp
+from recovery.storage.sqlite.file.log_files import beside, has_log, is_left_alone, reading_mode, refuse_odd_logs, stamp
 from recovery.storage.sqlite.file.opening import has_beginning, has_states, open_partition
 from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.sqlite.file.statements import rows, transaction, translated, value
@@ -292,7 +293,9 @@ def describe_copy(path: Path, scratch: Path) -> tuple[PartitionDescription, int]
 
 
 def copy_with_log(source: Path, target: Path) -> None:
-    """Copy a file that nobody uses, and the log beside it if there is one, byte for byte. Raises OSError."""
+    """Copy a file that nobody uses, and the log beside it if there is one, byte for byte. Raises OSError, and
+    StorageError for a log that is no file."""
+    refuse_odd_logs(source)
     _copy_file(source, target)
     log = beside(source, "-wal")
     if log.exists():
@@ -300,5 +303,5 @@ def copy_with_log(source: Path, target: Path) -> None:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    with source.open("rb") as old, os.fdopen(create(target), "wb") as new:
+    with open_received(source, through_links=True) as old, os.fdopen(create(target), "wb") as new:
         shutil.copyfileobj(old, new, CHUNK_BYTES)

@@ -15,7 +15,7 @@ from recovery.base.addresses import local_path
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.ids import PartitionIndex
 from recovery.errors import AlreadyInitializedError, ConfigurationError, DirectoryLockedError, StorageError
-from recovery.host.durable import PRIVATE, UMASK, Modes, make_directories, sync
+from recovery.host.durable import PRIVATE, UMASK, Modes, granted, make_directories, sync
 from recovery.storage.lazy.names import SUFFIX as LAZY
 from recovery.storage.lazy.names import lazy_path
 from recovery.storage.restored import end_restored, mark_restored
@@ -66,11 +66,16 @@ def init_partitions(
     store_id, clock = random_id(), clock or SystemClock()
 
     def create(staging: Path) -> int:
-        for index in range(count):
-            _create_partition(partition_path(staging, index), PartitionIndex(index), count, store_id, clock)
+        fill_draft(staging, count, clock, store_id)
         return count
 
     return _place(local_path(directory), f"{STAGING}{store_id}", create, UMASK if umask else PRIVATE)
+
+
+def fill_draft(draft: Path, count: int, clock: Clock, store_id: str) -> None:
+    """Create `count` empty recovery partitions in a directory that this process is making. Raises StorageError."""
+    for index in range(count):
+        _create_partition(partition_path(draft, index), PartitionIndex(index), count, store_id, clock)
 
 
 def place_restored(
@@ -144,7 +149,7 @@ def alone(target: Path) -> Iterator[None]:
 def _link(
     target: Path, staging: Path, fill: Callable[[Path], int], durable: Sequence[Path], modes: Modes
 ) -> list[Path]:
-    staging.mkdir(modes.directory)
+    staging.mkdir(PRIVATE.directory)
     placed: list[Path] = []
     try:
         count = fill(staging)
@@ -166,14 +171,14 @@ def _link(
 def link_staged(target: Path, staging: Path, indexes: Sequence[int], modes: Modes) -> list[Path]:
     """Link staged partitions of these indexes into `target`, and return the links: all of them, or none. Not synced."""
     placed: list[Path] = []
+    mode = granted(modes.file, staging)
     try:
         # part-0 comes last: it makes operational state writable, and that must never be removed.
         for index in sorted(indexes, reverse=True):
             staged = partition_path(staging, index)
             # The lazy file first: without it, its partition cannot be opened.
             for each in filter(Path.exists, (lazy_path(staged), staged)):
-                # The umask reduces the file's permissions as it did the directory's.
-                each.chmod(staging.stat().st_mode & modes.file)
+                each.chmod(mode)
                 # Unlike a rename, a link never replaces a file that someone else created meanwhile.
                 (target / each.name).hardlink_to(each)
                 placed.insert(0, target / each.name)

@@ -23,8 +23,9 @@ import msgspec
 
 from recovery.base.faults import reach
 from recovery.base.printable import one_line
+from recovery.base.untrusted_paths import read_received
 from recovery.errors import StorageError
-from recovery.host.durable import Modes, create, read_regular, sync
+from recovery.host.durable import PRIVATE, Modes, create, sync
 from recovery.planning.owner_restore import LeftRestore
 from recovery.storage.initialize import (
     HOME,
@@ -70,7 +71,7 @@ class StagedRestore:
         with self._alone as held, translated(directory):
             held.enter_context(alone(directory))
             refuse_existing(directory)
-            self._staging.mkdir(modes.directory)
+            self._staging.mkdir(PRIVATE.directory)
             try:
                 with os.fdopen(create(self._staging / HOME), "wb") as note:
                     note.write(msgspec.json.encode({"home": home}))
@@ -172,7 +173,7 @@ def _described(directory: Path, staging: Path) -> LeftRestore:
     executions = restored_executions(staging.name)
     files = sorted(path.name for path in staging.glob(f"part-*{SUFFIX}"))
     try:
-        note = msgspec.json.decode(read_regular(staging / HOME, NOTE_BYTES), type=dict[str, str])
+        note = msgspec.json.decode(read_received(staging / HOME, NOTE_BYTES), type=dict[str, str])
     except (OSError, ValueError):
         note = {}
     used = any(was_used(directory / name, executions) for name in files)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from recovery.base.untrusted_paths import read_received
 from recovery.errors import StandbyDirectoryError
-from recovery.host.durable import read_regular
 
 NAME = "standby.json"
 LARGEST = 64 << 20
@@ -31,7 +31,7 @@ def is_standby(directory: Path) -> bool:
 def followed_place(directory: Path) -> str | None:
     """Return the place of backups that a directory follows, for people; None if it is no standby, or does not say."""
     try:
-        return msgspec.json.decode(read_regular(directory / NAME, LARGEST), type=_Mark).shown
+        return msgspec.json.decode(read_received(directory / NAME, LARGEST), type=_Mark).shown
     except (OSError, ValueError, RecursionError):
         return None
 

@@ -621,6 +621,8 @@ def test_frames():
         with pytest.raises(ValueError, match="changed"):
             index.unpacked(number, stored[offset : offset + size - 1])
     assert index.place(0, 4) == (0, len(stored))
-    for wrong in (encoded[:-1], b"", encoded[8:], b"\0" * len(encoded)):
+    huge = encoded[:12] + struct.pack("<IQ", (1 << 32) - 1, (1 << 34) - 8) + encoded[24:]
+    assert struct.unpack_from("<IQ", encoded, 12) == (FRAME_BYTES, len(content))
+    for wrong in (encoded[:-1], b"", encoded[8:], b"\0" * len(encoded), huge):
         with pytest.raises(ValueError, match="index"):
             FrameIndex(wrong)

@@ -313,3 +313,37 @@ def make_all_right(directory: Path) -> None:
     for path in paths_of(directory):
         with lenient(path) as connection:
             make_right(connection)
+
+
+BESIDE = ["-wal", "-shm", "-journal", "-lazy"]
+COMMANDS = [
+    ["status"], ["plan"], ["verify"], ["report"], ["hwm", "list"], ["state", "list", "--step", STEP], ["backup", "to"],
+    ["restore", "to"], ["drill"], ["fork", "to"], ["gc"], ["hwm", "set", "orders", "99"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", BESIDE)
+@pytest.mark.parametrize("kind", ["pipe", "device", "link"])
+def test_what_lies_beside_a_partition_is_a_file(template, tmp_path, suffix, kind):
+    """A pipe, a device or a link under the name of SQLite's log: no command waits for it, or writes where it leads."""
+    directory = shutil.copytree(template, tmp_path / "db")
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    odd = directory / f"part-0.sqlite3{suffix}"
+    if kind == "pipe":
+        os.mkfifo(odd)
+    else:
+        odd.symlink_to("/dev/zero" if kind == "device" else precious)
+    before = {each: each.read_bytes() for each in paths_of(directory)}
+    for words in COMMANDS:
+        group = 2 if words[0] in ("hwm", "state") else 1
+        given = [str(tmp_path / "to") if word == "to" else word for word in words[group:]]
+        with contextlib.chdir(tmp_path):
+            result = CliRunner().invoke(main, [*words[:group], str(directory), *given])
+        assert result.exception is None or isinstance(result.exception, SystemExit), words
+        assert result.exit_code in TYPED, (words, result.output)
+        if words[0] in ("backup", "restore", "drill", "fork", "gc") or words[1:2] == ["set"]:
+            assert result.exit_code != 0, words
+        assert not (tmp_path / "to").exists(), words
+    assert {each: each.read_bytes() for each in paths_of(directory)} == before
+    assert precious.read_bytes() == b"precious"

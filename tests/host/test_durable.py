@@ -323,3 +323,22 @@ def test_files_are_opened_in_one_module():
     }
     found = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if WRITING.search(path.read_text())}
     assert found - allowed == set()
+
+
+def test_a_draft_is_private_and_new(tmp_path):
+    """Whatever the umask, and whatever lies beside the target; and its files can get what the umask leaves."""
+    before = os.umask(0)
+    try:
+        drafts = {durable.make_draft(tmp_path / "db", "import") for _ in range(3)}
+        assert {stat.S_IMODE(draft.stat().st_mode) for draft in drafts} == {0o700}
+        assert len(drafts) == 3
+        [draft, *_] = drafts
+        assert (durable.granted(0o666, draft), durable.granted(0o777, draft)) == (0o666, 0o777)
+        os.umask(0o027)
+        assert (durable.granted(0o666, draft), durable.granted(0o777, draft), list(draft.iterdir())) == (
+            0o640,
+            0o750,
+            [],
+        )
+    finally:
+        os.umask(before)

@@ -9,6 +9,7 @@ import pickle
 import random
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -35,7 +36,6 @@ from recovery import (
 )
 from recovery.cli import main
 from recovery.importing.positions import is_position, offset_of, their_input
-from recovery.importing.staging import staging_of
 from recovery.operational.steps.step_edits import moment
 from recovery.values.keys import encode_key
 from tests import others
@@ -285,21 +285,25 @@ def test_a_directory_in_use(theirs, target):
 
 
 def test_the_place(theirs, target):
-    """An empty directory is one. What others have put beside it is not removed."""
+    """An empty directory is one. What others have put beside it is not used, and not removed."""
     target.mkdir()
-    staging = staging_of(target)
-    staging.mkdir()
-    (staging / "mine").touch()
-    with pytest.raises(StorageError, match="no import leaves"):
-        import_bytewax(theirs.directory, target, steps={"count": "count"})
-    (staging / "mine").unlink()
-    (staging / "part-0.sqlite3").write_text("half")
-    (staging / "scratch").mkdir()
+    outside = target.with_name("outside")
+    outside.mkdir()
+    (outside / "part-0.sqlite3").write_text("mine")
+    left, foreign, link = (target.with_name(f".ours.import{end}") for end in ("-" + "0" * 16, "-" + "1" * 16, ""))
+    for each in (left, foreign):
+        each.mkdir()
+        (each / "part-0.sqlite3").write_text("half")
+    (left / "scratch").mkdir()
+    (foreign / "mine").touch()
+    link.symlink_to(outside)
     import_bytewax(theirs.directory, target, steps={"count": "count"})
     assert states(target) == STATES
+    assert (left.exists(), len(list(foreign.iterdir())), link.readlink()) == (False, 2, outside)
+    assert (outside / "part-0.sqlite3").read_text() == "mine"
     with pytest.raises(ForeignPartitionError, match="a recovery partition of this package already"):
         import_bytewax(target, target.with_name("other"), steps={"count": "count"})
-    with pytest.raises(StorageError, match="in the way"):
+    with pytest.raises(StorageError, match="Not a directory"):
         import_bytewax(theirs.directory, Path("words.txt"), steps={"count": "count"})
 
 
@@ -378,9 +382,10 @@ def test_killed_at_the_steps_of_the_protocol(theirs, target, point):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RECOVERY_CRASH_AT": point}
     assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
     assert not target.exists()
-    assert staging_of(target).exists()
+    [left] = target.parent.glob(".ours.import-*")
+    assert stat.S_IMODE(left.stat().st_mode) == 0o700
     import_bytewax(theirs.directory, target, steps={"count": "count"})
-    assert (states(target), staging_of(target).exists()) == (STATES, False)
+    assert (states(target), left.exists()) == (STATES, False)
 
 
 def test_the_command(theirs, target):

@@ -128,14 +128,8 @@ def mutated(dice: random.Random, data: bytes) -> bytes:
     return bytes(found)
 
 
-CODES = (
-    [b"h\x00", b"K\x01"]
-    + [bytes([code]) for code in b"()]}NK2lt\x85\x86\x87d\x8f\x90\x91aesuh\x94q01Rbo\x93\x81\x92"]
-    + [
-        b"h\x00",
-        b"K\x01",
-    ]
-)
+CODES = [bytes([code]) for code in b"()]}NK2lt\x85\x86\x87d\x8f\x90\x91aesuh\x94q01Rbo\x93\x81\x92"]
+CODES.append(b"h\x00")
 SEEDS = seeds()
 
 

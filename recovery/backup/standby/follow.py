@@ -277,7 +277,8 @@ class Follower:
         """Steps follow.3 to follow.6. Raises SpoiledObject."""
         self._clear()
         try:
-            make_directories(self._staging, PRIVATE)
+            # Whatever else has this name is refused.
+            self._staging.mkdir(PRIVATE.directory)
             # follow.3
             fetcher = Fetcher(self._target, self._staging, self.directory, self._modes, self._observe)
             staged = each(
@@ -375,7 +376,9 @@ class Follower:
     def _clear(self) -> None:
         """Remove what was fetched and is not needed any more, and drafts that a killed call left."""
         try:
-            if self._staging.exists():
+            if self._staging.is_symlink():
+                self._staging.unlink()
+            elif self._staging.exists():
                 shutil.rmtree(self._staging)
             for draft in self.directory.glob(f".{NAME}.*"):
                 draft.unlink()

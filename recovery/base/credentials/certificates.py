@@ -7,10 +7,12 @@ import re
 import ssl
 from pathlib import Path
 
+from recovery.base.untrusted_paths import read_named
 from recovery.errors import ConfigurationError
 
 MOST_BYTES = 64 << 10
 """Of the certificates in a file: every task gets them."""
+MOST_FILE_BYTES = 16 << 20
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _ROUNDS = 10
 """Of a handshake, which needs three."""
@@ -20,7 +22,7 @@ def read_certificates(path: Path, option: str = "--tls-ca") -> str:
     """Return the certificates in a PEM file, without its other content, such as a key. option: names the file in an
     error. Raises ConfigurationError."""
     try:
-        found = "\n".join(_CERTIFICATE.findall(path.read_text(encoding="utf-8", errors="replace")))
+        found = "\n".join(_CERTIFICATE.findall(read_named(path, MOST_FILE_BYTES).decode(errors="replace")))
         if not found:
             raise ValueError("it contains no certificate")
         if len(found) > MOST_BYTES:

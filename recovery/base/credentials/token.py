@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recovery.base.untrusted_paths import read_named
 from recovery.errors import ConfigurationError
 
 LEAST_BYTES = 16
@@ -13,8 +14,7 @@ MOST_BYTES = 4096
 def read_token(path: Path) -> bytes:
     """Return the token in a file, without white space around it. Raises ConfigurationError."""
     try:
-        with path.open("rb") as file:
-            token = file.read(MOST_BYTES + 1).strip()
+        token = read_named(path, MOST_BYTES).strip()
     except OSError as error:
         raise ConfigurationError(
             f"the token cannot be read: {error.strerror or error}",

@@ -19,9 +19,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
+from recovery.base.untrusted_paths import read_received
 from recovery.errors import ConfigurationError, RecoveryError, StateBackendError
 from recovery.host.buckets import Access, azure_access, gs_access, s3_access
-from recovery.host.durable import PRIVATE, UMASK, create, files_below, make_directories, open_own, read_regular, sync
+from recovery.host.durable import PRIVATE, UMASK, create, files_below, make_directories, open_own, sync
 from recovery.operational.backends.address import SECRETS, TIMEOUT, Address, bad_address
 from recovery.storage.lock import free
 
@@ -102,7 +103,7 @@ class FileObjects:
         """See `Objects.get`."""
         with self._translated():
             try:
-                content = read_regular(self.root / path, LARGEST)
+                content = read_received(self.root / path, LARGEST, through_links=True)
             except FileNotFoundError:
                 self._check_root()
                 return None

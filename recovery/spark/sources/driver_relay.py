@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import socket
 import socketserver
@@ -116,7 +117,7 @@ class Relay:
     ) -> dict[str, Any]:
         state, directory = Wanted(**wanted), Path(path)
         now, before = moments(directory, epoch, since)
-        key = (session, directory.resolve(), now.cut, before and before.cut, state)
+        key = (session, os.path.realpath(directory), now.cut, before and before.cut, state)
         with self._lock:
             if key not in self._frames:
                 self._kept.append(_Kept(state_frame(self._sessions[session], directory, now, before, state)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import secrets
 import shutil
 import tempfile
@@ -282,7 +283,7 @@ class _Checkpoints:
         there; None: a temporary directory."""
         with self._lock:
             # The cut contains the execution's random id, so no other directory has the same one.
-            wanted = directory.resolve(), at.cut, place
+            wanted = os.path.realpath(directory), at.cut, place
             known = self._made.get(wanted)
             if known is not None:
                 return known

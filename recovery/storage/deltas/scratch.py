@@ -18,7 +18,7 @@ from recovery.storage.sqlite.file.watched_files import Watch
 def left_executions(root: Path, directory: Path) -> dict[Lease, Path]:
     """Return the executions of a recovery directory whose scratch directories are in `root`, with these: those
     under way, and killed ones. What a copy of the directory at another path has of its origin's is not among them."""
-    found, prefix = {}, _prefix(directory.resolve())
+    found, prefix = {}, _prefix(Path(os.path.realpath(directory)))
     for path in root.glob(f"{prefix}*"):
         number, _, execution = path.name.removeprefix(prefix).partition("-")
         if number.isdecimal():
@@ -38,11 +38,11 @@ class Scratch:
         whose modes `root` gets if it is made."""
         self._root = root
         self._modes_of = modes_of
-        directory = directory.resolve()
+        directory = Path(os.path.realpath(directory))
         self._prefix = _prefix(directory)
         # If the scratch directory belongs to this directory alone, files from before the directory was moved are
         # stale too.
-        self._stale = "ex-*" if root.resolve().parent == directory else f"{self._prefix}*"
+        self._stale = "ex-*" if Path(os.path.realpath(root)).parent == directory else f"{self._prefix}*"
         self._path: Path | None = None
         self.files: Watch | None = None
         """Of the execution in use: files that must stay in their places."""

@@ -110,7 +110,7 @@ class Pages:
         user's, or CorruptPartitionError."""
         self.path = Path(str(side).removesuffix(SUFFIX))
         self.side = side
-        self._fd = os.open(side, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._fd = os.open(side, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         owner = os.fstat(self._fd).st_uid
         if owner != os.geteuid():
             os.close(self._fd)

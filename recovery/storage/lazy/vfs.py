@@ -93,7 +93,7 @@ class LazyFiles(apsw.VFS):
             return apsw.VFSFile("unix", name, flags)
         # While this is decided, the partition must not become an ordinary one, whose log has the usual name.
         try:
-            side = os.open(shown.removesuffix("-wal"), os.O_RDONLY | os.O_CLOEXEC)
+            side = os.open(shown.removesuffix("-wal"), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return apsw.VFSFile("unix", _usual(shown), flags)
         try:

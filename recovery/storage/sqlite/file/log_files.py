@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Literal
 
+from recovery.errors import StorageError
 from recovery.storage.lazy.names import is_lazy, lazy_path
 
 
 def has_log(path: Path) -> bool:
     """Return whether a log lies beside the file: a process uses it, or was killed using it."""
     return any(beside(path, suffix).exists() for suffix in ("-wal", "-journal"))
+
+
+def refuse_odd_logs(path: Path) -> None:
+    """Raise StorageError if files beside a database that belong to it are links, pipes or devices: SQLite would write
+    where a link leads, and wait for ever for a pipe."""
+    suffixes: tuple[Literal["-wal", "-shm", "-journal"], ...] = ("-wal", "-shm", "-journal")
+    for log in (lazy_path(path), *(beside(path, suffix) for suffix in suffixes)):
+        try:
+            mode = log.lstat().st_mode
+        except OSError:
+            continue
+        if not stat.S_ISREG(mode):
+            raise StorageError(
+                f"{log.name} beside it is {'a link' if stat.S_ISLNK(mode) else 'not a file'}",
+                path=path,
+                cause="Every file of a partition is a regular one. Somebody put something else there.",
+                remedy="Move it away, or take another copy of the partition: without its log, it may lack epochs.",
+            )
 
 
 def is_left_alone(path: Path) -> bool:

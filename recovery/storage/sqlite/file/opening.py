@@ -18,7 +18,7 @@ from recovery.errors import (
     UnsupportedVersionError,
 )
 from recovery.storage.sqlite.file.connections import Mode, connect
-from recovery.storage.sqlite.file.log_files import beside, is_left_alone
+from recovery.storage.sqlite.file.log_files import beside, is_left_alone, refuse_odd_logs
 from recovery.storage.sqlite.file.statements import rows, snapshot, transaction, translated
 from recovery.storage.sqlite.file.tables import APPLICATION_ID, MIGRATIONS, OBJECTS, SCHEMA_VERSION, altered_objects
 from recovery.storage.sqlite.file.watched_files import missing_file, refuse_other_names
@@ -153,4 +153,5 @@ def _check_header(path: Path) -> os.stat_result:
     if size < SMALLEST_PAGE_BYTES:
         what = f"it ends after {counted(size, 'byte')}" if size else "the file is empty"
         raise CorruptPartitionError(what, path=path, cause="It was truncated or half-copied.")
+    refuse_odd_logs(path)
     return found
