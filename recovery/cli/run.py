@@ -69,6 +69,7 @@ WITH_DIRECTORY = (
     "replicate_keep",
     "takeover",
     "lose_epochs",
+    "wait_limit",
 )
 """Options that need a recovery directory: without their effect the run would not be the intended one."""
 
@@ -121,6 +122,9 @@ WITH_DIRECTORY = (
               metavar="available-now|once|INTERVAL",
               help="Run to the end of the input, or without end, with this time between micro-batches. once is "
                    "the same as available-now.")  # fmt: skip
+@click.option("--wait-limit", type=INTERVAL, envvar="RECOVERY_WAIT_LIMIT",
+              help="End with an error when the run has waited this long for executors, or for a source to say what it "
+                   "has; by default it waits without limit.")  # fmt: skip
 @click.option("--master", default=DEFAULT_MASTER, show_default=True,
               help="Spark's master: local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT. On a cluster, tasks reach "
                    "the partitions through this host.")  # fmt: skip
@@ -176,6 +180,7 @@ def run(
     no_output: bool,
     until: str | None,
     trigger: str | float,
+    wait_limit: float | None,
     master: str,
     serve_at: str | None,
     tls_cert: Path | None,
@@ -246,6 +251,7 @@ def run(
             replicate_keep=replicate_keep,
             takeover=takeover,
             lose_epochs=lose_epochs,
+            wait_limit=wait_limit,
         )
     else:
         _refuse_directory_options(click.get_current_context())
