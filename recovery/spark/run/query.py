@@ -34,7 +34,7 @@ from recovery.spark.run.reporting.events import BatchDone, WaitingForSpark, rows
 from recovery.spark.run.reporting.listener import announce
 from recovery.spark.run.reporting.reports import Reports
 from recovery.spark.run.reporting.shown import end_line
-from recovery.spark.run.reporting.waits import Waits
+from recovery.spark.run.reporting.spark_waits import Waits
 from recovery.spark.run.serving import TaskAccess
 from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
@@ -44,6 +44,8 @@ from recovery.storage.seam import PartitionStore
 
 CANCEL_S = 0.5
 """How often a micro-batch that has to end is cancelled again: between two of its jobs, a call has no effect."""
+TIMER_S = 30.0
+"""How long the end waits for the idle timer, which may be in a call into the JVM."""
 LOOK_S = 1.0
 """How often the run looks whether Spark's stream still lives."""
 ABANDON_S = 15.0
@@ -365,7 +367,7 @@ class RecoveryQuery:
             with contextlib.suppress(Exception):
                 self._reports.count_input()
             if self._timer is not None and self._timer is not threading.current_thread():
-                self._timer.join()
+                self._timer.join(TIMER_S)
             self._closer.finish()
             self._delivery.release()
             self._access.stop()
