@@ -75,6 +75,8 @@ class RecoveryConfig:
         the input of the former is processed again as far as it is still there.
     lose_input: names of sources of which the run leaves out what is lost: a path, a topic or a table, as the error
         about lost input prints it. Other sources must be whole.
+    wait_limit: how long the run waits for executors, or for a source to say what it has, before it ends with an error;
+        None: without limit.
     state_backend: where the run history is kept, a URI; None: as the environment variable RECOVERY_STATE_BACKEND
         says, by default the recovery directory.
 
@@ -112,6 +114,7 @@ class RecoveryConfig:
     takeover: bool = False
     lose_epochs: bool = False
     lose_input: tuple[str, ...] = ()
+    wait_limit: Interval | None = None
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -137,6 +140,8 @@ class RecoveryConfig:
             set_field(self, "directory", Path(self.directory).absolute())
         set_field(self, "snapshot_interval", parse_interval(self.snapshot_interval))
         set_field(self, "owner_deadline", parse_interval(self.owner_deadline))
+        if self.wait_limit is not None:
+            set_field(self, "wait_limit", parse_interval(self.wait_limit))
         if self.serve_at is not None:
             host_and_port(self.serve_at)
         self._check_owners()
@@ -270,6 +275,11 @@ class RecoveryConfig:
     def owner_deadline_s(self) -> float:
         """How long a task tries to reach the partitions, in seconds."""
         return parse_interval(self.owner_deadline)
+
+    @property
+    def wait_limit_s(self) -> float | None:
+        """How long a run waits for executors or a source, in seconds; None: without limit."""
+        return None if self.wait_limit is None else parse_interval(self.wait_limit)
 
     @property
     def backup_interval_s(self) -> float:

@@ -471,7 +471,7 @@ class OutputLostError(RecoveryError):
 
 
 class SparkUnavailableError(RecoveryError):
-    """Spark cannot be started here."""
+    """Spark cannot be started here, or gets no executors."""
 
     exit_code = 50
     default_cause = "No Java 17 or newer was found."

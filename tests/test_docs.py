@@ -130,7 +130,7 @@ def test_public_members_are_documented(name: str) -> None:
     members = {member for member in [*vars(kind), *inspect.get_annotations(kind)] if not member.startswith("_")}
     internal = {
         "GroupState": {"changed", "timeout_at_ms", "NO_TIMESTAMP"},
-        "RecoveryConfig": {"path", "snapshot_interval_s", "backup_interval_s", "owner_deadline_s"},
+        "RecoveryConfig": {"path", "snapshot_interval_s", "backup_interval_s", "owner_deadline_s", "wait_limit_s"},
         "RecoveryQuery": set(),
         "RunSummary": set(),
     }[name]

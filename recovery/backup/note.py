@@ -1,4 +1,5 @@
-"""Notes beside the partitions that say when the directory was last backed up, and what its replica holds.
+"""Notes beside the partitions that say when the directory was last backed up, what its replica holds, and what the
+run that has it waits for.
 
 They are not part of the partitions: a backup leaves every byte of them unchanged, and a copy must not claim that it was
 backed up. Other programs that copy the files (Litestream, cron) leave no note.
@@ -19,6 +20,7 @@ from recovery.host.durable import modes_beside, replace
 
 NAME = "last-backup.json"
 REPLICA_NAME = "last-replica.json"
+WAITING_NAME = "waiting.json"
 LONGEST = 1 << 16
 
 
@@ -45,7 +47,16 @@ class LastReplica(msgspec.Struct, frozen=True):
     since_ms: Moment | None = None
 
 
-Note = TypeVar("Note", LastBackup, LastReplica)
+class Waiting(msgspec.Struct, frozen=True):
+    """What the run of this execution has waited for since `since_ms` (wall time). It says nothing once that run has
+    ended."""
+
+    execution: Count
+    since_ms: Moment
+    what: str
+
+
+Note = TypeVar("Note", LastBackup, LastReplica, Waiting)
 
 
 def note_backup(directory: Path, backup: LastBackup) -> None:
@@ -58,6 +69,20 @@ def note_replica(directory: Path, replica: LastReplica) -> None:
     _note(directory, REPLICA_NAME, replica)
 
 
+def note_waiting(directory: Path, waiting: Waiting | None) -> None:
+    """Replace the note, or remove it (None). It only informs, so this raises nothing."""
+    if waiting is not None:
+        _note(directory, WAITING_NAME, waiting)
+        return
+    with contextlib.suppress(OSError):
+        (directory / WAITING_NAME).unlink(missing_ok=True)
+
+
+def last_waiting(directory: Path) -> Waiting | None:
+    """Return the note; None if it is missing or unreadable."""
+    return _read(directory / WAITING_NAME, Waiting)
+
+
 def last_backup(directory: Path) -> LastBackup | None:
     """Return the note; None if it is missing or unreadable."""
     return _read(directory / NAME, LastBackup)
@@ -68,7 +93,7 @@ def last_replica(directory: Path) -> LastReplica | None:
     return _read(directory / REPLICA_NAME, LastReplica)
 
 
-def _note(directory: Path, name: str, value: LastBackup | LastReplica) -> None:
+def _note(directory: Path, name: str, value: LastBackup | LastReplica | Waiting) -> None:
     content = json.dumps(msgspec.structs.asdict(value)).encode()
     with contextlib.suppress(OSError):
         replace(directory / name, content, mode=modes_beside(directory / "part-0.sqlite3").file)

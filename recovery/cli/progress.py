@@ -90,6 +90,8 @@ class Progress:
                 self._batch = event  # type: ignore[assignment]
             elif kind == "ReplicaChanged":
                 self._say(replica_text(event.replica))  # type: ignore[union-attr]
+            elif kind == "WaitingForSpark":
+                self._say(f"waiting for {format_interval(round(event.seconds))}: {event.what}")  # type: ignore[union-attr]
             elif kind == "InputCounted":
                 self._count(event)  # type: ignore[arg-type]
             else:

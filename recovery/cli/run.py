@@ -70,6 +70,7 @@ WITH_DIRECTORY = (
     "takeover",
     "lose_epochs",
     "lose_input",
+    "wait_limit",
 )
 """Options that need a recovery directory: without their effect the run would not be the intended one."""
 
@@ -127,6 +128,9 @@ WITH_DIRECTORY = (
               metavar="available-now|once|INTERVAL",
               help="Run to the end of the input, or without end, with this time between micro-batches. once is "
                    "the same as available-now.")  # fmt: skip
+@click.option("--wait-limit", type=INTERVAL, envvar="RECOVERY_WAIT_LIMIT",
+              help="End with an error when the run has waited this long for executors, or for a source to say what it "
+                   "has; by default it waits without limit.")  # fmt: skip
 @click.option("--master", default=DEFAULT_MASTER, show_default=True,
               help="Spark's master: local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT. On a cluster, tasks reach "
                    "the partitions through this host.")  # fmt: skip
@@ -184,6 +188,7 @@ def run(
     no_output: bool,
     until: str | None,
     trigger: str | float,
+    wait_limit: float | None,
     master: str,
     serve_at: str | None,
     tls_cert: Path | None,
@@ -256,6 +261,7 @@ def run(
             takeover=takeover,
             lose_epochs=lose_epochs,
             lose_input=lose_input,
+            wait_limit=wait_limit,
         )
     else:
         _refuse_directory_options(click.get_current_context())

@@ -122,6 +122,8 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
         say(f"epochs after {oldest} are only logged; keys and sizes are as of epoch {oldest}")
     say(one_line(f"steps: {', '.join(facts['steps']) or 'none yet'}"))
     say(health_text(gathered.health))
+    if facts["waiting"]:
+        say(one_line(f"waiting since {format_time(facts['waiting']['since_ms'])}: {facts['waiting']['what']}"))
     if facts["replica"]:
         say(one_line(_replica_text(facts["replica"])))
     if facts["operators"]:
@@ -257,6 +259,7 @@ def collect_health(facts: Facts) -> dict[str, Any]:
         "sizes": {step: {"rows": size.rows, "bytes": size.size_bytes} for step, size in facts.steps.items()},
         "last_backup": None if facts.backup is None else msgspec.structs.asdict(facts.backup),
         "replica": _replica(facts),
+        "waiting": None if facts.waiting is None else msgspec.structs.asdict(facts.waiting),
         "measured_epochs": len(facts.epochs),
         "last_epoch": None if last is None else measure_json(last),
         "unreadable": list(facts.problems),

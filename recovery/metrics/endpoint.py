@@ -109,13 +109,15 @@ class MetricsEndpoint:
             # The client went away, was too slow, or made room for another one.
             pass
         finally:
-            del self._connections[task]
+            self._connections.pop(task, None)
             writer.transport.abort()
 
     def _make_room(self) -> None:
         if len(self._connections) > MOST_CONNECTIONS:
             [(busiest, _)] = Counter(self._connections.values()).most_common(1)
-            next(task for task, peer in self._connections.items() if peer == busiest).cancel()
+            oldest = next(task for task, peer in self._connections.items() if peer == busiest)
+            del self._connections[oldest]
+            oldest.cancel()
 
     async def _answered(self, reader: asyncio.StreamReader) -> bytes:
         """Return the answer to a request. Raises EOFError when the client ends before it has sent one."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from recovery.metrics.meter import Totals
-from recovery.planning.health import Finding, Level, Target
+from recovery.planning.health import Finding, Level, Target, wait_now
 from recovery.planning.measures import Measure, OperatorWork
 from recovery.planning.replica import ReplicaState
 
@@ -55,6 +55,7 @@ def families(
     backup_age_s: float | None,
     backup_objects: int | None = None,
     replica: ReplicaState | None = None,
+    wait_s: float = 0.0,
 ) -> Iterator[Family]:
     """Yield all metrics of a run. Those without a value yet have no sample."""
     info = {"flow": about.flow, "execution": str(about.execution), "version": about.version}
@@ -74,7 +75,8 @@ def families(
     yield _gauge("backup_chain_objects", "Objects of the last backup's longest chain.", backup_objects)
     if replica is not None:
         yield from _replica(replica)
-    yield from _targets(about.targets, totals.findings)
+    yield _gauge("wait_seconds", "Time that the run has waited for executors or a source; 0: it does not.", wait_s)
+    yield from _targets(about.targets, (*totals.findings, wait_now(about.targets, wait_s)))
 
 
 def _gauge(name: str, help_text: str, value: float | None) -> Family:

@@ -107,6 +107,7 @@ DEFAULTS = (
     Target("memory", "memory", "bytes", 2e9, 4e9),
     Target("backup-lag", "backup lag", "s", None, None),
     Target("replica-lag", "replica lag", "s", 60, 300, optional=True),
+    Target("wait", "waiting for Spark", "s", 30, 300, optional=True),
 )
 
 
@@ -143,6 +144,7 @@ def findings(
     backup_lag_s: float | None,
     unsaved_s: float | None = None,
     replica_lag_s: float | None = None,
+    wait_s: float | None = None,
 ) -> tuple[Finding, ...]:
     """Return the newest measures compared with the targets.
 
@@ -150,7 +152,7 @@ def findings(
     present one. If a part of a value was not measured, the value counts only if the rest reaches a level.
     state_bytes: None: unknown. backup_lag_s: the age of the newest backup; without one (None), `unsaved_s` counts if
     the lag is watched: backups that never succeeded are no better than old ones. replica_lag_s: None: no run replicates
-    the directory.
+    the directory. wait_s: how long the run has waited for executors or a source; None: it does not.
     """
     watched = {target.name for target in targets if target.warning is not None}
     epochs = [each for each in measures if each.epoch]
@@ -164,6 +166,7 @@ def findings(
         "memory": [_memory(each) for each in recent],
         "backup-lag": [Reading(lag_s)],
         "replica-lag": [Reading(replica_lag_s)],
+        "wait": [Reading(wait_s)],
     }
     found = (_finding(target, readings[target.name]) for target in targets)
     return tuple(each for each in found if each.value is not None or not each.target.optional)
@@ -197,6 +200,12 @@ def _finding(target: Target, readings: Sequence[Reading]) -> Finding:
         return Finding(target, value, target.level(value))
     value = _highest([each.value for each in counting])
     return Finding(target, value, Level.UNKNOWN, NOT_MEASURED if value is None else "no level for so few keys")
+
+
+def wait_now(targets: Sequence[Target], wait_s: float) -> Finding:
+    """Return how long a run has waited compared with its target; 0: it does not wait."""
+    [target] = [each for each in targets if each.name == "wait"]
+    return _finding(target, [Reading(wait_s)])
 
 
 def unsaved_s(executions: Iterable[Execution], now_ms: int) -> float | None:

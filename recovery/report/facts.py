@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.backup.note import LastBackup, LastReplica, last_backup, last_replica
+from recovery.backup.note import LastBackup, LastReplica, Waiting, last_backup, last_replica, last_waiting
 from recovery.base.ids import Epoch
 from recovery.base.reserved import CHECKPOINT_STEP, RESERVED_PREFIX
 from recovery.errors import RecoveryError, with_path
@@ -34,6 +34,7 @@ class Facts:
     sizes: per file name, the steps in its newest snapshot; None: the file does not contain them.
     origins: the stores that this one was made from, the nearest first.
     replica, replica_lag: what a run that replicates has shipped, and what is not; None: there was no such run.
+    waiting: what the run that has the directory waits for; None: there is no run, or it does not wait.
     operator_count, operator_rows: Spark's own operators that have state, and the rows in it; None: not known of all.
     """
 
@@ -53,6 +54,7 @@ class Facts:
     origins: tuple[Origin, ...] = ()
     replica: LastReplica | None = None
     replica_lag: ReplicaLag | None = None
+    waiting: Waiting | None = None
 
     @property
     def described(self) -> list[PartitionDescription]:
@@ -107,6 +109,10 @@ def gather(
     lag_s = None if backup is None else max(0, now_ms - backup.finished_ms) / 1000
     began = (execution for file in found if file.description for execution in file.description.executions)
     waiting_s = unsaved_s(began, now_ms)
+    holder, waiting = lock_holder(home), last_waiting(home)
+    executions = [each.number for file in found if file.description for each in file.description.executions]
+    if holder is None or waiting is None or waiting.execution != max(executions, default=0):
+        waiting = None
     origins = _origins(places, problems) if problem is None else ()
     return Facts(
         directory=home,
@@ -117,10 +123,11 @@ def gather(
         measures=tuple(measures),
         sizes=sizes,
         backup=backup,
-        holder=lock_holder(home),
+        holder=holder,
         health=findings(
             measures, targets, state_bytes=state_bytes, backup_lag_s=lag_s, unsaved_s=waiting_s,
             replica_lag_s=None if behind is None else behind.seconds,
+            wait_s=None if waiting is None else max(0, now_ms - waiting.since_ms) / 1000,
         ),
         problems=tuple(problems),
         operator_count=operators,
@@ -128,6 +135,7 @@ def gather(
         origins=origins,
         replica=replica,
         replica_lag=behind,
+        waiting=waiting,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -132,8 +132,8 @@ def test_a_killed_jvm(feed, tmp_path):
 
 
 @contextlib.contextmanager
-def standalone(logs: Path) -> Iterator[str]:
-    """A standalone master with one worker on each of two loopback addresses: two hosts, as far as Spark can tell."""
+def standalone(logs: Path, hosts: Sequence[str] = ("127.0.0.2", "127.0.0.3")) -> Iterator[str]:
+    """A standalone master with one worker on each of some loopback addresses: hosts, as far as Spark can tell."""
     home = Path(pyspark.__file__).parent
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -158,7 +158,7 @@ def standalone(logs: Path) -> Iterator[str]:
 
     try:
         start("127.0.0.1", "master.Master", "--port", port, until="I have been elected leader")
-        for host in ("127.0.0.2", "127.0.0.3"):
+        for host in hosts:
             options = ("--cores", "2", "--memory", "1g", master)
             start(host, "worker.Worker", *options, until="Successfully registered")
         yield master

@@ -52,6 +52,11 @@ def may_still_close(error: BaseException | None) -> bool:
     return error is None or getattr(error, "closes_epoch", True)
 
 
+def is_cancelled(error: BaseException) -> bool:
+    """Whether this is what Spark says to the caller of a job that was cancelled."""
+    return "cancelled job group" in str(error) or "SPARK_JOB_CANCELLED" in str(error)
+
+
 def as_recovery_error(
     error: BaseException,
     reading: Callable[[], str] = str,

@@ -32,6 +32,8 @@ UNCHECKED = {
     "spark.sql.streaming.unsupportedOperationCheck": "false",
 }
 _starting = threading.Lock()
+STOP_S = 60.0
+"""How long a stop waits for the thread of Spark's query: a source that plans may not let itself be interrupted."""
 
 
 def launch(
@@ -68,7 +70,9 @@ def launch(
 def stop_query(query: Any, released: threading.Event) -> None:
     """Stop Spark's query, and set `released`, for which a parked micro-batch waits. The micro-batch must return only
     after Spark has interrupted the thread that waits for it: otherwise Spark would take the micro-batch as done, and
-    the state that it did not write would be missing."""
+    the state that it did not write would be missing.
+
+    A thread that does not end within `STOP_S` is left alone: the session's end ends it."""
 
     def ask() -> None:
         with contextlib.suppress(Exception):
@@ -79,7 +83,7 @@ def stop_query(query: Any, released: threading.Event) -> None:
     while asking.is_alive() and not _is_interrupted(query):
         asking.join(0.005)
     released.set()
-    asking.join()
+    asking.join(STOP_S)
 
 
 def expect_no_state(execution: Any) -> None:

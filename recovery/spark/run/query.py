@@ -19,10 +19,10 @@ from recovery.base.notebooks import html_table
 from recovery.base.tracebacks import essence_of
 from recovery.base.wording import counted
 from recovery.epochs.closer import EpochCloser
-from recovery.errors import FlowFailedError, OwnerUnreachableError
+from recovery.errors import FlowFailedError, OwnerUnreachableError, RecoveryError, SparkUnavailableError
 from recovery.metrics.meter import BatchMeasure
 from recovery.sinks.delivery import Delivery
-from recovery.spark.jvm.errors import JVM_GONE, jvm_failed, may_still_close
+from recovery.spark.jvm.errors import JVM_GONE, is_cancelled, jvm_failed, may_still_close
 from recovery.spark.jvm.stream_thread import has_died
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan
@@ -30,10 +30,11 @@ from recovery.spark.planner.iceberg_tables import IcebergInput
 from recovery.spark.run.launch import expect_no_state, is_alive, launch, running, sources_read, stop_query
 from recovery.spark.run.mailboxes import Mailboxes
 from recovery.spark.run.prepare import BackgroundCheck, Prepared
-from recovery.spark.run.reporting.events import BatchDone, rows_of
+from recovery.spark.run.reporting.events import BatchDone, WaitingForSpark, rows_of
 from recovery.spark.run.reporting.listener import announce
 from recovery.spark.run.reporting.reports import Reports
 from recovery.spark.run.reporting.shown import end_line
+from recovery.spark.run.reporting.spark_waits import Waits
 from recovery.spark.run.serving import TaskAccess
 from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
@@ -43,6 +44,8 @@ from recovery.storage.seam import PartitionStore
 
 CANCEL_S = 0.5
 """How often a micro-batch that has to end is cancelled again: between two of its jobs, a call has no effect."""
+TIMER_S = 30.0
+"""How long the end waits for the idle timer, which may be in a call into the JVM."""
 LOOK_S = 1.0
 """How often the run looks whether Spark's stream still lives."""
 ABANDON_S = 15.0
@@ -99,6 +102,13 @@ class RecoveryQuery:
         self._finished = False
         self._finish_lock = threading.Lock()
         self._under_way = UnderWay(begun.bound.frame.sparkSession)
+        self._waits = Waits(
+            begun.bound.frame.sparkSession, begun.prepared.config, begun.lease.number, clock,
+            lambda what, seconds: begun.reports.notify(WaitingForSpark(what, seconds)),
+            noted=begun.prepared.temporary is None,
+        )  # fmt: skip
+        begun.reports.measures.wait_s = lambda: self._waits.seconds
+        self._given_up = False
         self._timer: threading.Thread | None = None
         self.lease = begun.lease
         self.summary = begun.reports.summary
@@ -198,24 +208,30 @@ class RecoveryQuery:
 
     def _process(self, batch: DataFrame, batch_id: int) -> None:
         """The foreachBatch callback."""
-        if not self._status.parked.is_set():
-            with self._closer.lock, self._status.own_thread():
-                # The run may have begun to end while this thread waited for the lock.
-                if not self._status.parked.is_set():
-                    try:
-                        with self._under_way.callback(BatchId(batch_id)):
-                            self._process_locked(batch, BatchId(batch_id))
-                    except BaseException as error:
-                        spark = self._bound.frame.sparkSession
-                        self._status.note(error, partial(sources_read, spark, self._status.query))
-                        if not isinstance(error, Exception):
-                            # It would end this thread, and the JVM would wait for py4j's answer forever.
-                            raise FlowFailedError(essence_of(error)) from error
-                        raise
-                    return
-        # The run is ending: the epoch closes as of the previous micro-batch, and the next run processes this one.
-        self._status.released.wait()
-        expect_no_state(self._running())
+        with self._under_way.entered():
+            if not self._status.parked.is_set():
+                with self._closer.lock, self._status.own_thread():
+                    # The run may have begun to end while this thread waited for the lock.
+                    if not self._status.parked.is_set() and self._processed(batch, BatchId(batch_id)):
+                        return
+            # The run is ending: the epoch closes as of the previous micro-batch, and the next run processes this one.
+            self._status.released.wait()
+            expect_no_state(self._running())
+
+    def _processed(self, batch: DataFrame, batch_id: BatchId) -> bool:
+        """Process a micro-batch; return False if the end of the run has given it up."""
+        try:
+            with self._under_way.callback(batch_id):
+                self._process_locked(batch, batch_id)
+            return True
+        except BaseException as error:
+            if self._given_up and (not isinstance(error, RecoveryError) or is_cancelled(error)):
+                return False
+            self._status.note(error, partial(sources_read, self._bound.frame.sparkSession, self._status.query))
+            if not isinstance(error, Exception):
+                # It would end this thread, and the JVM would wait for py4j's answer forever.
+                raise FlowFailedError(essence_of(error)) from error
+            raise
 
     def _process_locked(self, batch: DataFrame, batch_id: BatchId) -> None:
         self._closer.check()
@@ -294,28 +310,33 @@ class RecoveryQuery:
             except BaseException as error:
                 self._status.note(error)
                 self._status.over.set()
-                if isinstance(error, OwnerUnreachableError):
+                if isinstance(error, OwnerUnreachableError | SparkUnavailableError):
                     self._cancel_batch()
 
     def _look_at_stream(self) -> None:
         """End the run if an error of the JVM has ended Spark's thread. It tells neither the callback, which may wait
-        for its answer, nor in each case those who wait for the query."""
+        for its answer, nor in each case those who wait for the query. Otherwise see what Spark waits for."""
         query = self._status.query
         if has_died(query) and (self._under_way.batch is not None or is_alive(query)):
             self._status.note_failure(self._bound.frame.sparkSession)
             self._status.note(jvm_failed(""))
             self._under_way.cut()
             self._status.over.set()
+        elif self._under_way.batch is not None or not (self._under_way.is_entered or self._status.parked.is_set()):
+            self._waits.look(query, self._under_way.batch)
 
     def _cancel_batch(self) -> None:
-        """End the running micro-batch. Its tasks would try for long to reach an owner that no longer knows the run."""
-        context = self._bound.frame.sparkSession.sparkContext
+        """End the running micro-batch. Its tasks would try for long to reach an owner that no longer knows the run, or
+        would never begin."""
         while not self._finished:
             if self._closer.lock.acquire(timeout=CANCEL_S):
                 self._closer.lock.release()
                 return
-            with contextlib.suppress(Exception):
-                context.cancelJobGroup(str(self._status.query.runId))
+            self._cancel_jobs()
+
+    def _cancel_jobs(self) -> None:
+        with contextlib.suppress(Exception):
+            self._bound.frame.sparkSession.sparkContext.cancelJobGroup(str(self._status.query.runId))
 
     # ---- the end
 
@@ -339,13 +360,14 @@ class RecoveryQuery:
                 self._status.note(error)
             self._finished = True
             self._status.over.set()
+            self._waits.end()
             with contextlib.suppress(Exception):
                 self._reports.count_input()
             stop_query(self._status.query, self._status.released)
             with contextlib.suppress(Exception):
                 self._reports.count_input()
             if self._timer is not None and self._timer is not threading.current_thread():
-                self._timer.join()
+                self._timer.join(TIMER_S)
             self._closer.finish()
             self._delivery.release()
             self._access.stop()
@@ -358,8 +380,9 @@ class RecoveryQuery:
 
     @contextlib.contextmanager
     def _after_batch(self) -> Iterator[None]:
-        """Wait for the running micro-batch, and let no other begin within this context. A micro-batch whose stream has
-        died cannot count: its calls into the JVM are cut, and a sink that does not return is left alone."""
+        """Wait for the running micro-batch, and let no other begin within this context. A micro-batch for which no
+        executor works is given up. One whose stream has died cannot count: its calls into the JVM are cut, and a sink
+        that does not return is left alone."""
         died_s: float | None = None
         while not self._closer.lock.acquire(timeout=LOOK_S):
             if has_died(self._status.query):
@@ -368,6 +391,9 @@ class RecoveryQuery:
                 if self._clock.elapsed_s() - died_s >= ABANDON_S and self._under_way.abandon():
                     yield
                     return
+            elif self._waits.lacks_executors():
+                self._given_up = True
+                self._cancel_jobs()
         try:
             yield
         finally:

@@ -18,11 +18,22 @@ class UnderWay:
 
     def __init__(self, spark: SparkSession) -> None:
         self.batch: BatchId | None = None
+        self.is_entered = False
+        """Whether Spark has called for a micro-batch, also while that call waits for its turn."""
         self._spark = spark
         self._connection: CallbackConnection | None = None
         self._lock = threading.Lock()
         self._is_in_sink = False
         self._is_abandoned = False
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Within this context, Spark waits for a call."""
+        self.is_entered = True
+        try:
+            yield
+        finally:
+            self.is_entered = False
 
     @contextlib.contextmanager
     def callback(self, batch: BatchId) -> Iterator[None]:

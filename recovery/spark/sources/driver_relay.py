@@ -161,6 +161,8 @@ class Relay:
             owner.stop()
 
 
+QUESTION_S = 30.0
+"""How long a process that asks may take to send its question, and to take the answer."""
 _relay: Relay | None = None
 _relay_lock = threading.Lock()
 
@@ -184,6 +186,8 @@ def address_for(spark: SparkSession, serving: Serving | None = None) -> Address 
 
 def _server(path: Path, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> socketserver.ThreadingUnixStreamServer:
     class Handler(socketserver.StreamRequestHandler):
+        timeout = QUESTION_S
+
         def handle(self) -> None:
             # Spark may end the asking process at any time.
             with contextlib.suppress(OSError, ValueError):

@@ -46,6 +46,14 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingForSpark:
+    """The run has waited this long. what: for executors, or for a source to say what it has, as a sentence."""
+
+    what: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class InputCounted:
     """Spark reported how many rows the sources read for a micro-batch. Comes some time after the micro-batch is done,
     and before the next one is."""
@@ -61,7 +69,7 @@ class ReplicaChanged:
     replica: ReplicaState
 
 
-Event = Resumed | BatchDone | InputCounted | EpochClosed | Stopping | ReplicaChanged
+Event = Resumed | BatchDone | InputCounted | EpochClosed | Stopping | ReplicaChanged | WaitingForSpark
 Observer = Callable[[Event], None]
 
 

@@ -152,6 +152,8 @@ class RunMeasures:
         self._executions = (*before, execution)
         self._clock = clock
         self._targets = parse_targets(prepared.config.thresholds)
+        self.wait_s: Callable[[], float] = float
+        """How long the run has waited for executors or a source; 0: it does not."""
         self.meter = Meter(execution.number, clock, self._targets, memory, closes=self._kept, native=native)
 
     @property
@@ -200,6 +202,7 @@ class RunMeasures:
             backup_age_s=self._lag_s(backup),
             backup_objects=None if backup is None else backup.chain,
             replica=self._replica(),
+            wait_s=self.wait_s(),
         )
 
     def _replica(self) -> ReplicaState | None:
