@@ -65,7 +65,7 @@ COVERED_BY = {
     "report/test_page.py": """report.charts report.facts report.html report.partitions report.timeline
         report.trends""",
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
-    "sinks/test_delivery.py": "sinks.plain sinks.protocol",
+    "sinks/test_delivery.py": "sinks.plain",
     "sinks/test_delta.py": """sinks.delta.features sinks.delta.merge sinks.delta.operations sinks.delta.sink
         sinks.delta.table sinks.tables.columns sinks.tables.log sinks.tables.sink""",
     "sinks/test_changed_tables.py": "sinks.tables.commits sinks.tables.forgotten sinks.tables.takeback",
@@ -116,7 +116,7 @@ COVERED_BY = {
     "spark/test_warmup.py": "cli.warmup spark.jvm.class_archive spark.run.warmup_flows",
     "native/test_addresses.py": "spark.jvm.hadoop",
     "spark/test_plan.py": "spark.jvm.plan_nodes",
-    "spark/test_steps.py": """flow spark.planner.replay spark.run.mailboxes spark.run.position spark.run.query
+    "spark/test_steps.py": """spark.planner.replay spark.run.mailboxes spark.run.position spark.run.query
         spark.run.start spark.steps.input_keys spark.steps.picklable spark.steps.state_columns spark.steps.stateful
         spark.steps.ticks""",
     "spark/test_refused_plans.py": "spark.planner.bind",
@@ -140,7 +140,7 @@ COVERED_BY = {
         spark.sources.native_source""",
     "spark/test_appended.py": "spark.sources.driver_relay",
     "spark/test_pipelines.py": "cli.nodes spark.pipelines.run",
-    "spark/test_crashes.py": "base.faults cli.run demo.flights demo.flow",
+    "spark/test_crashes.py": "base.faults cli.run demo.flights",
     "epochs/test_snapshot.py": "base.reserved",
     "epochs/test_closer.py": "base.ids",
     "planning/test_resume.py": "planning.values",

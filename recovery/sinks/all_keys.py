@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from recovery.base.addresses import local_path
+from recovery.base.outside import Answers, CannotTell, Checked, DoesNotApply, Moment, Question
 from recovery.errors import ConfigurationError
 from recovery.planning.resume import plan_resume
 from recovery.sinks.plain import DiscardSink
@@ -16,6 +17,9 @@ from recovery.values.functions import check_runs, not_run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+_REPLACES = "the function replaces all that it wrote before"
 
 
 class HoldsKeys(Protocol):
@@ -35,6 +39,14 @@ class AllKeysSink(DiscardSink):
     going back, so its last output is always the state of the newest closed epoch. Epoch 0, with no rows, is the time
     before the first. The flow's own output is discarded.
     """
+
+    answers: ClassVar[Answers] = {
+        Question.SAME: CannotTell(_REPLACES),
+        Question.THERE: DoesNotApply(),
+        Question.CHANGED: CannotTell(_REPLACES),
+        Question.ABLE: CannotTell("the function knows its target, and its error ends the run"),
+        Question.OWNER: Checked("the store of the directory that the keys are read from", (Moment.START,)),
+    }
 
     def __init__(self, step: HoldsKeys, directory: str | Path, write: Callable[[DataFrame, int], Any]) -> None:
         if not callable(getattr(step, "all_keys", None)):

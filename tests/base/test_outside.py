@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 import recovery
+from recovery.backup.target import DirectoryTarget, ObjectTarget
 from recovery.base.outside import CannotTell, Checked, DoesNotApply, Question
 from recovery.sinks.protocol import EpochSink
+from recovery.spark.inputs.kinds import KINDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "outside.md"
 MARK = "<!-- tables -->\n"
@@ -29,7 +31,13 @@ def sinks() -> dict[str, type]:
     }
 
 
-OUTSIDES: dict[str, dict[str, type]] = {"Targets of sinks": sinks()}
+OUTSIDES: dict[str, dict[str, type]] = {
+    "Inputs": dict(
+        zip(("files", "`appended`", "Kafka", "Delta", "Iceberg", "`rate`, ticks", "other sources"), KINDS, strict=True)
+    ),
+    "Targets of sinks": sinks(),
+    "Places of copies": {"a directory or mount": DirectoryTarget, "a bucket": ObjectTarget},
+}
 EVERY = [(f"{group}: {name}", each) for group, classes in OUTSIDES.items() for name, each in classes.items()]
 
 
