@@ -73,7 +73,7 @@ class World:
 
     def spoiled_input(self) -> Callable[[], None]:
         """Somebody removes, rewrites or trims what was read."""
-        changes = self.source.changes(self.read, self._new)
+        changes = self.source.changes(self.read, self._new) if self.read else {}
         if not changes:
             return nothing
         name = self.generator.choice(sorted(changes))
