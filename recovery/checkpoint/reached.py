@@ -68,10 +68,13 @@ def reached(held: Iterable[tuple[str, Content]], left: Iterable[Path], restored:
     either is left out: neither is used to continue.
     """
     closed, others = _texts(held), [_left_texts(each) for each in left]
-    known = {each.uri for each in logged_files(_left_texts(restored))}
     # A file that was logged twice was written again in between: the later entry counts.
-    files = {each.uri: each for each in logged_files(closed) if each.uri not in known}
-    opened = {each.uri: each for found in others for each in logged_files(found) if each.uri not in known}
+    files = {each.uri: each for each in logged_files(closed)}
+    opened = {each.uri: each for found in others for each in logged_files(found)}
+    # A long log is read only if it matters.
+    for each in logged_files(_left_texts(restored)) if files or opened else ():
+        files.pop(each.uri, None)
+        opened.pop(each.uri, None)
     logs = [_log(text) for found in (closed, *others) for path, text in found.items() if path.startswith("offsets/")]
     offsets = dict.fromkeys(
         offset for log in logs if log is not None for offset in log.offsets.values() if offset != NOTHING_READ

@@ -219,7 +219,8 @@ def test_going_back(spark, worlds, capsys, kind, name, cell):
     shutil.rmtree(changed, ignore_errors=True)
     shutil.copytree(world.input, changed)
     if cell.left:
-        world.run(spark, resume_after=1, lose_input=[world.name])
+        summary = world.run(spark, resume_after=1, lose_input=[world.name])
+        assert summary.lost_input.keys() == {world.name}
         assert world.rows() == _rows_of(cell.left)
         said = capsys.readouterr().err
         assert "--lose-input" in said
