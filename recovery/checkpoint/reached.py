@@ -8,7 +8,7 @@ checkpoint is never used to continue: here it only says which input has to be re
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -19,6 +19,8 @@ from recovery.base.untrusted_json import Count
 from recovery.checkpoint.offsets import NOTHING_READ, OffsetLog, read_log
 from recovery.checkpoint.rows import Content, as_bytes, file_of
 
+LOCAL = "file:"
+"""The file system of this host, as `LoggedFile` names it."""
 LogTexts = Mapping[str, str]
 """Files of a checkpoint, by their path in it."""
 
@@ -67,11 +69,22 @@ def reached(held: Iterable[tuple[str, Content]], left: Iterable[Path], restored:
     held: rows of checkpoints that the partitions hold. left: checkpoints that killed runs left. What cannot be read of
     either is left out: neither is used to continue.
     """
-    closed, others = _texts(held), [_left_texts(each) for each in left]
-    known = {each.uri for each in logged_files(_left_texts(restored))}
+    return _beyond(_texts(held), [_left_texts(each) for each in left], lambda: _left_texts(restored))
+
+
+def reached_between(held: Iterable[tuple[str, Content]], known: Iterable[tuple[str, Content]]) -> Reached:
+    """Return the same of rows of a later snapshot, beyond those of an earlier one."""
+    return _beyond(_texts(held), [], lambda: _texts(known))
+
+
+def _beyond(closed: LogTexts, others: Sequence[LogTexts], known: Callable[[], LogTexts]) -> Reached:
     # A file that was logged twice was written again in between: the later entry counts.
-    files = {each.uri: each for each in logged_files(closed) if each.uri not in known}
-    opened = {each.uri: each for found in others for each in logged_files(found) if each.uri not in known}
+    files = {each.uri: each for each in logged_files(closed)}
+    opened = {each.uri: each for found in others for each in logged_files(found)}
+    # A long log is read only if it matters.
+    for each in logged_files(known()) if files or opened else ():
+        files.pop(each.uri, None)
+        opened.pop(each.uri, None)
     logs = [_log(text) for found in (closed, *others) for path, text in found.items() if path.startswith("offsets/")]
     offsets = dict.fromkeys(
         offset for log in logs if log is not None for offset in log.offsets.values() if offset != NOTHING_READ

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from recovery.cli.owners import copies_facts, locations, owner_options, say_copi
 from recovery.config import RecoveryConfig
 from recovery.errors import RecoveryError
 from recovery.operational.backends.owned import origins_of
+from recovery.operational.steps.input_again import input_again
 from recovery.planning.explain import Explanation, explain
 from recovery.planning.going_back import after_text, discarded
 from recovery.planning.resume import ResumePlan, plan_resume
@@ -68,13 +70,21 @@ def _plan(
             tell_error(error)
         raise SystemExit(error.exit_code) from error
     origins = origins_of(places)
+    again = None
+    if not places.owners:
+        # What cannot be read is the run's error, and the plan is of use without this.
+        with contextlib.suppress(RecoveryError):
+            again = input_again(planned)
     if as_json:
         print_json({
             **_plan_facts(directory, planned, files), "unused": list(places.notes),
+            "reads_again": None if again is None else again.as_json(),
             "origins": [each.as_json() for each in origins],
         })  # fmt: skip
         return
     say(_summary(planned))
+    if again is not None:
+        say(one_line(again.text()))
     for origin in origins:
         say(one_line(origin.text(format_time)))
     say()

@@ -103,18 +103,6 @@ class Loss:
             self.change is Change.REPLACED and self.needed.kind is not PartKind.TOPIC_PARTITION
         )
 
-    def as_json(self) -> dict[str, object]:
-        """Return the loss as JSON values."""
-        first, end = self.lost
-        return {
-            "source": self.needed.source,
-            "part": self.needed.part,
-            "change": self.change.value,
-            "kind": self.needed.kind.name.lower(),
-            "first": first,
-            "end": end,
-        }
-
 
 def loss_of(needed: Needed, there: There | None) -> Loss | None:
     """Return what is lost of one part; None: the run can read it as it was read before."""
@@ -174,8 +162,8 @@ def is_accepted(source: str, accepted: Collection[str]) -> bool:
     return source.rstrip("/") in {each.rstrip("/") for each in accepted}
 
 
-def left_out_text(source: str, lost: Sequence[Loss]) -> str:
-    """Return what an accepted loss leaves out of one source, as a sentence for people."""
+def left_out_text(lost: Sequence[Loss]) -> str:
+    """Return what an accepted loss leaves out of one source, as text for people."""
     replaced = [loss for loss in lost if loss.there is not None and loss.change is Change.REPLACED]
     gone = [loss for loss in lost if loss not in replaced]
     texts = []
@@ -183,7 +171,7 @@ def left_out_text(source: str, lost: Sequence[Loss]) -> str:
         texts.append(f"left out: {_parts_text(gone)}")
     if replaced:
         texts.append(f"read as it is now: {_parts_text(replaced)}")
-    return f"--lose-input {_quoted(source)}: {'; '.join(texts)}"
+    return "; ".join(texts)
 
 
 def _parts_text(lost: Sequence[Loss]) -> str:

@@ -89,9 +89,9 @@ def test_the_error_is_of_the_kind_of_change():
         check_losses([rewritten], ())
     with pytest.raises(InputLostError, match=r"/x/b.*/x/a"):
         check_losses([rewritten, removed], ())
-    assert left_out_text("in", [rewritten, removed]) == (
-        "--lose-input in: left out: 1 file below in that was read is gone: /x/b; read as it is now: 1 file below in "
-        "that was read is changed since: /x/a"
+    assert left_out_text([rewritten, removed]) == (
+        "left out: 1 file below in that was read is gone: /x/b; read as it is now: 1 file below in that was read is "
+        "changed since: /x/a"
     )
 
 
@@ -111,11 +111,3 @@ def test_a_name_with_spaces_is_quoted():
     with pytest.raises(InputLostError, match="is gone: /x/a") as refused:
         check_losses(lost, ())
     assert "--lose-input 'my logs/'" in refused.value.remedy
-
-
-def test_json():
-    """For programs."""
-    [loss] = losses([Needed("orders", "0", OFFSETS, 10, 30)], {("orders", "0"): There(20, 40)})
-    assert loss.as_json() == {
-        "source": "orders", "part": "0", "change": "trimmed", "kind": "topic_partition", "first": 10, "end": 20,
-    }  # fmt: skip

@@ -298,6 +298,36 @@ def test_a_rollback_whose_snapshots_expired(table, tmp_path):
     assert states(tmp_path / "db", "totals") == table.totals()
 
 
+def test_going_back_over_snapshots_that_are_gone(table, tmp_path):
+    """Refused before anything is discarded, if the table was rolled back behind what epochs have read, or snapshots
+    expired. A loss that is accepted by the table's name goes on with the oldest snapshot."""
+    directory = tmp_path / "db"
+
+    def go(**config):
+        return run_to_end(table.frame(), directory, backup_interval="1h", **config)
+
+    for _ in range(3):
+        table.add()
+        go()
+    first, _, last = table.snapshots()
+    before = {path: path.read_bytes() for path in directory.glob("*.sqlite3")}
+    table.call("rollback_to_snapshot", f"{first}")
+    with pytest.raises(InputRewrittenError, match=f"{table.name} was rolled back or replaced: snapshot {last}"):
+        go(resume_after=1)
+    table.call("set_current_snapshot", f"{last}")
+    table.expire(leave=1)
+    for accepted in ((), ("another",)):
+        with pytest.raises(InputLostError, match=f"{table.name} no longer has snapshot {first}") as caught:
+            go(resume_after=1, lose_input=accepted)
+        assert f"--lose-input {table.name}: " in caught.value.remedy
+    assert {path: path.read_bytes() for path in directory.glob("*.sqlite3")} == before
+    go(resume_after=1, lose_input=[table.name])
+    assert states(directory, "totals") == counted(table.rows[:SIZE] + table.rows[2 * SIZE :])
+    table.add()
+    go()
+    assert states(directory, "totals") == counted(table.rows[:SIZE] + table.rows[2 * SIZE :])
+
+
 def test_losses_that_cannot_be_accepted(table, tmp_path):
     """An option in another form, a snapshot that is not there, and one that the flow has read."""
     option = "recovery-lost-between"

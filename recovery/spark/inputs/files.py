@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from recovery.base.outside import Answers, CannotTell, Checked, DoesNotApply, Moment, Question
-from recovery.checkpoint.reached import LoggedFile
+from recovery.checkpoint.reached import LOCAL, LoggedFile
 from recovery.errors import StorageError
 from recovery.hadoop.files import HadoopFiles
 from recovery.planning.lost_input import Loss, Needed, PartKind, There
@@ -18,7 +18,6 @@ from recovery.spark.inputs.protocol import Looked, Resumes
 
 _WILDCARD = re.compile(r"[*?\[{]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
-LOCAL = "file:"
 _CAUSE = (
     "Retention, or somebody, removed or replaced files that have to be read again. A file that was put right counts as "
     "the same with its former modification time (touch -d)."

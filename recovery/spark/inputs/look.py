@@ -25,10 +25,11 @@ from recovery.spark.planner.iceberg_tables import IcebergInput
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What the look found to be readable. moved: whether the restored position was changed, for an accepted loss.
-    said: what is left out, for people. identities: what distinguishes parts of sources, to keep with the position."""
+    left_out: what is left out, as text, by the names whose loss is accepted. identities: what distinguishes parts of
+    sources, to keep with the position."""
 
     moved: bool
-    said: tuple[str, ...]
+    left_out: Mapping[str, str]
     identities: Mapping[str, str]
 
 
@@ -51,7 +52,7 @@ def look_at_inputs(
     sources.
     """
     spark = bound.frame.sparkSession
-    left_out = tables.begin(batch, accepted, reached.offsets)
+    of_tables = tables.begin(batch, accepted, reached.offsets)
     sources = _sources(bound, home, batch, reached, identities, spark)
     looks = {source: each.look(accepted) for source, each in sources.items()}
     for look in looks.values():
@@ -60,7 +61,9 @@ def look_at_inputs(
                 raise error
     lost = {source: losses(look.needed, look.there) for source, look in looks.items()}
     causes = {name: cause for look in looks.values() for name, cause in look.causes.items()}
-    check_losses([loss for found in lost.values() for loss in found], accepted, discards, causes)
+    # Two reads of one path lack the same.
+    every = list(dict.fromkeys(loss for found in lost.values() for loss in found))
+    check_losses(every, accepted, discards, causes)
     moved: dict[int, str] = {}
     for place, source in enumerate(bound.sources.ids):
         if source in sources and (lost[source] or looks[source].errors):
@@ -69,12 +72,10 @@ def look_at_inputs(
                 moved[place] = offset
     if batch is not None:
         move_offsets(home.directory, batch, bound.sources, moved)
-    names = dict.fromkeys(loss.needed.source for found in lost.values() for loss in found)
-    said = [left_out_text(name, [each for found in lost.values() for each in found if each.needed.source == name])
-            for name in names]  # fmt: skip
-    said += [f"--lose-input {name}: left out: {error.found}" for look in looks.values() for name, error in look.errors]
-    said += left_out.values()
-    return Inputs(bool(moved or left_out), tuple(said), _together(list(looks.values())))
+    left_out = {name: f"left out: {error.found}" for look in looks.values() for name, error in look.errors}
+    for name in dict.fromkeys(loss.needed.source for loss in every):
+        left_out[name] = left_out_text([loss for loss in every if loss.needed.source == name])
+    return Inputs(bool(moved or of_tables), {**left_out, **of_tables}, _together(list(looks.values())))
 
 
 def _sources(

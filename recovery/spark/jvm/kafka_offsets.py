@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from recovery.errors import FlowFailedError
 from recovery.spark.jvm.lost_topics import NO_TOPIC
+from recovery.spark.jvm.plan_nodes import seq
 
 ANSWER_S = 60
 """How long a broker may take for an answer: as long as Kafka's own client waits by default."""
@@ -59,7 +60,8 @@ def _client(jvm: Any, options: Mapping[str, str]) -> Iterator[Any]:
             settings.put(name.removeprefix("kafka."), value)
     client = None
     try:
-        client = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
+        # The connector's own way: it adds the delegation tokens that Spark has.
+        client = jvm.org.apache.spark.sql.kafka010.SubscribeStrategy(seq(jvm, [])).createAdmin(settings)
         yield client
     except (Py4JError, PySparkException) as error:
         raise _unanswered(options, error) from error

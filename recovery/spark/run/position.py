@@ -118,9 +118,9 @@ def readable(
     tables: IcebergInput,
     accepted: Sequence[str],
     left: Iterable[Path],
-) -> tuple[Position, tuple[str, ...]]:
+) -> tuple[Position, dict[str, str], tuple[str, ...]]:
     """Check that the input can be read from a position on; return the position without the lost input that is accepted,
-    and what that leaves out, as sentences. Changes nothing but the restored checkpoint.
+    what that leaves out, by source, and what else to say. Changes nothing but the restored checkpoint.
 
     left: checkpoints of killed runs on this host. Raises what `look_at_inputs` raises.
     """
@@ -137,19 +137,20 @@ def readable(
     text = msgspec.json.encode(dict(sorted(found.identities.items()))).decode()
     if found.identities and text != recorded.get(IDENTITIES_KEY):
         rows_of[SOURCES_STEP] = {**rows_of.get(SOURCES_STEP, {}), IDENTITIES_KEY: text}
-    said = found.said
+    said = [f"--lose-input {name}: {text}" for name, text in found.left_out.items()]
     if beyond.entries_lack:
-        said = (*said, "some of what later epochs have read is not known, since a partition is an older copy")
+        said.append("some of what later epochs have read is not known, since a partition is an older copy")
     if not found.moved or restored.batch is None:
-        return position._replace(new_rows=rows_of), said
+        return position._replace(new_rows=rows_of), dict(found.left_out), tuple(said)
     # The accepted loss becomes part of the position before the first micro-batch: it is accepted once.
     begins = restored.batch == NO_BATCH
-    return Position(
+    moved = Position(
         restored.without({f"offsets/{restored.batch}"}),
         rows_of,
         position.laid_out or not begins,
         position.outdated or begins,
-    ), said
+    )
+    return moved, dict(found.left_out), tuple(said)
 
 
 def _identities(text: object) -> dict[str, str]:

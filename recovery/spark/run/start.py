@@ -256,7 +256,7 @@ class Beginning:
             partial(setting_of, bound.frame.sparkSession), home.location,
         )  # fmt: skip
         self._tables = IcebergInput(bound.tables, bound.sources, home)
-        position, said = readable(
+        position, self._summary.lost_input, said = readable(
             store, plan, bound, position, home, self._tables, config.lose_input,
             [path / "checkpoint" for path in left.values()],
         )  # fmt: skip

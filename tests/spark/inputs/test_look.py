@@ -7,6 +7,7 @@ output with its epoch.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -17,10 +18,12 @@ from pathlib import Path
 import apsw
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
-from recovery import FileSink
+from recovery import DiscardSink, FileSink
 from recovery.base.outside import CannotTell, Checked, DoesNotApply, Question
 from recovery.checkpoint.source_places import FILE_FORMATS
+from recovery.cli import main
 from recovery.errors import InputLostError, InputRewrittenError, RecoveryError
 from recovery.spark.clusters import Input
 from recovery.spark.inputs.kinds import GENERATED, KINDS, input_of
@@ -198,6 +201,13 @@ def _rows_of(texts: str) -> list[str]:
     )
 
 
+def planned(world: World, *options: str) -> str:
+    """What `recovery plan` says of going back to epoch 1."""
+    done = CliRunner().invoke(main, ["plan", str(world.root / "db"), "--resume-after", "1", *options])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
 @pytest.mark.parametrize(("kind", "name", "cell"), CELLS, ids=[f"{k.__name__}-{n}" for k, n, _ in CELLS])
 def test_going_back(spark, worlds, capsys, kind, name, cell):
     """Refused and untouched, twice; then exact with the input put back, or without it if its loss is accepted."""
@@ -207,10 +217,17 @@ def test_going_back(spark, worlds, capsys, kind, name, cell):
     cell.change(world)
     changed = world.root.with_name("changed")
     if cell.kind is None:
+        assert json.loads(planned(world, "--json"))["reads_again"]["files"] == (2 if kind is FilesWorld else 1)
         world.run(spark, resume_after=1)
         assert world.rows() == _rows_of("1 2 3 4" if name == "more" else "1 2 3")
+        assert json.loads(planned(world, "--json"))["reads_again"] is not None
         return
     before = world.digests()
+    again = json.loads(planned(world, "--json"))["reads_again"]
+    assert bool(again["gone"]) == ("removed" in name)
+    assert bool(again["changed"]) == (name in ("rewritten", "truncated"))
+    for each in (*again["gone"], *again["changed"]):
+        assert each in planned(world)
     for accepted in ((), ["another", str(world.root)]):
         with pytest.raises(cell.kind, match=cell.says) as refused:
             world.run(spark, resume_after=1, lose_input=accepted)
@@ -219,7 +236,8 @@ def test_going_back(spark, worlds, capsys, kind, name, cell):
     shutil.rmtree(changed, ignore_errors=True)
     shutil.copytree(world.input, changed)
     if cell.left:
-        world.run(spark, resume_after=1, lose_input=[world.name])
+        summary = world.run(spark, resume_after=1, lose_input=[world.name])
+        assert summary.lost_input.keys() == {world.name}
         assert world.rows() == _rows_of(cell.left)
         said = capsys.readouterr().err
         assert "--lose-input" in said
@@ -276,10 +294,14 @@ def test_after_a_kill(spark, tmp_path):
     assert process.returncode == -signal.SIGKILL, printed
     world.file(2).rename(world.root / "aside")
     before = world.contents()
-    for _ in range(2):
-        with pytest.raises(InputLostError, match=r"1 file .* is gone: .*/2 %é\.txt.*what no epoch has closed"):
-            world.run(spark)
-        assert world.contents() == before
+    process = recovery_command(str(flow), world.root / "db", "-s", "0")
+    printed = finish(process)
+    assert process.returncode == InputLostError.exit_code, printed
+    assert f"--lose-input {world.input} (" in printed
+    assert world.contents() == before
+    with pytest.raises(InputLostError, match=r"1 file .* is gone: .*/2 %é\.txt.*what no epoch has closed"):
+        world.run(spark)
+    assert world.contents() == before
     # A file that was repaired after a crash is read as it is now.
     (world.root / "aside").write_text("x\n")
     (world.root / "aside").rename(world.file(2))
@@ -288,6 +310,37 @@ def test_after_a_kill(spark, tmp_path):
     world.file(2).unlink()
     world.run(spark)
     assert world.rows() == _rows_of("1 x")
+
+
+class Noted(DiscardSink):
+    """A sink that takes part in closing epochs, and notes what it is asked to do."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def check(self, resume):
+        self.asked.append("check")
+
+    def rollback(self, resume):
+        self.asked.append("rollback")
+
+    def prepare(self, output):
+        self.asked.append("prepare")
+        return ""
+
+    def publish(self, output):
+        self.asked.append("publish")
+
+
+def test_the_sink_is_only_asked_whether_it_can(spark, worlds):
+    """Before the input is known to be there, no sink takes anything back or shows anything."""
+    world, sink = worlds(FilesWorld), Noted()
+    world.file(3).unlink()
+    with pytest.raises(InputLostError):
+        run_to_end(world.frame(spark), world.root / "db", sink, resume_after=1)
+    assert sink.asked == ["check"]
+    run_to_end(world.frame(spark), world.root / "db", sink, resume_after=1, lose_input=(f"{world.input}/",))
+    assert sink.asked[1:3] == ["check", "rollback"]
 
 
 def test_taking_over(spark, tmp_path):

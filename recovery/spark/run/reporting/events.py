@@ -78,7 +78,7 @@ class RunSummary:
     """What a run did. Counts cover this execution only; rows are those that the sources read.
 
     discarded: what the requested rewind discarded; None: nothing. replica: what the replica has and lacks at the end;
-    None: the run had none.
+    None: the run had none. lost_input: what was left out of each source whose loss was accepted, as text.
     """
 
     flow: str
@@ -96,6 +96,7 @@ class RunSummary:
     exceeded: list[dict[str, Any]] = field(default_factory=list)
     discarded: dict[str, Any] | None = None
     replica: dict[str, Any] | None = None
+    lost_input: dict[str, str] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
         return html_table(f"flow {self.flow}", [*rows_of(self), ("seconds", round(self.elapsed_s, 1))])
