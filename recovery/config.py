@@ -71,7 +71,8 @@ class RecoveryConfig:
     takeover: take over the store from the run that has it: promote the directory, a standby; or, for a restored
         directory, take the lease of the place that `replicate` names.
     lose_epochs: continue although the place that `replicate` names, or the sink's target, has epochs of executions that
-        the directory does not know. They are lost, and their input is processed again as far as it is still there.
+        the directory does not know, or somebody took rows of closed epochs out of the sink's table. They are lost, and
+        the input of the former is processed again as far as it is still there.
     state_backend: where the run history is kept, a URI; None: as the environment variable RECOVERY_STATE_BACKEND
         says, by default the recovery directory.
 

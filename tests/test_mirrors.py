@@ -62,12 +62,14 @@ COVERED_BY = {
         report.trends""",
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
     "sinks/test_delivery.py": "sinks.plain",
-    "sinks/test_delta.py": """sinks.delta.merge sinks.delta.sink sinks.delta.table sinks.tables.columns sinks.tables.log
-        sinks.tables.sink sinks.tables.takeback""",
+    "sinks/test_delta.py": """sinks.delta.features sinks.delta.merge sinks.delta.operations sinks.delta.sink
+        sinks.delta.table sinks.tables.columns sinks.tables.log sinks.tables.sink""",
+    "sinks/test_changed_tables.py": "sinks.tables.commits sinks.tables.forgotten sinks.tables.takeback",
     "sinks/test_upsert.py": """sinks.upsert.checks sinks.upsert.effects sinks.upsert.going_back sinks.upsert.sink
         sinks.upsert.table""",
     "sinks/test_postgresql.py": "sinks.upsert.holders sinks.upsert.reasons sinks.upsert.retry",
-    "sinks/test_iceberg.py": "sinks.iceberg.columns sinks.iceberg.sink sinks.iceberg.table",
+    "sinks/test_iceberg.py": """sinks.iceberg.columns sinks.iceberg.partitions sinks.iceberg.sink
+        sinks.iceberg.table""",
     "storage/test_contract.py": """storage.memory storage.memory_contents storage.owned storage.seam
         storage.spread""",
     "storage/test_deltas.py": "storage.connect storage.deltas.delta storage.sqlite.execution_deltas",

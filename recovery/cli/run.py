@@ -111,7 +111,7 @@ WITH_DIRECTORY = (
                    "--replicate.")  # fmt: skip
 @click.option("--lose-epochs", is_flag=True,
               help="Go on although --replicate's place or the sink has epochs that this directory lacks, because it is "
-                   "an older copy: they are lost.")  # fmt: skip
+                   "an older copy, or rows of closed epochs are gone from its table: they are lost.")  # fmt: skip
 @click.option("--no-output", is_flag=True,
               help="For a fork: compute the rows, but do not pass them to the flow's sink.")  # fmt: skip
 @click.option("--until", metavar="EPOCH|batch:N",

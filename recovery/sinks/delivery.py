@@ -35,10 +35,6 @@ class Delivery:
         self._resume = resume
         self._write: Callable[[DataFrame, int], Any] = getattr(sink, "write", sink)
         self.single_action = bool(getattr(sink, "single_action", False))
-        self.as_it_is = type(sink) in (DiscardSink, FileSink) or (
-            type(sink) in (DeltaSink, IcebergSink) and not sink.partition_by
-        )
-        """Whether the sink's one action runs the micro-batch's plan unchanged."""
         self.discards = type(sink) is DiscardSink
         """Whether the sink has no use for rows that are already computed."""
         self._sink = sink if _takes_part(sink) else None
@@ -53,6 +49,10 @@ class Delivery:
         if check is not None:
             with _translated(sink, "checking its output"):
                 check(resume)
+        self.as_it_is = type(sink) in (DiscardSink, FileSink) or (
+            type(sink) in (DeltaSink, IcebergSink) and sink.keeps_plan
+        )
+        """Whether the sink's one action runs the micro-batch's plan unchanged."""
 
     def rollback(self) -> None:
         """Let the sink abandon the output beyond the snapshot, as the partitions have done."""

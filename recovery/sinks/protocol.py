@@ -151,6 +151,7 @@ class Resume:
         execution has shown after it must stay, too: the partitions are an older copy.
     loses: the user says that it may be taken back: the directory was restored or promoted for this run, or
         --lose-epochs was given. say: gets a sentence for each execution whose output is taken back only for that.
+    accepts_loss: --lose-epochs was given: rows of closed epochs that somebody else took out of the target may stay so.
     """
 
     epoch: Epoch
@@ -166,6 +167,7 @@ class Resume:
     say: Callable[[str], None] = _silent
     held: tuple[str, Epoch] | None = None
     replaced: tuple[str, ...] = ()
+    accepts_loss: bool = False
 
     @property
     def stores(self) -> tuple[str, ...]:

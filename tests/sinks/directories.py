@@ -134,7 +134,7 @@ class OfFormat(Target):
 
     def everything(self) -> Any:
         log = self._make()._log
-        return self.shown(), len(list(log.history(log.open())))
+        return self.shown(), log.version(log.open())
 
 
 def delta(path: Path, mode: str = "append") -> Target:

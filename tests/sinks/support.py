@@ -31,7 +31,7 @@ class Closed:
 class Store:
     """The recovery partitions, as far as a sink is concerned. Closing an epoch is atomic here.
 
-    past: the executions that have begun, if the sink is to know them. loses: see `Resume`.
+    past: the executions that have begun, if the sink is to know them. loses, accepts: see `Resume`.
     """
 
     store_id: str = "5e1f"
@@ -42,6 +42,7 @@ class Store:
     origins: tuple[Origin, ...] = ()
     past: list[str] | None = None
     loses: bool = False
+    accepts: bool = False
 
     def begin(self, resume_epoch: int | None = None) -> Resume:
         """Start an execution: abandon what lies at or above the resume epoch."""
@@ -60,7 +61,8 @@ class Store:
         known = None if self.past is None else frozenset(self.past)
         if self.past is not None:
             self.past.append(lease.id)
-        return Resume(len(self.closed) + 1, note, lease, *where, parts, self.origins, known, self.loses)
+        begun = len(self.closed) + 1, note, lease, *where, parts, self.origins, known, self.loses
+        return Resume(*begun, accepts_loss=self.accepts)
 
     def copied(self) -> Store:
         """The same on another host: each goes on by itself from here."""

@@ -18,8 +18,10 @@ import pytest
 from recovery.base import faults
 from recovery.errors import LeaseLostError, OutputLostError, StaleDirectoryError
 from recovery.hadoop.reports import REPORTS
+from recovery.sinks.iceberg.partitions import GROUP
 from recovery.sinks.protocol import EpochOutput
 from recovery.sinks.tables import log, sink
+from recovery.sinks.tables.commits import History
 from tests.sinks.support import Closed, Store
 
 _numbers = itertools.count(1)
@@ -40,13 +42,20 @@ class Batch:
     def json(self):
         return self.text
 
+    def selectExpr(self, *columns):  # noqa: N802 - Spark's name
+        return self
+
 
 def write_files(batch, address, format, options, partition_by=()) -> None:
     """Write rows as Spark does, in the place of `recovery.hadoop.writing.write_files`."""
     directory = Path(address.removeprefix("file://").removeprefix("file:"))
     table = pa.table({name: [row[at] for row in batch.rows] for at, name in enumerate(batch.types)})
     files = {}
-    if not partition_by:
+    if partition_by == (GROUP,):
+        for number, key in enumerate(dict.fromkeys(row[0] for row in batch.rows)):
+            part = table.filter(pa.array([row[0] == key for row in batch.rows]))
+            files[directory / f"{GROUP}={number}" / "part-0.parquet"] = part
+    elif not partition_by:
         for number, part in enumerate([table.slice(0, 1), table.slice(1), table.slice(0, 0)]):
             files[directory / f"part-{number:05}.parquet"] = part
     else:
@@ -86,7 +95,8 @@ class Run:
         self.sink.write(Batch(rows), self.batch)
         self.rows += rows
 
-    def close(self) -> None:
+    def close(self, *, before_publishing: Callable[[], None] | None = None) -> None:
+        """before_publishing: what happens between closing and publishing; it may raise `Killed`."""
         epoch = len(self.store.closed) + 1
         output = EpochOutput(
             epoch, self.batch, self.resume.execution, self.store.store_id, self.store.flow_id, self.store.floor
@@ -94,6 +104,8 @@ class Run:
         note = self.sink.prepare(output)
         self.store.closed.append(Closed(self.resume.execution, self.batch, note, self.rows))
         self.rows = []
+        if before_publishing is not None:
+            before_publishing()
         self.sink.publish(output)
 
 
@@ -142,11 +154,11 @@ def check_random_history(monkeypatch, make: Callable, shown: Callable[[], list],
     assert rewinds > 3
 
 
-def two_epochs(sink) -> tuple[Store, Run]:
-    """A store, and its run, which has closed two epochs of two rows."""
-    store = Store()
+def two_epochs(sink, store: Store | None = None, count: int = 2) -> tuple[Store, Run]:
+    """A store, and its run, which has closed two epochs, or more, of two rows."""
+    store = store or Store()
     run = Run(store, sink)
-    for number in range(2):
+    for number in range(count):
         run.write([("a", number), ("b", number)])
         run.close()
     return store, run
@@ -177,7 +189,7 @@ def check_two_directories(make: Callable, shown: Callable[[], list], mode: str =
             assert successor.resume.execution.id in caught.value.found
         assert shown() == before == truth(new, mode)
         unknown = make()
-        unknown._log.history = lambda table: []
+        unknown._log.history = lambda *_: History((), whole=False)
         for later in (0, 3):
             # Other runs of the old directory, without this sink, may have given it higher numbers.
             with pytest.raises(StaleDirectoryError, match="no longer in its history"):
@@ -209,7 +221,7 @@ def check_two_directories(make: Callable, shown: Callable[[], list], mode: str =
     # Also when the table's history has expired: the numbers of its executions stay lower than those before.
     sink = make()
     with pytest.MonkeyPatch.context() as expired:
-        expired.setattr(type(sink._log), "history", lambda *_: [])
+        expired.setattr(type(sink._log), "history", lambda *_: History((), whole=False))
         taken = Run(back, sink)
         with pytest.raises(StaleDirectoryError, match="no longer in its history") as caught:
             Run(new, make())

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import time
+from datetime import UTC, datetime
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from recovery import DeltaSink
-from recovery.errors import ConfigurationError, FlowFailedError, LeaseLostError, OutputMismatchError
+from recovery.errors import (
+    ConfigurationError,
+    FlowFailedError,
+    LeaseLostError,
+    OutputMismatchError,
+    SinkFailedError,
+)
 from recovery.sinks.protocol import EpochOutput
 from tests.shares import some
 from tests.sinks.support import Store
@@ -142,12 +152,189 @@ def test_merging_rows_without_a_single_key(tmp_path, rows, found):
         run.close()
 
 
-def test_a_table_that_asks_more_of_a_writer(tmp_path):
-    write_deltalake(str(tmp_path / "table"), pa.table({"key": ["x"], "n": [1]}))
-    DeltaTable(str(tmp_path / "table")).alter.add_constraint({"positive": "n > 0"})
-    run = Run(Store(), DeltaSink(tmp_path / "table"))
-    with pytest.raises(OutputMismatchError, match=r"delta\.constraints\.positive"):
-        run.write([("a", -1)])
+def write_actions(path, *actions) -> None:
+    """Commit actions by hand, for what deltalake cannot set."""
+    table = DeltaTable(str(path))
+    told = {"commitInfo": {"timestamp": 1, "operation": "UPGRADE PROTOCOL"}}
+    entry = path / "_delta_log" / f"{table.version() + 1:020}.json"
+    entry.write_text("\n".join(map(json.dumps, [told, *actions])))
+
+
+def set_features(path, *features) -> None:
+    """Make a table ask for features of a writer."""
+    reading = {
+        "timestampNtz", "v2Checkpoint", "columnMapping", "deletionVectors", "typeWidening", "variantType",
+        "vacuumProtocolCheck",
+    }  # fmt: skip
+    also = {"readerFeatures": list(features)} if reading.issuperset(features) else {}
+    version = 3 if also else 1
+    write_actions(
+        path,
+        {"protocol": {"minReaderVersion": version, "minWriterVersion": 7, "writerFeatures": list(features), **also}},
+    )
+
+
+def rows_of_files(path) -> list:
+    """All rows of a table with features that deltalake writes, and does not read."""
+    tables = [pq.read_table(each) for each in DeltaTable(str(path)).file_uris()]
+    return sorted((row["key"], row["n"]) for each in tables for row in each.to_pylist())
+
+
+def set_column(path, **metadata) -> None:
+    """Give the column n metadata, as old tables have it, whose protocol lists no features."""
+    fields = [
+        {"name": "key", "type": "string", "nullable": True, "metadata": {}},
+        {
+            "name": "n",
+            "type": "long",
+            "nullable": True,
+            "metadata": {k.replace("_", "."): v for k, v in metadata.items()},
+        },
+    ]
+    text = json.dumps({"type": "struct", "fields": fields})
+    given = {"id": str(DeltaTable(str(path)).metadata().id), "format": {"provider": "parquet", "options": {}}}
+    write_actions(path, {"metaData": {**given, "schemaString": text, "partitionColumns": [], "configuration": {}}})
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        "identityColumns", "deletionVectors", "rowTracking", "domainMetadata", "clustering", "inCommitTimestamp",
+        "typeWidening", "icebergCompatV2", "variantType", "allowColumnDefaults", "vacuumProtocolCheck", "collations",
+    ],
+)  # fmt: skip
+def test_a_table_with_a_feature_that_does_not_fit(tmp_path, feature):
+    """It is refused by name at the start, and has not changed."""
+    path = tmp_path / "table"
+    store, _ = two_epochs(DeltaSink(path))
+    set_features(path, feature)
+    version = DeltaTable(str(path)).version()
+    with pytest.raises(OutputMismatchError, match=f"the table has {feature}"):
+        Run(store, DeltaSink(path))
+    assert DeltaTable(str(path)).version() == version
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (
+            lambda path: DeltaTable(str(path)).alter.add_constraint({"positive": "n >= 0"}),
+            r"delta\.constraints\.positive",
+        ),
+        (lambda path: set_column(path, delta_generationExpression="1 + 1"), "the generated column n"),
+        (lambda path: set_column(path, delta_identity_start=1), "the identity column n"),
+        (lambda path: set_column(path, delta_invariants="{}"), "an invariant on the column n"),
+        (
+            lambda path: DeltaTable(str(path)).alter.set_table_properties(
+                {"delta.setTransactionRetentionDuration": "interval 1 days"}, raise_if_not_exists=False
+            ),
+            r"delta\.setTransactionRetentionDuration",
+        ),
+    ],
+    ids=["constraint", "generated", "identity", "invariant", "transactions"],
+)
+def test_a_table_that_asks_more_of_a_writer(tmp_path, change, found):
+    """What a table uses is refused, whichever protocol it has."""
+    path = tmp_path / "table"
+    store, _ = two_epochs(DeltaSink(path))
+    change(path)
+    with pytest.raises(OutputMismatchError, match=found):
+        Run(store, DeltaSink(path))
+
+
+def test_a_column_that_must_not_be_null(tmp_path):
+    """Spark's files may have NULL in it."""
+    schema = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("n", pa.int64())])
+    write_deltalake(str(tmp_path / "table"), pa.table({"key": ["x"], "n": [1]}, schema=schema))
+    with pytest.raises(OutputMismatchError, match="the NOT NULL column key"):
+        Run(Store(), DeltaSink(tmp_path / "table"))
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        "appendOnly", "invariants", "timestampNtz", "changeDataFeed", "v2Checkpoint", "checkConstraints",
+        "generatedColumns", "columnMapping",
+    ],
+)  # fmt: skip
+def test_a_table_with_a_feature_that_fits(tmp_path, feature):
+    """The flow goes on, and goes back; also where a table lists a feature that it does not use."""
+    path = tmp_path / "table"
+    store, _ = two_epochs(DeltaSink(path))
+    set_features(path, feature)
+    run = Run(store, DeltaSink(path))
+    run.write([("c", 1)])
+    run.close()
+    assert rows_of_files(path) == truth(store)
+    Run(store, DeltaSink(path), resume_epoch=2)
+    assert rows_of_files(path) == truth(store)
+
+
+def test_an_append_only_table(tmp_path):
+    """It takes rows, and refuses going back before anything has changed; merging is refused at the start."""
+    path = tmp_path / "table"
+    store, _ = two_epochs(DeltaSink(path))
+    alter = lambda value: DeltaTable(str(path)).alter.set_table_properties({"delta.appendOnly": value})  # noqa: E731
+    alter("true")
+    run = Run(store, DeltaSink(path))
+    run.write([("c", 1)])
+    run.close()
+    version, closed = DeltaTable(str(path)).version(), list(store.closed)
+    with pytest.raises(OutputMismatchError, match="the table is append-only"):
+        Run(store, DeltaSink(path), resume_epoch=2)
+    with pytest.raises(OutputMismatchError, match='mode="merge"'):
+        Run(Store(), DeltaSink(path, "merge", key=["key"]))
+    assert DeltaTable(str(path)).version() == version
+    store.closed = closed
+    Run(store, DeltaSink(path))
+    assert shown(path) == truth(store)
+    alter("false")
+    Run(store, DeltaSink(path), resume_epoch=2)
+    assert shown(path) == truth(store)
+
+
+def test_a_commit_that_the_table_does_not_take(tmp_path):
+    """The error says what deltalake says, and blames nobody else."""
+    path = tmp_path / "table"
+    store, run = two_epochs(DeltaSink(path))
+    run.write([("c", 1)])
+    with pytest.raises(SinkFailedError, match=r"does not take a commit after version 3: .*RowTracking"):
+        run.close(before_publishing=lambda: set_features(path, "rowTracking"))
+    (path / "_delta_log" / f"{3:020}.json").unlink()
+    Run(store, DeltaSink(path))
+    assert shown(path) == truth(store)
+
+
+def test_commits_that_say_nothing_of_themselves(tmp_path):
+    """`deltalake` then numbers older commits wrongly. Going back is exact nevertheless."""
+    path = tmp_path / "table"
+    store, _ = two_epochs(DeltaSink(path, "merge", key=["key"]))
+    entry = path / "_delta_log" / f"{DeltaTable(str(path)).version() + 1:020}.json"
+    entry.write_text(json.dumps({"txn": {"appId": "another", "version": 1}}))
+    assert len(DeltaTable(str(path)).history()) == DeltaTable(str(path)).version()
+    with pytest.raises(OutputMismatchError, match="version 3 of the table is a change by somebody else"):
+        Run(store, DeltaSink(path, "merge", key=["key"]), resume_epoch=2)
+    entry.unlink()
+    Run(store, DeltaSink(path, "merge", key=["key"]), resume_epoch=1)
+    assert shown(path) == []
+
+
+@pytest.mark.parametrize("mode", ["append", "merge"])
+def test_a_table_that_was_restored_to_a_time(tmp_path, mode):
+    """The log does not name the version then; the files say which it was."""
+    path, options = tmp_path / "table", KINDS[mode]
+    store, run = two_epochs(DeltaSink(path, **options))
+    time.sleep(0.01)
+    moment = datetime.now(UTC)
+    time.sleep(0.01)
+    run.write([("c", 1)])
+    run.close()
+    DeltaTable(str(path)).restore(moment)
+    assert shown(path) == truth(store, mode)[: len(shown(path))]
+    with pytest.raises(OutputMismatchError, match="no longer in the table: RESTORE in version 4"):
+        Run(store, DeltaSink(path, **options))
+    Run(store, DeltaSink(path, **options), resume_epoch=3)
+    assert shown(path) == truth(store, mode)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from recovery.errors import FlowFailedError
-from recovery.sinks.tables.log import AddedFile
+from recovery.sinks.tables.commits import AddedFile
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from recovery.base.outside import Answers, Checked, Moment, Question
 from recovery.errors import ConfigurationError
 from recovery.sinks.delta.merge import check_keys, merge_rows, newest_rows
 from recovery.sinks.delta.table import PARTITION_TYPES, DeltaLog
 from recovery.sinks.tables.columns import names_of
-from recovery.sinks.tables.log import AddedFile, Change
+from recovery.sinks.tables.commits import AddedFile, Change
 from recovery.sinks.tables.sink import Note, TableSink
 
 
@@ -32,6 +33,30 @@ class DeltaSink(TableSink):
     fresh: begin a new table although the flow's earlier output is in another.
     """
 
+    answers: ClassVar[Answers] = {
+        Question.SAME: Checked(
+            "the id in the table's metadata, with that in the note of the newest closed epoch",
+            (Moment.START, Moment.GOING_BACK, Moment.CLOSING, Moment.PUBLISHING),
+        ),
+        Question.THERE: Checked(
+            "each file of a closed epoch that is not committed yet, by its size; to restore a version, its files",
+            (Moment.START, Moment.GOING_BACK, Moment.PUBLISHING),
+        ),
+        Question.CHANGED: Checked(
+            "restores and overwrites of the whole table, by the operations in the log. Rows that DELETE, UPDATE, MERGE "
+            "or an overwrite by a condition removed count as meant. What the log has forgotten is not seen",
+            (Moment.START, Moment.GOING_BACK, Moment.PUBLISHING),
+        ),
+        Question.ABLE: Checked(
+            "partition columns, features of the protocol, constraints, generated, identity and NOT NULL columns; to "
+            "take rows back: delta.appendOnly, and whether the log or the paths of the files show these rows",
+            (Moment.START, Moment.GOING_BACK, Moment.CLOSING),
+        ),
+        Question.OWNER: Checked(
+            "store and execution in the records of the commits, and in application transactions, which outlast the log",
+            (Moment.START, Moment.GOING_BACK, Moment.PUBLISHING),
+        ),
+    }
     points = ("delta.1", "delta.2", "delta.3", "delta.4")
     partition_types = PARTITION_TYPES
 
@@ -86,6 +111,6 @@ class DeltaSink(TableSink):
     def _number_of(self, files: Sequence[AddedFile]) -> int:
         return len(files) if self.mode == "append" else 0
 
-    def _check_rows(self, files: Sequence[AddedFile]) -> None:
+    def _check_rows(self, table: Any, files: Sequence[AddedFile]) -> None:
         if self.mode == "merge":
             check_keys(self._log.files(), files, self.key)

@@ -7,35 +7,40 @@ has seen the earlier. So an execution whose successor has begun cannot commit an
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from itertools import product, starmap
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import msgspec
 
-from recovery.errors import ConfigurationError, OutputMismatchError
+from recovery.base.untrusted_json import decode_json
+from recovery.errors import ConfigurationError, OutputMismatchError, SinkFailedError
 from recovery.host.durable import sync
+from recovery.sinks.delta.features import check_able, check_removable
+from recovery.sinks.delta.operations import commits_of, is_restore, replaces
 from recovery.sinks.protocol import Resume
 from recovery.sinks.tables.columns import check_columns, fields_of, is_made_of, nullable
-from recovery.sinks.tables.log import RECORD, TAKEN_OVER, AddedFile, Change, Commit, Record, TableLog, spark_uri
+from recovery.sinks.tables.commits import RECORD, AddedFile, Change, History, Mark, Proposal, written_by
+from recovery.sinks.tables.log import BY_HAND, TAKEN_OVER, TableLog, spark_uri
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 PARTITION_TYPES = frozenset({"string", "byte", "short", "integer", "long", "boolean", "date"})
 _TYPES = PARTITION_TYPES | {"float", "double", "binary", "timestamp", "timestamp_ntz"}
-_HARMLESS = {"OPTIMIZE", "VACUUM START", "VACUUM END", "FSCK"}
-"""Operations of others that change no row."""
-_KNOWN_FEATURES = {"appendOnly", "invariants", "timestampNtz", "changeDataFeed", "v2Checkpoint", "vacuumProtocolCheck"}
-"""Features of a table that files written by Spark fit without further ado."""
+_LOG = "_delta_log"
+_LOG_ENTRY = re.compile(r"([0-9]{20})\.json")
 
 
 class DeltaLog(TableLog):
     """One Delta table. name: a local path, a share as file:///path, or an address that `deltalake` knows."""
 
     kind = "Delta"
+    forgets = "log entries"
 
     def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
         self.name = uri
@@ -70,8 +75,8 @@ class DeltaLog(TableLog):
         )
         self._sync_log()
 
-    def check_fits(self, table: Any, schema: str, partition_by: Sequence[str]) -> None:
-        """Raise if the table has other columns, other partition columns, or asks more of a writer; see `TableLog`."""
+    def check_able(self, table: Any, partition_by: Sequence[str], *, merges: bool) -> None:
+        """Raise if the table has other partition columns, or asks more of a writer; see `TableLog`."""
         wanted = list(table.metadata().partition_columns)
         if wanted != list(partition_by):
             raise ConfigurationError(
@@ -79,18 +84,14 @@ class DeltaLog(TableLog):
                 f"{list(partition_by)}",
                 remedy=f"Give partition_by={wanted}.",
             )
-        protocol, settings = table.protocol(), table.metadata().configuration
-        asked = {*(protocol.writer_features or ()), *(protocol.reader_features or ())} - _KNOWN_FEATURES
-        asked.update(name for name in settings if name.startswith("delta.constraints."))
-        if settings.get("delta.columnMapping.mode", "none") != "none":
-            asked.add("columnMapping")
-        if asked:
-            raise OutputMismatchError(
-                f"the table has {', '.join(sorted(asked))}",
-                path=self.name,
-                cause="DeltaSink adds files that Spark wrote, and they do not fit this.",
-                remedy="Drop the feature or the constraint, or write to another table.",
-            )
+        check_able(self.name, table, merges=merges)
+
+    def check_removable(self, table: Any) -> None:
+        """Raise OutputMismatchError if the table is append-only."""
+        check_removable(self.name, table)
+
+    def check_fits(self, table: Any, schema: str) -> None:
+        """Raise if the table lacks a column, or has it with another type; see `TableLog`."""
         known = fields_of(nullable(table.schema().to_json()))
         check_columns(self.name, known, fields_of(schema), "DeltaTable(...).alter.add_columns")
 
@@ -112,21 +113,86 @@ class DeltaLog(TableLog):
 
         return PyFileSystem(DeltaStorageHandler(self.name, self._options or None))
 
-    def committed(self, table: Any, resume: Resume, once: tuple[str, int]) -> bool:
-        """Whether the table has an application transaction of this version, or a newer one."""
-        return (table.transaction_version(once[0]) or 0) >= once[1]
+    def version(self, table: Any) -> int:
+        """Return the version of the table."""
+        return int(table.version())
+
+    def mark(self, table: Any, resume: Resume, application: str) -> int:
+        """Return the version of an application transaction, 0 if there is none."""
+        return table.transaction_version(application) or 0
+
+    def executions(self, table: Any, resume: Resume) -> Iterator[tuple[str, str]]:
+        """Yield store and execution of those that the partitions know; of all that have files, if it may have to take
+        back what others have shown."""
+        known = {part.execution.id for part in resume.timeline} | (resume.executions or frozenset())
+        yield from product(resume.line, known)
+        if resume.loses or resume.executions is None:
+            written = (written_by(path) for path, _ in self.paths(table))
+            yield from (by[:2] for by in written if by is not None and by[0] in resume.line)
 
     def owner(self, table: Any, resume: Resume) -> int:
         """Return the number of the newest execution of the store that has begun to write to the table; 0: none."""
         return table.transaction_version(_owner(resume.store_id)) or 0
 
-    def history(self, table: Any) -> Iterator[Commit]:
-        """Yield the table's commits, newest first, as far back as its log goes."""
-        for entry in table.history():
-            yield Commit(entry["version"], self.record_of(entry.get(RECORD)), entry.get("operation") in _HARMLESS)
+    def history(self, table: Any, resume: Resume) -> History:
+        """Return the table's commits, as far back as its log goes."""
+        entries = self._entries(table)
+        commits = commits_of(entries, self.record_of, RECORD, lambda version: self._same_as(version, entries[-1][0]))
+        return History(tuple(commits), bool(entries) and entries[-1][0] == 0)
 
-    def check_history(self, table: Any, history: Sequence[Commit], resume: Resume) -> None:
-        """Delta keeps its log for a month; nothing says what came before."""
+    def touched(self, table: Any, resume: Resume, since: int) -> bool:
+        """Whether somebody has restored or overwritten the table since a version."""
+        count = self.version(table) - since
+        newer = table.history(count) if count > 0 else []
+        return len(newer) != max(count, 0) or any(is_restore(each) or replaces(each) for each in newer)
+
+    def _entries(self, table: Any) -> list[tuple[int, Mapping[str, Any]]]:
+        """Return the version of each commit in the log, newest first, with what it says of itself."""
+        from pyarrow.fs import FileSelector
+
+        files = self.files()
+        found = (
+            _LOG_ENTRY.fullmatch(PurePosixPath(info.path).name) for info in files.get_file_info(FileSelector(_LOG))
+        )
+        there, versions = {int(each[1]) for each in found if each is not None}, list[int]()
+        for version in range(self.version(table), -1, -1):
+            if version not in there:
+                break
+            versions.append(version)
+        entries = table.history()
+        if len(entries) == len(versions):
+            return list(zip(versions, entries, strict=True))
+        # `deltalake` leaves out a commit that says nothing of itself, and then numbers the older ones wrongly.
+        return [(version, self._commit_info(files, version)) for version in versions]
+
+    def _commit_info(self, files: FileSystem, version: int) -> Mapping[str, Any]:
+        with files.open_input_file(f"{_LOG}/{version:020}.json") as opened:
+            actions = [
+                decode_json(line.decode(), self._unreadable, dict[str, Any]) for line in opened.read().splitlines()
+            ]
+        return next((each["commitInfo"] for each in actions if "commitInfo" in each), {})
+
+    def _same_as(self, version: int, oldest: int) -> int:
+        """Return the newest version before this one that has the same files; that before `oldest` if none has."""
+        from deltalake.exceptions import DeltaError
+
+        try:
+            files = self._paths_at(version).keys()
+            older = range(version - 1, oldest - 1, -1)
+            return next((each for each in older if self._paths_at(each).keys() == files), oldest - 1)
+        except DeltaError as error:
+            raise OutputMismatchError(
+                f"somebody restored it in version {version} to a time, and what it has since is unknown: {error}",
+                path=self.name,
+                cause="The log has lost what older versions were.",
+                remedy="Write to a new table.",
+            ) from error
+
+    def _paths_at(self, version: int) -> dict[str, Any]:
+        """Return the files of a version, by their paths."""
+        from deltalake import DeltaTable
+
+        return dict(self.paths(DeltaTable(self.name, version, self._options or None)))
 
     def paths(self, table: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield the path of each file of the table, and what a removal needs."""
@@ -165,11 +231,33 @@ class DeltaLog(TableLog):
 
         return change
 
+    def check_restorable(self, table: Any, version: int) -> None:
+        """Raise OutputMismatchError if the log has forgotten the version, or if its files were removed."""
+        from deltalake.exceptions import DeltaError
+
+        try:
+            then = self._paths_at(version)
+        except DeltaError as error:
+            found = f"version {version} cannot be read any more ({error})"
+        else:
+            now = {path for path, _ in self.paths(table)}
+            gone = sorted(then.keys() - now - self.sizes([*then.keys() - now]).keys())
+            if not gone:
+                return
+            found = f"version {version} cannot be restored any more: {gone[0]} is gone"
+        raise OutputMismatchError(
+            found,
+            path=self.name,
+            cause="Rows of abandoned epochs were merged or compacted, so that only restoring this version takes them "
+            "back, and VACUUM or the age of the log has removed what it needs.",
+            remedy=BY_HAND,
+        )
+
     def restore(self, version: int) -> Change:
         """Return the commit that restores a version."""
         return lambda table, properties: table.restore(version, commit_properties=properties)
 
-    def apply(self, table: Any, resume: Resume, record: Record, once: tuple[str, int], change: Change) -> bool:
+    def apply(self, table: Any, resume: Resume, proposal: Proposal, once: Mark) -> bool:
         """Commit a change, durably; return False if it conflicts with what somebody else committed."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
@@ -177,13 +265,20 @@ class DeltaLog(TableLog):
         owners = [Transaction(_owner(resume.store_id), resume.execution.number)]
         owners += [Transaction(_owner(other), TAKEN_OVER) for other in resume.line[1:]]
         properties = CommitProperties(
-            custom_metadata={RECORD: msgspec.json.encode(record).decode()},
-            app_transactions=[Transaction(*once), *owners],
+            custom_metadata={RECORD: msgspec.json.encode(proposal.record).decode()},
+            app_transactions=[*starmap(Transaction, self.marks(resume, proposal, once).items()), *owners],
         )
         before = table.version()
         try:
-            change(table, properties)
-        except CommitFailedError:
+            proposal.change(table, properties)
+        except CommitFailedError as error:
+            now = self.open()
+            if now is not None and now.version() == before:
+                raise SinkFailedError(
+                    f"the Delta table {self.name} does not take a commit after version {before}: {error}",
+                    cause="The table asks something of a writer that this commit does not fulfil.",
+                    remedy="Change what the message names, then run the same command again: nothing is lost.",
+                ) from error
             return False
         self._sync_log(before)
         return True
@@ -191,7 +286,7 @@ class DeltaLog(TableLog):
     def _sync_log(self, after: int = -1) -> None:
         """Make a local table's log durable from the version behind `after` on. Object stores are so by themselves."""
         if self.local is not None:
-            log = self.local / "_delta_log"
+            log = self.local / _LOG
             for each in log.glob("*.json"):
                 if each.stem.isdecimal() and int(each.stem) > after:
                     sync(each)

@@ -6,12 +6,16 @@ committed. Files that no snapshot names are left to `remove_orphan_files`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from recovery.base.outside import Answers, Checked, Moment, Question
 from recovery.errors import ConfigurationError, SinkFailedError
+from recovery.sinks.iceberg.partitions import GROUP, grouping
 from recovery.sinks.iceberg.table import IcebergLog
+from recovery.sinks.tables.columns import fields_of
+from recovery.sinks.tables.commits import AddedFile
 from recovery.sinks.tables.sink import TableSink
 
 if TYPE_CHECKING:
@@ -19,15 +23,40 @@ if TYPE_CHECKING:
 
 
 class IcebergSink(TableSink):
-    """An EpochSink that appends to an Iceberg table without partitions, through the package `pyiceberg`.
+    """An EpochSink that appends to an Iceberg table, through the package `pyiceberg`.
 
-    table: its name in the catalog, such as "db.words". It is created with the first rows if it does not exist.
+    table: its name in the catalog, such as "db.words". It is created with the first rows, without partitions, if it
+        does not exist.
     catalog: the name of the catalog in the configuration of `pyiceberg`.
     properties: of the catalog, beside those in the configuration: type, uri, warehouse, credentials.
     options: options of Spark's Parquet writer, such as {"compression": "zstd"}.
     fresh: begin a new table although the flow's earlier output is in another.
     """
 
+    answers: ClassVar[Answers] = {
+        Question.SAME: Checked(
+            "the table's UUID, with that in the note of the newest closed epoch",
+            (Moment.START, Moment.GOING_BACK, Moment.CLOSING, Moment.PUBLISHING),
+        ),
+        Question.THERE: Checked(
+            "each file of a closed epoch that is not committed yet, by its size",
+            (Moment.START, Moment.GOING_BACK, Moment.PUBLISHING),
+        ),
+        Question.CHANGED: Checked(
+            "rollbacks, by the snapshots that lead to the current one; overwrites of partitions that left no older "
+            "file. Rows that other operations removed count as meant: no snapshot tells an overwrite from an UPDATE",
+            (Moment.START, Moment.GOING_BACK, Moment.PUBLISHING),
+        ),
+        Question.ABLE: Checked(
+            "format version, transforms of the partitions, required columns; to take rows back: whether the snapshots "
+            "or the paths of the files show these rows",
+            (Moment.START, Moment.GOING_BACK, Moment.CLOSING),
+        ),
+        Question.OWNER: Checked(
+            "store and execution in the records of the snapshots, and in a property of the table, which outlasts them",
+            (Moment.START, Moment.GOING_BACK, Moment.PUBLISHING),
+        ),
+    }
     points = ("iceberg.1", "iceberg.2", "iceberg.3", "iceberg.4")
 
     def __init__(
@@ -48,10 +77,18 @@ class IcebergSink(TableSink):
                 f"IcebergSink needs the package pyiceberg: {error}", remedy="pip install 'recovery[iceberg]'"
             ) from error
         self.table = table
-        log = IcebergLog(table, catalog, properties or {})
+        log = self._iceberg = IcebergLog(table, catalog, properties or {})
         self.warehouse = log.warehouse
-        self._location = log.location
+        self._location, self._grouping = log.location, ""
         super().__init__(log, options=options, fresh=fresh)
+
+    @property
+    def keeps_plan(self) -> bool:
+        """Whether `write` runs the micro-batch's plan unchanged: the table has no partitions."""
+        with suppress(SinkFailedError), self._translated():
+            table = self._log.open()
+            return table is None or not table.spec().fields
+        return False
 
     def __repr__(self) -> str:
         return f"IcebergSink({self.table!r})"
@@ -76,6 +113,16 @@ class IcebergSink(TableSink):
     def _check_schema(self, schema: str) -> None:
         super()._check_schema(schema)
         with self._translated():
-            if self._log.open() is None:
+            table = self._log.open()
+            if table is None:
                 self._log.create(schema, ())
                 self._claim()
+            self._grouping = "" if table is None else grouping(table, fields_of(schema))
+
+    def _divided(self, batch: DataFrame) -> tuple[DataFrame, Sequence[str]]:
+        if not self._grouping:
+            return batch, ()
+        return batch.selectExpr("*", f"{self._grouping} AS {GROUP}"), (GROUP,)
+
+    def _check_rows(self, table: Any, files: Sequence[AddedFile]) -> None:
+        self._iceberg.check_partitions(table, files)

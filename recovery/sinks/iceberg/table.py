@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -17,39 +17,45 @@ from recovery.base.untrusted_json import decode_json
 from recovery.errors import OutputMismatchError, SinkFailedError
 from recovery.host.durable import sync
 from recovery.sinks.iceberg.columns import has_type, schema_of, types_of, unmapped
+from recovery.sinks.iceberg.partitions import data_files, refused
 from recovery.sinks.protocol import Resume
 from recovery.sinks.tables.columns import check_columns
-from recovery.sinks.tables.log import (
+from recovery.sinks.tables.commits import (
     RECORD,
-    TAKEN_OVER,
     AddedFile,
     Change,
     Commit,
-    Record,
-    TableLog,
+    History,
+    Mark,
+    Proposal,
     app_of,
-    spark_uri,
+    execution_of,
+    files_of,
 )
+from recovery.sinks.tables.log import TAKEN_OVER, TableLog, spark_uri
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
+_MAPPING = "schema.name-mapping.default"
 _RETRIES = "commit.retry.num-retries"
 
 
 class _State(msgspec.Struct, frozen=True):
-    """A store's output in the table. execution: the number of its owner. snapshot: the store's newest one. committed:
-    by application, the newest version."""
+    """A store's output in the table. execution: the number of its owner. snapshot: the store's newest one, and its
+    sequence number, 0 if it is not known. committed: by application, the newest version."""
 
     execution: int = 0
     snapshot: int = 0
     committed: dict[str, int] = {}
+    sequence: int = 0
 
 
 class IcebergLog(TableLog):
     """One Iceberg table. name: as the catalog has it. properties: of the catalog, beside those in its configuration."""
 
     kind = "Iceberg"
+    forgets = "snapshots"
 
     def __init__(self, name: str, catalog: str, properties: Mapping[str, str]) -> None:
         self.name, self.local = name, None
@@ -106,27 +112,34 @@ class IcebergLog(TableLog):
         except TableAlreadyExistsError:
             return
 
-    def check_fits(self, table: Any, schema: str, partition_by: Sequence[str]) -> None:
-        """Raise if the table has other columns, required ones, or partitions; see `TableLog`."""
+    def check_able(self, table: Any, partition_by: Sequence[str], *, merges: bool) -> None:
+        """Raise if the table has required columns, partitions, or format version 1; see `TableLog`."""
+        required = ", ".join(field.name for field in table.schema().fields if field.required)
+        version, partition = table.metadata.format_version, refused(table)
+        if version != 2:
+            self._refuse(f"format version {version}", "upgrade it to version 2" if version < 2 else "use version 2")
+        elif partition is not None:
+            self._refuse(f"the partition field {partition}", "drop the field from its partition spec")
+        elif required:
+            self._refuse(f"columns that must not be NULL ({required})", "make them optional")
+
+    def check_removable(self, table: Any) -> None:
+        """Do nothing: rows can be taken out of every table."""
+
+    def check_fits(self, table: Any, schema: str) -> None:
+        """Raise if the table has other columns; see `TableLog`."""
         written = schema_of(schema)
         check_columns(self.name, types_of(table.schema()), types_of(written), "table.update_schema().add_column")
-        required = ", ".join(field.name for field in table.schema().fields if field.required)
         unknown = unmapped(table, written)
-        if table.metadata.format_version == 1:
-            found, remedy = "format version 1", "upgrade it to version 2"
-        elif table.spec().fields:
-            found, remedy = f"partitions ({', '.join(each.name for each in table.spec().fields)})", "drop them"
-        elif required:
-            found, remedy = f"columns that must not be NULL ({required})", "make them optional"
-        elif unknown is not None:
-            found, remedy = f"a name mapping without {unknown}", "remove the property schema.name-mapping.default"
-        else:
-            return
+        if unknown is not None:
+            self._refuse(f"a name mapping without {unknown}", "remove the property schema.name-mapping.default")
+
+    def _refuse(self, found: str, change: str) -> NoReturn:
         raise OutputMismatchError(
             f"the table has {found}",
             path=self.name,
             cause="IcebergSink adds files that Spark wrote, and they do not fit this.",
-            remedy=f"Change the table ({remedy}), or write to another one.",
+            remedy=f"Change the table ({change}), or write to another one.",
         )
 
     def has_type(self, kind: Any) -> bool:
@@ -146,58 +159,58 @@ class IcebergLog(TableLog):
         scheme, host, path = io.parse_location(self._location, self._io.properties)
         return SubTreeFileSystem(path, io.fs_by_scheme(scheme, host))
 
-    def committed(self, table: Any, resume: Resume, once: tuple[str, int]) -> bool:
-        """Whether the table has what an application committed under this version, or a newer one."""
-        return self._state(table, resume).committed.get(once[0], 0) >= once[1]
+    def version(self, table: Any) -> int:
+        """Return the number of the table's newest change."""
+        return int(getattr(table.metadata, "last_sequence_number", 0))
+
+    def mark(self, table: Any, resume: Resume, application: str) -> int:
+        """Return the version that an application has, 0 if there is none."""
+        return self._state(table, resume).committed.get(application, 0)
+
+    def executions(self, table: Any, resume: Resume) -> Iterator[tuple[str, str]]:
+        """Yield store and execution of those that have epochs in the table since the newest start."""
+        yield from filter(None, map(execution_of, self._state(table, resume).committed))
 
     def owner(self, table: Any, resume: Resume) -> int:
         """Return the number of the newest execution of the store that has begun to write to the table; 0: none."""
         return self._state(table, resume).execution
 
-    def check(self, table: Any, resume: Resume) -> None:
-        """Raise if a later execution has begun, or if somebody has rolled the table back behind this store's output."""
-        super().check(table, resume)
-        newest = self._state(table, resume).snapshot
-        known = newest != 0 and table.snapshot_by_id(newest) is not None
-        if known and all(each.snapshot_id != newest for each in _ancestors(table)):
-            raise OutputMismatchError(
-                f"somebody rolled the table back to a snapshot before {newest}, which has output of the flow",
-                path=self.name,
-                cause="Rows of closed epochs are no longer in the table.",
-                remedy=f"Set the table's current snapshot to {newest} again, or to one after it; or write to another "
-                "table.",
-            )
-
-    def history(self, table: Any) -> list[Commit]:
-        """Return the snapshots that lead to the current one, newest first, as far as they were not expired."""
-        snapshots = _ancestors(table)
-        found = []
-        for version, snapshot in zip(range(len(snapshots), 0, -1), snapshots, strict=True):
+    def history(self, table: Any, resume: Resume) -> History:
+        """Return the snapshots that were not expired. Those that do not lead to the current one are undone."""
+        standing = _ancestors(table)
+        leading = {each.snapshot_id for each in standing}
+        commits = []
+        for snapshot in sorted(table.snapshots(), key=lambda each: each.sequence_number or 0, reverse=True):
             summary = snapshot.summary
-            record = None if summary is None else self.record_of(summary.additional_properties.get(RECORD))
-            found.append(Commit(version, record, summary is not None and summary.operation.value == "replace"))
-        return found
-
-    def check_history(self, table: Any, history: Sequence[Commit], resume: Resume) -> None:
-        """Raise OutputMismatchError if snapshots have expired in which abandoned epochs were committed."""
-        snapshots = _ancestors(table)
-        # pyiceberg forgets the parent of a snapshot when it expires the parent.
-        if not snapshots or (snapshots[-1].parent_snapshot_id is None and snapshots[-1].sequence_number == 1):
-            return
-        seen = {
-            app_of(each.record.store, each.record.execution)
-            for each in history
-            if each.record and (each.record.epoch == 0 or resume.closed(each.record.epoch, each.record.execution))
-        }
-        closed = _closed(resume)
-        for app, version in self._state(table, resume).committed.items():
-            if version > closed.get(app, 0) and app.endswith("-epoch") and app not in seen:
-                raise OutputMismatchError(
-                    f"the snapshots are gone from which abandoned epochs, up to {version}, could be taken back",
-                    path=self.name,
-                    cause="They were expired since.",
-                    remedy="Resume without going back; or take the rows back yourself, and give the sink a new table.",
+            said = {} if summary is None else summary.additional_properties
+            commits.append(
+                Commit(
+                    snapshot.sequence_number or 0,
+                    self.record_of(said.get(RECORD)),
+                    "an overwrite" if summary is None else f"the operation {summary.operation.value}",
+                    harmless=summary is not None and summary.operation.value == "replace",
+                    replaces=_replaces_all(said),
+                    undone_by=None if snapshot.snapshot_id in leading else "a rollback",
                 )
+            )
+        # pyiceberg forgets the parent of a snapshot when it expires the parent.
+        whole = not standing or (standing[-1].parent_snapshot_id is None and standing[-1].sequence_number == 1)
+        return History(tuple(commits), whole, self._lost(table, standing, resume))
+
+    def _lost(self, table: Any, standing: Sequence[Any], resume: Resume) -> str:
+        """Return how it is known that the store's newest snapshot was rolled back, although it has expired."""
+        state = self._state(table, resume)
+        if not state.snapshot or table.snapshot_by_id(state.snapshot) is not None:
+            return ""
+        older = [each.sequence_number for each in standing if 0 < (each.sequence_number or 0) < state.sequence]
+        if standing and not older:
+            return ""
+        return f"a rollback to before snapshot {state.snapshot}, which has expired since"
+
+    def touched(self, table: Any, resume: Resume, since: int) -> bool:
+        """Whether the newest snapshot is not one of the store."""
+        newest = table.metadata.current_snapshot_id
+        return bool(newest != self._state(table, resume).snapshot)
 
     def paths(self, table: Any) -> Iterator[tuple[str, Any]]:
         """Yield the path of each file below the table, and the file."""
@@ -208,7 +221,37 @@ class IcebergLog(TableLog):
     def append(self, files: Sequence[AddedFile], partition_by: Sequence[str]) -> Change:
         """Return the snapshot that adds files."""
         paths = [f"{self._location}/{each.path}" for each in files]
-        return lambda transaction, summary: transaction.add_files(paths, summary, check_duplicate_files=False)
+
+        def change(transaction: Any, summary: Any) -> None:
+            metadata = transaction.table_metadata
+            if not metadata.spec().fields:
+                transaction.add_files(paths, summary, check_duplicate_files=False)
+                return
+            if metadata.name_mapping() is None:
+                transaction.set_properties({_MAPPING: metadata.schema().name_mapping.model_dump_json()})
+            with transaction.update_snapshot(summary).fast_append() as snapshot:
+                for each in self._in_partitions(metadata, paths):
+                    snapshot.append_data_file(each)
+
+        return change
+
+    def check_partitions(self, table: Any, files: Sequence[AddedFile]) -> None:
+        """Raise OutputMismatchError unless each file has rows of one partition of the table."""
+        if table.spec().fields:
+            for _ in self._in_partitions(table.metadata, [f"{self._location}/{each.path}" for each in files]):
+                pass
+
+    def _in_partitions(self, metadata: Any, paths: Sequence[str]) -> Iterator[Any]:
+        try:
+            yield from data_files(metadata, self._io, paths)
+        except ValueError as error:
+            raise OutputMismatchError(
+                f"files of the flow do not fit the table's partitions: {error}",
+                path=self.name,
+                cause="The partition spec was changed after the rows were written.",
+                remedy="Run the same command again. If that is refused too, set the partition spec back, or go back to "
+                "the epoch before (--resume-after).",
+            ) from error
 
     def remove(self, files: Sequence[Any]) -> Change:
         """Return the snapshot that removes files, or an empty one."""
@@ -221,6 +264,9 @@ class IcebergLog(TableLog):
 
         return change
 
+    def check_restorable(self, table: Any, version: int) -> None:
+        """Do nothing: a snapshot that has not expired has its files."""
+
     def restore(self, version: int) -> Change:
         """Return the rollback to a snapshot of the history, with an empty one behind it: so nobody who has seen that
         snapshot as the newest one can commit."""
@@ -228,41 +274,45 @@ class IcebergLog(TableLog):
         def change(transaction: Any, summary: Any) -> None:
             from pyiceberg.table.update.snapshot import ManageSnapshots
 
-            snapshots = _ancestors(transaction)[::-1]
-            if version < 1:
-                raise OutputMismatchError(
-                    "the snapshot before abandoned epochs is gone",
-                    path=self.name,
-                    cause="It was expired since, and their rows were compacted, so that nothing else takes them back.",
-                    remedy="Resume without going back; or take the rows back yourself, and give the sink a new table.",
-                )
-            ManageSnapshots(transaction).rollback_to_snapshot(snapshots[version - 1].snapshot_id).commit()
+            target = next(each for each in _ancestors(transaction) if each.sequence_number == version)
+            ManageSnapshots(transaction).rollback_to_snapshot(target.snapshot_id).commit()
             with transaction.update_snapshot(summary).fast_append():
                 pass
 
         return change
 
-    def apply(self, table: Any, resume: Resume, record: Record, once: tuple[str, int], change: Change) -> bool:
+    def apply(self, table: Any, resume: Resume, proposal: Proposal, once: Mark) -> bool:
         """Commit a change and the store's state as one; return False if somebody else committed first."""
         from pyiceberg.exceptions import CommitFailedException
 
-        state = self._state(table, resume)
+        record, before = proposal.record, table.metadata_location
+        committed = self._state(table, resume).committed
         # Another try needs another look at who owns the output, which pyiceberg's own tries do not take.
         settings = {**table.metadata.properties, _RETRIES: "0"}
         table.metadata = table.metadata.model_copy(update={"properties": settings})
         transaction = table.transaction()
-        change(transaction, {RECORD: msgspec.json.encode(record).decode()})
-        committed = state.committed
+        proposal.change(transaction, {RECORD: msgspec.json.encode(record).decode()})
         if record.epoch == 0:
             closed = _closed(resume)
-            committed = {app: min(each, closed[app]) for app, each in committed.items() if app in closed}
+            committed = {app: min(each, closed.get(app, each)) for app, each in committed.items() if app in closed}
+        committed = {app: each for app, each in {**committed, **self.marks(resume, proposal, once)}.items() if each}
         made = transaction.table_metadata.current_snapshot_id
-        state = _State(resume.execution.number, made, {**committed, once[0]: once[1]})
+        sequence = transaction.table_metadata.last_sequence_number
+        state = _State(resume.execution.number, made, committed, sequence)
         states = {resume.store_id: state, **{other: _State(TAKEN_OVER) for other in resume.line[1:]}}
         transaction.set_properties({_property(each): msgspec.json.encode(states[each]).decode() for each in states})
+        # pyiceberg removes what it wrote for a commit that the catalog refuses. But a catalog may refuse the repetition
+        # of a commit that succeeded and whose answer was lost: then readers need these files.
+        transaction._snapshot_producers = []
         try:
             transaction.commit_transaction()
-        except CommitFailedException:
+        except CommitFailedException as error:
+            now = self.open()
+            if now is not None and now.metadata_location == before:
+                raise SinkFailedError(
+                    f"the catalog of the Iceberg table {self.name} does not take a commit, and nobody else committed: "
+                    f"{error}"
+                ) from error
             return False
         self._sync(made)
         return True
@@ -305,13 +355,22 @@ def _property(store_id: str) -> str:
 
 
 def _closed(resume: Resume) -> dict[str, int]:
-    """Return the newest closed epoch of each execution on the timeline, by its application."""
+    """Return the newest closed epoch of each execution on the timeline, by its application; and, for the one that says
+    how many files it has added, no bound."""
     closed: dict[str, int] = {}
     for part in resume.timeline:
         for store_id in resume.stores:
             app = app_of(store_id, part.execution.id)
             closed[app] = max(part.last, closed.get(app, 0))
+            closed[files_of(store_id, part.execution.id)] = TAKEN_OVER
     return closed
+
+
+def _replaces_all(summary: Mapping[str, str]) -> bool:
+    """Whether a snapshot put other rows in the place of all: an overwrite of partitions that left no older file. Other
+    overwrites cannot be told from an UPDATE, which rewrites files too."""
+    added, left = summary.get("added-data-files", "0"), summary.get("total-data-files")
+    return summary.get("replace-partitions") == "true" and added == left
 
 
 def _ancestors(table: Any) -> list[Any]:

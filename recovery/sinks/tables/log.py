@@ -3,7 +3,7 @@ of one execution.
 
 Each commit names the output, so that it is committed once, and the execution: one whose successor has begun cannot
 commit any more. It also records in its metadata what it did (`Record`). By these records a run finds what it has to
-take back.
+take back. Marks, which the table keeps when it forgets its history, say what each execution has committed at all.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote
-
-import msgspec
 
 from recovery.base.ids import ExecutionNumber
 from recovery.base.untrusted_json import decode_json
@@ -25,68 +23,28 @@ from recovery.errors import LeaseLostError, OutputMismatchError, SinkFailedError
 from recovery.hadoop.reports import PATIENCE_S, REPORT_NAMES, REPORTS, check_reported, reported
 from recovery.host.durable import sync
 from recovery.sinks.protocol import Resume
+from recovery.sinks.tables.commits import AddedFile, Change, History, Mark, Proposal, Record, app_of, start_of
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
-RECORD = "recovery"
-"""The field of a commit's metadata that holds its record."""
 TAKEN_OVER = 2**62
 """In place of the number of a store's newest execution: another store has taken its place."""
+BY_HAND = (
+    "Resume without going back, or write to a new table. Or take the rows out of the table yourself, and run once with "
+    "--lose-epochs: what is still there of them stays."
+)
+"""What to do when rows of abandoned epochs cannot be told from others."""
 _ATTEMPTS = 5
 _NULL = "__HIVE_DEFAULT_PARTITION__"
-
-
-class AddedFile(msgspec.Struct, frozen=True):
-    """A Parquet file of the table. path: below the table. modified_ms: milliseconds since 1970."""
-
-    path: str
-    size_bytes: int
-    rows: int
-    modified_ms: int
-    partition: dict[str, str | None] = {}
-
-
-class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one of the sink's commits did: it committed an epoch, began an execution, or took epochs back.
-
-    first_batch, last_batch: the micro-batches of the epoch. files: how many files it added; 0 if it merged rows.
-    taken_back: execution and epoch of each commit whose rows this one removed. formers: the stores whose place `store`
-    takes; older versions recorded none.
-    """
-
-    store: str
-    execution: str
-    epoch: int = 0
-    first_batch: int = 0
-    last_batch: int = 0
-    files: int = 0
-    taken_back: tuple[tuple[str, int], ...] = ()
-    formers: tuple[str, ...] = ()
-
-    def has(self, path: str) -> bool:
-        """Whether a file, by its path below the table, is of the epoch."""
-        prefix = f"recovery-{self.store}/{self.execution}/"
-        return path.startswith(prefix) and self.first_batch <= int(path.removeprefix(prefix)[:8]) <= self.last_batch
-
-
-class Commit(msgspec.Struct, frozen=True):
-    """A version of the table, which grows along its history. record: None if somebody else made it. harmless: whether
-    it changed no row."""
-
-    version: int
-    record: Record | None
-    harmless: bool
-
-
-Change: TypeAlias = Callable[[Any, Any], None]
-"""Makes a commit, from an open table or transaction, and the metadata of the commit."""
 
 
 class TableLog(ABC):
     """One table. name: for messages. local: the directory on this host below which files are, None if elsewhere."""
 
     kind: ClassVar[str]
+    forgets: ClassVar[str]
+    """What the table's maintenance removes of its history."""
     name: str
     local: Path | None
 
@@ -103,7 +61,16 @@ class TableLog(ABC):
         """Create an empty table, unless it exists. schema: Spark's, as JSON."""
 
     @abstractmethod
-    def check_fits(self, table: Any, schema: str, partition_by: Sequence[str]) -> None:
+    def check_able(self, table: Any, partition_by: Sequence[str], *, merges: bool) -> None:
+        """Raise if the table asks more of a writer than this sink does, whatever the columns. merges: whether the sink
+        rewrites rows."""
+
+    @abstractmethod
+    def check_removable(self, table: Any) -> None:
+        """Raise OutputMismatchError if the table allows nobody to take rows out of it."""
+
+    @abstractmethod
+    def check_fits(self, table: Any, schema: str) -> None:
         """Raise if files with this schema (JSON, see `columns.nullable`) cannot be added to the table as they are."""
 
     @abstractmethod
@@ -119,16 +86,32 @@ class TableLog(ABC):
         """Return the file system below the table."""
 
     @abstractmethod
-    def committed(self, table: Any, resume: Resume, once: tuple[str, int]) -> bool:
-        """Whether the table has what this application and version of a store, or of one whose place it takes, name."""
+    def version(self, table: Any) -> int:
+        """Return a number that grows with each commit to the table."""
+
+    @abstractmethod
+    def mark(self, table: Any, resume: Resume, application: str) -> int:
+        """Return the version that an application of a store, or of one whose place it takes, has; 0: none."""
+
+    @abstractmethod
+    def executions(self, table: Any, resume: Resume) -> Iterable[tuple[str, str]]:
+        """Yield store and execution of all that may have committed epochs, also if the history has forgotten them."""
+
+    def committed(self, table: Any, resume: Resume, once: Mark) -> bool:
+        """Whether the table has what this mark names."""
+        return self.mark(table, resume, once[0]) >= once[1]
 
     @abstractmethod
     def owner(self, table: Any, resume: Resume) -> int:
         """Return the number of the newest execution of the store that has begun to write to the table; 0: none."""
 
     @abstractmethod
-    def history(self, table: Any) -> Iterable[Commit]:
-        """Yield the table's commits, newest first, as far back as they are known."""
+    def history(self, table: Any, resume: Resume) -> History:
+        """Return the table's commits, as far back as they are known."""
+
+    @abstractmethod
+    def touched(self, table: Any, resume: Resume, since: int) -> bool:
+        """Whether somebody may have taken rows of the store out of the table since a version of it."""
 
     @abstractmethod
     def paths(self, table: Any) -> Iterable[tuple[str, Any]]:
@@ -143,18 +126,40 @@ class TableLog(ABC):
         """Return the change that removes files; none of them is a commit that changes nothing."""
 
     @abstractmethod
+    def check_restorable(self, table: Any, version: int) -> None:
+        """Raise OutputMismatchError if what the table was at a version of its history cannot be brought back."""
+
+    @abstractmethod
     def restore(self, version: int) -> Change:
         """Return the change that brings back what the table was at a version of its history."""
 
     @abstractmethod
-    def apply(self, table: Any, resume: Resume, record: Record, once: tuple[str, int], change: Change) -> bool:
+    def apply(self, table: Any, resume: Resume, proposal: Proposal, once: Mark) -> bool:
         """Commit a change to exactly this version of the table, durably; return False if somebody else committed. The
-        other stores of `resume.line` do not own the output from then on (`TAKEN_OVER`)."""
+        other stores of `resume.line` do not own the output from then on (`TAKEN_OVER`). Raises SinkFailedError if
+        nobody else did, and the table still refuses it."""
+
+    def marks(self, resume: Resume, proposal: Proposal, once: Mark) -> dict[str, int]:
+        """Return what a commit sets: what names it, what was proposed, and whose execution the owner of this number
+        is."""
+        start = start_of(resume.store_id, resume.execution.id), resume.execution.number
+        return dict([*proposal.marks, start, once])
+
+    def sizes(self, paths: Sequence[str]) -> dict[str, int]:
+        """Return the sizes in bytes of those files below the table that are there."""
+        return {info.path: info.size for info in self.files().get_file_info(list(paths)) if info.size is not None}
 
     def check(self, table: Any, resume: Resume) -> None:
-        """Raise if this execution must not commit to the table: LeaseLostError if a later one has begun,
-        StaleDirectoryError if a store that takes this one's place has, or OutputMismatchError if the table is that of a
-        store that this one was forked from."""
+        """Raise if this execution must not commit to the table: LeaseLostError if a later one has begun, or what
+        `check_line` raises."""
+        self.check_line(table, resume)
+        number = self.owner(table, resume)
+        if number > resume.execution.number and number != TAKEN_OVER:
+            raise LeaseLostError(f"execution {number} writes to the table now", path=self.name)
+
+    def check_line(self, table: Any, resume: Resume) -> None:
+        """Raise StaleDirectoryError if a store that takes this one's place writes to the table, OutputMismatchError if
+        one does that this one was forked from."""
         for origin in resume.forked_from:
             if self.owner_of(table, resume, origin.store_id):
                 resume.check_origin(self.name, origin.store_id, own=self.own)
@@ -169,8 +174,6 @@ class TableLog(ABC):
                 cause="A directory was repartitioned, and the flow has run on the result since.",
                 remedy="Let that directory go on; or write to a table of its own (fresh=True).",
             )
-        if number > resume.execution.number and number != TAKEN_OVER:
-            raise LeaseLostError(f"execution {number} writes to the table now", path=self.name)
 
     def check_known(self, resume: Resume, record: Record, number: int = 0) -> None:
         """Ask `Resume.check_known` of a record. number: of its execution."""
@@ -192,13 +195,9 @@ class TableLog(ABC):
         they take this one's place."""
         if not resume.loses:
             return resume
-        records = [commit.record for commit in self.history(table) if commit.record is not None]
+        records = [commit.record for commit in self.history(table, resume).commits if commit.record is not None]
         replaced = {each.store for each in records if resume.shares(each.store, each.formers)} - {*resume.stores}
         return replace(resume, replaced=tuple(sorted(replaced)))
-
-    @abstractmethod
-    def check_history(self, table: Any, history: Sequence[Commit], resume: Resume) -> None:
-        """Raise OutputMismatchError if the known history is too short to tell what has to be taken back."""
 
     def successor(self, table: Any, resume: Resume) -> Resume:
         """Return where an execution starts, with a number above that of the table's owner, if it may take its place.
@@ -210,7 +209,7 @@ class TableLog(ABC):
         number = self.owner(table, resume)
         if resume.execution.number > number or (number == TAKEN_OVER and not resume.replaced):
             return resume
-        records = (commit.record for commit in self.history(table))
+        records = (commit.record for commit in self.history(table, resume).commits)
         last = next((each for each in records if each is not None and each.store == resume.store_id), None)
         if last is None:
             self.check_owner(table, resume)
@@ -226,12 +225,11 @@ class TableLog(ABC):
         store, number = next((each for each in owners if each[1]), ("", 0))
         if number in (0, TAKEN_OVER) or resume.loses or resume.executions is None:
             return
-        known = (start_of(store, each) for each in resume.executions)
-        if any(self.committed(table, resume, (each, number)) for each in known):
-            execution, held = resume.newest_of(store) or ("", 0)
-            if self.committed(table, resume, (app_of(store, execution), held + 1)):
-                resume.check_known(execution, self.name, number=number, epoch=held + 1, store=store)
-            return
+        for each in resume.executions:
+            if self.committed(table, resume, (start_of(store, each), number)):
+                epoch = self.mark(table, resume, app_of(store, each))
+                resume.check_known(each, self.name, number=number, epoch=epoch, store=store)
+                return
         raise StaleDirectoryError(
             f"execution {number} owns it, which is no longer in its history and not one of this directory, which would "
             f"begin execution {resume.execution.number} at epoch {resume.epoch}",
@@ -245,14 +243,14 @@ class TableLog(ABC):
     def commit(
         self,
         resume: Resume,
-        once: tuple[str, int],
-        propose: Callable[[Any], tuple[Record, Change]],
+        once: Mark,
+        propose: Callable[[Any], Proposal],
         *,
         claims: bool = False,
     ) -> Resume:
         """Commit in the name of an execution, unless this was done already.
 
-        once: application and version that name what is committed. propose: returns what to commit to a version of the
+        once: the mark that names what is committed. propose: returns what to commit to a version of the
         table; if somebody else commits first, it is asked again. claims: the execution owns the output from then on;
         returns `resume` with the number under which it does, which is also the version that the table then has.
         """
@@ -268,8 +266,7 @@ class TableLog(ABC):
             self.check(table, resume)
             if self.committed(table, resume, once):
                 return resume
-            record, change = propose(table)
-            if self.apply(table, resume, record, once, change):
+            if self.apply(table, resume, propose(table), once):
                 return resume
         raise SinkFailedError(
             f"the {self.kind} table {self.name}: others committed {_ATTEMPTS} times while this run tried to",
@@ -329,16 +326,6 @@ class TableLog(ABC):
         return OutputMismatchError(
             f"a commit of the table has a record that is not one of this package: {why}", path=self.name
         )
-
-
-def app_of(store_id: str, execution_id: str) -> str:
-    """Return the application in whose name an execution commits epochs; see `EpochOutput.app_id`."""
-    return f"recovery-{store_id}-{execution_id}-epoch"
-
-
-def start_of(store_id: str, execution_id: str) -> str:
-    """Return the application in whose name an execution begins; its version is the number under which it does."""
-    return f"recovery-{store_id}-{execution_id}-start"
 
 
 def spark_uri(uri: str) -> str:

@@ -15,6 +15,9 @@ impossible, since somebody compacted the files or they were merged, a commit res
 that nobody else has changed rows since. No history is deleted. Files that no commit names are left to the table's own
 maintenance.
 
+Before 2 to 4 change anything, the sink looks whether somebody else has changed the table: `docs/delta.md` lists what is
+asked, and `answers` of each sink how the format answers.
+
 The crash points are 1: written, 2: prepared, 3 and 4: before and after the commit with which a run begins.
 """
 
@@ -22,38 +25,42 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from recovery.base import faults
+from recovery.base.ids import Epoch
 from recovery.base.untrusted_json import decode_json
-from recovery.errors import ConfigurationError, OutputMismatchError, RecoveryError, SinkFailedError
+from recovery.errors import ConfigurationError, OutputLostError, OutputMismatchError, RecoveryError, SinkFailedError
 from recovery.hadoop.reports import host_of_task
 from recovery.hadoop.writing import write_files
+from recovery.planning.timeline import TimelinePart
 from recovery.sinks.protocol import EpochOutput, Resume
 from recovery.sinks.tables.columns import fields_of, nullable
-from recovery.sinks.tables.log import AddedFile, Change, Record, TableLog, start_of
-from recovery.sinks.tables.takeback import TakeBack, plan_take_back
+from recovery.sinks.tables.commits import AddedFile, Change, Mark, Proposal, Record, files_of, start_of
+from recovery.sinks.tables.log import TableLog
+from recovery.sinks.tables.takeback import plan_take_back
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What the partitions hold for an epoch. once: application and version of its commit. before: those of the newest
-    earlier epoch that had rows, None if there was none."""
+    """What the partitions hold for an epoch. table: its identity, empty if there was none. once: the mark of the
+    epoch's commit. before: that of the newest earlier epoch that had rows, None if there was none."""
 
     table: str
     record: Record
-    once: tuple[str, int]
+    once: Mark
     files: tuple[AddedFile, ...]
-    before: tuple[str, int] | None
+    before: Mark | None
 
     @property
-    def last(self) -> tuple[str, int] | None:
-        """Application and version of the newest commit up to this epoch."""
+    def last(self) -> Mark | None:
+        """The mark of the newest commit up to this epoch."""
         return self.once if self.files else self.before
 
 
@@ -85,8 +92,16 @@ class TableSink:
         self._resume: Resume | None = None
         self._files: dict[int, list[AddedFile]] = {}
         self._schema: str | None = None
-        self._last: tuple[str, int] | None = None
+        self._last: Mark | None = None
         self._note: Note | None = None
+        self._table = ""
+        self._total = 0
+        self._looked = 0
+
+    @property
+    def keeps_plan(self) -> bool:
+        """Whether `write` runs the micro-batch's plan unchanged, as far as is known after `check`."""
+        return not self.partition_by
 
     @property
     def resume(self) -> Resume:
@@ -102,15 +117,19 @@ class TableSink:
     def rollback(self, resume: Resume) -> None:
         """Leave the rows of the closed epochs in the table, and no others; see `EpochSink`."""
         self._resume, self._files, self._schema, self._note = resume, {}, None, None
+        self._table, self._total = "", 0
         with self._translated():
-            table, note, self._resume = self._plan(resume)
+            table, note, resume = self._plan(resume)
+            self._resume = resume
             self._last = None if note is None else note.last
             if table is None:
                 return
+            self._table = self._log.identity(table)
+            given_up = note is not None and self._waits(table, resume, note) and bool(self._lost(note.files))
             faults.reach(self.points[2])
-            self._claim()
+            self._claim(note, given_up=given_up)
             faults.reach(self.points[3])
-            if note is not None and note.files:
+            if note is not None and note.files and not given_up:
                 self._publish(note)
 
     def write(self, batch: DataFrame, batch_id: int) -> None:
@@ -122,10 +141,15 @@ class TableSink:
         name = f"{batch_id:08}-{secrets.token_hex(4)}"
         directory = f"recovery-{self.resume.store_id}/{self.resume.execution.id}/{name}"
         address = f"{self._log.address()}/{directory}"
-        write_files(batch, address, "parquet", {**_PARQUET, **self._options}, self.partition_by)
+        divided, columns = self._divided(batch)
+        write_files(divided, address, "parquet", {**_PARQUET, **self._options}, columns)
         with self._translated():
             self._files[batch_id] = self._log.written(directory, partial(host_of_task, batch))
         faults.reach(self.points[0])
+
+    def _divided(self, batch: DataFrame) -> tuple[DataFrame, Sequence[str]]:
+        """Return the rows to write, and the columns by whose values they are divided into files."""
+        return batch, self.partition_by
 
     def prepare(self, output: EpochOutput) -> str:
         """Make the epoch's files durable; see `EpochSink`."""
@@ -133,22 +157,26 @@ class TableSink:
         files = tuple(file for batch in batches for file in self._files[batch])
         once = output.app_id, output.version
         first, last = batches[0] if batches else 0, output.batch
+        total = self._total + (self._number_of(files) or bool(files))
+        number = self._number_of(files)
         record = Record(
-            output.store_id, output.execution.id, output.epoch, first, last, self._number_of(files),
+            output.store_id, output.execution.id, output.epoch, first, last, number, total=total,
             formers=self.resume.formers,
         )  # fmt: skip
         with self._translated():
             table = self._log.open()
+            if self._last is not None:
+                self._check_same(table, self._table, "this run began with")
             if files:
                 assert self._schema is not None
                 if table is None:
                     self._log.create(self._schema, self.partition_by)
                     table = self._log.open()
-                self._log.check_fits(table, self._schema, self.partition_by)
-                self._check_rows(files)
+                self._check_fits(table, self._schema)
+                self._check_rows(table, files)
                 self._log.sync_files([file.path for file in files])
-            identity = "" if table is None else self._log.identity(table)
-            self._note = Note(identity, record, once, files, self._last)
+            self._table = "" if table is None else self._log.identity(table)
+            self._note = Note(self._table, record, once, files, self._last)
         faults.reach(self.points[1])
         return msgspec.json.encode(self._note).decode()
 
@@ -160,13 +188,30 @@ class TableSink:
         with self._translated():
             if note.files:
                 self._publish(note)
-        self._last = note.last
+        self._last, self._total = note.last, note.record.total
         for batch in [batch for batch in list(self._files) if batch <= output.batch]:
             del self._files[batch]
 
     def _publish(self, note: Note) -> None:
         """Commit the epoch of a note, unless this was done already."""
-        self._log.commit(self.resume, note.once, lambda _: (note.record, self._change(note)))
+        record = note.record
+        marks = ((files_of(record.store, record.execution), record.total),)
+
+        def propose(table: Any) -> Proposal:
+            self._check_same(table, note.table, f"epoch {record.epoch} was closed for")
+            if self._log.touched(table, self.resume, self._looked):
+                plan_take_back(self._log, table, self._now(note), record)
+            self._looked = self._log.version(table)
+            self._check_files(note)
+            return Proposal(record, self._change(note), marks)
+
+        self._log.commit(self.resume, note.once, propose)
+
+    def _now(self, note: Note) -> Resume:
+        """Return where an execution would start that goes on from the epoch before the note's."""
+        resume, epoch = self.resume, note.record.epoch
+        own = TimelinePart(resume.execution, resume.epoch, Epoch(epoch - 1))
+        return replace(resume, epoch=Epoch(epoch), timeline=(*resume.timeline, own), accepts_loss=False)
 
     def _change(self, note: Note) -> Change:
         """Return the commit of a note."""
@@ -176,24 +221,36 @@ class TableSink:
         """How many files the commit of an epoch with these files adds."""
         return len(files)
 
-    def _check_rows(self, files: Sequence[AddedFile]) -> None:
+    def _check_rows(self, table: Any, files: Sequence[AddedFile]) -> None:
         """Raise if rows of an epoch cannot be committed."""
 
-    def _claim(self) -> None:
-        """Take back what is abandoned, and commit that this execution owns the output."""
+    def _claim(self, note: Note | None = None, *, given_up: bool = False) -> None:
+        """Take back what is abandoned, and commit that this execution owns the output.
+
+        given_up: the rows of the note's epoch are lost, and count as committed.
+        """
         resume = self.resume
 
-        def propose(table: Any) -> tuple[Record, Change]:
-            plan = self._plan_take_back(table, resume)
-            record = Record(resume.store_id, resume.execution.id, taken_back=plan.taken_back, formers=resume.formers)
-            return record, plan.change(self._log)
+        def propose(table: Any) -> Proposal:
+            plan = plan_take_back(self._log, table, resume, None if note is None else note.record)
+            self._looked = self._log.version(table)
+            accepts = plan.accepts or given_up
+            record = Record(
+                resume.store_id, resume.execution.id, taken_back=plan.taken_back, accepts=accepts,
+                formers=resume.formers,
+            )  # fmt: skip
+            lost = (note.once,) if note is not None and given_up else ()
+            return Proposal(record, plan.change(self._log), (*plan.marks, *lost))
 
         once = start_of(resume.store_id, resume.execution.id), resume.execution.number
         self._resume = self._log.commit(resume, once, propose, claims=True)
 
     def _plan(self, resume: Resume) -> tuple[Any, Note | None, Resume]:
-        """Return the table, the note to continue from, and where the execution starts. Changes nothing. Raises
-        OutputMismatchError if it is not the table in which the snapshot's output is."""
+        """Return the table, the note to continue from, and where the execution starts. Changes nothing.
+
+        Raises OutputMismatchError if it is not the table in which the snapshot's output is, or if somebody changed it
+        so that the run cannot go on; OutputLostError if files of the newest closed epoch are gone.
+        """
         note = None
         if resume.note is not None:
             note = decode_json(
@@ -202,23 +259,58 @@ class TableSink:
         table = self._log.open()
         if self._fresh and note is not None and (table is None or self._log.identity(table) != note.table):
             note = None
-        earlier = None if note is None or note.last is None else note
-        if earlier is not None and (table is None or self._log.identity(table) != earlier.table):
-            other = "there is no table" if table is None else "it is another table than the one"
-            raise self._mismatch(f"{other} that earlier epochs wrote to")
+        if note is not None and note.last is not None:
+            self._check_same(table, note.table, "earlier epochs wrote to")
         if table is None:
             return None, note, resume
         resume = self._log.taking(table, resume)
-        self._plan_take_back(table, resume)
+        self._log.check_able(table, self.partition_by, merges=bool(self.key))
+        plan_take_back(self._log, table, resume, None if note is None else note.record)
         self._log.check(table, self._log.successor(table, resume))
-        if earlier and earlier.before and not self._log.committed(table, resume, earlier.before):
+        if note is not None and note.before and not self._log.committed(table, resume, note.before):
             raise self._mismatch("the table is older than the snapshot: it lacks the output of an earlier epoch")
+        if note is not None and self._waits(table, resume, note):
+            self._check_files(note, resume)
         return table, note, resume
 
-    def _plan_take_back(self, table: Any, resume: Resume) -> TakeBack:
-        history = list(self._log.history(table))
-        self._log.check_history(table, history, resume)
-        return plan_take_back(self._log, table, history, resume)
+    def _waits(self, table: Any, resume: Resume, note: Note) -> bool:
+        """Whether the note has rows that are not committed yet."""
+        return bool(note.files) and not self._log.committed(table, resume, note.once)
+
+    def _check_same(self, table: Any, identity: str, which: str) -> None:
+        """Raise OutputMismatchError unless it is the table of this identity."""
+        if table is None or self._log.identity(table) != identity:
+            other = "there is no table" if table is None else "it is another table than the one"
+            raise self._mismatch(f"{other} that {which}")
+
+    def _lost(self, files: Sequence[AddedFile]) -> dict[str, int | None]:
+        """Return those of the files that are not there at their size, with the size that they have."""
+        sizes = self._log.sizes([file.path for file in files])
+        return {file.path: sizes.get(file.path) for file in files if sizes.get(file.path) != file.size_bytes}
+
+    def _check_files(self, note: Note, resume: Resume | None = None) -> None:
+        """Raise OutputLostError unless all files of a closed epoch are there. resume: the user may accept there that
+        they are not."""
+        lost = self._lost(note.files)
+        if not lost:
+            return
+        (path, size), epoch = min(lost.items()), note.record.epoch
+        has = "is gone" if size is None else f"has {size} bytes, and not those that were written"
+        found = (
+            f"{len(lost)} of the {len(note.files)} files of closed epoch {epoch}, which is not in the table yet, are "
+            f"not there as they were written: {path} {has}"
+        )
+        if resume is not None and resume.accepts_loss:
+            resume.say(f"{self._log.name}: {found}; the rows of epoch {epoch} are lost")
+            return
+        raise OutputLostError(
+            found,
+            path=self._log.name,
+            cause="Maintenance removed files that no commit named yet (VACUUM, remove_orphan_files), with a retention "
+            "shorter than the flow stood still.",
+            remedy=f"Put the files back; or go back to the epoch before, and compute it again: --resume-after "
+            f"{epoch - 1}. --lose-epochs goes on without the rows of epoch {epoch}.",
+        )
 
     def _check_schema(self, schema: str) -> None:
         kind, fields = self._log.kind, fields_of(schema)
@@ -242,8 +334,12 @@ class TableSink:
         with self._translated():
             table = self._log.open()
             if table is not None:
-                self._log.check_fits(table, schema, self.partition_by)
+                self._check_fits(table, schema)
         self._schema = schema
+
+    def _check_fits(self, table: Any, schema: str) -> None:
+        self._log.check_able(table, self.partition_by, merges=bool(self.key))
+        self._log.check_fits(table, schema)
 
     def _mismatch(self, found: str) -> OutputMismatchError:
         return OutputMismatchError(

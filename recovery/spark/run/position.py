@@ -135,9 +135,11 @@ def resume_of_sink(
     origins: tuple[Origin, ...] = (),
     *,
     loses: bool,
+    accepts_loss: bool = False,
     say: Callable[[str], None],
 ) -> Resume:
-    """Where the sink must go back to. origins: the stores that this one was made from. loses, say: see `Resume`."""
+    """Where the sink must go back to. origins: the stores that this one was made from. loses, accepts_loss, say: see
+    `Resume`."""
     note = store.driver_values(SINK_STEP, plan.resume_epoch).get(NOTE_KEY)
     return Resume(
         epoch=plan.resume_epoch,
@@ -152,6 +154,7 @@ def resume_of_sink(
         held=plan.held,
         loses=loses,
         say=say,
+        accepts_loss=accepts_loss,
     )
 
 

@@ -198,7 +198,8 @@ class Beginning:
         restored = read_restored(prepared.config.path, self._clock.wall_ms())
         resume = resume_of_sink(
             self._plan, self._execution, self._store, prepared.origins,
-            loses=prepared.config.lose_epochs or restored.counts, say=self._taken_back.append,
+            loses=prepared.config.lose_epochs or restored.counts, accepts_loss=prepared.config.lose_epochs,
+            say=self._taken_back.append,
         )  # fmt: skip
         try:
             return Delivery(sink, resume, recoverable=prepared.temporary is None)
