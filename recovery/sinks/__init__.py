@@ -4,8 +4,8 @@ protocol.py   what a sink may be, and the values that it gets
 delivery.py   passes micro-batches and epochs from the driver to a flow's sink
 plain.py      sinks without memory: discard, console
 tables/       what DeltaSink and IcebergSink share: the protocol, the history of commits, going back
-delta/        DeltaSink; table.py: its commits; merge.py: rows by key
-iceberg/      IcebergSink; table.py: its commits; columns.py: types
+delta/        DeltaSink; table.py: its commits; operations.py: those of others; features.py; merge.py: rows by key
+iceberg/      IcebergSink; table.py: its commits; columns.py: types; partitions.py
 files.py      FileSink; places.py: where it writes; output.py: its directory; manifest.py: its content and plan
 disk.py       operations on files; hadoop_disk.py: the same without an atomic rename
 all_keys.py   AllKeysSink

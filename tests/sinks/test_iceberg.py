@@ -31,7 +31,8 @@ pytest.importorskip("pyiceberg")
 pytest.importorskip("sqlalchemy", reason="the catalog of these tests: pip install 'pyiceberg[sql-sqlite]'")
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.schema import Schema
-from pyiceberg.types import LongType, NestedField, StringType
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import DoubleType, LongType, NestedField, StringType, StructType
 
 
 @pytest.fixture
@@ -215,27 +216,43 @@ def test_a_schema_that_changes(warehouse):
     assert [row["m"] for row in warehouse.table.scan("m > 0").to_arrow().to_pylist()] == [7]
 
 
-@pytest.mark.parametrize("case", ["partitions", "required", "mapping", "version"])
+ASKS = {
+    "bucket": r"the partition field key_bucket_4 \(bucket\[4\] of key\)",
+    "float": r"the partition field f \(identity of f\)",
+    "nested": r"the partition field s\.x \(identity of s\.x\)",
+    "required": r"not be NULL \(key\)",
+    "mapping": "name mapping without n",
+    "version": "format version 1",
+}
+
+
+@pytest.mark.parametrize("case", ASKS)
 def test_a_table_that_asks_more_of_a_writer(warehouse, case):
-    """It is refused before rows are written."""
-    required = NestedField(1, "key", StringType(), required=case == "required")
+    """It is refused by name, before rows are written; all but a name mapping at the start."""
     catalog = warehouse.catalog
     catalog.create_namespace("db")
-    schema = Schema(required, NestedField(2, "n", LongType(), required=False))
+    schema = Schema(
+        NestedField(1, "key", StringType(), required=case == "required"),
+        NestedField(2, "n", LongType(), required=False),
+        NestedField(3, "f", DoubleType(), required=False),
+        NestedField(4, "s", StructType(NestedField(5, "x", LongType(), required=False)), required=False),
+    )
     table = catalog.create_table(NAME, schema, properties={"format-version": "1" if case == "version" else "2"})
-    if case == "partitions":
-        with table.update_spec() as update:
-            update.add_identity("key")
+    with table.update_spec() as update:
+        if case == "bucket":
+            update.add_field("key", BucketTransform(4), "key_bucket_4")
+        elif case in ("float", "nested"):
+            update.add_identity("f" if case == "float" else "s.x")
     if case == "mapping":
         with table.transaction() as transaction:
             mapping = '[{"field-id": 1, "names": ["key"]}, {"field-id": 2, "names": ["old"]}]'
             transaction.set_properties({"schema.name-mapping.default": mapping})
-    found = {
-        "partitions": r"partitions \(key\)", "required": r"not be NULL \(key\)", "mapping": "name mapping without n",
-        "version": "format version 1",
-    }  # fmt: skip
-    with pytest.raises(OutputMismatchError, match=found[case]):
-        Run(Store(), warehouse.sink()).write([("a", 1)])
+        run = Run(Store(), warehouse.sink())
+        with pytest.raises(OutputMismatchError, match=ASKS[case]):
+            run.write([("a", 1)])
+        return
+    with pytest.raises(OutputMismatchError, match=ASKS[case]):
+        Run(Store(), warehouse.sink())
 
 
 def test_arguments_and_columns_that_do_not_fit(warehouse):

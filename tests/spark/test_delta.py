@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 
 from recovery import DeltaSink, init_partitions
+from recovery.errors import OutputMismatchError
 from tests.spark.support import ROOT, run_to_end, states, totals_step
 from tests.spark.tables import (
     ALL_TYPES,
@@ -58,6 +60,35 @@ def test_each_row_once_through_a_rewind(spark, feed, tmp_path, mode, key):
     wanted = sorted(every if mode == "append" else {row[0]: row for row in every}.values())
     assert rows(tmp_path / "t") == wanted
     whole_history(tmp_path / "t")
+
+
+def test_a_table_that_somebody_restored(spark, feed, tmp_path):
+    """The run is refused and nothing has changed; it goes back on request, and --lose-epochs accepts the loss once."""
+    frame, db, path = feed.frame(spark).transform(totals_step()), tmp_path / "db", tmp_path / "t"
+    for seed in range(4):
+        feed.add_random(seed)
+    run_to_end(frame, db, DeltaSink(path), backup_interval="1h")
+    table, before = deltalake.DeltaTable(str(path)), states(db, "totals")
+    table.restore(table.version() - 2)
+    kept = rows(path)
+    feed.add_random(4)
+    with pytest.raises(OutputMismatchError, match="rows of closed epochs 3 to 4 are no longer in the table") as caught:
+        run_to_end(frame, db, DeltaSink(path), backup_interval="1h")
+    assert "--resume-after 2" in caught.value.remedy
+    assert rows(path) == kept
+    assert states(db, "totals") == before
+    for name in ("db", "t"):
+        shutil.copytree(tmp_path / name, tmp_path / "kept" / name)
+    run_to_end(frame, db, DeltaSink(path), resume_epoch=3, backup_interval="1h")
+    every = sorted(running_totals(feed.rows))
+    assert rows(path) == every
+    for name in ("db", "t"):
+        shutil.rmtree(tmp_path / name)
+        (tmp_path / "kept" / name).rename(tmp_path / name)
+    run_to_end(frame, db, DeltaSink(path), lose_epochs=True, backup_interval="1h")
+    feed.add_random(5)
+    run_to_end(frame, db, DeltaSink(path), backup_interval="1h")
+    assert set(kept) < set(rows(path)) < set(running_totals(feed.rows))
 
 
 @pytest.mark.long

@@ -40,11 +40,13 @@ def find_forgotten(
     not know, OutputMismatchError if the files cannot be told from others, unless the user accepts what is left.
     """
     files: list[tuple[tuple[str, str, int] | None, Any]] | None = None
+    closed = newest_closed(resume)
     for store, execution in sorted(set(log.executions(table, resume)) - seen):
+        kept, is_newest = closed.get(execution, 0), newest is not None and newest.execution == execution
+        if kept and newest is not None and not is_newest:
+            continue
         epoch = log.mark(table, resume, app_of(store, execution))
-        kept = newest_closed(resume, execution)
-        is_newest = newest is not None and newest.execution == execution
-        if epoch <= kept or (kept and newest is not None and not is_newest):
+        if epoch <= kept:
             continue
         if store in resume.stores:
             resume.check_known(execution, log.name, epoch=epoch, store=store)
@@ -64,9 +66,9 @@ def find_forgotten(
         )
 
 
-def newest_closed(resume: Resume, execution: str) -> int:
-    """Return the newest epoch that an execution closed on the resumed timeline, 0 if it closed none."""
-    return max((part.last for part in resume.timeline if part.execution.id == execution), default=0)
+def newest_closed(resume: Resume) -> dict[str, int]:
+    """Return the newest epoch of each execution that closed one on the resumed timeline."""
+    return {part.execution.id: part.last for part in resume.timeline if part.first <= part.last}
 
 
 def _check_accepted(log: TableLog, resume: Resume, epochs: str, found: int, added: int) -> None:

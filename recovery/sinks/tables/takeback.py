@@ -162,8 +162,9 @@ def _check_there(log: TableLog, history: History, found: _Found, resume: Resume)
 
 def _lowered(resume: Resume, newest: Record | None, abandoned: Sequence[Record]) -> Iterator[Mark]:
     """Yield the marks of executions whose epochs are taken back."""
+    closed = newest_closed(resume)
     for store, execution in {(record.store, record.execution) for record in abandoned}:
-        kept = newest_closed(resume, execution)
+        kept = closed.get(execution, 0)
         yield app_of(store, execution), kept
         if newest is not None and newest.execution == execution:
             yield files_of(store, execution), newest.total
