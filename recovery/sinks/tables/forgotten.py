@@ -48,8 +48,8 @@ def find_forgotten(
         epoch = log.mark(table, resume, app_of(store, execution))
         if epoch <= kept:
             continue
-        formers = () if store in resume.stores else resume.stores
-        resume.check_known(execution, log.name, epoch=epoch, store=store, formers=formers)
+        if store in resume.stores:
+            resume.check_known(execution, log.name, epoch=epoch, store=store)
         last, total = (newest.last_batch, newest.total) if newest is not None and is_newest else (-1, 0)
         if files is None:
             files = [(written_by(path), file) for path, file in log.paths(table)]

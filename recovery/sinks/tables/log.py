@@ -150,9 +150,16 @@ class TableLog(ABC):
         return {info.path: info.size for info in self.files().get_file_info(list(paths)) if info.size is not None}
 
     def check(self, table: Any, resume: Resume) -> None:
-        """Raise if this execution must not commit to the table: LeaseLostError if a later one has begun,
-        StaleDirectoryError if a store that takes this one's place has, or OutputMismatchError if the table is that of a
-        store that this one was forked from."""
+        """Raise if this execution must not commit to the table: LeaseLostError if a later one has begun, or what
+        `check_line` raises."""
+        self.check_line(table, resume)
+        number = self.owner(table, resume)
+        if number > resume.execution.number and number != TAKEN_OVER:
+            raise LeaseLostError(f"execution {number} writes to the table now", path=self.name)
+
+    def check_line(self, table: Any, resume: Resume) -> None:
+        """Raise StaleDirectoryError if a store that takes this one's place writes to the table, OutputMismatchError if
+        one does that this one was forked from."""
         for origin in resume.forked_from:
             if self.owner_of(table, resume, origin.store_id):
                 resume.check_origin(self.name, origin.store_id, own=self.own)
@@ -167,8 +174,6 @@ class TableLog(ABC):
                 cause="A directory was repartitioned, and the flow has run on the result since.",
                 remedy="Let that directory go on; or write to a table of its own (fresh=True).",
             )
-        if number > resume.execution.number and number != TAKEN_OVER:
-            raise LeaseLostError(f"execution {number} writes to the table now", path=self.name)
 
     def check_known(self, resume: Resume, record: Record, number: int = 0) -> None:
         """Ask `Resume.check_known` of a record. number: of its execution."""

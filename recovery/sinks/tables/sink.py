@@ -160,8 +160,8 @@ class TableSink:
         total = self._total + (self._number_of(files) or bool(files))
         number = self._number_of(files)
         record = Record(
-            output.store_id, output.execution.id, output.epoch, first, last, number,
-            total=total, formers=self.resume.formers,
+            output.store_id, output.execution.id, output.epoch, first, last, number, total=total,
+            formers=self.resume.formers,
         )  # fmt: skip
         with self._translated():
             table = self._log.open()
@@ -236,8 +236,8 @@ class TableSink:
             self._looked = self._log.version(table)
             accepts = plan.accepts or given_up
             record = Record(
-                resume.store_id, resume.execution.id,
-                taken_back=plan.taken_back, accepts=accepts, formers=resume.formers,
+                resume.store_id, resume.execution.id, taken_back=plan.taken_back, accepts=accepts,
+                formers=resume.formers,
             )  # fmt: skip
             lost = (note.once,) if note is not None and given_up else ()
             return Proposal(record, plan.change(self._log), (*plan.marks, *lost))

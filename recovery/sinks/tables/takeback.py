@@ -40,8 +40,8 @@ class _Found:
     whose rows are in the table, by version, newest first. before: the version before the oldest of these, if it is
     known. foreign: the newest version in which somebody else changed rows. missing: the closed epochs whose rows
     somebody else took out of the table, and how. seen: store and execution of those whose first commit is known, or one
-    of a closed epoch: so each epoch of theirs that has to be taken back is known. has_own: whether a commit
-    of these stores is known.
+    of a closed epoch: so each epoch of theirs that has to be taken back is known. has_own: whether one of these stores
+    has a known commit.
     """
 
     done: set[tuple[str, int]] = field(default_factory=set)
@@ -62,6 +62,7 @@ def plan_take_back(log: TableLog, table: Any, resume: Resume, newest: Record | N
     know has committed last, or such an epoch, or owns the output since before the known history; OutputMismatchError if
     taking back is impossible, or if rows of a closed epoch are not in the table any more.
     """
+    log.check_line(table, resume)
     history = log.history(table, resume)
     found = _read(log, table, history, resume)
     if not found.has_own:
