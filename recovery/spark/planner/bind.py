@@ -8,12 +8,14 @@ not change, so the rest of the plan still fits.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -58,13 +60,14 @@ class BoundPlan:
     """A frame ready to start, with its steps, the places where it reads sources, the number of tasks that rows are
     exchanged over, and the tactics for its micro-batches. keeps_native_state: whether Spark keeps state of its own for
     it. inputs: everything that the plan reads, also tables that do not stream. tables: Iceberg tables that stream, by
-    their places."""
+    their places. lookups: the directories or files of the tables of files that do not stream."""
 
     frame: DataFrame
     steps: tuple[RegisteredStep, ...]
     sources: SourcePlaces
     inputs: tuple[Input, ...]
     tables: Mapping[int, IcebergTable]
+    lookups: tuple[str, ...]
     output_mode: str
     tasks: int
     tuning: Tuning
@@ -117,7 +120,8 @@ def bind(
         frame = _frame(spark, runs)
     found = {place: iceberg_table(spark, node) for place, (node, _) in enumerate(reads)}
     tables = {place: table for place, table in found.items() if table is not None}
-    return BoundPlan(frame, steps, _sources(reads), inputs, tables, output_mode, tasks, tuning, native)
+    lookups = tuple(_lookups(plan))
+    return BoundPlan(frame, steps, _sources(reads), inputs, tables, lookups, output_mode, tasks, tuning, native)
 
 
 def _sources(reads: list[tuple[Any, frozenset[str]]]) -> SourcePlaces:
@@ -168,6 +172,16 @@ def _inputs(plan: Any) -> Iterator[Input]:
             yield Input(node.dataSource().className(), {k.lower(): v for k, v in options_of(node.dataSource()).items()})
         elif name == "DataSourceV2Relation":
             yield _input(node.table().name(), node.options())
+
+
+def _lookups(plan: Any) -> Iterator[str]:
+    """The directories or files of all tables of files that the plan reads as they are, not as streams."""
+    for node in walk(plan):
+        if node.nodeName() == "LogicalRelation":
+            # Relations of other kinds, such as JDBC's, have no files.
+            with contextlib.suppress(Py4JError):
+                paths = node.relation().location().rootPaths()
+                yield from (paths.apply(index).toString() for index in range(paths.length()))
 
 
 def _input(kind: str, options: Any) -> Input:
