@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from recovery import stateful
-from recovery.errors import FlowMismatchError
+from recovery.errors import FlowFailedError, FlowMismatchError
 from recovery.storage.scan import scan
 from tests.shares import some
 from tests.spark.support import Feed, add_up, run_to_end, states, totals_step
@@ -371,3 +371,36 @@ def test_topics_with_other_passwords_in_another_order(spark, tmp_path):
 
     for number, topics in enumerate(["ab", "ba", "ab"], start=1):
         run(number, topics)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_table_beside_the_stream_that_is_replaced(spark, tmp_path, kind):
+    """The error names the table, which is no input, and does not advise to ignore missing files; the next run reads
+    what is there by then, and every row of the stream counts once."""
+    feed = Feed(tmp_path / "feed")
+    for number in range(3):
+        feed.add([("a", number), ("b", number)])
+    cards = tmp_path / "cards"
+    rows = spark.createDataFrame([("a", "first"), ("b", "second")], "key string, name string")
+    rows.coalesce(1).write.format(kind).save(str(cards))
+
+    def frame():
+        table = spark.read.format(kind).schema("key string, name string").load(str(cards))
+        joined = feed.frame(spark).join(table, "key", "left").selectExpr("name AS key", "value")
+        return joined.transform(totals_step())
+
+    def replace(batch, batch_id):
+        batch.collect()
+        if batch_id == 1:
+            [file] = cards.glob("part-*")
+            file.rename(cards / f"part-new.{kind}")
+
+    with pytest.raises(FlowFailedError) as caught:
+        run_to_end(frame(), tmp_path / "db", replace)
+    assert caught.value.found.startswith(
+        f"a file of file:{cards}, a table that the flow reads beside its streams, is gone"
+    )
+    assert "ignoreMissingFiles" not in caught.value.remedy
+    run_to_end(frame(), tmp_path / "db")
+    totals = feed.totals()
+    assert states(tmp_path / "db", "totals") == {"first": totals["a"], "second": totals["b"]}

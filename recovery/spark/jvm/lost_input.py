@@ -25,6 +25,8 @@ _TOPIC_PARTITION = re.compile(r"(?:\b[Pp]artition )?\b([\w.-]+)-(\d+)(?=[\s,;:)\
 _SUBSCRIBED = re.compile(r"KafkaV2\[Subscribe\[([^\]]*)\]\](?:: (?=\{))?")
 _FILE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\][^\n]*?reading file (\S[^\n]*?)\. +File does not exist")
 _DELTA_SOURCE = re.compile(r"DeltaSource\[([^\]]+)\]: (\{[^}]*\})")
+_LOOKUP = "LookupTable"
+_LOOKUP_LINE = re.compile(rf"^{_LOOKUP}: (.+)$", re.MULTILINE)
 _FILES_SOURCE = re.compile(r"FileStreamSource\[([^\]]+)\]")
 _DELTA_CHANGED = re.compile(
     r"\[DELTA_SOURCE_(?:TABLE_IGNORE_CHANGES|IGNORE_DELETE)\].*?at version (\d+)\..*?found at path (\S+?)\.(?=\s|$)",
@@ -291,7 +293,22 @@ def _last(position: dict[str, object]) -> object:
     return version - 1 if isinstance(version, int) and behind else version
 
 
+def lookup_line(path: str) -> str:
+    """Return the line by which `lost_input` knows the directory or file of a table that does not stream."""
+    return f"{_LOOKUP}: {path}"
+
+
 def _file_gone(file: str, text: str) -> RecoveryError:
+    streams = [table for table, _ in _delta_sources(text)] + [each[1] for each in _FILES_SOURCE.finditer(text)]
+    lookup = next((each[1] for each in _LOOKUP_LINE.finditer(text) if _is_below(file, each[1])), None)
+    if lookup is not None and not any(_is_below(file, each) for each in streams):
+        return FlowFailedError(
+            f"a file of {lookup}, a table that the flow reads beside its streams, is gone: {file}",
+            cause="The table's files were removed or replaced during the run, which has listed them when it started.",
+            remedy="Run the same command again: it lists the files that are there by then, and continues from the last "
+            "closed epoch. To replace a table while a flow runs, write it to a new directory; see "
+            "docs/flow-api.md#tables-beside-a-stream. Do not ignore missing files: the table would lose rows silently.",
+        )
     remedy = (
         "Put the file back. To go on without its rows, and without those of other files that are gone, run once with "
         "--conf spark.sql.files.ignoreMissingFiles=true."
@@ -316,4 +333,4 @@ def _file_gone(file: str, text: str) -> RecoveryError:
 def _is_below(file: str, directory: str) -> bool:
     """Whether a file is below a directory. Spark writes local paths with one slash or with three."""
     path, parent = (re.sub("^file:/+", "/", each.rstrip("/")) for each in (file, directory))
-    return path.startswith(f"{parent}/")
+    return path == parent or path.startswith(f"{parent}/")

@@ -8,12 +8,14 @@ not change, so the rest of the plan still fits.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -58,7 +60,8 @@ class BoundPlan:
     """A frame ready to start, with its steps, the places where it reads sources, the number of tasks that rows are
     exchanged over, and the tactics for its micro-batches. keeps_native_state: whether Spark keeps state of its own for
     it. inputs: everything that the plan reads, also tables that do not stream. streams: the source in each place.
-    tables: Iceberg tables that stream, by their places."""
+    tables: Iceberg tables that stream, by their places. lookups: the directories or files of the tables of files that
+    do not stream."""
 
     frame: DataFrame
     steps: tuple[RegisteredStep, ...]
@@ -66,6 +69,7 @@ class BoundPlan:
     inputs: tuple[Input, ...]
     streams: tuple[Input, ...]
     tables: Mapping[int, IcebergTable]
+    lookups: tuple[str, ...]
     output_mode: str
     tasks: int
     tuning: Tuning
@@ -118,8 +122,10 @@ def bind(
         frame = _frame(spark, runs)
     found = {place: iceberg_table(spark, node) for place, (node, _) in enumerate(reads)}
     tables = {place: table for place, table in found.items() if table is not None}
-    streams = tuple(_stream(node) for node, _ in reads)
-    return BoundPlan(frame, steps, _sources(reads), inputs, streams, tables, output_mode, tasks, tuning, native)
+    streams, lookups = tuple(_stream(node) for node, _ in reads), tuple(_lookups(plan))
+    return BoundPlan(
+        frame, steps, _sources(reads), inputs, streams, tables, lookups, output_mode, tasks, tuning, native
+    )
 
 
 def _sources(reads: list[tuple[Any, frozenset[str]]]) -> SourcePlaces:
@@ -174,6 +180,16 @@ def _stream(node: Any) -> Input:
     if node.nodeName() == "StreamingRelationV2":
         return _input(node.sourceName(), node.extraOptions())
     return Input(node.dataSource().className(), {k.lower(): v for k, v in options_of(node.dataSource()).items()})
+
+
+def _lookups(plan: Any) -> Iterator[str]:
+    """The directories or files of all tables of files that the plan reads as they are, not as streams."""
+    for node in walk(plan):
+        if node.nodeName() == "LogicalRelation":
+            # Relations of other kinds, such as JDBC's, have no files.
+            with contextlib.suppress(Py4JError):
+                paths = node.relation().location().rootPaths()
+                yield from (paths.apply(index).toString() for index in range(paths.length()))
 
 
 def _input(kind: str, options: Any) -> Input:

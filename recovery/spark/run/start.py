@@ -194,7 +194,7 @@ class Beginning:
             None if prepared.temporary else prepared.config.path, clock, spread=bool(prepared.config.owners)
         )
         lacking = partial(topics_lacking, bound.frame.sparkSession, bound.inputs)
-        self._status = RunStatus(store, execution.lease, lacking)
+        self._status = RunStatus(store, execution.lease, lacking, bound.lookups)
         self._replicated = ReplicatedClosing(prepared.replication, self._status.parked.is_set)
         self._access: TaskAccess | None = None
         self._last: BatchId | None = None

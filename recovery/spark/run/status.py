@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -14,6 +14,7 @@ from recovery.base.ids import Lease
 from recovery.base.tracebacks import essence_of
 from recovery.errors import FileReplacedError, FlowFailedError, RecoveryError
 from recovery.spark.jvm.errors import JVM_GONE, as_recovery_error, jvm_failed
+from recovery.spark.jvm.lost_input import lookup_line
 from recovery.spark.jvm.stream_thread import fatal_error, has_died
 from recovery.spark.run.launch import is_alive, is_stopped
 from recovery.storage.seam import PartitionStore
@@ -23,9 +24,14 @@ class RunStatus:
     """The status of one run. Any of its threads may read and change it."""
 
     def __init__(
-        self, store: PartitionStore, lease: Lease, lacking: Callable[[Collection[str]], Collection[str]]
+        self,
+        store: PartitionStore,
+        lease: Lease,
+        lacking: Callable[[Collection[str]], Collection[str]],
+        lookups: Sequence[str] = (),
     ) -> None:
-        """lacking: returns which of these topics Kafka lacks."""
+        """lacking: returns which of these topics Kafka lacks. lookups: the directories or files of tables that the flow
+        reads beside its streams."""
         self.query: Any = None
         """Spark's handle; None until Spark has started the query."""
         self.parked = threading.Event()
@@ -40,6 +46,7 @@ class RunStatus:
         self._store = store
         self._lease = lease
         self._lacking = lacking
+        self._lookups = lookups
         self._own_threads: set[int] = set()
 
     def is_alive(self) -> bool:
@@ -71,7 +78,7 @@ class RunStatus:
             if isinstance(error, Exception):
 
                 def with_tables() -> str:
-                    return f"{reading()}\n{self.tables()}"
+                    return "\n".join([reading(), self.tables(), *map(lookup_line, self._lookups)])
 
                 self.error = self._file_replaced() or as_recovery_error(error, with_tables, self._lacking)
             elif is_main and not isinstance(error, SystemExit):

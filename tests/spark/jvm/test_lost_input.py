@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recovery.errors import FlowFailedError, InputLostError, InputRewrittenError
-from recovery.spark.jvm.lost_input import lost_input
+from recovery.spark.jvm.lost_input import lookup_line, lost_input
 
 FAILED = """[STREAM_FAILED] Query [id = 039091bc, runId = a092ada8] terminated with exception: {} SQLSTATE: XXKST
 === Streaming Query ===
@@ -137,6 +137,22 @@ CASES = {
         InputLostError,
         "a file below file:/in that the flow had still to read is gone: file:/in/day=1/part-0 0.parquet",
     ),
+    "lookup": (
+        GONE.replace("/data/a", "/cards"),
+        FlowFailedError,
+        "a file of file:/cards, a table that the flow reads beside its streams, is gone: file:/cards/day=1/part-0 "
+        "0.parquet",
+    ),
+    "lookup-of-one-file": (
+        GONE.replace("/data/a/day=1/part-0 0.parquet", "///one.csv"),
+        FlowFailedError,
+        "a file of file:/one.csv, a table that the flow reads beside its streams, is gone: file:///one.csv",
+    ),
+    "lookup-below-a-stream": (
+        GONE.replace("/data/a", "/in/cards"),
+        InputLostError,
+        "a file below file:/in that the flow had still to read is gone: file:/in/cards/day=1/part-0 0.parquet",
+    ),
     "kafka-topics": (
         FAILED.format(UNKNOWN, f"{{{KAFKA}}}", f"{{{KAFKA}}}"),
         InputLostError,
@@ -165,7 +181,9 @@ def silent(topics):
 @pytest.mark.parametrize(("text", "kind", "found"), CASES.values(), ids=CASES.keys())
 def test_the_error_names_table_topic_file_and_version(text, kind, found):
     """Table, topic, file and version are named, and there is a way on."""
-    error = lost_input(text, lambda: f'{{{AT_3},FileStreamSource[file:/in]: {{"logOffset":1}}}}\n{READ}', silent)
+    beside = "\n".join(map(lookup_line, ("file:/cards", "file:/one.csv", "file:/in/cards")))
+    reading = f'{{{AT_3},FileStreamSource[file:/in]: {{"logOffset":1}}}}\n{READ}\n{beside}'
+    error = lost_input(text, lambda: reading, silent)
     assert (type(error), error.found) == (kind, found)
     assert error.remedy
 
