@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from recovery.base.clock import Clock
+from recovery.base.untrusted_json import LAST_MOMENT_MS
 from recovery.errors import StateValueError
 from recovery.operational.backends.backend import Backend, Document
 from recovery.operational.ids import StateId, check, escape, matches, unescape
@@ -170,7 +171,11 @@ def scopes_of(documents: Iterable[Document], now_ms: int, pattern: str | None) -
             names=names,
             keys=tuple(sorted(key for key, _, _ in found if key is not None)),
             changed_ms=max(document.changed_ms for _, document, _ in found),
-            expires_ms=min((c["expires_ms"] for _, _, c in found if c.get("expires_ms") is not None), default=None),
+            # Another program may have written a time that is no date.
+            expires_ms=min(
+                (min(c["expires_ms"], LAST_MOMENT_MS) for _, _, c in found if c.get("expires_ms") is not None),
+                default=None,
+            ),
         )
         for (kind, *rest), found in sorted(grouped.items())
         for names in [tuple(rest)]

@@ -278,3 +278,14 @@ def test_a_value_by_key_is_never_none(store_dir):
         with pytest.raises(StateValueError, match="cannot be None"):
             change()
     assert store.get("k") == 1
+
+
+def test_an_end_after_all_dates(store_dir):
+    """From another program, or as far away as a datetime can be: it is listed as a date."""
+    state = StateManager(store_dir)
+    state.backend.update({"process/n/x": lambda _: {"value": 1, "expires_ms": 2**60}})
+    state.process_state("n", "y").set(1, retention=datetime.max.replace(tzinfo=UTC))
+    result = CliRunner().invoke(main, ["state", "scopes", str(store_dir)])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("9987") == 2
+    assert state.process_states("n") == {"x": 1, "y": 1}

@@ -432,6 +432,15 @@ def test_a_lag_that_does_not_fit_the_column(spark, directory):
     assert table.loads == []
 
 
+def test_a_number_of_days(spark, directory):
+    """Of a column of dates, a lag and a lookback without a unit are days."""
+    table = Table(spark, "date")
+    table.rows = [date(2024, 5, 1), date(2024, 4, 4), date(2024, 4, 3)]
+    run(spark, directory, load(table))
+    run(spark, directory, load(table, watermark_lag=28))
+    assert table.loads == [[0, 1, 2], [0, 1]]
+
+
 def test_rows_that_come_later_with_the_value_of_the_mark(spark, directory):
     """They are passed over, as the documentation says; with a lag they come, and those before them again."""
     table = Table(spark, "date")
@@ -444,7 +453,7 @@ def test_rows_that_come_later_with_the_value_of_the_mark(spark, directory):
 
 
 @pytest.mark.parametrize(
-    "options", [{"mode": "odd"}, {"lookback": "1h"}, {"mode": "rolling_window"},
+    "options", [{"mode": "odd"}, {"mode": "stateful", "lookback": "1h"}, {"mode": "rolling_window"},
                 {"mode": "rolling_window", "lookback": 1, "watermark_lag": 1},
                 {"watermark_lag": -5}, {"watermark_lag": float("nan")}],
 )  # fmt: skip
