@@ -57,6 +57,13 @@ class Commands(WithoutOwners):
             if _stopped_by_reader(error):
                 ctx.exit(READER_GONE)
             _end_by(ctx, _output_failed(error) if of_output(error) else StorageError(str(error), path=error.filename))
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            damage = _damage_behind(error)
+            if damage is None:
+                raise
+            _end_by(ctx, damage)
         finally:
             _give_up_unwritten(sys.stderr)
             if _reader_is_gone(sys.stdout):
@@ -84,6 +91,13 @@ class Commands(WithoutOwners):
                 raise
             _give_up_unwritten(sys.stdout)
             raise SystemExit(READER_GONE) from None
+
+
+def _damage_behind(error: Exception) -> RecoveryError | None:
+    # Few commands need what checks partitions, and none of them at its start.
+    from recovery.storage.verify import damage_behind
+
+    return damage_behind(error)
 
 
 def _stopped_by_reader(error: BaseException) -> bool:

@@ -21,6 +21,7 @@ from recovery.planning.moving import Share
 from recovery.planning.resume import plan_resume
 from recovery.storage.repartition import NewStore, Rows, Tally, move
 from recovery.storage.scan import scan
+from recovery.storage.verify import damage_behind
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -103,9 +104,12 @@ def main() -> int:
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
         before, after = do(work, lambda rows: _print(Moved(rows)))
-    except RecoveryError as error:
-        _print(Failed(type(error).__name__, error.found, error.path, error.cause, error.remedy))
-        return error.exit_code
+    except Exception as error:
+        known = error if isinstance(error, RecoveryError) else damage_behind(error)
+        if known is None:
+            raise
+        _print(Failed(type(known).__name__, known.found, known.path, known.cause, known.remedy))
+        return known.exit_code
     _print(Done(counts_of(before), counts_of(after)))
     return 0
 

@@ -16,7 +16,7 @@ from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.base.threads import each
 from recovery.base.wording import counted
 from recovery.checkpoint.rows import row_objection
-from recovery.errors import CorruptPartitionError
+from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.planning.measures import StepSize
 from recovery.planning.values import PartitionDescription
 from recovery.storage.documents import check_states
@@ -25,6 +25,7 @@ from recovery.storage.sqlite.columns import ODD_STATE
 from recovery.storage.sqlite.describe import describe
 from recovery.storage.sqlite.digests import SNAPS_DIGEST, SUM_SQL, combine, load_digests, mismatch_text
 from recovery.storage.sqlite.epoch_log import check_chunks, check_log, logged_keys
+from recovery.storage.sqlite.file.forked import opened_paths
 from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.sqlite.file.statements import rows, snapshot, translated
 from recovery.storage.sqlite.file.tables import ROW_BYTES
@@ -85,6 +86,25 @@ def check_all(paths: Sequence[Path]) -> list[Verdict]:
 def run_all(checks: Sequence[FullCheck]) -> list[Verdict]:
     """Make several checks and return the verdicts in their order. Raises StorageError."""
     return each(lambda check: check.run(), checks, at_once=AT_ONCE, name="check")
+
+
+def damage_behind(error: Exception) -> CorruptPartitionError | None:
+    """Return the error that explains an unexpected one: of a partition that this process opened and whose full check
+    finds damage. None if all of them are sound: then `error` is a defect of this package.
+
+    SQLite keeps the types of a column, so code that reads a partition relies on them. Only a forger can put a text
+    where a number belongs, or a second row where there is one; whatever such a value does, the partition is to blame.
+    """
+    for path in opened_paths():
+        try:
+            PartitionCheck(path).run().raise_if_damaged()
+        except CorruptPartitionError as damage:
+            damage.cause = "Somebody edited or made the file: no run writes that, and SQLite alone would not keep it."
+            damage.__cause__ = error
+            return damage
+        except (RecoveryError, apsw.Error):
+            continue
+    return None
 
 
 class PartitionCheck:

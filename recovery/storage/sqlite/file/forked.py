@@ -20,11 +20,20 @@ Inode = tuple[int, int]
 
 _inodes: WeakKeyDictionary[apsw.Connection, Inode] = WeakKeyDictionary()
 _inherited: set[Inode] = set()
+_paths: dict[Path, None] = {}
+_MOST_PATHS = 10_000
 
 
 def opened(connection: apsw.Connection, path: Path) -> None:
     """Record a connection that was opened to `path`. Raises OSError."""
     _inodes[connection] = _inode(path)
+    if len(_paths) < _MOST_PATHS:
+        _paths[path] = None
+
+
+def opened_paths() -> list[Path]:
+    """Return the files that this process has opened and that are still there."""
+    return [path for path in [*_paths] if path.exists()]
 
 
 def is_at(connection: apsw.Connection, path: Path) -> bool:
