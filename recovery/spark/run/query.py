@@ -360,7 +360,6 @@ class RecoveryQuery:
                 self._status.note(error)
             self._finished = True
             self._status.over.set()
-            self._waits.end()
             with contextlib.suppress(Exception):
                 self._reports.count_input()
             stop_query(self._status.query, self._status.released)
@@ -368,6 +367,7 @@ class RecoveryQuery:
                 self._reports.count_input()
             if self._timer is not None and self._timer is not threading.current_thread():
                 self._timer.join(TIMER_S)
+            self._waits.end()
             self._closer.finish()
             self._delivery.release()
             self._access.stop()
