@@ -20,7 +20,7 @@ from tests.spark.test_failures import standalone
 from tests.stores import problems
 
 SOON = (
-    "from recovery.spark.run.reporting import spark_waits; spark_waits.TOLD_S = 2.0; "
+    "from recovery.spark.run.reporting import spark_waits; spark_waits.REPORTED_S = 2.0; "
     "from recovery.__main__ import main; main()"
 )
 """The command, which reports waits earlier."""

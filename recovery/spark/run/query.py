@@ -314,8 +314,8 @@ class RecoveryQuery:
                     self._cancel_batch()
 
     def _look_at_stream(self) -> None:
-        """End the run if an error of the JVM has ended Spark's thread. It tells neither the callback, which may wait
-        for its answer, nor in each case those who wait for the query. Otherwise see what Spark waits for."""
+        """End the run if an error of the JVM has ended Spark's thread. The callback, which may wait for an answer, does
+        not learn of it, nor does everybody who waits for the query. Otherwise see what Spark waits for."""
         query = self._status.query
         if has_died(query) and (self._under_way.batch is not None or is_alive(query)):
             self._status.note_failure(self._bound.frame.sparkSession)

@@ -18,7 +18,7 @@ from recovery.errors import SparkUnavailableError
 from recovery.spark.jvm.errors import JVM_GONE
 from recovery.spark.jvm.stream_thread import Wait, wait_for_executors, wait_for_source
 
-TOLD_S = 30.0
+REPORTED_S = 30.0
 """A wait as long as this is reported, and again each time that it has doubled."""
 IDLE_S = 5.0
 """How long no task of a micro-batch may run before a stop gives the micro-batch up. Longer than the gap between two
@@ -43,7 +43,7 @@ class Waits:
         self._lock = threading.Lock()
         self._now: tuple[Wait | None, BatchId | None] = (None, None)
         self._since_s = 0.0
-        self._next_s = TOLD_S
+        self._next_s = REPORTED_S
 
     @property
     def seconds(self) -> float:
@@ -65,10 +65,10 @@ class Waits:
             return
         with self._lock:
             if (found, batch) != self._now:
-                if self._next_s > TOLD_S:
+                if self._next_s > REPORTED_S:
                     self._note(None)
                 self._now = found, batch
-                self._since_s, self._next_s = self._clock.elapsed_s(), TOLD_S
+                self._since_s, self._next_s = self._clock.elapsed_s(), REPORTED_S
         if found is not None:
             self._report_at_times(self._shown(found.what, batch))
 
@@ -80,7 +80,7 @@ class Waits:
     def _report_at_times(self, what: str) -> None:
         waited_s = self.seconds
         if waited_s >= self._next_s:
-            if self._next_s == TOLD_S:
+            if self._next_s == REPORTED_S:
                 self._note(Waiting(self._execution, self._clock.wall_ms() - round(waited_s * 1000), what))
             self._next_s *= 2
             self._report(what, waited_s)
@@ -96,9 +96,9 @@ class Waits:
     def end(self) -> None:
         """Remove the note."""
         with self._lock:
-            if self._next_s > TOLD_S:
+            if self._next_s > REPORTED_S:
                 self._note(None)
-            self._now, self._next_s = (None, None), TOLD_S
+            self._now, self._next_s = (None, None), REPORTED_S
 
     def _note(self, waiting: Waiting | None) -> None:
         if self._directory is not None:
