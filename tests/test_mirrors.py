@@ -42,7 +42,6 @@ COVERED_BY = {
     "replication/test_spread.py": "backup.share backup.spread owner.shipping",
     "replication/test_process.py": "replication.__main__ replication.messages replication.serving",
     "spark/jvm/test_stream_thread.py": "spark.run.under_way",
-    "spark/test_no_executors.py": "spark.run.reporting.spark_waits",
     "spark/test_replication.py": "spark.run.replicating",
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",
     "checkpoint/test_capture.py": "checkpoint.home checkpoint.restore checkpoint.rows",

@@ -87,7 +87,7 @@ def waits_in(path: Path) -> Iterator[str]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    queues = re.search(r"\bqueue\b|lines_of", path.read_text()) is not None
+    queues = re.search(r"^import queue|^from queue|\blines_of\b", path.read_text(), re.MULTILINE) is not None
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and is_without_limit(node, pollers, queues=queues):
             yield ast.unparse(node.func)

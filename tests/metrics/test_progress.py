@@ -15,7 +15,14 @@ from recovery.epochs.closer import EpochClosed
 from recovery.planning.health import DEFAULTS, of_epoch
 from recovery.planning.measures import Measure
 from recovery.planning.replica import NO_LAG, NOTHING, ReplicaLag, ReplicaState, Shipped
-from recovery.spark.run.reporting.events import BatchDone, InputCounted, ReplicaChanged, RunSummary, Stopping
+from recovery.spark.run.reporting.events import (
+    BatchDone,
+    InputCounted,
+    ReplicaChanged,
+    RunSummary,
+    Stopping,
+    WaitingForSpark,
+)
 
 
 def closed(epoch, snapshot_s):
@@ -165,3 +172,12 @@ def test_a_replica_that_falls_behind_is_said_and_when_it_is_over():
         "warning: s3://b has epoch 0 and lacks 3 epochs: no answer for 60 s",
         "replicated up to epoch 7, 1.2 kB, to s3://b",
     ]
+
+
+def test_a_wait_is_reported_with_its_length_and_reason():
+    """As one line, whatever Spark's text has in it."""
+    stream = io.StringIO()
+    with Progress("flow", stream=stream) as shown:
+        shown.observe(WaitingForSpark("no task of micro-batch 3 runs:\nSpark has no executor", 60.4))
+    [line] = stream.getvalue().splitlines()[1:]
+    assert line.startswith("waiting for 1 min: no task of micro-batch 3 runs:")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 
-from py4j.protocol import Py4JJavaError, Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from recovery.base.tracebacks import essence, essence_of, headline
@@ -38,6 +38,8 @@ _MODULE_MISSING = re.compile(
 """A worker that lacks a module, on a host of a cluster."""
 _NEEDED = ("recovery", "pyarrow", "pandas", "numpy", "msgspec", "pyspark")
 _JVM_LIMIT = re.compile(r"java\.lang\.(?:OutOfMemoryError|StackOverflowError)\b[^\n]*")
+_UNANSWERED = re.compile(r"An error occurred while calling \S+")
+"""All that Py4J says of a call whose connection broke; of other failures it says more."""
 _TASK_FAILURE = re.compile(
     r"most recent failure: [^\n]*?: ((?:[a-z]\w*\.)+\w+(?:Exception|Error): .*?)(?=\n\tat |\n\n|\Z)", re.DOTALL
 )
@@ -70,6 +72,12 @@ def as_recovery_error(
         return FlowFailedError(
             f"Spark's JVM has ended: {error}",
             cause="It was killed, for instance for lack of memory, or it crashed.",
+            remedy="Run the same command again: it continues from the last closed epoch.",
+        )
+    if type(error) is Py4JError and _UNANSWERED.fullmatch(str(error)):
+        return FlowFailedError(
+            f"Spark's JVM has not answered: {essence_of(error)}",
+            cause="The connection to the JVM broke, or the JVM has ended.",
             remedy="Run the same command again: it continues from the last closed epoch.",
         )
     if isinstance(error, OSError):

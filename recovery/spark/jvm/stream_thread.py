@@ -1,11 +1,12 @@
-"""The JVM's thread that runs a query: whether it lives, and the connection by which it waits for a callback."""
+"""The JVM's thread that runs a query: whether it lives, what it waits for, and the connection by which it waits for a
+callback."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import socket
-from typing import Any
+from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
@@ -45,6 +46,38 @@ def fatal_error(query: Any) -> str:
                 return text
             cause = cause.getCause()
     return ""
+
+
+class Wait(NamedTuple):
+    """Something that a query waits for. since: what stays equal as long as it is the same wait."""
+
+    what: str
+    since: object
+
+
+def wait_for_executors(spark: SparkSession, group: str) -> Wait | None:
+    """Return the wait of a group's jobs for executors: they have tasks to run, and no task of this Spark runs."""
+    # Not the status tracker: it may show a running task seconds late.
+    pool = spark.sparkContext._jsc.sc().taskScheduler().rootPool()
+    queue = pool.getSortedTaskSetQueue()
+    sets = [queue.apply(place) for place in range(queue.length())]
+    own = [each for each in sets if each.taskSet().properties().getProperty("spark.jobGroup.id") == group]
+    if not own or pool.runningTasks():
+        return None
+    executors = max(0, len(spark.sparkContext.statusTracker().getExecutorInfos()) - 1)
+    there = f"none of Spark's {executors} executors takes one" if executors else "Spark has no executor"
+    return Wait(there, (own[0].name(), own[0].tasksSuccessful()))
+
+
+def wait_for_source(query: Any) -> Wait | None:
+    """Return what Spark does before it can begin a micro-batch; None if it waits for input or for its time. query:
+    Spark's handle."""
+    status = query.status
+    context = query._jsq.streamingQuery().getLatestExecutionContext()
+    if not status["isTriggerActive"] or context is None:
+        return None
+    # An idle stream asks its sources again and again, and each time is another one.
+    return Wait(status["message"], context.currentTriggerStartTimestamp())
 
 
 class CallbackConnection:

@@ -314,8 +314,8 @@ class RecoveryQuery:
                     self._cancel_batch()
 
     def _look_at_stream(self) -> None:
-        """End the run if an error of the JVM has ended Spark's thread. It tells neither the callback, which may wait
-        for its answer, nor in each case those who wait for the query. Otherwise see what Spark waits for."""
+        """End the run if an error of the JVM has ended Spark's thread. The callback, which may wait for an answer, does
+        not learn of it, nor does everybody who waits for the query. Otherwise see what Spark waits for."""
         query = self._status.query
         if has_died(query) and (self._under_way.batch is not None or is_alive(query)):
             self._status.note_failure(self._bound.frame.sparkSession)
@@ -360,7 +360,6 @@ class RecoveryQuery:
                 self._status.note(error)
             self._finished = True
             self._status.over.set()
-            self._waits.end()
             with contextlib.suppress(Exception):
                 self._reports.count_input()
             stop_query(self._status.query, self._status.released)
@@ -368,6 +367,7 @@ class RecoveryQuery:
                 self._reports.count_input()
             if self._timer is not None and self._timer is not threading.current_thread():
                 self._timer.join(TIMER_S)
+            self._waits.end()
             self._closer.finish()
             self._delivery.release()
             self._access.stop()

@@ -3,6 +3,7 @@ finished does not count."""
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -100,6 +101,23 @@ def test_a_sink_that_does_not_return(spark, feed, tmp_path, monkeypatch):
     wait_until(returned.is_set)
     assert states(tmp_path / "db", "totals") == feed.totals()
     assert problems(tmp_path / "db") == []
+
+
+def test_a_connection_that_breaks(spark, feed, tmp_path):
+    """The JVM lives, the sink's call does not come through: the run ends, and the micro-batch does not count."""
+    feed.add_random(1)
+    feed.add_random(2)
+
+    def sink(batch, batch_id):
+        if batch_id == 1:
+            connection = spark.sparkContext._gateway._gateway_client.get_thread_connection()
+            connection.socket.shutdown(socket.SHUT_RDWR)
+            batch.count()
+
+    with pytest.raises(FlowFailedError, match="Spark's JVM has not answered"):
+        run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", sink)
+    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db")
+    assert states(tmp_path / "db", "totals") == feed.totals()
 
 
 @pytest.mark.parametrize(

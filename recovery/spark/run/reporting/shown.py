@@ -63,6 +63,9 @@ class NotebookLine:
     def observe(self, event: Event) -> None:
         """Take one event of the run."""
         kind = type(event).__name__
+        if kind == "WaitingForSpark":
+            self._show(f"waiting for {format_interval(round(event.seconds))}: {event.what}")  # type: ignore[union-attr]
+            return
         if kind == "BatchDone":
             self._batch = event  # type: ignore[assignment]
         elif kind == "EpochClosed":

@@ -16,8 +16,9 @@ from recovery.base.intervals import format_interval
 from recovery.config import RecoveryConfig
 from recovery.errors import SparkUnavailableError
 from recovery.spark.jvm.errors import JVM_GONE
+from recovery.spark.jvm.stream_thread import Wait, wait_for_executors, wait_for_source
 
-TOLD_S = 30.0
+REPORTED_S = 30.0
 """A wait as long as this is reported, and again each time that it has doubled."""
 IDLE_S = 5.0
 """How long no task of a micro-batch may run before a stop gives the micro-batch up. Longer than the gap between two
@@ -40,42 +41,50 @@ class Waits:
         self._clock = clock
         self._report = report
         self._lock = threading.Lock()
-        self._what = ""
-        self._in_batch = False
+        self._now: tuple[Wait | None, BatchId | None] = (None, None)
         self._since_s = 0.0
-        self._next_s = TOLD_S
+        self._next_s = REPORTED_S
 
     @property
     def seconds(self) -> float:
         """How long the run has waited, as of now; 0 if it does not wait."""
         with self._lock:
-            return self._clock.elapsed_s() - self._since_s if self._what else 0.0
+            return 0.0 if self._now[0] is None else self._clock.elapsed_s() - self._since_s
 
     def lacks_executors(self) -> bool:
         """Whether no executor works for the micro-batch under way, and none has for a while."""
         with self._lock:
-            return self._in_batch and bool(self._what) and self._clock.elapsed_s() - self._since_s >= IDLE_S
+            return None not in self._now and self._clock.elapsed_s() - self._since_s >= IDLE_S
 
     def look(self, query: Any, batch: BatchId | None) -> None:
         """Ask Spark what it waits for, and report it. query: Spark's handle. batch: the micro-batch under way. Raises
         SparkUnavailableError at the limit for a wait."""
         try:
-            what = _of_source(query) if batch is None else self._of_executors(str(query.runId), batch)
+            found = wait_for_source(query) if batch is None else wait_for_executors(self._spark, str(query.runId))
         except (Py4JError, *JVM_GONE):
             return
         with self._lock:
-            if what != self._what or self._in_batch != (batch is not None):
-                if self._next_s > TOLD_S:
+            if (found, batch) != self._now:
+                if self._next_s > REPORTED_S:
                     self._note(None)
-                self._what, self._in_batch = what, batch is not None
-                self._since_s, self._next_s = self._clock.elapsed_s(), TOLD_S
+                self._now = found, batch
+                self._since_s, self._next_s = self._clock.elapsed_s(), REPORTED_S
+        if found is not None:
+            self._report_at_times(self._shown(found.what, batch))
+
+    def _shown(self, what: str, batch: BatchId | None) -> str:
+        if batch is None:
+            return f"Spark has not begun the next micro-batch: {what}"
+        return f"no task of micro-batch {batch} runs: {what} (master {self._spark.sparkContext.master})"
+
+    def _report_at_times(self, what: str) -> None:
         waited_s = self.seconds
-        if what and waited_s >= self._next_s:
-            if self._next_s == TOLD_S:
+        if waited_s >= self._next_s:
+            if self._next_s == REPORTED_S:
                 self._note(Waiting(self._execution, self._clock.wall_ms() - round(waited_s * 1000), what))
             self._next_s *= 2
             self._report(what, waited_s)
-        if what and self._limit_s is not None and waited_s >= self._limit_s:
+        if self._limit_s is not None and waited_s >= self._limit_s:
             raise SparkUnavailableError(
                 f"the run has waited for {format_interval(round(waited_s))}: {what}",
                 cause="No executor is there, or the cluster has no free cores or memory for one; or a source does not "
@@ -87,33 +96,10 @@ class Waits:
     def end(self) -> None:
         """Remove the note."""
         with self._lock:
-            if self._next_s > TOLD_S:
+            if self._next_s > REPORTED_S:
                 self._note(None)
-            self._what, self._next_s = "", TOLD_S
+            self._now, self._next_s = (None, None), REPORTED_S
 
     def _note(self, waiting: Waiting | None) -> None:
         if self._directory is not None:
             note_waiting(self._directory, waiting)
-
-    def _of_executors(self, group: str, batch: BatchId) -> str:
-        """What the micro-batch waits for; empty if tasks run, or none has to. group: the group of its jobs."""
-        tracker = self._spark.sparkContext.statusTracker()
-        stages = {number: tracker.getStageInfo(number) for number in tracker.getActiveStageIds()}
-        idle = {number for number, info in stages.items() if info is not None and not info.numActiveTasks}
-        if not idle:
-            return ""
-        own: set[int] = set()
-        for number in set(tracker.getJobIdsForGroup(group)) & set(tracker.getActiveJobsIds()):
-            job = tracker.getJobInfo(number)
-            own |= set(job.stageIds) & stages.keys() if job is not None else set()
-        if not own or not own <= idle:
-            return ""
-        executors = max(0, len(tracker.getExecutorInfos()) - 1)
-        there = f"{executors} executors have no free core for it" if executors else "Spark has no executor"
-        return f"no task of micro-batch {batch} runs: {there} (master {self._spark.sparkContext.master})"
-
-
-def _of_source(query: Any) -> str:
-    """What Spark does before it can begin a micro-batch; empty if it waits for input or for its time."""
-    status = query.status
-    return f"Spark has not begun the next micro-batch: {status['message']}" if status["isTriggerActive"] else ""

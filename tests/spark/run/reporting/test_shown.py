@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recovery.epochs.closer import EpochClosed
 from recovery.errors import SinkFailedError
-from recovery.spark.run.reporting.events import BatchDone, InputCounted, RunSummary
+from recovery.spark.run.reporting.events import BatchDone, InputCounted, RunSummary, WaitingForSpark
 from recovery.spark.run.reporting.shown import NotebookLine, end_line, status_line
 
 
@@ -42,6 +42,8 @@ def test_the_line_below_a_cell(monkeypatch):
     line.observe(EpochClosed(1, 99, 5, 0.25))
     assert display.shown[:2] == ["flow: starting …", "flow: batch 0 · epoch 1 · 0 rows · 0 rows/s · 5 keys touched"]
     assert len(display.shown) < 10
+    line.observe(WaitingForSpark("no task of micro-batch 9 runs", 30.0))
+    assert display.shown[-1] == "flow: waiting for 30 s: no task of micro-batch 9 runs"
     line.ended(summary, None)
     assert display.shown[-1] == (
         "flow: ended: 2 micro-batches, 30 rows, 1 epoch closed in 1.0 s; the next run resumes at epoch 2"
