@@ -12,6 +12,7 @@ The run reads exactly what was read before if `there.first <= begin`, `reached <
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -143,7 +144,7 @@ def check_losses(
         return
     sources = list(dict.fromkeys(loss.needed.source for loss in refused))
     texts = [_parts_text([loss for loss in refused if loss.needed.source == source]) for source in sources]
-    options = " ".join(f"--lose-input {_quoted(source)}" for source in sources)
+    options = " ".join(f"--lose-input {shlex.quote(source)}" for source in sources)
     again = f"the run would discard {discards}" if discards else "the run reads again what no epoch has closed"
     kind: type[RecoveryError] = InputLostError
     if all(loss.is_rewritten for loss in refused):
@@ -214,7 +215,3 @@ def _range_text(loss: Loss) -> str:
 
 def _was_were(count: int) -> str:
     return "was" if count == 1 else "were"
-
-
-def _quoted(name: str) -> str:
-    return name if name and all(char.isalnum() or char in "/._-:+=@%" for char in name) else f"'{name}'"

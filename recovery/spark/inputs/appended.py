@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -54,7 +55,7 @@ class AppendedInput:
                 numbers = [number for number, each in at.files.items() if display(each.path) == error.path]
                 if not numbers:
                     raise
-                error.remedy = f"{error.remedy} {RUN_ONCE.format(self._name)}"
+                error.remedy = f"{error.remedy} {RUN_ONCE.format(shlex.quote(self._name))}"
                 errors.append((self._name, error))
                 self._dropped.update(numbers)
                 at = InputOffset({n: each for n, each in at.files.items() if n not in numbers}, at.next_id, at.turn)

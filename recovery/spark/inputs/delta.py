@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from recovery.base.addresses import file_system
 from recovery.base.outside import Answers, CannotTell, Checked, DoesNotApply, Moment, Question
 from recovery.checkpoint.offsets import NOTHING_READ
-from recovery.errors import InputLostError, RecoveryError, StorageError
+from recovery.errors import ConfigurationError, InputLostError, RecoveryError, StorageError
 from recovery.hadoop.files import HadoopFiles
 from recovery.planning.lost_input import Change, Loss, Needed, PartKind, There
 from recovery.spark.clusters import Input
@@ -89,7 +89,9 @@ class DeltaInput:
         if not versions:
             # A catalog keeps the log, or its newest entries, elsewhere.
             return Looked()
-        there = {(self._name, ""): There(versions[0], versions[-1] + 1, found)}
+        # A table of the same id does not become shorter: a catalog may keep its newest entries elsewhere.
+        end = max(versions[-1] + 1, reached) if found == self._at.reservoirId else versions[-1] + 1
+        there = {(self._name, ""): There(versions[0], end, found)}
         loses = self._options.get("failondataloss", "true").strip().lower() == "false"
         if loses and found in (None, self._at.reservoirId):
             return Looked()
@@ -118,9 +120,12 @@ class DeltaInput:
 
     def _versions(self) -> list[int]:
         """Return the versions that the log has as entries, without those before a gap."""
-        files, path = self._place()
         try:
+            files, path = self._place()
             names = files.sizes(path / "_delta_log")
+        except ConfigurationError:
+            # An address that nothing but Spark is to see.
+            return []
         except OSError as error:
             raise StorageError(str(error), path=self._name) from error
         numbers = sorted(int(found[1]) for name in names if (found := _VERSION.fullmatch(name)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -137,7 +138,7 @@ def readable(
     text = msgspec.json.encode(dict(sorted(found.identities.items()))).decode()
     if found.identities and text != recorded.get(IDENTITIES_KEY):
         rows_of[SOURCES_STEP] = {**rows_of.get(SOURCES_STEP, {}), IDENTITIES_KEY: text}
-    said = [f"--lose-input {name}: {text}" for name, text in found.left_out.items()]
+    said = [f"--lose-input {shlex.quote(name)}: {text}" for name, text in found.left_out.items()]
     if beyond.entries_lack:
         said.append("some of what later epochs have read is not known, since a partition is an older copy")
     if not found.moved or restored.batch is None:

@@ -73,6 +73,21 @@ def test_going_back(spark, kafka, topic, tmp_path, capsys, change):
     assert len(put_out(tmp_path / "out")) == len(expected) + 2
 
 
+def test_going_back_to_the_beginning(spark, kafka, topic, tmp_path):
+    """To where the first run began, which is a position like any other."""
+    name = topic(1)
+    three_epochs(spark, kafka, name, tmp_path)
+    kafka.remove_before(name, 0, 25)
+    before = digests(tmp_path)
+    with pytest.raises(InputLostError, match=f"topic {name}, partition 0, offsets 0 to 24 are gone"):
+        run(records(spark, kafka.servers, subscribe=name), tmp_path, resume_after=0)
+    assert digests(tmp_path) == before
+    run(records(spark, kafka.servers, subscribe=name), tmp_path, resume_after=0, lose_input=[name])
+    assert [offset for _, _, offset in put_out(tmp_path / "out")] == [25, 26, 27, 28, 29]
+    run(records(spark, kafka.servers, subscribe=name), tmp_path)
+    assert len(put_out(tmp_path / "out")) == 5
+
+
 def test_what_a_resume_needs(spark, kafka, topic, tmp_path):
     """What epochs have read may go; a topic that is made again is noticed by its id; a partition that was added too."""
     name = topic(1)
