@@ -200,11 +200,9 @@ def test_the_loss_of_what_somebody_restored_is_accepted_once(world):
     assert world.rows() == truth(store, world.mode)
 
 
-@of()
+@of("delta", "merge", "iceberg", "iceberg partitioned")
 def test_a_table_that_somebody_overwrote(world):
     """Rows of closed epochs are gone, as after a restore; an accepted loss is not refused again."""
-    if world.mode == "append" and getattr(world, "options", {}).get("partition_by"):
-        pytest.skip("an overwrite of the whole table, as of one without partitions")
     store, _ = two_epochs(world.sink(), Store(past=[]), count=3)
     world.overwrite()
     check_refused(world, store, OutputMismatchError, "rows of closed epochs 1 to 3 are no longer in the table")
