@@ -3,9 +3,14 @@ table untouched, with a way out that works."""
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import pytest
 
+from recovery.base import faults
 from recovery.errors import OutputLostError, OutputMismatchError, RecoveryError, StaleDirectoryError
+from tests.shares import seeds
 from tests.sinks.support import Store
 from tests.sinks.tables import Killed, Run, truth, two_epochs
 from tests.sinks.worlds import Lake, Warehouse
@@ -195,11 +200,9 @@ def test_the_loss_of_what_somebody_restored_is_accepted_once(world):
     assert world.rows() == truth(store, world.mode)
 
 
-@of()
+@of("delta", "merge", "iceberg", "iceberg partitioned")
 def test_a_table_that_somebody_overwrote(world):
     """Rows of closed epochs are gone, as after a restore; an accepted loss is not refused again."""
-    if world.mode == "append" and getattr(world, "options", {}).get("partition_by"):
-        pytest.skip("an overwrite of the whole table, as of one without partitions")
     store, _ = two_epochs(world.sink(), Store(past=[]), count=3)
     world.overwrite()
     check_refused(world, store, OutputMismatchError, "rows of closed epochs 1 to 3 are no longer in the table")
@@ -285,3 +288,67 @@ def test_two_flows_write_one_table(world):
     Run(other, world.sink(), resume_epoch=2)
     Run(one, world.sink(), resume_epoch=2)
     assert world.rows() == sorted([*truth(one), *truth(other)])
+
+
+@pytest.mark.parametrize("seed", seeds(20))
+@of("delta", "merge", "iceberg")
+def test_random_histories_with_changes_by_others(world, seed, monkeypatch):
+    """Runs that are killed anywhere and go back, between others who append, compact and forget the history: each start
+    is exact, or refused and the table untouched, and then a start that does not go back is exact."""
+    generator, store, theirs, countdown = random.Random(seed), Store(past=[]), [], 0
+    numbers = itertools.count(1)
+
+    def reach(_point: str) -> None:
+        nonlocal countdown
+        countdown -= 1
+        if countdown == 0:
+            raise Killed
+
+    def wanted() -> list:
+        return sorted([*truth(store, world.mode), *theirs], key=str)
+
+    def disturb() -> None:
+        if generator.random() < 0.3 and world.mode == "append":
+            world.add_theirs()
+            theirs.append(("theirs", 9))
+        for change in (world.compact, world.forget):
+            if generator.random() < 0.25:
+                change()
+
+    def start(resume_epoch: int | None) -> Run | None:
+        """Begin a run; None if it was refused, and then the table is untouched and the store as before."""
+        before = world.state() if world.rows() else None
+        closed, past = list(store.closed), list(store.past)
+        try:
+            return Run(store, world.sink(), resume_epoch)
+        except (OutputMismatchError, OutputLostError):
+            assert countdown <= 0
+            assert (world.state() if before else None) == before
+            store.closed, store.past = closed, past
+            return None
+
+    monkeypatch.setattr(faults, "reach", reach)
+    done = {"kills": 0, "rewinds": 0, "refused": 0}
+    for _ in range(20):
+        if store.closed and world.rows():
+            disturb()
+        back = generator.randrange(1, len(store.closed) + 1) if store.closed and generator.random() < 0.4 else None
+        countdown = 0
+        run = start(back)
+        if run is None:
+            assert back is not None
+            done["refused"] += 1
+            run = start(None)
+        done["rewinds"] += back is not None
+        assert run is not None
+        assert world.rows() == wanted(), (seed, back)
+        countdown = generator.randrange(1, 12)
+        try:
+            for _ in range(generator.randrange(1, 4)):
+                keys = generator.sample(["a", "b c", "d:e", "f%2Fg", "é/ü"], 3)
+                run.write([(key, next(numbers)) for key in keys])
+                run.close()
+                assert world.rows() == wanted(), seed
+        except Killed:
+            done["kills"] += 1
+    assert min(done["kills"], done["rewinds"]) > 2, done

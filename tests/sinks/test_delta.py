@@ -19,6 +19,7 @@ from recovery.errors import (
     OutputMismatchError,
     SinkFailedError,
 )
+from recovery.sinks.delta.operations import replaces
 from recovery.sinks.protocol import EpochOutput
 from tests.shares import some
 from tests.sinks.support import Store
@@ -335,6 +336,32 @@ def test_a_table_that_was_restored_to_a_time(tmp_path, mode):
         Run(store, DeltaSink(path, **options))
     Run(store, DeltaSink(path, **options), resume_epoch=3)
     assert shown(path) == truth(store, mode)
+
+
+WRITES = [
+    ("WRITE", {"mode": "Append"}, False),
+    ("WRITE", {"mode": "Overwrite"}, True),
+    ("WRITE", {"mode": "Overwrite", "partitionBy": "[]", "predicate": "[]"}, True),
+    ("WRITE", {"mode": "Overwrite", "partitionBy": "[]", "predicate": '["(day = 1)"]'}, False),
+    ("WRITE", {"mode": "Overwrite", "predicate": "day = 1"}, False),
+    ("WRITE", {"mode": "Overwrite", "isDynamicPartitionOverwrite": "true"}, False),
+    ("STREAMING UPDATE", {"outputMode": "Complete"}, True),
+    ("STREAMING UPDATE", {"outputMode": "Append"}, False),
+    ("CREATE OR REPLACE TABLE AS SELECT", {}, True),
+    ("REPLACE TABLE", {}, True),
+    ("CLONE", {}, True),
+    ("DELETE", {"predicate": "true"}, False),
+    ("TRUNCATE", {}, False),
+    ("UPDATE", None, False),
+    ("MERGE", {}, False),
+    (None, None, False),
+]
+
+
+@pytest.mark.parametrize(("operation", "given", "replaced"), WRITES)
+def test_which_operations_replace_all_rows(operation, given, replaced):
+    """Overwrites of the whole table do; what is done to some rows is meant."""
+    assert replaces({"operation": operation, "operationParameters": given}) is replaced
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ pytest.importorskip("pyiceberg")
 pytest.importorskip("sqlalchemy", reason="the catalog of these tests: pip install 'pyiceberg[sql-sqlite]'")
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.schema import Schema
+from pyiceberg.table.snapshots import ancestors_of
+from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType, StructType
 
@@ -179,6 +181,29 @@ def test_a_table_that_somebody_rolled_back(warehouse):
     table.manage_snapshots().set_current_snapshot(newest.snapshot_id).commit()
     Run(store, warehouse.sink())
     assert warehouse.rows() == truth(store)
+
+
+def test_a_rollback_whose_snapshots_expired(warehouse):
+    """What was rolled back cannot be undone any more, and is missed nevertheless; the user accepts the loss once."""
+    store, _ = two_epochs(warehouse.sink(), Store(past=[]), count=3)
+    warehouse.roll_back(1)
+    table = warehouse.table
+    with table.transaction() as transaction:
+        gone = [each.snapshot_id for each in table.snapshots() if each.snapshot_id not in leading(table)]
+        transaction._apply((RemoveSnapshotsUpdate(snapshot_ids=gone),))
+    warehouse.add_theirs()
+    with pytest.raises(OutputMismatchError, match=r"a rollback to before snapshot .*, which has expired since"):
+        Run(store, warehouse.sink())
+    store.accepts = True
+    Run(store, warehouse.sink())
+    store.accepts, store.closed[2].records = False, []
+    Run(store, warehouse.sink())
+    assert warehouse.rows() == sorted([*truth(store), ("theirs", 9)])
+
+
+def leading(table) -> set[int]:
+    """The snapshots that lead to the current one."""
+    return {each.snapshot_id for each in ancestors_of(table.current_snapshot(), table.metadata)}
 
 
 @pytest.mark.parametrize("keep", [1, 2])

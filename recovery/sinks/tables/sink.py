@@ -125,7 +125,8 @@ class TableSink:
             if table is None:
                 return
             self._table = self._log.identity(table)
-            given_up = note is not None and self._waits(table, resume, note) and bool(self._lost(note.files))
+            waits = note is not None and self._waits(table, resume, note)
+            given_up = resume.accepts_loss and waits and note is not None and bool(self._lost(note.files))
             faults.reach(self.points[2])
             self._claim(note, given_up=given_up)
             faults.reach(self.points[3])
