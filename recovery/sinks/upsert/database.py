@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -105,7 +106,7 @@ class Session:
         """Wait for each lock no longer than that in this transaction, where the connection does not set a limit of its
         own and the database knows one."""
         if self.is_postgresql and self.run("SELECT current_setting('lock_timeout')") == [("0",)]:
-            self.run(f"SET LOCAL lock_timeout = '{max(1, int(limit_s * 1000))}ms'")
+            self.run(f"SET LOCAL lock_timeout = '{math.ceil(limit_s * 1000)}ms'")
 
     def restart(self) -> None:
         """Undo the transaction and begin again: some databases refuse everything after an error."""

@@ -392,7 +392,7 @@ class UpsertSink:
     def _session(self, *, starts: bool = False) -> Iterator[Session]:
         """starts: as a part of a start, whose waits have a limit."""
         with self._lock, session(self._connect, self._names, self._paramstyle) as database:
-            if starts:
+            if starts and self._patience_s > 0:
                 database.limit_waits(self._patience_s)
             yield database
 
