@@ -32,7 +32,7 @@ _ALLOW = {"RENAME": "allowSourceColumnRename", "DROP": "allowSourceColumnDrop", 
 
 def keep_schema_logs(spark: SparkSession, inputs: Iterable[Input]) -> None:
     """Let streams of Delta tables have their schema logs outside of the checkpoint, if one has such a log."""
-    if any(each.format == "delta" and _OPTIONS & set(each.options) for each in inputs):
+    if any(_OPTIONS & set(each.options) for each in inputs):
         for name, value in _SETTINGS.items():
             spark.conf.set(name, value)
 
