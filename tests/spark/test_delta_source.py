@@ -161,9 +161,8 @@ def test_files_and_versions_that_are_gone(spark, table, tmp_path):
 def test_columns_that_are_renamed_and_dropped(spark, table, tmp_path):
     """With a schema log that all runs share, each row counts once behind every change, also after going back; without
     one the run ends with an error that says so. What the flow must do next is in each error."""
-    table.sql(
-        "CREATE TABLE {} (key string, value long, extra long) TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
-    )
+    columns = "key string, value long, extra long"
+    table.sql(f"CREATE TABLE {{}} ({columns}) USING delta TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
     log = {"schemaTrackingLocation": str(tmp_path / "schemas")}
 
     def go(*, value: str = "value", resume_epoch=None, **options) -> list[str]:
