@@ -156,6 +156,7 @@ COVERED_BY = {
     "operational/test_commands.py": """cli.hwm cli.places cli.state cli.state_common cli.state_files
         cli.state_transfer operational.exports""",
     "operational/test_comparison.py": "cli.diff cli.diff_output",
+    "spark/test_delta_source.py": "spark.jvm.delta_schemas",
     "spark/test_kafka.py": "spark.jvm.lost_topics",
     "cli/test_output.py": "cli.common cli.init cli.status",
     "operational/test_runs.py": "cli.runs host.processes",

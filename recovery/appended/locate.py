@@ -82,9 +82,11 @@ class Look:
         for directory, names in self._names.items():
             for name in names:
                 path = joined(directory, name)
+                if path in self.listed:
+                    continue
                 plain = next((name[: -len(end)] for end in COMPRESSED_SUFFIXES if name.endswith(end)), name)
                 origin = next(filter(self._pattern.names, certain_bases(plain)), None)
-                if origin is not None and path not in self.listed and (file := self.at(path)) is not None:
+                if origin is not None and (file := self.at(path)) is not None:
                     found.append(Generation(file, origin, joined(directory, plain)))
         return found
 

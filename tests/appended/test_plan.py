@@ -250,7 +250,7 @@ def test_offsets_survive_json() -> None:
         10: FilePosition("/logs/a\udcff\n.log", "a\udcff\n.log", 7, 9, 5, 3, "ab", unfinished=True),
         2: FilePosition("/logs/b", "b", 0, 0, 6, 4, "cd"),
     }
-    offset = InputOffset(files, next_id=11, turn=2)
+    offset = InputOffset(files, next_id=11, turn=2, since_ns=1_795_874_973_364_263_356)
     text = json.dumps(offset.to_json())
     assert "\n" not in text
     assert InputOffset.from_json(json.loads(text)) == offset

@@ -190,7 +190,7 @@ def read(**files):
         number: FilePosition(f"/in/{name}", first, end, end + later, later, 7, f"{first}:{end}")
         for name, (number, first, end) in files.items()
     }
-    return json.dumps(InputOffset(positions, len(files) + 1).to_json())
+    return json.dumps(InputOffset(positions, len(files) + 1, since_ns=later + 1).to_json())
 
 
 _seen = itertools.count(100)

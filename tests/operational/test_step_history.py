@@ -141,7 +141,7 @@ def offset(**ends):
         number: FilePosition(f"/in/{name}", f"/in/{name}", end, end, 0, 7, "ab")
         for number, (name, end) in enumerate(ends.items(), 1)
     }
-    return json.dumps(InputOffset(positions, len(ends) + 1).to_json())
+    return json.dumps(InputOffset(positions, len(ends) + 1, since_ns=5).to_json())
 
 
 def call(directory, *words):

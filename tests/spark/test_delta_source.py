@@ -13,7 +13,7 @@ import pytest
 from recovery import DeltaSink, FileSink, init_partitions
 from recovery.errors import FlowFailedError, InputLostError, InputRewrittenError
 from tests.lake import DELTA, SETTINGS, needs_delta
-from tests.spark.support import ROOT, run_to_end, set_to, states
+from tests.spark.support import ROOT, run_to_end, set_to, states, totals_step
 from tests.spark.tables import SIZE, Table, counted, kill_at_any_moment, restored, whole_history
 from tests.spark.test_crashes import recovery_command
 from tests.spark.test_sinks import running_totals
@@ -199,6 +199,62 @@ def test_going_back_over_versions_that_are_gone(spark, table, tmp_path):
     assert digests() == before
     go(resume_after=2, lose_input=[str(table.path)])
     assert states(directory, "totals") == counted(table.rows[: 2 * SIZE] + table.rows[3 * SIZE :])
+
+
+def test_columns_that_are_renamed_and_dropped(spark, table, tmp_path):
+    """With a schema log that all runs share, each row counts once behind every change, also after going back; without
+    one the run ends with an error that says so. What the flow must do next is in each error."""
+    columns = "key string, value long, extra long"
+    table.sql(f"CREATE TABLE {{}} ({columns}) USING delta TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    log = {"schemaTrackingLocation": str(tmp_path / "schemas")}
+
+    def go(*, value: str = "value", resume_epoch=None, **options) -> list[str]:
+        """Run until a run finds nothing to read, and return what the runs before said of columns."""
+        said = []
+        for _ in range(8):
+            try:
+                frame = table.reader().options(**log, **options).load(table.place)
+                frame = frame.selectExpr("key", f"{value} AS value").transform(totals_step())
+                config = {"backup_interval": "1h", "resume_epoch": None if said else resume_epoch}
+                if not run_to_end(frame, tmp_path / "db", **config).batches:
+                    return said
+                resume_epoch = None
+            except FlowFailedError as error:
+                said.append(f"{error.found}. {error.remedy}")
+        raise AssertionError(said)
+
+    table.add(2)
+    assert go() == []
+    unlogged = restored(tmp_path / "db")
+    table.add()
+    table.sql("ALTER TABLE {} RENAME COLUMN extra TO more")
+    table.add()
+    with pytest.raises(InputRewrittenError, match=f"columns of the Delta table file:{table.path} were renamed"):
+        run_to_end(table.frame(), unlogged)
+    totals = states(tmp_path / "db", "totals")
+    with pytest.raises(FlowFailedError, match="the stream's schema log has the new ones"):
+        run_to_end(table.frame(**log), tmp_path / "db", backup_interval="1h")
+    with pytest.raises(FlowFailedError, match="RENAME COLUMN") as caught:
+        run_to_end(table.frame(**log), tmp_path / "db", backup_interval="1h")
+    [(option, version)] = re.findall(r'option\("(\w+)", "(\d+)"\)', caught.value.remedy)
+    assert option == "allowSourceColumnRename"
+    assert totals == counted(table.rows[: 2 * SIZE])
+    assert go(allowSourceColumnRename=version) == []
+    assert states(tmp_path / "db", "totals") == table.totals()
+
+    allowed = {"allowSourceColumnRename": "always", "allowSourceColumnDrop": "always"}
+    table.sql("ALTER TABLE {} DROP COLUMN more")
+    table.add()
+    [said] = go(**allowed)
+    assert "run the same command again" in said
+    table.sql("ALTER TABLE {} RENAME COLUMN value TO amount")
+    table.write(table.new_rows().withColumnRenamed("value", "amount"))
+    with pytest.raises(FlowFailedError, match="the stream's schema log has the new ones"):
+        run_to_end(table.frame(**log, **allowed), tmp_path / "db", backup_interval="1h")
+    assert go(value="amount", **allowed) == []
+    assert states(tmp_path / "db", "totals") == table.totals()
+    assert go(value="amount", resume_epoch=2, **allowed) == []
+    assert states(tmp_path / "db", "totals") == table.totals()
 
 
 @pytest.mark.long

@@ -158,7 +158,7 @@ def _offset(text: str | None) -> InputOffset | None:
         found = json.loads(text or "null")
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or found.keys() != {"version", "next", "turn", "files"}:
+    if not isinstance(found, dict) or found.keys() - {"since"} != {"version", "next", "turn", "files"}:
         return None
     try:
         return InputOffset.from_json(found)

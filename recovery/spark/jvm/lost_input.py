@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 
 from recovery.errors import FlowFailedError, InputLostError, InputRewrittenError, RecoveryError
+from recovery.spark.jvm.delta_schemas import schema_changed
 from recovery.spark.jvm.lost_topics import NO_TOPIC
 
 _FROM_KAFKA = re.compile(
@@ -133,6 +134,10 @@ def _lost_records(reason: str) -> str:
 
 
 def _of_delta(text: str) -> RecoveryError | None:
+    tables = " or ".join(sorted({table for table, _ in _delta_sources(text)}))
+    columns = schema_changed(text, tables or "that the flow reads")
+    if columns is not None:
+        return columns
     changed = _DELTA_CHANGED.search(text)
     if changed is not None:
         return InputRewrittenError(

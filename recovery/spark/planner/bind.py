@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from recovery.checkpoint.source_places import SourcePlaces, name_digest, path_in, places_of, read_for
 from recovery.errors import UnsupportedPlanError
 from recovery.spark.clusters import Input, task_limit
+from recovery.spark.jvm.delta_schemas import keep_schema_logs
 from recovery.spark.jvm.output_modes import Advice, advice
 from recovery.spark.jvm.plan_nodes import children, walk, with_children
 from recovery.spark.jvm.stream_readers import send_starts
@@ -103,6 +104,7 @@ def bind(
         _check_native_state(spark)
     check_sources(spark, plan, keeps_position)
     reads, inputs = list(_reads(plan)), tuple(_inputs(plan))
+    keep_schema_logs(spark, inputs)
     context = spark.sparkContext
     limit = task_limit(context.master, dict(context.getConf().getAll()), context.defaultParallelism)
     tasks = min(partition_count, limit or partition_count)
