@@ -13,8 +13,7 @@ written conditionally, so of several writers that want the next term one gets it
    publishes the epoch's output. So an epoch that is published was in the place before a later term began, and whoever
    read the place after that has found it there. No clock is compared.
 4. Each backup says under which term it was made, so the latest one is known without clocks.
-5. A backup that no run makes is under the term of its directory, which does not change: see `recovery.backup.writer`.
-   It is made in the first term that its directory holds, and claims one if there is none.
+5. `recovery backup` goes on under the term that its directory holds, or claims one: see `recovery.backup.writer`.
 6. A run is refused if its directory lacks epochs that the place has: before it claims a term, which leaves the writer
    alone, and once more afterwards. So an old copy of a directory does not continue unnoticed. The first run after 2 is
    not refused: the directory has read the place, and what the writer before stored after that came too late.

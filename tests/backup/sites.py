@@ -142,8 +142,9 @@ class Sites:
     def step(self) -> None:
         """One move, then every look at the place."""
         moves: list[Callable[[], None]] = [
-            self.edit, self.edit, self.note, self.back_up, self.back_up, self.back_up, self.jump, self.restore,
-            self.follow, self.promote, self.copy, self.kill, self.prune,
+            self.edit, self.edit, self.note, self.go_on, self.go_on, self.back_up, self.back_up, self.take_over,
+            self.take_over, self.jump, self.restore, self.restore, self.follow, self.promote, self.copy, self.kill,
+            self.prune,
         ]  # fmt: skip
         self.chance.choice(moves)()
         self.check()
@@ -163,9 +164,22 @@ class Sites:
         clock.ahead_ms = self.chance.choice([0, 3, -3, 10 * MINUTE_MS, -10 * MINUTE_MS, 3 * DAY_MS, -3 * DAY_MS])
         self._tell(f"clock {self.clocks.index(clock)} {clock.ahead_ms}")
 
-    def back_up(self) -> None:
-        directory, chance = self._any(), self.chance
-        takeover, lose = chance.random() < 0.15, chance.random() < 0.1
+    def go_on(self) -> None:
+        """The writer closes an epoch and is backed up."""
+        if self.holder is not None:
+            edited(self.holder, self._value(), self.chance.choice(self.clocks))
+            self.back_up(self.holder)
+
+    def take_over(self) -> None:
+        """A directory that never was the writer becomes it, whatever it lacks."""
+        never = [each for each in self.directories if not self._lease(each)]
+        if never:
+            self.back_up(self.chance.choice(never), takeover=True, lose=True)
+
+    def back_up(self, directory: Path | None = None, *, takeover: bool = False, lose: bool = False) -> None:
+        chance = self.chance
+        directory = directory or self._any()
+        takeover, lose = takeover or chance.random() < 0.2, lose or chance.random() < 0.2
         keep = chance.choice([(), ("1",), ("2",), ("1d",), ("3h/1h",)])
         was_holder, before = self._holds(directory), content_of(self.place)
         state, ids = held_by(directory), self._ids()
