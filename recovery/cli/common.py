@@ -14,7 +14,7 @@ import signal
 import stat
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
@@ -91,6 +91,12 @@ class Commands(WithoutOwners):
                 raise
             _give_up_unwritten(sys.stdout)
             raise SystemExit(READER_GONE) from None
+
+
+def say_links(links: Mapping[str, str]) -> None:
+    """Say which partitions are links: what is written to them goes elsewhere."""
+    for name, real in links.items():
+        say(one_line(f"{name} is a link to {real}"))
 
 
 def _damage_behind(error: Exception) -> RecoveryError | None:

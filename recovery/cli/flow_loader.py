@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import recovery
 from recovery.base.tracebacks import headline
 from recovery.errors import FlowLoadError, RecoveryError
 from recovery.flow import Flow
@@ -52,7 +53,9 @@ def load(target: str) -> Flow | Pipeline:
 def import_paths(target: str) -> list[str]:
     """Return the directories that workers need on their import path to run the flow that `target` names."""
     where, _ = _split(target)
-    return [str(Path(where).resolve().parent) if _is_file(where) else str(Path.cwd())]
+    if _is_file(where):
+        return [str(Path(where).resolve().parent)]
+    return [] if _is_own(where) else [str(Path.cwd())]
 
 
 def _split(target: str) -> tuple[str, str]:
@@ -94,8 +97,14 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
+def _is_own(module: str) -> bool:
+    """Return whether a module is of this package, as the demo's flow is: no other directory is needed for it."""
+    return module.partition(".")[0] == recovery.__name__
+
+
 def _load_module(name: str) -> ModuleType:
-    sys.path.insert(0, str(Path.cwd()))
+    if not _is_own(name):
+        sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -66,8 +66,8 @@ def bytewax(
     SRC is only read. Stop the dataflow first. All of DIR appears or nothing.
     """
     if allow:
-        # As for a flow's file: its classes are modules of the present directory.
-        sys.path.insert(0, str(Path.cwd()))
+        # Last, so that nothing in the present directory takes the place of an installed module.
+        sys.path.append(str(Path.cwd()))
     with CheckpointProgress(quiet=as_json) as progress:
         done = import_bytewax(
             source, directory, steps=steps, inputs=inputs, drop_steps=drop_steps, allow=allow, partitions=partitions,

@@ -17,6 +17,7 @@ from recovery.cli.common import (
     print_json,
     rewind_options,
     say,
+    say_links,
     table,
     tell_error,
 )
@@ -30,6 +31,7 @@ from recovery.planning.going_back import after_text, discarded
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile
 from recovery.storage.locations import Locations, OwnerAccess
+from recovery.storage.scan import links_of
 
 
 @click.command()
@@ -77,7 +79,7 @@ def _plan(
             again = input_again(planned)
     if as_json:
         print_json({
-            **_plan_facts(directory, planned, files), "unused": list(places.notes),
+            **_plan_facts(directory, planned, files), "unused": list(places.notes), "links": links_of(directory),
             "reads_again": None if again is None else again.as_json(),
             "origins": [each.as_json() for each in origins],
         })  # fmt: skip
@@ -87,6 +89,7 @@ def _plan(
         say(one_line(again.text()))
     for origin in origins:
         say(one_line(origin.text(format_time)))
+    say_links(links_of(directory))
     say()
     notes = {v.path: v.note for v in planned.verdicts}
     say(_files_text(files, directory, notes if rewind_to is not None else {}))

@@ -24,6 +24,7 @@ from recovery.cli.common import (
     json_option,
     print_json,
     say,
+    say_links,
     style,
     table,
     threshold_option,
@@ -42,7 +43,7 @@ from recovery.report.facts import Facts, gather
 from recovery.storage.hydration import Progress, hydrating
 from recovery.storage.locations import Locations, OwnerAccess
 from recovery.storage.lock import lock_holder
-from recovery.storage.scan import step_names
+from recovery.storage.scan import links_of, step_names
 from recovery.values.declaration import Declaration, shown
 
 READ_ATTEMPTS = 5
@@ -88,6 +89,7 @@ def _say_heading(directory: Path, facts: dict[str, Any], gathered: Facts) -> Non
     holder = facts["lock"]
     if holder:
         say(one_line(f"in use by {describe_holder(holder)}"))
+    say_links(facts["links"])
     _say_hydration(facts["hydrating"])
 
 
@@ -174,6 +176,7 @@ def collect_status(
         "store_id": described[0].store_id if described else None,
         "flow": next((d.flow_id for d in described if d.flow_id), None),
         "lock": lock_holder(directory),
+        "links": links_of(directory),
         "hydrating": [_progress(each) for each in hydrating(directory)],
         "partitions": [_partition(places, file, sizes.get(file.path.name)) for file in found],
         "resume_epoch": None,

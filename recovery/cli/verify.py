@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
-from recovery.cli.common import directory_argument, json_option, print_json, say, table, tell_error
+from recovery.cli.common import directory_argument, json_option, print_json, say, say_links, table, tell_error
 from recovery.cli.owners import locations, owner_options, shown_path
 from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.locations import OwnerAccess
+from recovery.storage.scan import links_of
 from recovery.storage.verify import Verdict, run_all
 
 
@@ -46,12 +47,14 @@ def verify(directory: Path, access: OwnerAccess, as_json: bool) -> None:
                     {"file": shown_path(v.path, directory), "rows": v.rows, "problems": list(v.problems)}
                     for v in verdicts
                 ],
+                "links": links_of(directory),
                 "problem": problem.as_json() if problem else None,
             }
         )
     else:
         rows = ((shown_path(v.path, directory), v.rows, "; ".join(v.problems) or "sound") for v in verdicts)
         say(table(("file", "rows", "verdict"), rows))
+        say_links(links_of(directory))
     if problem is not None:
         if not as_json:
             tell_error(problem)

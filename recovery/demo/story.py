@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import msgspec
 from recovery.demo.flights import add_plainly, read_flights
 from recovery.demo.flow import Delays
 from recovery.errors import FlowFailedError
+from recovery.host.children import own_module
 from recovery.host.durable import open_own
 from recovery.planning.resume import plan_resume
 from recovery.storage.initialize import init_partitions
@@ -117,8 +117,9 @@ class Story:
     def _running(self, *options: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
         """Context manager of the flow's run in a separate process, which has ended afterwards."""
         target = f"recovery.demo.flow:make({str(self._input)!r})"
-        command = [sys.executable, "-m", "recovery", "run", target, "-r", str(self._partitions), "-s", "1s", *options]
-        given = {**environment, **os.environ, "PYTHONUNBUFFERED": "1"}
+        command, inherited = own_module("recovery")
+        command += ["run", target, "-r", str(self._partitions), "-s", "1s", *options]
+        given = {**environment, **inherited, "PYTHONUNBUFFERED": "1"}
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=given)
         try:
             yield process

@@ -23,7 +23,7 @@ from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.locations import Locations
 from recovery.storage.lock import lock_holder
 from recovery.storage.origin import Origin
-from recovery.storage.scan import largest_states
+from recovery.storage.scan import largest_states, links_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class Facts:
     sizes: Mapping[str, Mapping[str, StepSize] | None]
     backup: LastBackup | None
     holder: Mapping[str, Any] | None
+    links: Mapping[str, str]
     health: tuple[Finding, ...]
     problems: tuple[str, ...]
     operator_count: int = 0
@@ -124,6 +125,7 @@ def gather(
         sizes=sizes,
         backup=backup,
         holder=holder,
+        links=links_of(home),
         health=findings(
             measures, targets, state_bytes=state_bytes, backup_lag_s=lag_s, unsaved_s=waiting_s,
             replica_lag_s=None if behind is None else behind.seconds,

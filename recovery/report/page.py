@@ -94,7 +94,9 @@ def _header(facts: Facts, title: str) -> str:
         holder = facts.holder
         running = f" · in use by process {escaped(holder['pid'])} on {escaped(holder['host'])}"
     partitions = counted(count, "partition")
-    origin = f'<p class="sub">{escaped(facts.origins[0].text(moment_text))}</p>' if facts.origins else ""
+    notes = [facts.origins[0].text(moment_text)] if facts.origins else []
+    notes += [f"{name} is a link to {real}" for name, real in facts.links.items()]
+    origin = "".join(f'<p class="sub">{escaped(note)}</p>' for note in notes)
     return (
         f'<header><div class="brand">{MARK}recovery</div><div class="head"><div><h1><bdi>{escaped(shortened(title))}'
         f'</bdi></h1><p class="sub">store {escaped(", ".join(stores) or "not known")} · {partitions}{running}</p>'

@@ -15,7 +15,7 @@ from recovery.base.clock import Clock
 from recovery.errors import DirectoryLockedError, StorageError
 from recovery.host.durable import modes_beside, open_own
 from recovery.host.processes import as_holder, describe_holder, has_ended
-from recovery.storage.sqlite.file.watched_files import Watch
+from recovery.storage.sqlite.file.watched_files import Watch, refuse_link_into_store
 from recovery.storage.standby import refuse_standby
 
 LOCK_NAME = "recovery.lock"
@@ -68,7 +68,10 @@ class DirectoryLock:
                 refuse_standby(directory)
             self._files = Watch(directory)
             self._files.add_open(self.path, self._taken[0][0])
-            for link in _links(directory):
+            links = _links(directory)
+            for link in links:
+                refuse_link_into_store(link.path)
+            for link in links:
                 self._take(link.lock, link)
                 self._files.add_open(link.lock, self._taken[-1][0])
                 if link.other_directory is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -75,6 +76,11 @@ def describe_file(path: Path) -> PartitionDescription:
     with translated(path):
         refuse_other_names(path, path.stat())
     return description
+
+
+def links_of(directory: Path) -> dict[str, str]:
+    """Return the partitions of a directory that are symbolic links, by name, and where each leads."""
+    return {path.name: os.path.realpath(path) for path in sorted(directory.glob("part-*.sqlite3")) if path.is_symlink()}
 
 
 def log_bytes(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -92,13 +93,25 @@ class TestOneLock:
         assert lock_holder(tmp_path / "copy") is None
 
     def test_a_directory_of_links_into_another_directory(self, store_dir, tmp_path, monkeypatch):
-        """The files of one that runs are in use, and so is the directory in which one of them lies."""
+        """It is refused. With the variable, the files of one that runs are in use, and so is their directory."""
         # How often to look for a name that nobody writes.
         monkeypatch.setattr("recovery.storage.lock.NAME_ATTEMPTS", 3)
         links = tmp_path / "links"
         links.mkdir()
         for path in paths_of(store_dir):
             (links / path.name).symlink_to(path)
+        before = sorted(each.name for each in store_dir.iterdir())
+        with pytest.raises(LinkedPartitionError, match="has all partitions itself"), lock(links):
+            pass
+        result = CliRunner().invoke(main, ["hwm", "set", str(links), "orders", "99"])
+        assert (result.exit_code, "RECOVERY_THROUGH_LINKS=1" in result.output) == (14, True), result.output
+        assert sorted(each.name for each in store_dir.iterdir()) == before
+        for words in (["status"], ["plan"], ["verify"]):
+            looked = CliRunner().invoke(main, [*words, str(links)])
+            assert f"part-0.sqlite3 is a link to {paths_of(store_dir)[0]}" in looked.output
+            found = json.loads(CliRunner().invoke(main, [*words, str(links), "--json"]).output)
+            assert found["links"] == {path.name: str(path) for path in paths_of(store_dir)}
+        monkeypatch.setenv("RECOVERY_THROUGH_LINKS", "1")
         with lock(store_dir):
             refused(links)
             assert lock_holder(links) is not None

@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 
 from recovery.base.addresses import local_path
 from recovery.errors import SparkUnavailableError, StorageError
+from recovery.host.children import own_module
 from recovery.host.durable import make_directories
 from recovery.spark.jvm.java import java_version
 
@@ -174,8 +174,9 @@ def _sharing(path: Path) -> str:
 
 def _train(java_options: str, *arguments: str) -> dict[str, Any]:
     """Run the flows in a separate process, which ends with its JVM; return what it reports about that JVM."""
-    command = [sys.executable, "-m", "recovery.spark.run.warmup_flows", java_options, *arguments]
-    printed = _run(command, _TRAINING_S, plain_environment())
+    command, environment = own_module("recovery.spark.run.warmup_flows")
+    environment = {**plain_environment(), "PYTHONPATH": environment["PYTHONPATH"]}
+    printed = _run([*command, java_options, *arguments], _TRAINING_S, environment)
     trained: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return trained
 

@@ -26,6 +26,7 @@ from recovery.spark.jvm.class_archive import archive_options, archive_path
 from recovery.spark.jvm.jars import advice, check_jars, check_loaded
 from recovery.spark.jvm.java import choose_java, java_home
 from recovery.spark.jvm.launch import Launch, LaunchError, abandon_launch, end, user_options
+from recovery.spark.jvm.startup.sitecustomize import SAFE_PATH, SAFE_PATH_MARK
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -274,7 +275,17 @@ def _with_startup(python: str | None) -> dict[str, str]:
     """The `PYTHONPATH` that makes the JVM's Python processes run `startup` first, if `python`, which they run, is this
     one. Spark starts some of them for each source written in Python, with modules of its own."""
     first, path = str(Path(__file__).resolve().with_name("startup")), os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [first, path]))} if _is_this_python(python) else {}
+    if not _is_this_python(python):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [first, path])), **_safe_path()}
+
+
+def _safe_path() -> dict[str, str]:
+    """The setting that keeps the JVM's Python processes from importing from the current directory, unless this process
+    does so itself: somebody else may have sent what lies there. `startup` takes the setting away again."""
+    here = os.getcwd()  # noqa: PTH109 - Path.cwd() is compared as text below
+    trusted = any(os.path.realpath(each or here) == os.path.realpath(here) for each in sys.path)
+    return {} if trusted or os.environ.get(SAFE_PATH) else {SAFE_PATH: SAFE_PATH_MARK}
 
 
 def _workers_python() -> str | None:

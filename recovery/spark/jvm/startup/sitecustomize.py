@@ -27,6 +27,8 @@ from typing import Any
 _ARCHIVE = re.compile(r".*[/\\](python[/\\]lib[/\\](pyspark|py4j-[\w.]+-src)\.zip|jars[/\\]spark-core_[\w.-]+\.jar)")
 _NAME = "sitecustomize"
 _DAEMON_FILE = f"{os.sep}pyspark{os.sep}daemon.py"
+SAFE_PATH, SAFE_PATH_MARK = "PYTHONSAFEPATH", "recovery"
+"""The variable that keeps the current directory from the path, and the value by which the session sets it."""
 _CLOSED_WITHIN_MS = 1000
 _PACKAGE = "recovery"
 _DAEMON, _OWN_DAEMON = "pyspark.daemon", f"{_PACKAGE}.spark.jvm.daemon"
@@ -136,7 +138,8 @@ def _prepare(arguments: list[str]) -> None:
     if arguments[2] == _DAEMON:
         # When the JVM plans sources, it ignores the setting for the daemon.
         if importlib.util.find_spec(_PACKAGE) is not None:
-            os.execv(sys.executable, [arguments[0], "-m", _OWN_DAEMON, *arguments[3:]])
+            safely = ["-P"] if sys.flags.safe_path else []
+            os.execv(sys.executable, [arguments[0], *safely, "-m", _OWN_DAEMON, *arguments[3:]])
         return
     _leave_quietly()
     end_with_parent()
@@ -155,5 +158,8 @@ def _go_on() -> None:
 if __name__ == _NAME:
     leave_signals_to_driver()
     leave_archives()
+    if os.environ.get(SAFE_PATH) == SAFE_PATH_MARK:
+        # Programs that workers start are the user's.
+        del os.environ[SAFE_PATH]
     _prepare(sys.orig_argv)
     _go_on()

@@ -21,7 +21,7 @@ from recovery.storage.sqlite.file.connections import Mode, connect
 from recovery.storage.sqlite.file.log_files import beside, is_left_alone, refuse_odd_logs
 from recovery.storage.sqlite.file.statements import rows, snapshot, transaction, translated
 from recovery.storage.sqlite.file.tables import APPLICATION_ID, MIGRATIONS, OBJECTS, SCHEMA_VERSION, altered_objects
-from recovery.storage.sqlite.file.watched_files import missing_file, refuse_other_names
+from recovery.storage.sqlite.file.watched_files import missing_file, refuse_link_into_store, refuse_other_names
 
 SMALLEST_PAGE_BYTES = 512
 OPS_PER_LOOK = 2_000_000
@@ -44,6 +44,7 @@ def open_partition(path: Path, mode: Literal["unshared", "ro", "rw"]) -> apsw.Co
     found = _check_header(path)
     if mode == "rw":
         refuse_other_names(path, found)
+        refuse_link_into_store(path)
     try:
         return _open_checked(path, mode)
     except StorageError as error:

@@ -23,6 +23,8 @@ from recovery.storage.sqlite.file.forked import is_at
 Identity = tuple[int, int]
 """Device and inode."""
 ATTEMPTS = 3
+THROUGH_LINKS = "RECOVERY_THROUGH_LINKS"
+"""The variable that allows writing through links into a directory that is a store itself."""
 STAGED_IN = (".init-*", ".restore-*")
 """Where `init` and `restore` create partitions. They get their final names by hard links, so a file has two names for a
 moment."""
@@ -158,6 +160,26 @@ def check_opened(connection: apsw.Connection, path: Path) -> None:
     connection.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, ctypes.addressof(moved))
     if moved.value or not is_at(connection, path):
         raise FileReplacedError("it was removed or replaced while it was used", path=path)
+
+
+def refuse_link_into_store(path: Path) -> None:
+    """Raise LinkedPartitionError for a partition that is a link into a directory which has all partitions itself.
+
+    Whoever sent the directory with the link would choose what is written there. Partitions on several disks are not all
+    in one directory, and a store that is can be named itself. The variable THROUGH_LINKS allows the link.
+    """
+    if not path.is_symlink() or os.environ.get(THROUGH_LINKS):
+        return
+    there = Path(os.path.realpath(path)).parent
+    names = [each.name for each in path.parent.glob("part-*.sqlite3")]
+    if all((there / name).is_file() and not (there / name).is_symlink() for name in names):
+        raise LinkedPartitionError(
+            f"it is a link into {there}, which has all partitions itself",
+            path=path,
+            cause="The directory was copied with its links, or somebody sent it: what is written here would go there.",
+            remedy=f"To write there, name {there}, or set {THROUGH_LINKS}=1. For files of its own, copy the directory "
+            "with cp -rL, or restore it.",
+        )
 
 
 def refuse_other_names(path: Path, found: os.stat_result) -> None:
