@@ -115,7 +115,7 @@ COVERED_BY = {
     "spark/test_warmup.py": "cli.warmup spark.jvm.class_archive spark.run.warmup_flows",
     "native/test_addresses.py": "spark.jvm.hadoop",
     "spark/test_plan.py": "spark.jvm.plan_nodes",
-    "spark/test_steps.py": """spark.planner.replay spark.run.mailboxes spark.run.position spark.run.query
+    "spark/test_steps.py": """flow spark.planner.replay spark.run.mailboxes spark.run.position spark.run.query
         spark.run.start spark.steps.input_keys spark.steps.picklable spark.steps.state_columns spark.steps.stateful
         spark.steps.ticks""",
     "spark/test_refused_plans.py": "spark.planner.bind",
@@ -139,7 +139,7 @@ COVERED_BY = {
         spark.sources.native_source""",
     "spark/test_appended.py": "spark.sources.driver_relay",
     "spark/test_pipelines.py": "cli.nodes spark.pipelines.run",
-    "spark/test_crashes.py": "base.faults cli.run demo.flights",
+    "spark/test_crashes.py": "base.faults cli.run demo.flights demo.flow",
     "epochs/test_snapshot.py": "base.reserved",
     "epochs/test_closer.py": "base.ids",
     "planning/test_resume.py": "planning.values",

@@ -110,10 +110,8 @@ def gather(
     lag_s = None if backup is None else max(0, now_ms - backup.finished_ms) / 1000
     began = (execution for file in found if file.description for execution in file.description.executions)
     waiting_s = unsaved_s(began, now_ms)
-    holder, waiting = lock_holder(home), last_waiting(home)
-    executions = [each.number for file in found if file.description for each in file.description.executions]
-    if holder is None or waiting is None or waiting.execution != max(executions, default=0):
-        waiting = None
+    holder = lock_holder(home)
+    waiting = None if holder is None else _waiting(home, found)
     origins = _origins(places, problems) if problem is None else ()
     return Facts(
         directory=home,
@@ -139,6 +137,13 @@ def gather(
         replica_lag=behind,
         waiting=waiting,
     )  # fmt: skip
+
+
+def _waiting(home: Path, found: Sequence[FoundFile]) -> Waiting | None:
+    """Return what the newest execution waits for, None if it waits for nothing."""
+    waiting = last_waiting(home)
+    executions = [each.number for file in found if file.description for each in file.description.executions]
+    return waiting if waiting is not None and waiting.execution == max(executions, default=0) else None
 
 
 def _contents(
