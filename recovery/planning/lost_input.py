@@ -158,7 +158,7 @@ def check_losses(
     )
 
 
-def is_accepted(source: str, accepted: Collection[str]) -> bool:
+def is_accepted(source: str, accepted: Iterable[str]) -> bool:
     """Return whether a user accepts the loss of a source. A slash at the end of a path makes no difference."""
     return source.rstrip("/") in {each.rstrip("/") for each in accepted}
 

@@ -37,13 +37,12 @@ class AppendedInput:
     def __init__(self, stream: Input, resumes: Resumes) -> None:
         self._options = parse_options(stream.options)
         self._name = stream.options.get("path", "")
-        self.names: tuple[str, ...] = (self._name,)
         self._planner = Planner(self._options, LocalFiles(), os.cpu_count() or 1)
         self._at = InputOffset() if resumes.at is None else _offset(resumes.at) or InputOffset()
         self._reads = [found for text in resumes.reached.offsets if (found := _offset(text)) is not None]
         self._dropped: set[int] = set()
 
-    def look(self, accepted: Sequence[str]) -> Looked:
+    def look(self) -> Looked:
         """See `StreamInput.look`. Raises StorageError where the files cannot be read."""
         errors: list[tuple[str, RecoveryError]] = []
         at = self._at

@@ -60,14 +60,13 @@ class DeltaInput:
 
     def __init__(self, stream: Input, resumes: Resumes, spark: SparkSession) -> None:
         self._name = stream.options.get("path", "")
-        self.names: tuple[str, ...] = (self._name,) if self._name else ()
         self._options = stream.options
         self._spark = spark
         self._text = resumes.at
         self._at = _offset(resumes.at)
         self._reads = [found for text in resumes.reached.offsets if (found := _offset(text)) is not None]
 
-    def look(self, accepted: Sequence[str]) -> Looked:
+    def look(self) -> Looked:
         """See `StreamInput.look`. Raises StorageError if the log cannot be listed."""
         if not self._name or (self._at is None and not self._reads):
             # A table that a catalog names by something else than its path.

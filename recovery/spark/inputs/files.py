@@ -46,16 +46,15 @@ class FilesInput:
 
     def __init__(self, stream: Input, resumes: Resumes) -> None:
         self._path = stream.options.get("path", "")
-        self.names: tuple[str, ...] = (self._path,)
         self._reached = resumes.reached
 
-    def look(self, accepted: Sequence[str]) -> Looked:
+    def look(self) -> Looked:
         """See `StreamInput.look`. Raises StorageError if the file system cannot be asked."""
         closed = [each for each in self._reached.files if reads(self._path, each)]
         opened = [each for each in self._reached.open_files if reads(self._path, each)]
-        local = [*self._needed(closed, timed=True), *self._needed(opened, timed=False)]
+        needed = [*self._needed(closed, timed=True), *self._needed(opened, timed=False)]
         there = dict(_there(self._path, [*closed, *opened]))
-        return Looked(tuple(local), there, causes={self._path: _CAUSE})
+        return Looked(tuple(needed), there, causes={self._path: _CAUSE})
 
     def goes_on(self, lost: Sequence[Loss]) -> str | None:
         """See `StreamInput.goes_on`. Spark lists what is there."""

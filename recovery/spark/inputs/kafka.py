@@ -42,18 +42,17 @@ class KafkaInput:
         self._known = resumes.identities
         mine = {topic for topic in set().union(*reads) if self._subscribes(topic)} | self._at.keys()
         self._reached: Offsets = {topic: _furthest(topic, [self._at, *reads]) for topic in mine}
-        self.names: tuple[str, ...] = tuple(sorted(mine))
 
-    def look(self, accepted: Sequence[str]) -> Looked:
+    def look(self) -> Looked:
         """See `StreamInput.look`. Raises InputLostError or FlowFailedError for a topic that the flow names and that
         does not exist, and FlowFailedError if the broker does not answer."""
         named = self._named()
         if not self._reached:
             return Looked()
-        found = topics_at(self._spark, self._options, {*self.names, *named})
+        found = topics_at(self._spark, self._options, {*self._reached, *named})
         lacks = sorted(named - found.keys())
         if lacks:
-            raise no_topic(lacks, read=set(lacks) & set(self.names))
+            raise no_topic(lacks, read=set(lacks) & self._reached.keys())
         here = {topic: each for topic, each in found.items() if self._subscribes(topic)}
         identities = {topic: each.id for topic, each in here.items()}
         if self._options.get("failondataloss", "true").strip().lower() == "false":
@@ -63,7 +62,7 @@ class KafkaInput:
                    self._known.get(topic))
             for topic, partitions in self._reached.items() for number, reached in partitions.items()
         )  # fmt: skip
-        return Looked(needed, _there(here), causes=dict.fromkeys(self.names, _CAUSE), identities=identities)
+        return Looked(needed, _there(here), causes=dict.fromkeys(self._reached, _CAUSE), identities=identities)
 
     def goes_on(self, lost: Sequence[Loss]) -> str | None:
         """See `StreamInput.goes_on`."""

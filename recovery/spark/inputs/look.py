@@ -54,7 +54,7 @@ def look_at_inputs(
     spark = bound.frame.sparkSession
     of_tables = tables.begin(batch, accepted, reached.offsets)
     sources = _sources(bound, home, batch, reached, identities, spark)
-    looks = {source: each.look(accepted) for source, each in sources.items()}
+    looks = {source: each.look() for source, each in sources.items()}
     for look in looks.values():
         for name, error in look.errors:
             if not is_accepted(name, accepted):

@@ -15,9 +15,7 @@ _RUNS_ITS_CODE = "Only the source's own code knows its input: Spark asks it for 
 class _Unseen:
     """A source at which a run does not look."""
 
-    names: tuple[str, ...] = ()
-
-    def look(self, accepted: Sequence[str]) -> Looked:
+    def look(self) -> Looked:
         """See `StreamInput.look`."""
         return Looked()
 

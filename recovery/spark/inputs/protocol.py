@@ -41,14 +41,12 @@ class Looked:
 
 
 class StreamInput(Protocol):
-    """One source of a flow. names: the names by which a user may accept that its input is lost."""
+    """One source of a flow."""
 
     answers: ClassVar[Answers]
-    names: tuple[str, ...]
 
-    def look(self, accepted: Sequence[str]) -> Looked:
-        """Look at the input, and change nothing. accepted: the names whose loss is accepted. Raises the error of what
-        no option accepts."""
+    def look(self) -> Looked:
+        """Look at the input, and change nothing. Raises the error of what no option accepts."""
         ...
 
     def goes_on(self, lost: Sequence[Loss]) -> str | None:

@@ -24,6 +24,7 @@ from recovery.checkpoint.sources import PLACES_KEY, check_logs, fit_sources
 from recovery.config import RecoveryConfig
 from recovery.errors import FlowMismatchError
 from recovery.planning.going_back import given_up, goes_back
+from recovery.planning.lost_input import is_accepted
 from recovery.planning.resume import ResumePlan
 from recovery.planning.steps import StepChoices, StepPlan, plan_steps
 from recovery.planning.timeline import timeline
@@ -139,6 +140,11 @@ def readable(
     if found.identities and text != recorded.get(IDENTITIES_KEY):
         rows_of[SOURCES_STEP] = {**rows_of.get(SOURCES_STEP, {}), IDENTITIES_KEY: text}
     said = [f"--lose-input {shlex.quote(name)}: {text}" for name, text in found.left_out.items()]
+    said += [
+        f"--lose-input {shlex.quote(name)}: nothing of it is lost; without the option, a later loss is noticed"
+        for name in accepted
+        if not is_accepted(name, found.left_out)
+    ]
     if beyond.entries_lack:
         said.append("some of what later epochs have read is not known, since a partition is an older copy")
     if not found.moved or restored.batch is None:

@@ -244,7 +244,8 @@ def test_going_back(spark, worlds, capsys, kind, name, cell):
         assert world.name in said
         # It was accepted for good, and only for what was lost.
         world.add(5)
-        world.run(spark)
+        world.run(spark, lose_input=[world.name])
+        assert "nothing of it is lost" in capsys.readouterr().err
         assert world.rows() == _rows_of(f"{cell.left} 5")
         world.begin_again()
     shutil.rmtree(world.input)
@@ -381,4 +382,4 @@ def test_every_format_has_a_class(spark, form, tmp_path):
     found = input_of(Input(form, {"path": str(tmp_path)}), Resumes(None), spark)
     assert type(found) in KINDS
     assert isinstance(found, OtherInput) == (form == "mine")
-    assert found.look(()).needed == ()
+    assert found.look().needed == ()
