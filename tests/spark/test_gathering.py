@@ -93,13 +93,21 @@ def test_a_large_one_that_was_not_foreseen(spark, tmp_path, monkeypatch, reader)
     init_partitions(tmp_path / "db", 3)
     plans = Plans(spark)
     config = RecoveryConfig(tmp_path / "db", snapshot_interval=0)
-    query = start(keyed.transform(totals_step()), config, sink=plans, name="test")
     written = 0
-    for lines in (5, 5, 100_000):
-        # Moved there when it is whole, so that it is one micro-batch.
+
+    def add(lines: int) -> None:
+        """Move a file there when it is whole, so that it is one micro-batch."""
+        nonlocal written
         (tmp_path / "file").write_text("".join(f"k{each % 5000},{each}\n" for each in range(lines)))
         (tmp_path / "file").rename(tmp_path / "input" / str(written))
         written += lines
+
+    # Before the start: a first scan that finds nothing is a micro-batch of its own.
+    add(5)
+    query = start(keyed.transform(totals_step()), config, sink=plans, name="test")
+    for lines in (0, 5, 100_000):
+        if lines:
+            add(lines)
         deadline = time.monotonic() + 60
         while query.is_active and query.summary.rows < written and time.monotonic() < deadline:
             time.sleep(0.05)
