@@ -42,6 +42,7 @@ from recovery.base.clock import SystemClock
 from recovery.cli import main
 from recovery.cli.flow_loader import load_flow
 from recovery.epochs.writer import EpochWriter
+from recovery.operational.steps import step_edits
 from recovery.planning.resume import plan_resume
 from recovery.storage.scan import scan
 from recovery.values.keys import encode_key, partition_of
@@ -525,13 +526,19 @@ def test_state_is_kept_only_where_it_can_be_read(spark, feed, tmp_path):
     assert states(directory, "totals") == {"b": "x"}
 
 
-def test_a_state_that_cannot_be_read(spark, feed, tmp_path):
-    """Someone edited it: the error names step and key, and can be put right, or dropped with all of the step."""
+def test_a_state_that_cannot_be_read(spark, feed, tmp_path, monkeypatch):
+    """An edit that the step could not read is refused. If an older version made one, the error names step and key, and
+    the state can be put right, or dropped with all of the step."""
     directory = tmp_path / "db"
     frame = feed.frame(spark).transform(totals_step(update=count_up, state=int))
     feed.add([("a", 1), ("b", 1)])
     run_to_end(frame, directory)
     edit = ["state", "set", str(directory), "--step", "totals", "--yes", "--key"]
+    refused = CliRunner().invoke(main, [*edit, "a", '"many"'])
+    assert refused.exit_code == 33
+    assert "step 'totals', key 'a': this does not fit what it declares, int: Expected `int`" in refused.output
+    assert states(directory, "totals") == {"a": 1, "b": 1}
+    monkeypatch.setattr(step_edits, "_check_fits", lambda newest, changes: None)
     assert CliRunner().invoke(main, [*edit, "a", '"many"']).exit_code == 0
     feed.add([("a", 1)])
     with pytest.raises(StateValueError, match="step 'totals', key 'a': its state \"many\" cannot be read") as raised:
