@@ -30,6 +30,7 @@ from recovery.errors import (
 from recovery.host.properties import read_properties
 from recovery.operational.exports import read_export
 from recovery.sinks.manifest import Entry, OutputFile, decode_entry, decode_note, decode_owner, encode, sealed
+from recovery.spark.jvm.class_archive import is_readable
 from recovery.values.declaration import Declaration
 from tests.checkpoint.support import log, snapshot_zip, write
 from tests.stores import ROOT
@@ -200,3 +201,39 @@ def test_a_pipe_of_the_shell_is_read():
         assert read_token(Path(f"/dev/fd/{reading}")) == b"0123456789abcdef0123"
     finally:
         os.close(reading)
+
+
+def test_a_token_that_all_users_can_read(tmp_path, caplog):
+    """It is used, and the warning says what to type."""
+    path = tmp_path / "token"
+    path.write_text("0123456789abcdef0123")
+    path.chmod(0o600)
+    read_token(path)
+    assert not caplog.records
+    path.chmod(0o644)
+    assert read_token(path) == b"0123456789abcdef0123"
+    assert f"chmod o= {path}" in caplog.text
+    assert "0123456789" not in caplog.text
+
+
+def test_an_archive_of_classes_that_others_could_have_written(tmp_path):
+    """The JVM would run what is in it. A link counts as the file to which it leads."""
+    home = tmp_path / "cache"
+    home.mkdir(mode=0o755)
+    archive, link = home / "spark.jsa", tmp_path / "link.jsa"
+    archive.touch(mode=0o644)
+    link.symlink_to(archive)
+    assert is_readable(archive)
+    assert is_readable(link)
+    for path, mode in ((archive, 0o666), (archive, 0o664), (home, 0o777), (home, 0o775)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        assert not is_readable(archive)
+        assert not is_readable(link)
+        path.chmod(before)
+    home.chmod(0o1777)
+    assert is_readable(archive)
+    assert not is_readable(home / "missing")
+    if os.geteuid() == 0:
+        os.chown(archive, 12345, 12345)
+        assert not is_readable(archive)

@@ -21,7 +21,6 @@ from recovery.cli.common import (
     format_size,
     format_time,
     json_option,
-    of_output,
     print_json,
     say,
     table,
@@ -29,6 +28,7 @@ from recovery.cli.common import (
     tell_error,
     umask_option,
 )
+from recovery.cli.output_errors import of_output
 from recovery.cli.owners import owner_options, whole_copies
 from recovery.cli.restore_output import lines_facts, lines_text
 from recovery.cli.signals import answering

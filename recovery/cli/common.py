@@ -14,7 +14,7 @@ import signal
 import stat
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
@@ -24,6 +24,7 @@ from recovery.base.addresses import local_path
 from recovery.base.intervals import parse_interval, parse_trigger
 from recovery.base.printable import columns, one_line, printable
 from recovery.base.wording import moment_text
+from recovery.cli.output_errors import of_output, output_failed
 from recovery.cli.without_owners import WithoutOwners
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, StorageError
 from recovery.host.durable import PRIVATE, UMASK, replace
@@ -56,11 +57,14 @@ class Commands(WithoutOwners):
         except OSError as error:
             if _stopped_by_reader(error):
                 ctx.exit(READER_GONE)
-            _end_by(ctx, _output_failed(error) if of_output(error) else StorageError(str(error), path=error.filename))
+            _end_by(ctx, output_failed(error) if of_output(error) else StorageError(str(error), path=error.filename))
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
-            damage = _damage_behind(error)
+            # Few commands need what checks partitions, and none of them at its start.
+            from recovery.storage.verify import damage_behind
+
+            damage = damage_behind(error)
             if damage is None:
                 raise
             _end_by(ctx, damage)
@@ -93,19 +97,6 @@ class Commands(WithoutOwners):
             raise SystemExit(READER_GONE) from None
 
 
-def say_links(links: Mapping[str, str]) -> None:
-    """Say which partitions are links: what is written to them goes elsewhere."""
-    for name, real in links.items():
-        say(one_line(f"{name} is a link to {real}"))
-
-
-def _damage_behind(error: Exception) -> RecoveryError | None:
-    # Few commands need what checks partitions, and none of them at its start.
-    from recovery.storage.verify import damage_behind
-
-    return damage_behind(error)
-
-
 def _stopped_by_reader(error: BaseException) -> bool:
     """Whether the error came from a reader of standard output that went away, as `head` does legitimately."""
     broken = isinstance(error, BrokenPipeError) or (
@@ -134,21 +125,6 @@ def _shown_safely() -> Iterator[None]:
         # The message may repeat a path with any characters.
         error.__dict__["message"] = printable(error.message).replace("\n", "\n  ")
         raise
-
-
-def of_output(error: OSError) -> bool:
-    """Whether the error was raised while a command printed, for another reason than a reader that went away."""
-    if isinstance(error, BrokenPipeError):
-        return False
-    return any("click" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__)[-3:])
-
-
-def _output_failed(error: OSError) -> StorageError:
-    return StorageError(
-        f"its output cannot be written: {error}",
-        cause="The disk to which it is redirected is full or failing. The command itself did its work up to here.",
-        remedy="Make room there, or redirect it elsewhere; recovery status DIR shows how the partitions are.",
-    )
 
 
 def _give_up_unwritten(stream: TextIO | None) -> None:

@@ -19,12 +19,12 @@ from recovery.cli.common import (
     format_size,
     format_time,
     json_option,
-    of_output,
     print_json,
     say,
     tell,
     umask_option,
 )
+from recovery.cli.output_errors import of_output
 from recovery.cli.signals import answering
 from recovery.errors import (
     BackupDamagedError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +109,9 @@ def say_copies(asked: Sequence[Location]) -> None:
     say(table(("location", "file", "store", "execution", "newest epoch"), rows))
     for empty in (location.name for location in asked if not location.partitions):
         say(one_line(f"{empty}: no partition"))
+
+
+def say_links(links: Mapping[str, str]) -> None:
+    """Say which partitions are links: what is written to them goes elsewhere."""
+    for name, real in links.items():
+        say(one_line(f"{name} is a link to {real}"))

@@ -24,13 +24,12 @@ from recovery.cli.common import (
     json_option,
     print_json,
     say,
-    say_links,
     style,
     table,
     threshold_option,
 )
 from recovery.cli.native import operators_at, operators_text
-from recovery.cli.owners import locations, owner_options, shown_path
+from recovery.cli.owners import locations, owner_options, say_links, shown_path
 from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with_path
 from recovery.host.processes import describe_holder
 from recovery.operational.steps.step_edits import Moment, moment

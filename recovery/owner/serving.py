@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from recovery.base.credentials.token import warn_if_shared
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
 from recovery.errors import ConfigurationError, RecoveryError
 from recovery.host.children import tell_parent
@@ -122,6 +123,7 @@ def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | No
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    warn_if_shared(Path(key or certificate), "the private key")
     try:
         context.load_cert_chain(certificate, key)
     except OSError as error:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from recovery.base.credentials.certificates import client_context
 from recovery.base.ids import BatchId, PartitionIndex, StepId
+from recovery.base.printable import one_line
 from recovery.base.version import VERSION
 from recovery.errors import OwnerRefusedError, OwnerUnreachableError, StorageError
 from recovery.storage.seam import BatchCount, Changes
@@ -40,6 +41,14 @@ from recovery.wire.proof import is_proof, new_nonce, proof
 
 KEY_CHARS = MESSAGE_BYTES // 4 - 4096
 """Limit of the keys in one call, in characters: at most four bytes each."""
+MOST_SAID = 300
+_UNPROVEN = (
+    "The owner has another token, another version of this package, other TLS settings, or no run; or something else "
+    "listens at this address.",
+    "Give the run and all owners the same --token-file and one version, and check the address and --tls-ca. Then run "
+    "the same command again.",
+)
+"""Cause and remedy for whatever was said before a proof."""
 LONGEST_PAUSE_S = 1.0
 """Between two attempts to reach the owner."""
 
@@ -320,6 +329,7 @@ class Line:
         """Make a connection that has proved itself. Raises OSError and WireError, and what the owner refuses with."""
         address = self._address
         left_s = max(0.1, min(SILENCE_S, until_s - time.monotonic()))
+        facts: list[str] = []
         sock = socket.create_connection((address.host, address.port), timeout=left_s)
         channel = Channel(sock)
         try:
@@ -328,15 +338,16 @@ class Line:
             if address.tls_ca_pem is not None:
                 channel.sock = self._secured(sock, address.tls_ca_pem)
             channel.until_s = time.monotonic() + left_s
-            self._prove(channel)
+            self._prove(channel, facts)
             channel.until_s = None
             wait_at_most(channel.sock, SILENCE_S)
         except RefusedError as refused:
             channel.close()
-            error = messages.as_error(refused.refusal, address.location)
-            if isinstance(error, OwnerRefusedError):
-                raise self._refused(error.found, error.cause, error.remedy) from None
-            raise error from None
+            if messages.is_proven(refused.refusal, self._key, facts):
+                raise messages.as_error(refused.refusal, address.location) from None
+            # Whoever listens there may say anything: neither the error's class nor its advice is taken from it.
+            said = one_line(refused.refusal.found)[:MOST_SAID]
+            raise self._refused(f"it refused before it had proved itself, and said: {said}", *_UNPROVEN) from None
         except BaseException:
             channel.close()
             raise
@@ -360,8 +371,8 @@ class Line:
                 "Give the owner a certificate (--tls-cert, --tls-key), or leave out --tls-ca.",
             ) from None
 
-    def _prove(self, channel: Channel) -> None:
-        """Exchange versions and proofs."""
+    def _prove(self, channel: Channel, facts: list[str]) -> None:
+        """Exchange versions and proofs. facts: gets what both sides know, when they do."""
         package = VERSION if self._role == messages.RUN else ""
         hello = messages.Hello(messages.NAME, messages.PROTOCOL, self._role, new_nonce(), package)
         channel.send(Kind.HELLO, messages.write_first(hello))
@@ -369,14 +380,14 @@ class Line:
         if challenge.name != messages.NAME or challenge.protocol[0] != messages.PROTOCOL[0]:
             raise self._refused("it speaks another version of the protocol", None, None)
         version = ".".join(map(str, hello.protocol))
-        facts = (version, hello.nonce, challenge.incarnation, challenge.nonce)
+        facts += [version, hello.nonce, challenge.incarnation, challenge.nonce]
         lease = self._address.lease
         own = proof(self._key, self._role, *facts)
         channel.send(Kind.PROOF, messages.write_first(messages.Proof(own, lease.number, lease.id, self._name)))
         welcome = self._expect(channel, Kind.WELCOME, messages.Welcome)
         if not is_proof(welcome.proof, self._key, messages.OWNER, *facts):
             raise self._refused("it cannot prove that it belongs to this run", None, None)
-        self.facts = facts
+        self.facts = tuple(facts)
 
     def _expect(self, channel: Channel, kind: Kind, content: Any) -> Any:
         """Return the content of the next message. Anything but a message of the protocol comes from another program."""

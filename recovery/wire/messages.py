@@ -7,7 +7,7 @@ of Arrow take 0.03 and 0.03 µs, and four bytes more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from recovery.errors import RecoveryError, StorageError, error_named
 from recovery.planning.resume import Cut
 from recovery.storage.seam import BatchCount, Changes
 from recovery.wire.frames import MESSAGE_BYTES, VALUE_BYTES, WireError
+from recovery.wire.proof import is_proof, proof
 
 PROTOCOL = (1, 0)
 """Versions that differ in the first number do not understand each other."""
@@ -26,6 +27,7 @@ TASK = "task"
 RUN = "run"
 """The role of who has the token: a run, or a command that looks."""
 OWNER = "owner"
+REFUSAL = "refusal"
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -72,6 +74,8 @@ class Refusal(msgspec.Struct, frozen=True):
     path: str | None = None
     cause: str | None = None
     remedy: str | None = None
+    proof: str = ""
+    """That the owner says so, while the client still waits for its proof."""
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag_field="call"):
@@ -236,6 +240,20 @@ def as_refusal(error: BaseException) -> Refusal:
         cause="A defect of this program, or a lack of memory on the owner's host; its output has the traceback.",
         remedy="Run the same command again: nothing was half-written.",
     )
+
+
+def proven(refusal: Refusal, key: bytes, facts: Sequence[str]) -> Refusal:
+    """Return a refusal with the proof that the owner sends it, for a client that has proved that it has the key."""
+    return msgspec.structs.replace(refusal, proof=proof(key, REFUSAL, *facts, *_said(refusal)))
+
+
+def is_proven(refusal: Refusal, key: bytes, facts: Sequence[str]) -> bool:
+    """Return whether a refusal comes from who has the key. facts: of the connection; empty before the challenge."""
+    return bool(facts) and is_proof(refusal.proof, key, REFUSAL, *facts, *_said(refusal))
+
+
+def _said(refusal: Refusal) -> tuple[str, ...]:
+    return refusal.error, refusal.found, refusal.path or "", refusal.cause or "", refusal.remedy or ""
 
 
 def as_error(refusal: Refusal, owner: str) -> RecoveryError:

@@ -40,6 +40,9 @@ TLS_HANDSHAKE = 0x16
 """First byte of a client that speaks TLS."""
 
 
+REFUSAL_PAUSE_S = 1.0
+
+
 @dataclass(slots=True)
 class Counts:
     """What a server has done. Threads add to it without a lock, so a number may be a little low."""
@@ -266,8 +269,9 @@ class Session:
         return partial(serve_call, self.answers, self._run, server.log)
 
     def _refuse(self, error: RecoveryError) -> NoReturn:
-        """Refuse a client that cannot prove itself."""
+        """Refuse a client that cannot prove itself, after a pause: who guesses gets few answers."""
         self._server.counts.refused += 1
+        time.sleep(REFUSAL_PAUSE_S)
         self.answers.end_with(error)
 
     def _accept(self, role: str, found: messages.Proof, facts: tuple[str, ...]) -> bytes:
@@ -305,9 +309,9 @@ class Session:
                 )
             )
         if (found.number, found.id) != (tasks.lease.number, tasks.lease.id):
-            self._refuse(
-                LeaseLostError(f"execution {found.number} may not write any more: {tasks.lease.number} began here")
-            )
+            self._server.counts.refused += 1
+            lost = LeaseLostError(f"execution {found.number} may not write any more: {tasks.lease.number} began here")
+            self.answers.end_with(lost, tasks.key, facts)
         self._calls = TaskCalls(self.answers, tasks, server.turns, server.log)
         return tasks.key
 

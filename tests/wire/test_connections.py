@@ -189,9 +189,37 @@ class TestRefusals:
             with pytest.raises(OwnerRefusedError, match="cannot prove that it belongs to this run"):
                 serving.task(listener.getsockname()[1]).read(STEP, 0, {0: ("a",)})
 
+    @pytest.mark.parametrize("after", ["hello", "challenge"])
+    @pytest.mark.parametrize("proved", ["", "00", "é"])
+    def test_words_of_an_owner_that_has_not_proved_itself(self, serving, after, proved):
+        """They choose neither the error's class, nor its exit code, nor its advice; what was said is quoted."""
+
+        def answer():
+            with listener.accept()[0] as found:
+                channel = Channel(found)
+                channel.message(4096)
+                if after == "challenge":
+                    challenge = messages.Challenge("recovery", messages.PROTOCOL, "i", "n")
+                    channel.send(Kind.CHALLENGE, messages.write_first(challenge))
+                    channel.message(4096)
+                said = messages.Refusal("TakenOverError", "gone\x1b[2J", "/x", "Yours.", "Run rm -rf.", proved)
+                channel.send(Kind.REFUSAL, messages.write_first(said))
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            threading.Thread(target=answer, daemon=True).start()
+            with pytest.raises(OwnerRefusedError) as caught:
+                serving.task(listener.getsockname()[1]).read(STEP, 0, {0: ("a",)})
+        error = caught.value
+        assert (type(error), error.exit_code) == (OwnerRefusedError, 48)
+        assert r"before it had proved itself, and said: gone\u001b[2J" in error.found
+        assert "rm -rf" not in str(error)
+        assert "Yours" not in str(error)
+
     def test_another_lease(self, serving):
+        """The owner proves that it is the one that says so."""
         found = refusal(proven(serving, lease=Lease(7, "other")))
         assert found.error == "LeaseLostError"
+        assert found.proof
 
     @pytest.mark.parametrize("protocol", [(2, 0), (0, 9)])
     def test_another_version(self, serving, monkeypatch, protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import msgspec
@@ -57,7 +58,7 @@ class AppendedInput:
                 error.remedy = f"{error.remedy} {RUN_ONCE.format(shlex.quote(self._name))}"
                 errors.append((self._name, error))
                 self._dropped.update(numbers)
-                at = InputOffset({n: each for n, each in at.files.items() if n not in numbers}, at.next_id, at.turn)
+                at = replace(at, files={n: each for n, each in at.files.items() if n not in numbers})
         needed, there = [], {}
         beyond = [] if self._options.on_missing != "fail" else _beyond(self._at, self._reads)
         beyond = [(known, position) for known, position in beyond if self._planner.names(position)]
@@ -84,7 +85,7 @@ class AppendedInput:
         }
         if kept == self._at.files:
             return None
-        return msgspec.json.encode(InputOffset(kept, self._at.next_id, self._at.turn).to_json()).decode()
+        return msgspec.json.encode(replace(self._at, files=kept).to_json()).decode()
 
 
 def _offset(text: str) -> InputOffset | None:

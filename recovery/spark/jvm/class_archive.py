@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -79,6 +80,9 @@ def identity(java_home: Path) -> str | None:
     return f"{pyspark.__version__}-{hashlib.sha1(facts.encode()).hexdigest()[:12]}"
 
 
+OTHERS_WRITE = 0o022
+
+
 def archive_options(path: Path | None, given: str) -> str:
     """Java options to start with the archive at `path`. Empty without an archive, or if the user set up class sharing,
     in `given` or in the environment."""
@@ -90,9 +94,22 @@ def archive_options(path: Path | None, given: str) -> str:
 
 
 def is_readable(path: Path) -> bool:
-    """Whether there is an archive that this user may read. Another user's may lie where this one may not look: that is
-    no error of a run."""
-    return os.access(path, os.R_OK) and path.is_file()
+    """Whether there is an archive that this user may read and that only this user and root can have written: the JVM
+    runs what is in it. Another user's may lie where this one may not look: that is no error of a run."""
+    with contextlib.suppress(OSError):
+        real = Path(os.path.realpath(path))
+        home = real.parent.stat()
+        # In a sticky directory, others cannot replace the file.
+        is_home_safe = home.st_uid in {os.geteuid(), 0} and (
+            not home.st_mode & OTHERS_WRITE or home.st_mode & stat.S_ISVTX
+        )
+        return bool(is_home_safe) and is_trusted(real.stat()) and os.access(real, os.R_OK)
+    return False
+
+
+def is_trusted(found: os.stat_result) -> bool:
+    """Whether a file is one to which only this user and root can write."""
+    return stat.S_ISREG(found.st_mode) and found.st_uid in {os.geteuid(), 0} and not found.st_mode & OTHERS_WRITE
 
 
 def sets_up_sharing(given: str) -> bool:

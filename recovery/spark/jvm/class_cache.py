@@ -12,7 +12,6 @@ import base64
 import contextlib
 import json
 import os
-import stat
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -21,13 +20,12 @@ from typing import Any
 from recovery.base.version import VERSION
 from recovery.errors import StorageError
 from recovery.host.durable import make_directories, replace
-from recovery.spark.jvm.class_archive import COMPILED, COMPILED_FILES, cache_directory
+from recovery.spark.jvm.class_archive import COMPILED, COMPILED_FILES, cache_directory, is_trusted
 
 KEPT = 32
 """The number of files that are kept, of some 30 kB each: a version has at most six."""
 _MOST_BYTES = 4 << 20
 _READABLE = 0o644
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def key_of(jvm: Any, text: str) -> str:
@@ -44,7 +42,7 @@ def read(key: str) -> dict[str, bytes] | None:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(descriptor, "rb") as file:
-                if _is_trusted(os.fstat(descriptor)):
+                if is_trusted(os.fstat(descriptor)):
                     return _unpacked(file.read(_MOST_BYTES), key)
     return None
 
@@ -73,13 +71,6 @@ def _state(entry: str) -> str:
         found = Path(entry).stat()
         return f"{found.st_size} {found.st_mtime_ns}"
     return ""
-
-
-def _is_trusted(found: os.stat_result) -> bool:
-    """Whether nobody but this user and root can have written to a file."""
-    return (
-        stat.S_ISREG(found.st_mode) and found.st_uid in {os.geteuid(), 0} and not found.st_mode & _OTHERS_WRITE
-    )  # fmt: skip
 
 
 def _packed(key: str, classes: Mapping[str, bytes]) -> bytes:
