@@ -145,7 +145,7 @@ def check_losses(
     sources = list(dict.fromkeys(loss.needed.source for loss in refused))
     texts = [_parts_text([loss for loss in refused if loss.needed.source == source]) for source in sources]
     options = " ".join(f"--lose-input {shlex.quote(source)}" for source in sources)
-    again = f"the run would discard {discards}" if discards else "the run reads again what no epoch has closed"
+    again = f"the run would discard {discards}" if discards else "the run would read on from its position"
     kind: type[RecoveryError] = InputLostError
     if all(loss.is_rewritten for loss in refused):
         kind = InputRewrittenError

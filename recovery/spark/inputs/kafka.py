@@ -47,11 +47,12 @@ class KafkaInput:
         """See `StreamInput.look`. Raises InputLostError or FlowFailedError for a topic that the flow names and that
         does not exist, and FlowFailedError if the broker does not answer."""
         named = self._named()
-        if not self._reached:
+        if not self._reached and not named:
             return Looked()
         found = topics_at(self._spark, self._options, {*self._reached, *named})
         lacks = sorted(named - found.keys())
-        if lacks:
+        # What Spark says of a topic that it has not read yet is as clear.
+        if lacks and self._reached:
             raise no_topic(lacks, read=set(lacks) & self._reached.keys())
         here = {topic: each for topic, each in found.items() if self._subscribes(topic)}
         identities = {topic: each.id for topic, each in here.items()}

@@ -73,6 +73,18 @@ def test_going_back(spark, kafka, topic, tmp_path, capsys, change):
     assert len(put_out(tmp_path / "out")) == len(expected) + 2
 
 
+def test_a_topic_that_is_made_again_after_the_first_run(spark, kafka, topic, tmp_path):
+    """The first run keeps the topic's id: a longer topic of the same name is another one."""
+    name = topic(1)
+    kafka.send(name, some(0, 10))
+    run(records(spark, kafka.servers, subscribe=name), tmp_path)
+    make_again(kafka, name, 40)
+    before = digests(tmp_path)
+    with pytest.raises(InputLostError, match="is another one than the one read before"):
+        run(records(spark, kafka.servers, subscribe=name), tmp_path)
+    assert digests(tmp_path) == before
+
+
 def test_going_back_to_the_beginning(spark, kafka, topic, tmp_path):
     """To where the first run began, which is a position like any other."""
     name = topic(1)
