@@ -63,7 +63,7 @@ class WorldRun(MiniRun):
         at = self._source.at(self.checkpoint) if isinstance(self._source, TopicSource) else None
         recorded = [self.store.driver_values(SOURCES_STEP), self.store.driver_values(SOURCES_STEP, plan.resume_epoch)]
         known = {name: text for each in recorded for name, text in json.loads(each.get(IDENTITIES_KEY, "{}")).items()}
-        found = self._source.input(Resumes(at, beyond, known)).look(())
+        found = self._source.input(Resumes(at, beyond, known)).look()
         check_losses(losses(found.needed, found.there), (), given_up(plan, str), found.causes)
         return {SOURCES_STEP: {IDENTITIES_KEY: json.dumps(dict(found.identities))}}
 
