@@ -9,10 +9,11 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import apsw
 
+from recovery.base.outside import Answers, CannotTell, Checked, Moment, Question
 from recovery.base.threads import is_stopped
 from recovery.errors import (
     CorruptPartitionError,
@@ -40,6 +41,7 @@ COLUMNS = {
     "commits": ("created_at", "part_index", "commit_epoch"),
     "snaps": ("created_at", "step_id", "state_key", "snap_epoch", "ser_change"),
 }
+_AT = (Moment.START,)
 _OF_LITESTREAM = re.compile(r"_litestream_\w+")
 # SQLite's locks: of every connection on the file itself, and on the index of the log.
 _FILE_LOCKS = (0x40000000, 512)
@@ -75,6 +77,14 @@ class TheirSnapshot(NamedTuple):
 @dataclass(slots=True)
 class TheirFile:
     """One open partition. size_bytes: with its log."""
+
+    answers: ClassVar[Answers] = {
+        Question.SAME: CannotTell("a directory is imported once, and nothing is remembered of it"),
+        Question.THERE: Checked("the partitions that each file says there are, and how far each one reached", _AT),
+        Question.CHANGED: Checked("inode, size and time of each file and log, before and after they are read", _AT),
+        Question.ABLE: Checked("tables, columns, version, and SQLite's own check of the file", _AT),
+        Question.OWNER: Checked("SQLite's locks: nobody has the file or the index of its log open", _AT),
+    }
 
     path: Path
     said: TheirPartition

@@ -42,8 +42,11 @@ def test_a_large_message_is_several_frames(pair):
     """The receiver gets them one by one."""
     sender, receiver = pair
     body = bytes(range(256)) * 4096
-    threading.Thread(target=sender.send, args=(Kind.CHANGES, body), daemon=True).start()
+    sending = threading.Thread(target=sender.send, args=(Kind.CHANGES, body), daemon=True)
+    sending.start()
     parts = [receiver.part(len(body)) for _ in range(4)]
+    # The sender counts its bytes after the last of them has arrived here.
+    sending.join()
     assert [part.more for part in parts] == [True, True, True, False]
     assert b"".join(part.body for part in parts) == body
     assert sender.sent_bytes == receiver.received_bytes == len(body) + 4 * HEADER.size
