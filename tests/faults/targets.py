@@ -1,6 +1,6 @@
 """Targets of sinks that others own: how a run without Spark writes to them, what a reader sees, what others do to them.
 
-Libraries that start threads are used in forks alone, see `worlds.forked`.
+Libraries that start threads are imported here, so that no fork has to, and used in forks alone (`worlds.forked`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import pyarrow.dataset
+import pyarrow.fs
+import pyarrow.parquet  # noqa: F401
+import pytest
+
 from recovery import DeltaSink, FileSink
 from recovery.hadoop.reports import REPORTS
 from recovery.sinks import files
@@ -24,6 +29,7 @@ from recovery.sinks.upsert.sink import UpsertSink
 from tests.sinks import tables
 from tests.sinks.tables import Batch
 
+deltalake = pytest.importorskip("deltalake")
 Record = tuple[str, int]
 
 
@@ -79,11 +85,9 @@ class DeltaTarget:
 
     def shown(self) -> list[Record]:
         """As in FilesTarget."""
-        from deltalake import DeltaTable
-
-        if not DeltaTable.is_deltatable(str(self.path)):
+        if not deltalake.DeltaTable.is_deltatable(str(self.path)):
             return []
-        return sorted((row["key"], row["n"]) for row in DeltaTable(str(self.path)).to_pyarrow_table().to_pylist())
+        return sorted((row["key"], row["n"]) for row in self._table().to_pyarrow_table().to_pylist())
 
     def changes(self) -> Mapping[str, Callable[[], object]]:
         """As in FilesTarget."""
@@ -96,9 +100,7 @@ class DeltaTarget:
         }
 
     def _table(self) -> Any:
-        from deltalake import DeltaTable
-
-        return DeltaTable(str(self.path))
+        return deltalake.DeltaTable(str(self.path))
 
     def _clean(self) -> None:
         table = self._table()
