@@ -146,7 +146,8 @@ ELSEWHERE = {
     # They open with flags of their own, and each says why.
     "appended/files.py": "input, which may be a link: only regular files, without waiting",
     "cli/common.py": "/dev/null",
-    "host/durable.py": "files that are written", "host/new_directory.py": "a directory",
+    "host/beside.py": "a directory", "host/new_directory.py": "a directory",
+    "host/durable.py": "files that are written",
     "host/private.py": "a directory", "host/record_locks.py": "locks", "host/scratch.py": "a lock",
     "storage/hydration.py": "a directory", "storage/initialize.py": "a directory", "storage/lock.py": "a lock",
     "storage/lazy/vfs.py": "a lock, with O_NOFOLLOW",

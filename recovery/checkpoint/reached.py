@@ -16,11 +16,14 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from recovery.base.untrusted_json import Count
+from recovery.base.untrusted_paths import read_received
 from recovery.checkpoint.offsets import NOTHING_READ, OffsetLog, read_log
 from recovery.checkpoint.rows import Content, as_bytes, file_of
 
 LOCAL = "file:"
 """The file system of this host, as `LoggedFile` names it."""
+MOST_BYTES = 1 << 28
+"""The largest log that is read: larger than Spark writes one for a million files."""
 LogTexts = Mapping[str, str]
 """Files of a checkpoint, by their path in it."""
 
@@ -127,8 +130,8 @@ def _left_texts(checkpoint: Path) -> dict[str, str]:
         for path in (checkpoint / folder).rglob("*"):
             if not path.name.startswith("."):
                 with contextlib.suppress(OSError):
-                    if path.is_file() and not path.is_symlink():
-                        found[path.relative_to(checkpoint).as_posix()] = path.read_text(errors="replace")
+                    text = read_received(path, MOST_BYTES).decode(errors="replace")
+                    found[path.relative_to(checkpoint).as_posix()] = text
     return found
 
 

@@ -86,6 +86,11 @@ class MetricsEndpoint:
     async def _listen(self) -> None:
         server = await asyncio.start_server(self._connected, sock=self._listener, limit=LONGEST_REQUEST)
         await self._over.wait()
+        self._loop.remove_reader(self._listener)
+        # A connection that was just accepted takes some turns of the loop until its task has begun. asyncio would leave
+        # it open if the server were closed before.
+        for _ in range(5):
+            await asyncio.sleep(0)
         server.close()
         for each in self._connections:
             each.cancel()

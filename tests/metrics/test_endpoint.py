@@ -120,4 +120,5 @@ def test_closing_with_open_connections(endpoint):
         began_s = time.monotonic()
         endpoint.close()
         assert time.monotonic() - began_s < SOON_S
-        assert idle.recv(1) == b""
+        with contextlib.suppress(ConnectionResetError):
+            assert idle.recv(1) == b""

@@ -300,7 +300,7 @@ def test_after_a_kill(spark, tmp_path):
     assert process.returncode == InputLostError.exit_code, printed
     assert f"--lose-input {world.input} (" in printed
     assert world.contents() == before
-    with pytest.raises(InputLostError, match=r"1 file .* is gone: .*/2 %é\.txt.*what no epoch has closed"):
+    with pytest.raises(InputLostError, match=r"1 file .* is gone: .*/2 %é\.txt.*read on from its position"):
         world.run(spark)
     assert world.contents() == before
     # A file that was repaired after a crash is read as it is now.
