@@ -6,7 +6,6 @@ Libraries that start threads are imported here, so that no fork has to, and used
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ import pyarrow.fs
 import pyarrow.parquet  # noqa: F401
 import pytest
 
-from recovery import DeltaSink, FileSink
+from recovery import FileSink
 from recovery.hadoop.reports import REPORTS
 from recovery.sinks import files
 from recovery.sinks.output import LOCK
@@ -28,8 +27,9 @@ from recovery.sinks.tables import log, sink
 from recovery.sinks.upsert.sink import UpsertSink
 from tests.sinks import tables
 from tests.sinks.tables import Batch
+from tests.sinks.worlds import Lake
 
-deltalake = pytest.importorskip("deltalake")
+pytest.importorskip("deltalake")
 Record = tuple[str, int]
 
 
@@ -53,6 +53,8 @@ class FilesTarget:
 
     def changes(self) -> Mapping[str, Callable[[], object]]:
         """What others may do to the target now, by its name."""
+        if not self.path.exists():
+            return {}
         shown = sorted(self.path.glob("epoch-*"))[-3:]
         found: dict[str, Callable[[], object]] = {"all removed": lambda: shutil.rmtree(self.path)}
         for number, path in enumerate(shown):
@@ -75,39 +77,31 @@ class DeltaTarget:
     """A Delta table. options: those of the sink."""
 
     def __init__(self, path: Path, **options: Any) -> None:
-        self.path, self.options = path, options
+        path.mkdir(exist_ok=True)
+        self.path, self._lake = path, Lake(path, **options)
 
     def sink(self) -> Any:
         """As in FilesTarget."""
         sink.write_files = tables.write_files
         log.host_of_task = lambda *_: None
-        return DeltaSink(self.path, **self.options)
+        return self._lake.sink()
 
     def shown(self) -> list[Record]:
         """As in FilesTarget."""
-        if not deltalake.DeltaTable.is_deltatable(str(self.path)):
-            return []
-        return sorted((row["key"], row["n"]) for row in self._table().to_pyarrow_table().to_pylist())
+        return sorted(self._lake.rows())
 
     def changes(self) -> Mapping[str, Callable[[], object]]:
         """As in FilesTarget."""
+        lake = self._lake
+        if not lake.path.exists():
+            return {}
         return {
-            "all removed": lambda: shutil.rmtree(self.path),
-            "log cleaned": self._clean,
-            "vacuumed": lambda: self._table().vacuum(0, dry_run=False, enforce_retention_duration=False),
-            "restored": lambda: self._table().restore(max(0, self._table().version() - 2)),
-            "compacted": lambda: self._table().optimize.compact(),
+            "all removed": lambda: shutil.rmtree(lake.path, ignore_errors=True),
+            "log cleaned": lake.forget,
+            "vacuumed": lake.remove_unnamed,
+            "restored": lambda: lake.roll_back(min(2, lake.table.version())),
+            "compacted": lake.compact,
         }
-
-    def _table(self) -> Any:
-        return deltalake.DeltaTable(str(self.path))
-
-    def _clean(self) -> None:
-        table = self._table()
-        table.create_checkpoint()
-        for path in (self.path / "_delta_log").glob("*.json"):
-            os.utime(path, (1, 1))
-        table.cleanup_metadata()
 
 
 class UpsertTarget:

@@ -82,9 +82,10 @@ class World:
 
     def spoiled_target(self) -> Callable[[], None]:
         """Somebody removes, changes or maintains the target."""
-        if not self.target.path.exists():
+        changes = self.target.changes()
+        if not changes:
             return nothing
-        name = self.generator.choice(sorted(self.target.changes()))
+        name = self.generator.choice(sorted(changes))
         self.changed[name] += 1
         return changed(self.target.path, lambda: forked(self.target.changes()[name]))
 
