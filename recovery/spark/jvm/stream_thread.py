@@ -58,13 +58,14 @@ class Wait(NamedTuple):
 def wait_for_executors(spark: SparkSession, group: str) -> Wait | None:
     """Return the wait of a group's jobs for executors: they have tasks to run, and no task of this Spark runs."""
     # Not the status tracker: it may show a running task seconds late.
-    pool = spark.sparkContext._jsc.sc().taskScheduler().rootPool()
+    context = spark.sparkContext._jsc.sc()
+    pool = context.taskScheduler().rootPool()
     queue = pool.getSortedTaskSetQueue()
     sets = [queue.apply(place) for place in range(queue.length())]
     own = [each for each in sets if each.taskSet().properties().getProperty("spark.jobGroup.id") == group]
     if not own or pool.runningTasks():
         return None
-    executors = max(0, len(spark.sparkContext.statusTracker().getExecutorInfos()) - 1)
+    executors = max(0, len(context.statusTracker().getExecutorInfos()) - 1)
     there = f"none of Spark's {executors} executors takes one" if executors else "Spark has no executor"
     return Wait(there, (own[0].name(), own[0].tasksSuccessful()))
 
