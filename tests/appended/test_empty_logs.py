@@ -51,7 +51,7 @@ def compress(path: Path) -> Path:
 
 
 def test_the_first_scan_is_a_position_of_its_own(log: Path) -> None:
-    """It is saved although nothing was read, also where there is no file at all; a second scan changes nothing."""
+    """The first scan is saved although nothing was read, also without any file; a second scan changes nothing."""
     for path in (log, log.parent, f"{log.parent}/none*"):
         query = Query(path)
         start, end = query.plan()
@@ -62,7 +62,7 @@ def test_the_first_scan_is_a_position_of_its_own(log: Path) -> None:
 
 @pytest.mark.parametrize("pattern", ["app.log", "", "*.log", "app*"])
 def test_an_empty_log_is_filled_and_moved(log: Path, pattern: str) -> None:
-    """Its lines come under its next name, and those of the log that follows."""
+    """The lines of a rotated log come under its next name, and so do those of the log that follows."""
     query = seen_empty(log.parent / pattern)
     append(log, "1\n2\n")
     shift(log)
@@ -117,7 +117,7 @@ def test_a_copy_in_the_making_of_a_log_that_was_empty(log: Path) -> None:
 
 @pytest.mark.parametrize("pattern", ["app.log", "*.log"])
 def test_a_generation_that_was_compressed_unread_is_an_error(log: Path, pattern: str) -> None:
-    """It says which file, and how its lines can still be read; then each comes once."""
+    """The error says which file, and how its lines can still be read; then each line comes once."""
     query, lenient = seen_empty(log.parent / pattern), seen_empty(log.parent / pattern, onMissing="ignore")
     append(log, "1\n")
     shift(log)
@@ -229,7 +229,7 @@ def test_a_log_that_appears_and_is_rotated_between_two_scans(log: Path) -> None:
 
 
 def test_a_position_of_an_earlier_version_goes_on(log: Path) -> None:
-    """It has no time of a scan: the next scan is the first, and nothing that was there comes again."""
+    """An older position has no time of a scan: the next scan is the first, and no line comes again."""
     append(log, "1\n")
     append(log.with_name("app.log.1"), "old\n")
     query = Query(log)

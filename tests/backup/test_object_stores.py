@@ -295,7 +295,7 @@ def test_a_missing_bucket(store, place, emulator):
 
 @pytest.mark.parametrize("client", ["conditional", "missing", "without conditions"])
 def test_a_bucket_has_one_writer(store, place, emulator, tmp_path, monkeypatch, client):
-    """Also through the client of backups alone, where the one with conditional writes is missing or does not help."""
+    """A bucket has one writer also without conditional writes, through the client of backups alone."""
     if client == "missing":
         monkeypatch.setattr(conditional, "BucketObjects", _refuse)
     elif client == "without conditions":

@@ -164,7 +164,7 @@ def test_a_takeover_without_a_new_execution_counts(a, place, tmp_path):
 
 
 def test_operational_state_alone_is_no_other_line(a, place, tmp_path):
-    """It has no epochs, so only the term shows which of two directories counts."""
+    """Operational state has no epochs, so only the term shows which of two directories counts."""
     saved(a, place)
     b = restored(place, tmp_path / "b", tmp_path)
     noted(a, "A's")
