@@ -68,9 +68,10 @@ COVERED_BY = {
     "sinks/test_delta.py": """sinks.delta.features sinks.delta.merge sinks.delta.operations sinks.delta.sink
         sinks.delta.table sinks.tables.columns sinks.tables.log sinks.tables.sink""",
     "sinks/test_changed_tables.py": "sinks.tables.commits sinks.tables.forgotten sinks.tables.takeback",
-    "sinks/test_upsert.py": """sinks.upsert.checks sinks.upsert.culprits sinks.upsert.effects sinks.upsert.going_back sinks.upsert.sink
+    "sinks/test_upsert.py": """sinks.upsert.checks sinks.upsert.effects sinks.upsert.going_back sinks.upsert.sink
         sinks.upsert.table""",
-    "sinks/test_postgresql.py": "sinks.upsert.holders sinks.upsert.reasons sinks.upsert.retry",
+    "sinks/test_postgresql.py": "sinks.upsert.holders sinks.upsert.retry",
+    "sinks/test_reasons.py": "sinks.upsert.culprits sinks.upsert.reasons",
     "sinks/test_iceberg.py": """sinks.iceberg.columns sinks.iceberg.partitions sinks.iceberg.sink
         sinks.iceberg.table""",
     "storage/test_contract.py": """storage.memory storage.memory_contents storage.owned storage.seam

@@ -76,10 +76,12 @@ OUTAGE = Reason(
     Again.RUNNING,
     SinkFailedError,
     "servers, networks and names of hosts come back",
-    "The connection was cut, or the server is restarting, not reachable or out of connections.",
+    "The connection was cut, by the network, the server or a limit such as idle_in_transaction_session_timeout; or the "
+    "server is restarting, not reachable or out of connections.",
     f"When it is reachable again, {_AGAIN}",
     texts=(
-        "connection refused", "failed to resolve host", "could not translate host name", "no more connections allowed",
+        "connection refused", "failed to resolve host", "could not translate host name", "too many connections",
+        "no more connections allowed",
         "server login has been failing", "query_wait_timeout",
     ),
 )  # fmt: skip
@@ -144,7 +146,13 @@ TLS = Reason(
     "or the server has no TLS.",
     f"Correct sslmode and sslrootcert in `connect`, or the server's certificate; then {_AGAIN}",
     kinds=("SSLCertVerificationError",),
-    texts=("certificate verify failed", "server certificate for", "root certificate file", "does not support ssl"),
+    texts=(
+        "certificate verify failed",
+        "server certificate for",
+        "root certificate file",
+        "does not support ssl",
+        "server refuses ssl",
+    ),
 )
 POOLER = Reason(
     "PgBouncer is set up in a way that does not work",
@@ -261,6 +269,8 @@ def said(error: BaseException) -> str:
     """Return a database's own words in one text, with what it adds on the row or the table; never empty."""
     server = _of_server(error)
     primary, detail, hint = (server.get(key) for key in "MDH")
+    if primary and server.get("V", server.get("S")) == "FATAL":
+        primary = f"FATAL:  {primary}"
     if not primary:
         # Without the place in a statement that the user has not written.
         first, _, _ = str(error).strip().partition("\n\nLINE ")
