@@ -26,6 +26,8 @@ _STATUS = re.compile(
     re.DOTALL,
 )
 """A file in the text of a list, as Hadoop writes it."""
+_WORDS = re.compile(r" \(([A-Z][^()]*)\)$")
+_NUMBERS = {os.strerror(number): number for number in errno.errorcode}
 _EXISTS = "org.apache.hadoop.fs.FileAlreadyExistsException"
 
 
@@ -191,8 +193,16 @@ class HadoopFiles:
             kind = "" if thrown is None else str(thrown.getClass().getName())
             text = str(error) if thrown is None else str(thrown.toString())
             line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-            code = errno.ENOENT if kind in _MISSING else errno.EEXIST if kind == _EXISTS else errno.EIO
-            raise OSError(code, line, f"{self._address}{path}") from error
+            raise OSError(_number(kind, line), line, f"{self._address}{path}") from error
+
+
+def _number(kind: str, text: str) -> int:
+    """Return the error number for a Java exception. Java says FileNotFoundException of a file that this user may not
+    read, too, with the operating system's words behind the path."""
+    words = _WORDS.search(text)
+    if words is not None and words[1] in _NUMBERS:
+        return _NUMBERS[words[1]]
+    return errno.ENOENT if kind in _MISSING else errno.EEXIST if kind == _EXISTS else errno.EIO
 
 
 def _tree_of_mount(directory: Path) -> dict[str, tuple[int, int]]:
