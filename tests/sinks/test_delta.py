@@ -245,7 +245,7 @@ def test_a_table_that_asks_more_of_a_writer(tmp_path, change, found):
 
 @pytest.mark.parametrize(
     ("reader", "writer", "found"),
-    [(1, 6, r"the table has writer version 6 in version 4"), (9, 9, "Unsupported minimum reader version 9")],
+    [(1, 6, r"the table has writer version 6 in version 3"), (9, 9, "Unsupported minimum reader version 9")],
 )
 def test_a_protocol_that_does_not_fit(tmp_path, reader, writer, found):
     """Old protocols list no features: writer version 6 means identity columns. The package deltalake refuses newer
