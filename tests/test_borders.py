@@ -66,7 +66,7 @@ PURE = ("time", "random", "secrets", "os", "shutil", "subprocess", "socket")
 
 STORAGE = (
     "bytewax connect copied copies documents history hydration initialize locations lock memory origin reach "
-    "repartition restored scan seam staged standby verify"
+    "repartition restored scan seam snapshot staged standby verify"
 )
 """The public modules of `recovery.storage`: all that other rooms may import of it."""
 

@@ -60,7 +60,7 @@ COVERED_BY = {
     "operational/test_keyed.py": "cli.state_scopes",
     "operational/test_rewinds.py": "epochs.execution",
     "operational/test_scopes.py": "operational.backends.backend",
-    "operational/test_steps.py": "epochs.writer operational.steps.step_edits operational.flows",
+    "operational/test_steps.py": "epochs.writer operational.steps.step_edits operational.flows storage.snapshot",
     "report/test_page.py": """report.charts report.facts report.html report.partitions report.timeline
         report.trends""",
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
