@@ -60,7 +60,7 @@ COVERED_BY = {
     "operational/test_keyed.py": "cli.state_scopes",
     "operational/test_rewinds.py": "epochs.execution",
     "operational/test_scopes.py": "operational.backends.backend",
-    "operational/test_steps.py": "epochs.writer operational.steps.step_edits operational.flows",
+    "operational/test_steps.py": "epochs.writer operational.steps.step_edits operational.flows storage.snapshot",
     "report/test_page.py": """report.charts report.facts report.html report.partitions report.timeline
         report.trends""",
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
@@ -73,8 +73,7 @@ COVERED_BY = {
     "sinks/test_postgresql.py": "sinks.upsert.holders sinks.upsert.reasons sinks.upsert.retry",
     "sinks/test_iceberg.py": """sinks.iceberg.columns sinks.iceberg.partitions sinks.iceberg.sink
         sinks.iceberg.table""",
-    "storage/test_contract.py": """storage.memory storage.memory_contents storage.owned storage.seam
-        storage.spread""",
+    "storage/test_contract.py": "storage.owned storage.seam storage.spread",
     "storage/test_deltas.py": "storage.connect storage.deltas.delta storage.sqlite.execution_deltas",
     "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe
         storage.sqlite.fold storage.sqlite.rewind storage.sqlite.snap_rows""",
@@ -109,10 +108,10 @@ COVERED_BY = {
     "spark/tasks/test_input_values.py": "spark.steps.key_columns",
     # Code around the JVM: only a session shows whether it is right.
     "spark/test_session.py": """spark.jvm.java spark.jvm.java_sources spark.jvm.launch
-        spark.jvm.startup.sitecustomize spark.startup.sitecustomize""",
+        spark.jvm.startup.sitecustomize""",
     "spark/jvm/test_versions.py": "spark.jvm.connect_sessions spark.jvm.stream_readers",
     "test_without_spark.py": "backup.arrow spark.jvm.installed",
-    "spark/test_warmup.py": "cli.warmup spark.jvm.class_archive spark.run.warmup_flows",
+    "spark/test_warmup.py": "cli.warmup spark.jvm.cache.class_archive spark.run.warmup_flows",
     "native/test_addresses.py": "spark.jvm.hadoop",
     "spark/test_plan.py": "spark.jvm.plan_nodes",
     "spark/test_steps.py": """flow spark.planner.replay spark.run.mailboxes spark.run.position spark.run.query
@@ -167,7 +166,6 @@ COVERED_BY = {
     "cli/test_reader_gone.py": "__main__",
     # Documented names of what lies in other rooms.
     "values/test_keys.py": "keys",
-    "spark/jvm/test_daemon.py": "spark.daemon",
 }
 
 

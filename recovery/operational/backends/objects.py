@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import math
 import os
 import re
 import secrets
 import shlex
 import stat
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -23,8 +20,8 @@ from recovery.base.untrusted_paths import read_received
 from recovery.errors import ConfigurationError, RecoveryError, StateBackendError
 from recovery.host.buckets import Access, azure_access, gs_access, s3_access
 from recovery.host.durable import PRIVATE, UMASK, create, files_below, make_directories, open_own, sync
+from recovery.host.locks import free, lock_file_within
 from recovery.operational.backends.address import SECRETS, TIMEOUT, Address, bad_address
-from recovery.storage.lock import free
 
 T = TypeVar("T")
 
@@ -33,7 +30,6 @@ Token = Any
 
 LARGEST = 256 << 20
 """The largest object that is read, in bytes. Documents stay far below it; a larger object came from another program."""
-ATTEMPT_INTERVAL_S = 0.002
 _QUERY = re.compile(r"\?[^\s\"')]+")
 
 
@@ -187,12 +183,7 @@ class FileObjects:
         path = self.root / ".writing"
         descriptor, holder_pid = open_own(path, self._mode()), os.getpid()
         try:
-            for _ in range(1 + math.ceil(self._timeout_s / ATTEMPT_INTERVAL_S)):
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                time.sleep(ATTEMPT_INTERVAL_S)
-            else:
+            if not lock_file_within(descriptor, self._timeout_s):
                 raise StateBackendError(
                     f"another process has been writing for {self._timeout_s:g} s",
                     path=path,
