@@ -21,9 +21,9 @@ from pathlib import Path
 
 import apsw
 
-from recovery.backup.frames import FrameIndex
 from recovery.base import faults
 from recovery.errors import BackupTargetError, CorruptPartitionError, HydratingError, RecoveryError, StorageError
+from recovery.places.frames import FrameIndex
 from recovery.storage.lazy.names import is_lazy, lazy_path
 from recovery.storage.lazy.pages import Pages, Progress, Source, create_lazy, page_bytes_of, pages_at
 from recovery.storage.sqlite.file.connections import use_log
