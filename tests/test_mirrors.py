@@ -61,7 +61,7 @@ COVERED_BY = {
     "operational/test_keyed.py": "cli.state_scopes",
     "operational/test_rewinds.py": "epochs.execution",
     "operational/test_scopes.py": "operational.backends.backend",
-    "operational/test_steps.py": "epochs.writer operational.steps.step_edits operational.flows",
+    "operational/test_steps.py": "epochs.writer operational.steps.step_edits operational.flows storage.snapshot",
     "report/test_page.py": """report.charts report.facts report.html report.partitions report.timeline
         report.trends""",
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
@@ -74,8 +74,7 @@ COVERED_BY = {
     "sinks/test_postgresql.py": "sinks.upsert.holders sinks.upsert.reasons sinks.upsert.retry",
     "sinks/test_iceberg.py": """sinks.iceberg.columns sinks.iceberg.partitions sinks.iceberg.sink
         sinks.iceberg.table""",
-    "storage/test_contract.py": """storage.memory storage.memory_contents storage.owned storage.seam
-        storage.spread""",
+    "storage/test_contract.py": "storage.owned storage.seam storage.spread",
     "storage/test_deltas.py": "storage.connect storage.deltas.delta storage.sqlite.execution_deltas",
     "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe
         storage.sqlite.fold storage.sqlite.rewind storage.sqlite.snap_rows""",

@@ -146,10 +146,9 @@ ELSEWHERE = {
     # They open with flags of their own, and each says why.
     "appended/files.py": "input, which may be a link: only regular files, without waiting",
     "cli/common.py": "/dev/null",
-    "host/beside.py": "a directory", "host/new_directory.py": "a directory",
     "host/durable.py": "files that are written",
-    "host/private.py": "a directory", "host/record_locks.py": "locks", "host/scratch.py": "a lock",
-    "storage/hydration.py": "a directory", "storage/initialize.py": "a directory", "storage/lock.py": "a lock",
+    "host/private.py": "a directory", "host/locks.py": "locks", "host/scratch.py": "a lock",
+    "storage/lock.py": "a lock",
     "storage/lazy/vfs.py": "a lock, with O_NOFOLLOW",
     "spark/jvm/class_cache.py": "only files that nobody else can write to, with O_NOFOLLOW",
 }  # fmt: skip

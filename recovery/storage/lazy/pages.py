@@ -19,7 +19,6 @@ A page is absent, fetched, or kept. What makes this safe, whatever is killed at 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import struct
@@ -36,6 +35,7 @@ import msgspec
 from recovery.base import faults
 from recovery.errors import BackupDamagedError, CorruptPartitionError, StorageError
 from recovery.host.durable import create, sync
+from recovery.host.locks import lock_file, unlock_file
 from recovery.places.frames import FrameIndex
 from recovery.storage.lazy.names import SUFFIX, lazy_path
 
@@ -175,11 +175,11 @@ class Pages:
     def locked(self) -> Iterator[None]:
         """Keep other threads and processes from writing absent pages, and from making the partition an ordinary one."""
         with self._mutex:
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            lock_file(self._fd)
             try:
                 yield
             finally:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                unlock_file(self._fd)
 
     def keeps(self, page: int) -> bool:
         """Return whether nobody will write a page any more but SQLite."""
