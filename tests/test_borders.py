@@ -17,7 +17,7 @@ MODULES = {
 }
 
 LAYERS = (
-    "base.printable",
+    "base.printable setting",
     "errors",
     "base",
     "host",

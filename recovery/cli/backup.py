@@ -28,6 +28,7 @@ from recovery.cli.common import (
     tell_error,
     umask_option,
 )
+from recovery.cli.option import ParsedType
 from recovery.cli.output_errors import of_output
 from recovery.cli.owners import owner_options, whole_copies
 from recovery.cli.restore_output import lines_facts, lines_text
@@ -52,7 +53,7 @@ PASSING = (BackupTargetError, StorageError)
 NOT_REMOVED = "the backup counts, but older ones could not be removed"
 
 
-class KeepType(click.ParamType[KeepRule]):
+class KeepType(ParsedType[KeepRule]):
     """A rule for keeping backups: 24, 7d or 90d/1d."""
 
     name = "keep"

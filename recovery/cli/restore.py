@@ -15,6 +15,7 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, umask_option
+from recovery.cli.option import ParsedType
 from recovery.cli.owners import owner_options
 from recovery.cli.restore_output import announcing, plan_facts, plan_text, reads_facts, reads_text
 from recovery.cli.restore_to_owners import Wanted, to_owners
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from recovery.backup.sources import Source
 
 
-class MomentType(click.ParamType[int]):
+class MomentType(ParsedType[int]):
     """A time in local time, or with an offset; converted to milliseconds since 1970."""
 
     name = "time"

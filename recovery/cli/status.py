@@ -26,8 +26,8 @@ from recovery.cli.common import (
     say,
     style,
     table,
-    threshold_option,
 )
+from recovery.cli.config_options import threshold_option
 from recovery.cli.native import operators_at, operators_text
 from recovery.cli.owners import locations, owner_options, say_links, shown_path
 from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with_path
