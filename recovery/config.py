@@ -9,10 +9,11 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.base.addresses import file_system, host_and_port, local_path
+from recovery.base.addresses import host_and_port, local_path
 from recovery.base.intervals import Interval, parse_interval
 from recovery.base.wording import counted
 from recovery.errors import ConfigurationError
+from recovery.places.address import file_system
 from recovery.planning.backups import parse_keep
 from recovery.planning.health import parse_targets
 from recovery.setting import setting

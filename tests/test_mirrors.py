@@ -28,14 +28,14 @@ COVERED_BY = {
     "appended/test_rotation.py": "appended.locate appended.planner appended.reach",
     "backup/test_fork.py": "cli.fork host.cloned host.new_directory",
     "backup/test_hostile_manifests.py": "backup.manifest",
-    "backup/test_object_stores.py": "backup.places",
-    "backup/test_faults.py": "backup.target",
+    "places/test_object_stores.py": "places.bucket places.opening",
+    "backup/test_faults.py": "places.directory",
     "backup/test_round_trip.py": """backup.make backup.note backup.repository backup.restore backup.sources
         storage.copies""",
     "backup/test_writers.py": "backup.writer",
     "backup/test_incremental.py": """backup.links backup.objects storage.sqlite.transfer.changes_file
         storage.sqlite.transfer.replay""",
-    "backup/test_lazy.py": "backup.frames storage.hydration storage.lazy.names storage.lazy.pages storage.lazy.vfs",
+    "backup/test_lazy.py": "places.frames storage.hydration storage.lazy.names storage.lazy.pages storage.lazy.vfs",
     "backup/test_lease.py": "backup.conditional",
     "backup/standby/test_commands.py": "cli.follow cli.promote",
     "backup/standby/test_follow.py": "backup.standby.document backup.standby.fetch storage.standby",
@@ -54,7 +54,8 @@ COVERED_BY = {
     "metrics/test_meter.py": "metrics.exposition metrics.memory",
     "operational/test_owned.py": "owner.documents",
     "operational/test_directory.py": "operational.locks operational.manager",
-    "operational/test_objects.py": "operational.backends.address",
+    "places/test_addresses.py": "places.address",
+    "places/test_documents.py": "places.protocol",
     "operational/test_remote.py": """operational.backends.leases operational.backends.migrate
         operational.backends.open""",
     "operational/test_keyed.py": "cli.state_scopes",
@@ -110,7 +111,7 @@ COVERED_BY = {
     "spark/test_session.py": """spark.jvm.java spark.jvm.java_sources spark.jvm.launch
         spark.jvm.startup.sitecustomize""",
     "spark/jvm/test_versions.py": "spark.jvm.connect_sessions spark.jvm.stream_readers",
-    "test_without_spark.py": "backup.arrow spark.jvm.installed",
+    "test_without_spark.py": "places.arrow spark.jvm.installed",
     "spark/test_warmup.py": "cli.warmup spark.jvm.cache.class_archive spark.run.warmup_flows",
     "native/test_addresses.py": "spark.jvm.hadoop",
     "spark/test_plan.py": "spark.jvm.plan_nodes",

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from recovery.backup.make import Made
     from recovery.backup.manifest import Manifest
     from recovery.backup.repository import Listing, Pruned
-    from recovery.backup.target import Target
     from recovery.backup.writer import Writer
+    from recovery.places.protocol import Target
 
 
 PASSING = (BackupTargetError, StorageError)
@@ -113,10 +113,10 @@ def backup(
     if pruned and not keep:
         raise click.UsageError("Say with --keep which backups to keep.")
     from recovery.backup.catalog import Catalog
-    from recovery.backup.mounted import limited
-    from recovery.backup.places import open_target
     from recovery.backup.repository import list_backups, prune
     from recovery.backup.writer import Writer
+    from recovery.places.mounted import limited
+    from recovery.places.opening import open_target
 
     target = open_target(places[-1], umask=umask)
     if every is not None:
@@ -336,7 +336,7 @@ def _show(target: Target, listing: Listing, as_json: bool) -> None:
 
 def _check_place(target: Target) -> None:
     """Raises NoBackupError for a place that clearly does not hold backups."""
-    from recovery.backup.target import DirectoryTarget
+    from recovery.places.directory import DirectoryTarget
 
     if not isinstance(target, DirectoryTarget):
         return

@@ -15,11 +15,11 @@ from recovery.base.reserved import EPOCH_STEP
 from recovery.cli.config_options import config_option
 from recovery.cli.owners import locations, owner_options
 from recovery.errors import ConfigurationError
-from recovery.operational.backends.address import is_uri
 from recovery.operational.backends.open import VARIABLE
 from recovery.operational.backends.owned import OwnerBackend, documents_of
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.manager import StateManager
+from recovery.places.address import is_uri
 from recovery.storage.locations import Locations, OwnerAccess
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -41,7 +41,8 @@ class ReadableType(ParsedType[Readable]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Readable:
         if isinstance(value, Readable):
             return value
-        from recovery.backup.places import is_place, shown_address
+        from recovery.places.opening import is_place
+        from recovery.places.secrets import shown_address
 
         if not is_place(value):
             return Readable(DIRECTORY.convert(value, param, ctx), value)

@@ -85,7 +85,7 @@ def restore(
         return
     if directory is None:
         raise click.UsageError("Missing argument 'DIR'.")
-    from recovery.backup.places import lasting_place
+    from recovery.places.opening import lasting_place
 
     if lazy and not dry_run and any(each.place == lasting_place(source) for each in hydrating(directory)):
         continue_hydration(directory, CopyProgress(quiet=as_json))
@@ -96,10 +96,10 @@ def restore(
 
 
 def _to_directory(place: str, directory: Path, wanted: Wanted, lazy: bool, as_json: bool) -> None:
-    from recovery.backup.places import lasting_place, open_target
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
+    from recovery.places.opening import lasting_place, open_target
 
     clock, progress = SystemClock(), CopyProgress(quiet=as_json)
     with scratch_directory("restore") as scratch:
@@ -168,10 +168,10 @@ def restore_missing(place: str, directory: Path, *, replicate: str | None, takeo
     if any(directory.glob("part-*.sqlite3*")):
         progress.say(one_line(f"{directory} holds partitions; nothing was restored"))
         return
-    from recovery.backup.places import lasting_place, open_target
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
+    from recovery.places.opening import lasting_place, open_target
 
     clock = SystemClock()
     lasting = lasting_place(place)

@@ -54,10 +54,10 @@ from recovery.cli.state_files import export, import_, migrate_
 from recovery.cli.state_scopes import clean, scopes
 from recovery.cli.state_transfer import copy, move
 from recovery.errors import StateLockedError, StateNotFoundError
-from recovery.operational.backends.address import is_uri
 from recovery.operational.scopes import is_scoped
 from recovery.operational.targets import REMOVED, Steps, Whole, missing, unknown_step
 from recovery.operational.values import parse_json
+from recovery.places.address import is_uri
 from recovery.storage.snapshot import snapshot_at
 
 F = TypeVar("F", bound=Callable[..., Any])

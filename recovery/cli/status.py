@@ -207,7 +207,7 @@ def collect_status(
 def _progress(found: Progress) -> dict[str, Any]:
     """Return how much of a partition a lazy restore has fetched."""
     # Only such a directory needs what reaches places of backups.
-    from recovery.backup.places import shown_address
+    from recovery.places.secrets import shown_address
 
     return {
         "file": found.path.name,

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import apsw
 
-from recovery.backup.frames import FrameIndex
 from recovery.base import faults
 from recovery.errors import BackupTargetError, CorruptPartitionError, HydratingError, RecoveryError, StorageError
 from recovery.host.locks import locked_directory
+from recovery.places.frames import FrameIndex
 from recovery.storage.lazy.names import is_lazy, lazy_path
 from recovery.storage.lazy.pages import Pages, Progress, Source, create_lazy, page_bytes_of, pages_at
 from recovery.storage.sqlite.file.connections import use_log

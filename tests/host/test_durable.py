@@ -19,8 +19,8 @@ from recovery.cli import main
 from recovery.demo.story import Story
 from recovery.errors import OutputMismatchError, StateBackendError, StorageError
 from recovery.host import durable
-from recovery.operational.backends.objects import FileObjects
 from recovery.operational.locks import FileLock
+from recovery.places.directory import FileObjects
 from recovery.sinks.disk import Disk
 from recovery.sinks.output import OutputDirectory
 from recovery.sinks.protocol import Resume
