@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,7 @@ SIGN = f"UPDATE states SET digest = {DIGEST} WHERE state_id = ? RETURNING digest
 SUM = f"SELECT {SUM_SQL} FROM states"
 DAMAGED = f"SELECT count(*) FROM states WHERE digest IS NOT {DIGEST}"
 ODD = f"SELECT count(*) FROM states WHERE {ODD_DOCUMENT}"
+_SEE_PLAN = "See which file to rename or to put back: python -m recovery plan"
 NO_TOTALS = "the row of totals is missing or damaged"
 TOTALS = "SELECT one, states, states_digest, digest FROM totals"
 
@@ -93,7 +95,11 @@ def home(directory: Path) -> Path:
         if path.is_symlink():
             raise missing_file(path)
         if any(directory.glob("part-*.sqlite3")):
-            raise MissingPartitionsError(f"{path.name}, which holds the operational state, is missing", path=directory)
+            raise MissingPartitionsError(
+                f"{path.name}, which holds the operational state, is missing",
+                path=directory,
+                remedy=f"{_SEE_PLAN} {shlex.quote(str(directory))}",
+            )
         what = "it holds no recovery partition" if directory.is_dir() else "there is no such directory"
         raise NoPartitionsError(what, path=directory)
 
@@ -307,7 +313,12 @@ def _check_table(connection: apsw.Connection, path: Path) -> None:
 def _check_home(connection: apsw.Connection, path: Path) -> None:
     index = value(connection, "SELECT part_index FROM parts")
     if index != 0:
-        raise DuplicatePartitionError(f"by its content this file is part-{index}.sqlite3", path=path)
+        raise DuplicatePartitionError(
+            f"by its content this file is part-{index}.sqlite3",
+            path=path,
+            cause="Files were renamed.",
+            remedy=f"{_SEE_PLAN} {shlex.quote(str(path.parent))}",
+        )
 
 
 @contextlib.contextmanager

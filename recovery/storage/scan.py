@@ -19,6 +19,7 @@ from recovery.errors import (
     StorageError,
 )
 from recovery.planning.measures import Measure, StepSize
+from recovery.planning.strays import judged
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.origin import name_relatives
 from recovery.storage.sqlite import describe
@@ -55,7 +56,7 @@ def scan(directory: Path) -> list[FoundFile]:
                 found.append(FoundFile(path, None, error))
     if not found:
         raise _none_in(directory)
-    return name_relatives(found)
+    return judged(name_relatives(found))
 
 
 def _none_in(directory: Path) -> NoPartitionsError:
