@@ -26,10 +26,10 @@ from recovery.errors import (
     CorruptPartitionError,
     DuplicatePartitionError,
     MissingPartitionsError,
-    NoPartitionsError,
     StateLockedError,
 )
 from recovery.host.processes import describe_holder
+from recovery.storage.no_partitions import no_partitions
 from recovery.storage.sqlite.columns import ODD_DOCUMENT, check_columns
 from recovery.storage.sqlite.digests import (
     MODULUS,
@@ -100,8 +100,7 @@ def home(directory: Path) -> Path:
                 path=directory,
                 remedy=f"{_SEE_PLAN} {shlex.quote(str(directory))}",
             )
-        what = "it holds no recovery partition" if directory.is_dir() else "there is no such directory"
-        raise NoPartitionsError(what, path=directory)
+        raise no_partitions(directory)
 
 
 def read_states(path: Path, ids: Sequence[str]) -> dict[str, StoredState]:

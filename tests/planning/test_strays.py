@@ -208,8 +208,7 @@ def test_at_an_owner(store):
 def test_bytes_of_a_run_of_the_program(store):
     """As a user types it, in a process of its own."""
     renamed(store)
-    done = subprocess.run(
-        [sys.executable, "-m", "recovery", "verify", str(store)], capture_output=True, text=True, check=False, timeout=60
-    )  # fmt: skip
+    command = [sys.executable, "-m", "recovery", "verify", str(store)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 25
     assert f"mv '{store}/part-2.sqlite3' '{store}/part-1.sqlite3'" in done.stderr
