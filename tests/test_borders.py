@@ -31,7 +31,7 @@ LAYERS = (
     "epochs flow",
     "operational",
     "backup importing native partitioning pipeline",
-    "replication report",
+    "replication report runnable",
     "spark.clusters",
     "spark.jvm",
     "spark.steps",
@@ -66,7 +66,7 @@ PURE = ("time", "random", "secrets", "os", "shutil", "subprocess", "socket")
 
 STORAGE = (
     "bytewax connect copied copies documents history hydration initialize locations lock memory origin reach "
-    "repartition restored scan seam staged standby verify"
+    "no_partitions repartition restored scan seam staged standby verify"
 )
 """The public modules of `recovery.storage`: all that other rooms may import of it."""
 
