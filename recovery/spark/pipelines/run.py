@@ -32,6 +32,7 @@ from recovery.planning.going_back import kept_interval_s
 from recovery.planning.pipeline import LastNode, NodePlan, plan_nodes
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile
+from recovery.runnable import check_config, check_pipeline
 from recovery.spark.clusters import check_master
 from recovery.spark.jvm.errors import in_short
 from recovery.spark.jvm.launch import abandon_launch
@@ -92,6 +93,8 @@ def run_pipeline(
     Raises FlowFailedError at the end if a node failed, and the RecoveryErrors of the directory before any node runs.
     """
     clock = clock or SystemClock()
+    check_pipeline(pipeline, "run_pipeline")
+    check_config(config, "run_pipeline", needed=True)
     check_runs("the observer", observer)
     check_master(master, conf)
     _check_options(config, resume, full_refresh, no_state_update)

@@ -27,6 +27,7 @@ from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, 
 from recovery.flow import Flow, check_output_mode, check_sink
 from recovery.hadoop.home import HadoopHome
 from recovery.planning.replica import ReplicaState
+from recovery.runnable import check_config, check_flow_or_frame
 from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
 from recovery.spark.clusters import Planned, Serving, check_master, check_plan, check_spread, is_cluster
@@ -89,6 +90,8 @@ def start(
     Raises the RecoveryErrors of planning; in that case nothing was written.
     """
     clock = clock or SystemClock()
+    check_flow_or_frame(flow, "start")
+    check_config(config, "start")
     config = replicated(config, replicate)
     check_sink(sink)
     if isinstance(flow, Flow):
