@@ -37,7 +37,7 @@ from recovery.storage.hydration import is_lazy
 from recovery.storage.initialize import place_restored
 from recovery.storage.scan import describe_file, scan
 from recovery.storage.sqlite.file.opening import partition_path
-from recovery.storage.verify import PartitionCheck
+from recovery.storage.verify import PartitionCheck, naming
 
 AT_ONCE = 4
 SHOWN = 3
@@ -306,7 +306,8 @@ def restored_to_read(
         done = restore(source, room / "restored", clock=clock, random_id=random_id, collects=False)
         for problem in (*source.problems, *done.left_out):
             warn(f"{source.shown}: not used: {problem}")
-        yield room / "restored"
+        with naming(room / "restored", source.shown):
+            yield room / "restored"
 
 
 def _each(work: Callable[[Copy], T], copies: Sequence[Copy]) -> list[T]:

@@ -18,6 +18,7 @@ from recovery.host.scratch import scratch_directory
 from recovery.planning.copies import Location
 from recovery.storage.copied import copied
 from recovery.storage.locations import Locations, OwnerAccess
+from recovery.storage.verify import naming
 
 FILE = click.Path(path_type=Path)
 LOOK_S = 10.0
@@ -72,7 +73,8 @@ def whole_copies(directory: Path, access: OwnerAccess) -> Iterator[Path]:
             places.release()
         for note in places.notes:
             tell(one_line(note))
-        yield found
+        with naming(found, str(directory), places.shown):
+            yield found
 
 
 def to_read(directory: Path, access: OwnerAccess) -> Path:

@@ -10,6 +10,7 @@ import click
 from recovery.base.printable import one_line
 from recovery.base.wording import counted, listed
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, table, tell
+from recovery.cli.dry_run import dry_run_option
 from recovery.cli.status_line import StatusLine
 from recovery.partitioning.in_place import drop_old, kept_directories
 from recovery.partitioning.repartition import Repartitioned, RepartitionPlan, plan_repartition, repartition
@@ -22,7 +23,7 @@ USAGE = "Give DIR NEW_DIR N; with --in-place DIR N; with --drop-old DIR."
 @click.argument("arguments", metavar="DIR [NEW_DIR] N", nargs=-1, required=True)
 @click.option("--in-place", is_flag=True, help="Swap the new directory with DIR, and keep the old one beside it.")
 @click.option("--drop-old", is_flag=True, help="Remove the old directories that --in-place left beside DIR.")
-@click.option("--dry-run", is_flag=True, help="Show what would be done; write nothing.")
+@dry_run_option("Show what would be done; write nothing.")
 @json_option
 @click.pass_context
 def repartition_command(

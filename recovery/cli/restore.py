@@ -15,6 +15,7 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, umask_option
+from recovery.cli.dry_run import dry_run_option
 from recovery.cli.owners import owner_options
 from recovery.cli.restore_output import announcing, plan_facts, plan_text, reads_facts, reads_text
 from recovery.cli.restore_to_owners import Wanted, to_owners
@@ -50,7 +51,7 @@ class MomentType(click.ParamType[int]):
 @click.option("--at", "at_ms", type=MomentType(), help="Restore the newest epoch closed at or before this time.")
 @click.option("--lazy", is_flag=True, help="Let runs use DIR immediately: the pages that they read are fetched "
               "first, the rest meanwhile. Run the same command again to continue.")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Show what would be restored and what would be lost; write nothing.")
+@dry_run_option("Show what would be restored and what would be lost; write nothing.")
 @umask_option
 @owner_options
 @json_option

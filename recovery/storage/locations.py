@@ -93,6 +93,8 @@ class Locations:
         self.owners = tuple(owners)
         self.notes: tuple[str, ...] = ()
         """On each copy that is not used."""
+        self.shown: dict[str, str] = {}
+        """How errors name each file that is used: with its owner's location, or with the own directory."""
         self._owner_of: dict[PartitionIndex, Owner | None] = {}
         self._known: dict[PartitionIndex, FileFacts] = {}
 
@@ -111,6 +113,7 @@ class Locations:
         """Return what `found` returns, chosen from the answers of `asked`."""
         chosen = choose_copies(asked)
         self.notes = chosen.notes
+        self.shown = {copy.partition.path.name: str(copy.partition.path) for copy in chosen.copies}
         named = {owner.location: owner for owner in self.owners}
         self._owner_of = {copy.partition.index: named.get(copy.location) for copy in chosen.copies}
         return [FoundFile(copy.partition.path, copy.partition) for copy in chosen.copies]
