@@ -14,11 +14,9 @@ from recovery.base.printable import one_line
 from recovery.cli.common import say, table, tell
 from recovery.config import checked_owners
 from recovery.errors import ConfigurationError
-from recovery.host.scratch import scratch_directory
 from recovery.planning.copies import Location
-from recovery.storage.copied import copied
+from recovery.storage.copied import copies_of
 from recovery.storage.locations import Locations, OwnerAccess
-from recovery.storage.verify import naming
 
 FILE = click.Path(path_type=Path)
 LOOK_S = 10.0
@@ -65,16 +63,15 @@ def whole_copies(directory: Path, access: OwnerAccess) -> Iterator[Path]:
     if not access.owners:
         yield directory
         return
-    with scratch_directory("read") as room:
-        places = locations(directory, access)
+    places = locations(directory, access)
+    with contextlib.ExitStack() as held:
         try:
-            found = copied(places, room)
+            found = held.enter_context(copies_of(places))
         finally:
             places.release()
         for note in places.notes:
             tell(one_line(note))
-        with naming(found, str(directory), places.shown):
-            yield found
+        yield found
 
 
 def to_read(directory: Path, access: OwnerAccess) -> Path:

@@ -14,7 +14,7 @@ from recovery.base.credentials.certificates import read_certificates
 from recovery.base.credentials.token import read_token
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
 from recovery.base.threads import each
-from recovery.errors import ConfigurationError, NoPartitionsError, RecoveryError
+from recovery.errors import ConfigurationError, DirectoryLockedError, NoPartitionsError, RecoveryError
 from recovery.planning.copies import Location, choose_copies
 from recovery.planning.measures import Measure, StepSize
 from recovery.planning.values import FoundFile, PartitionDescription
@@ -103,6 +103,13 @@ class Locations:
         the own one. run: a text that nobody else has. Raises DirectoryLockedError."""
         for owner in self.owners:
             owner.hold(run, f"{purpose} on {socket.gethostname()}", task_key)
+
+    def check_free(self) -> None:
+        """Raise DirectoryLockedError, with the location of the owner, if a process has locked the directory of one."""
+        for owner in self.owners:
+            holder = owner.ask(OwnerCalls.serving).holder
+            if holder:
+                raise DirectoryLockedError(f"the owner's directory is in use by {holder}", path=owner.location)
 
     def found(self) -> list[FoundFile]:
         """Return the files to plan with: of several copies of a partition, the one that counts. Raises what

@@ -95,7 +95,8 @@ def test_a_wrong_row_is_a_typed_error_of_every_command(template: Path, tmp_path:
 AT_OWNERS = (
     "plan DB", "verify DB", "status DB", f"history DB --step {STEP} --key k1", f"state list DB --step {STEP}",
     "backup DB TO", "hwm set DB orders 99", "state clear DB hwm --yes",
-    f"state set DB --step {STEP} --key k1 [9] --yes", f"state clear DB --step {STEP} --key k1 --yes", "gc DB", "gc DB -b 0",
+    f"state set DB --step {STEP} --key k1 [9] --yes", f"state clear DB --step {STEP} --key k1 --yes",
+    "gc DB", "gc DB -b 0", "gc DB --dry-run",
 )  # fmt: skip
 
 
@@ -124,6 +125,7 @@ def test_a_wrong_row_at_an_owner_is_the_same_error_with_the_address_of_that_owne
             assert "owner of the partitions failed" not in done.stderr, (command, done.stderr)
             if done.returncode == 23:
                 at = owners[index].at
-                assert re.match(rf"Error: {re.escape(at)}/(\S+/)?part-{index}\.sqlite3: ", done.stderr), (command, done)
+                named = rf"Error: {re.escape(at)}/(\S+/)?part-{index}\.sqlite3: "
+                assert re.match(named, done.stderr), (command, done.stderr)
             codes[command] = done.returncode
         assert codes["verify DB"] == 23 or set(codes.values()) == {0}, codes

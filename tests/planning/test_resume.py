@@ -347,7 +347,7 @@ class TestMessages:
     @pytest.mark.parametrize("kinds", [["current", "too old", "current"], ["current", "other flow", "current"],
                                        ["missing", "current", "current"], ["current"] * N])  # fmt: skip
     def test_an_error_about_files_in_several_places_names_no_place_but_those_of_the_files(self, kinds):
-        """Partitions at two owners: the address of the first owner does not stand before an error about another file."""
+        """Partitions at two owners: an error about a file of one does not begin with the address of the other."""
         hosts = {f"part-{index}.sqlite3": f"h{index % 2}:7337/part-{index}.sqlite3" for index in range(N)}
         found = found_files(kinds)
         spread = [FoundFile(Path(hosts[each.path.name]), replace(each.description, path=Path(hosts[each.path.name])))

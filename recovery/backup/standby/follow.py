@@ -51,7 +51,7 @@ from recovery.errors import (
 from recovery.host.durable import PRIVATE, Modes, make_directories, sync
 from recovery.planning.following import Position, Stage, is_later, latest_first, stage_of
 from recovery.storage.copies import put_in_place, replay
-from recovery.storage.lock import DirectoryLock
+from recovery.storage.lock import DirectoryLock, check_unlocked
 from recovery.storage.scan import describe_file
 from recovery.storage.standby import NAME, is_standby
 
@@ -150,7 +150,10 @@ class Follower:
                 raise StorageError(str(error), path=self.directory) from error
         elif not is_standby(self.directory):
             raise _no_standby(self.directory)
-        self._lock.acquire()
+        if self._preview is None:
+            self._lock.acquire()
+        else:
+            check_unlocked(self.directory)
         try:
             self._document = self._marked()
             self._target: Target = limited(open_target(self._document.place))
@@ -406,7 +409,7 @@ def _cut_off(directory: Path, coming: At) -> StandbyDirectoryError:
     return StandbyDirectoryError(
         f"a part of its partitions is as of backup {coming.manifest}, to which it was being brought",
         path=directory,
-        cause="A recovery follow was killed meanwhile. The next one, or a promotion, completes that; a dry run does not.",
+        cause="A recovery follow was killed. The next one, or a promotion, completes that; a dry run does not.",
         remedy="Follow the place once more: python -m recovery follow SRC DIR --once",
     )
 
