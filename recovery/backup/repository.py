@@ -215,18 +215,13 @@ def prune(
     removed = [each.id for each in contents.backups if each.id not in kept_ids]
     refuse_other_versions(target, contents.unreadable)
     # prune.2
-    drafts = [entry for entry in entries_of(target, MANIFESTS) if entry.name.endswith(DRAFT)]
     # The objects behind a damaged manifest are unchanged, and may be needed to recover data.
     torn = [
         entry
         for entry in contents.unreadable
         if entry.name not in backups_to_keep(_with_unreadable(taken, entry), rules, now_ms)
     ]
-    leftovers = [
-        entry.name
-        for entry in (*drafts, *torn, *entries_of(target, RUNNING))
-        if entry.written_ms < now_ms - STALE_AFTER_S * 1000
-    ]
+    leftovers = _leftovers(target, torn, now_ms)
     going = [*map(manifest_name, removed), *leftovers]
     # What a dry run leaves in place, and a pruning would no longer find.
     left = set(going) if dry_run else set()
@@ -249,6 +244,14 @@ def prune(
         objects=len(garbage),
         stored_bytes=sum(entry.size_bytes for entry in garbage),
     )
+
+
+def _leftovers(target: Target, torn: Sequence[Entry], now_ms: int) -> list[str]:
+    """Return the names of files of unfinished and unreadable backups that are older than a day: prune.2. torn: the
+    unreadable manifests that no rule keeps."""
+    drafts = [entry for entry in entries_of(target, MANIFESTS) if entry.name.endswith(DRAFT)]
+    found = (*drafts, *torn, *entries_of(target, RUNNING))
+    return [entry.name for entry in found if entry.written_ms < now_ms - STALE_AFTER_S * 1000]
 
 
 def _without(names: Container[str], entries: Iterable[Entry]) -> list[Entry]:

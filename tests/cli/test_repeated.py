@@ -91,7 +91,7 @@ def call(command: str, code: int = 0) -> Result:
     return result
 
 
-def contents(*directories: str) -> dict[str, bytes]:
+def contents(*directories: str | Path) -> dict[str, bytes]:
     """All files, except locks, which name their holder while it runs."""
     return {
         str(path): path.read_bytes()

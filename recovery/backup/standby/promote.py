@@ -24,7 +24,7 @@ from recovery.backup.conditional import open_documents
 from recovery.backup.lease import Claimant, Term, claim, last_place, look_at_term, taken_over
 from recovery.backup.manifest import Manifest
 from recovery.backup.progress import Observer, ignore
-from recovery.backup.standby.document import end_standby, incomplete
+from recovery.backup.standby.document import At, end_standby, incomplete
 from recovery.backup.standby.follow import Follower, Missed
 from recovery.base import faults
 from recovery.base.clock import Clock
@@ -95,21 +95,17 @@ def promote(
         preview = held.enter_context(scratch_directory("promote")) if dry_run else None
         # promote.1
         follower = held.enter_context(Follower(directory, None, clock, observe=observe, preview=preview))
-        document = follower.document
-        if document.at is None or document.store_id is None:
-            raise NoBackupError(
-                "nothing was fetched into it yet",
-                path=directory,
-                cause="",
-                remedy="Follow a place with a backup first.",
-            )
-        if follower.at is not None and follower.at.is_whole:
+        document, store_id, at = follower.document, follower.document.store_id, follower.at
+        if at is None or store_id is None:
+            remedy = "Follow a place with a backup first."
+            raise NoBackupError("nothing was fetched into it yet", path=directory, cause="", remedy=remedy)
+        if at.is_whole:
             plan_resume(scan(directory))
         term = before = None
         missed: tuple[Missed, ...] = ()
         if not unfenced:
             # promote.2
-            claimant = Claimant(directory, document.store_id, "promotion", os.getpid(), least=document.at.term)
+            claimant = Claimant(directory, store_id, "promotion", os.getpid(), least=at.term)
             lease = claim(
                 open_documents(document.place), claimant, clock, random_id, seen=document.writer, dry_run=dry_run
             )
@@ -118,13 +114,7 @@ def promote(
             # promote.3
             missed = follower.look().missed
             faults.reach("promote.3")
-        at = follower.at
-        assert at is not None
-        if not at.is_whole:
-            raise BackupDamagedError(
-                f"{', '.join(incomplete(at))} is not whole, and could not be fetched", path=directory,
-                remedy="Follow the place once more: python -m recovery follow SRC DIR --once",
-            )  # fmt: skip
+        at = _whole(follower)
         # promote.4
         reached = follower.reached if dry_run else None
         resume = plan_resume(scan(directory) if reached is None else _described(reached))
@@ -136,6 +126,18 @@ def promote(
     return Promoted(
         directory, document.shown, at.manifest, resume, term, before, missed, _unseen(before, resume, unfenced)
     )
+
+
+def _whole(follower: Follower) -> At:
+    """Return what the standby is as of. Raises BackupDamagedError unless all of it is there."""
+    at = follower.at
+    assert at is not None
+    if not at.is_whole:
+        raise BackupDamagedError(
+            f"{', '.join(incomplete(at))} is not whole, and could not be fetched", path=follower.directory,
+            remedy="Follow the place once more: python -m recovery follow SRC DIR --once",
+        )  # fmt: skip
+    return at
 
 
 def _described(manifest: Manifest) -> list[FoundFile]:
