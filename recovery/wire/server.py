@@ -63,13 +63,16 @@ class OwnerServer:
         runs: Runs | None = None,
         token: bytes | None = None,
         tls: ssl.SSLContext | None = None,
+        explain: messages.Explain = lambda _: None,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """runs, token: the handler of runs and looks, and their secret; None: the server answers tasks only."""
+        """runs, token: the handler of runs and looks, and their secret; None: the server answers tasks only. explain:
+        see `messages.as_typed`."""
         self.incarnation = new_nonce()
         self.runs = runs
         self.token = token
         self.tls = tls
+        self.explain = explain
         self.log = log
         self.turns = Turns()
         self.counts = Counts()
@@ -266,7 +269,7 @@ class Session:
         if self._calls is not None:
             return self._calls.serve_call
         assert self._run is not None
-        return partial(serve_call, self.answers, self._run, server.log)
+        return partial(serve_call, self.answers, self._run, server.explain, server.log)
 
     def _refuse(self, error: RecoveryError) -> NoReturn:
         """Refuse a client that cannot prove itself, after a pause: who guesses gets few answers."""
@@ -312,7 +315,7 @@ class Session:
             self._server.counts.refused += 1
             lost = LeaseLostError(f"execution {found.number} may not write any more: {tasks.lease.number} began here")
             self.answers.end_with(lost, tasks.key, facts)
-        self._calls = TaskCalls(self.answers, tasks, server.turns, server.log)
+        self._calls = TaskCalls(self.answers, tasks, server.turns, server.explain, server.log)
         return tasks.key
 
     def _secure(self) -> None:
