@@ -16,6 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from recovery.backup.note import last_replica
+from recovery.backup.repository import list_backups
+from recovery.backup.target import DirectoryTarget
 from recovery.errors import DirectoryLockedError
 from recovery.wire import run_client, server
 from tests.faults.minirun import FOLD_POINTS, STARTS, MiniRun, child, killed_afterwards, wait
@@ -167,6 +170,54 @@ def test_an_owner_whose_disk_is_full(history, tmp_path):
     assert min(closed) == FULL_FROM - 1
     resource.prlimit(victim.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     goes_on(history, tmp_path)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_an_owner_that_dies_when_the_last_epoch_is_closed(history, tmp_path, sync):
+    """The epoch is in all partitions, and can no longer be shipped. With sync the run fails and has not shown it. Without
+    sync the run has shown it and ends well; what the directory says of its replica is true. The next run ships it."""
+    replica, shown = tmp_path / "replica", tmp_path / "shown"
+    history.expected = {"BackupTargetError"}
+    for each in history.owners:
+        each.start()
+    victim = next(each for each in history.owners if list(each.directory.glob("part-*")))
+    replicates = {"replicate": replica, "replicate_sync": sync}
+    code = wait(history.start_run(contributors=(Kills(victim.pid, shown),), **replicates))
+    history.ended(code)
+    history.wait_until_free()
+    assert victim.running() is False
+    assert code == (1 if sync else 0)
+    [closed] = {max(query(path, "SELECT epoch FROM epochs"))[0] for place in history.places
+                for path in place.glob("part-*.sqlite3")}  # fmt: skip
+    assert int(shown.read_text()) == (closed - 1 if sync else closed)
+    said = last_replica(history.places[0])
+    newest = list_backups(DirectoryTarget(replica)).newest
+    assert said.epoch == (0 if newest is None else newest.epoch) < closed
+    assert victim.at in said.problem
+    for each in history.owners:
+        each.start()
+    assert wait(history.start_run(**UNHURRIED, **replicates)) == 0
+    assert last_replica(history.places[0]).problem is None
+    assert list_backups(DirectoryTarget(replica)).newest.epoch == closed
+    history.check(tmp_path)
+
+
+class Kills:
+    """Takes part in closing epochs: it notes which ones are shown, and kills a process when the last one is closed."""
+
+    def __init__(self, pid: int, shown: Path) -> None:
+        self._pid = pid
+        self._shown = shown
+
+    def prepare(self, epoch: int, batch: int, floor: int) -> dict[str, dict[str, str]]:
+        return {}
+
+    def closed(self, batch: int) -> None:
+        if batch == BATCHES - 1:
+            os.kill(self._pid, signal.SIGKILL)
+
+    def publish(self, epoch: int, batch: int, floor: int) -> None:
+        self._shown.write_text(str(epoch))
 
 
 FULL_FROM = 4
