@@ -117,8 +117,8 @@ class ReplicatedHistory(History):
             self.shipped += 1
 
     def check_said(self) -> None:
-        """What the directory says of its replica, as `recovery status` shows it, is there: nobody who reads it counts on
-        an epoch that a lost disk would cost."""
+        """What the directory says of its replica, as `recovery status` shows it, is there: nobody who reads it counts
+        on an epoch that a lost disk would cost."""
         said = last_replica(self.places[0])
         if said is not None and said.epoch:
             has = {newest_of(each) for each in self.listing().manifests}
