@@ -82,8 +82,8 @@ class KeepType(ParsedType[KeepRule]):
               help="Make DIR the directory that is backed up to DEST, instead of the one that was: after a restore. "
                    "The backups of the other one are refused from now on.")  # fmt: skip
 @click.option("--lose-epochs", is_flag=True,
-              help="Make the backup the latest one although DEST has epochs that DIR lacks. They are lost, except "
-                   "with `restore --epoch`.")  # fmt: skip
+              help="Make the backup the latest one although DEST has epochs, or with --takeover newer operational "
+                   "state, that DIR lacks. These are lost; `restore --epoch` still reaches the epochs.")  # fmt: skip
 @click.option("--check", is_flag=True, help="Read each copy in full and check every digest before it is stored.")
 @umask_option
 @owner_options

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from recovery.backup.places import lasting_place, open_target
 
 from recovery.backup.restore import restore
 from recovery.backup.sources import open_source
 from recovery.base.clock import SystemClock
 from recovery.cli import main
+from recovery.places.opening import lasting_place, open_target
 from recovery.storage.initialize import init_partitions
 from tests.backup.support import work
 from tests.native.support import write_job

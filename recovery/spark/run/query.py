@@ -19,7 +19,13 @@ from recovery.base.notebooks import html_table
 from recovery.base.tracebacks import essence_of
 from recovery.base.wording import counted
 from recovery.epochs.closer import EpochCloser
-from recovery.errors import FlowFailedError, OwnerUnreachableError, RecoveryError, SparkUnavailableError
+from recovery.errors import (
+    FlowFailedError,
+    LeaseLostError,
+    OwnerUnreachableError,
+    RecoveryError,
+    SparkUnavailableError,
+)
 from recovery.metrics.meter import BatchMeasure
 from recovery.sinks.delivery import Delivery
 from recovery.spark.jvm.errors import JVM_GONE, is_cancelled, jvm_failed, may_still_close
@@ -310,7 +316,7 @@ class RecoveryQuery:
             except BaseException as error:
                 self._status.note(error)
                 self._status.over.set()
-                if isinstance(error, OwnerUnreachableError | SparkUnavailableError):
+                if isinstance(error, LeaseLostError | OwnerUnreachableError | SparkUnavailableError):
                     self._cancel_batch()
 
     def _look_at_stream(self) -> None:
