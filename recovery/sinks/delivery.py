@@ -84,7 +84,7 @@ class Delivery:
         except OSError as error:
             # From a sink that is a function, an OSError means that its target is unreachable, not that the partitions'
             # disk is. It says nothing about the JVM either, unless it came through the JVM's gateway.
-            if self._sink is not None or _is_from_gateway(error):
+            if self._sink is not None or is_from_gateway(error):
                 raise
             raise FlowFailedError(essence_of(_in_sink(error, batch_id))) from error
         except BaseException as error:
@@ -141,7 +141,7 @@ def _in_sink(error: BaseException, batch_id: BatchId) -> BaseException:
     return error
 
 
-def _is_from_gateway(error: BaseException) -> bool:
+def is_from_gateway(error: BaseException) -> bool:
     """Whether the error was raised in the gateway to Spark's JVM."""
     return any("py4j" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__))
 
