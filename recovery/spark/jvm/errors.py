@@ -18,15 +18,8 @@ from recovery.errors import (
     StorageError,
     error_named,
 )
-from recovery.spark.jvm.failures import (
-    JVM_ENDED,
-    JVM_LIMIT,
-    JVM_SILENT,
-    JVM_STACK,
-    STREAM_ENDED,
-    failure_of,
-    has_traceback,
-)
+from recovery.spark.jvm.failure_table import JVM_ENDED, JVM_LIMIT, JVM_SILENT, JVM_STACK, RUNNING, STREAM_ENDED
+from recovery.spark.jvm.failures import failure_of, has_traceback
 from recovery.spark.jvm.lost_input import lost_input
 from recovery.spark.jvm.output_modes import advice
 
@@ -105,7 +98,7 @@ def recognised(
     text = str(error)
     typed = _recognised(text, reading, lacking)
     if typed is None and isinstance(error, PySparkException | Py4JError):
-        typed = failure_of(with_java(error), reading=reading)
+        typed = failure_of(with_java(error), RUNNING, reading)
     mode = advice(text) if typed is None and isinstance(error, PySparkException) else None
     return typed if mode is None else FlowFailedError(headline(error), cause=mode.cause, remedy=mode.remedy)
 

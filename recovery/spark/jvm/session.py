@@ -184,7 +184,8 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
 def _not_started(error: Exception, text: str, conf: Mapping[str, str]) -> RecoveryError:
     """Return the error for a session that could not be made. text: the exception's."""
     from recovery.spark.jvm.errors import with_java
-    from recovery.spark.jvm.failures import STARTING, failure_of, reason_of
+    from recovery.spark.jvm.failure_table import STARTING
+    from recovery.spark.jvm.failures import failure_of, reason_of
 
     packages = advice(conf, text)
     known = failure_of(with_java(error), STARTING) if packages is None else None
