@@ -78,7 +78,7 @@ class Delivery:
         except OSError as error:
             # From a sink, an OSError means that its target is unreachable, not that the partitions' disk is. It says
             # nothing about the JVM either, unless it came through the JVM's gateway.
-            if _is_from_gateway(error):
+            if is_from_gateway(error):
                 raise
             if self._sink is not None:
                 with _translated(self._sink, "write", f"writing micro-batch {batch_id}"):
@@ -141,7 +141,7 @@ def _in_sink(error: BaseException, batch_id: BatchId) -> BaseException:
     return error
 
 
-def _is_from_gateway(error: BaseException) -> bool:
+def is_from_gateway(error: BaseException) -> bool:
     """Whether the error was raised in the gateway to Spark's JVM."""
     return any("py4j" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__))
 

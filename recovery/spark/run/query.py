@@ -140,7 +140,8 @@ class RecoveryQuery:
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the flow ends, at most `timeout` seconds, then close the last epoch; return whether it ended.
 
-        Raises the error that ended the flow: a RecoveryError, or FlowFailedError for errors of the flow's own code.
+        Raises the error that ended the flow: FlowFailedError for errors of the flow's own code, else another
+        RecoveryError.
         """
         deadline = None if timeout is None else self._clock.elapsed_s() + timeout
         while not self._status.over.is_set():
