@@ -54,8 +54,8 @@ EXCEPTIONS = {
 }
 
 LIBRARIES = {
-    "pyspark": "hadoop spark demo sinks flow pipeline aggregates cli.flow_loader cli.native",
-    "py4j": "hadoop spark",
+    "pyspark": "hadoop places.hadoop spark demo sinks flow pipeline aggregates cli.flow_loader cli.native",
+    "py4j": "places.hadoop spark",
     "pandas": "",
     "sqlite3": "",  # a second SQLite library in the process would drop the locks of the first
     "apsw": "storage",
@@ -78,7 +78,7 @@ PRIVATE_STORAGE = {
     "recovery.backup.sources -> recovery.storage.sqlite.file.statements": "SQLite's errors as typed ones",
 }
 
-JVM_ROOMS = "hadoop spark.jvm spark.tuning spark.planner"
+JVM_ROOMS = "hadoop places.hadoop spark.jvm spark.tuning spark.planner"
 JVM_MODULES = {
     "recovery.spark.sources.appended",
     "recovery.spark.sources.driver_relay",

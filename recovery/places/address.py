@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from recovery.base.addresses import incomplete
 from recovery.errors import ConfigurationError
-from recovery.places.secrets import NAMES, has_loose_secret, shown_address
+from recovery.places.secrets import NAMES, PASSWORD, has_loose_secret, shown_address
 
 KINDS = {"file": "file", "s3": "s3", "gs": "gs", "gcs": "gs",
          "az": "azure", "azure": "azure", "abfs": "azure", "abfss": "azure"}  # fmt: skip
@@ -171,3 +171,14 @@ def split_uri(uri: str) -> tuple[str, str]:
     `s3a://bucket` and `/a`. A ? or # is part of the path."""
     found = urlsplit(uri.replace("?", "%3F").replace("#", "%23"))
     return f"{found.scheme}:" + (f"//{found.netloc}" if found.netloc else ""), unquote(found.path)
+
+
+def split_system(uri: str) -> tuple[str, str]:
+    """Return the file system and the path of a URI that Hadoop is given, both as they were written: `s3a://bucket` and
+    `/a%20b`, `file:` and `/a`. The file system has the password."""
+    scheme, _, rest = uri.partition(":")
+    if not rest.startswith("//"):
+        return f"{scheme}:", rest
+    password = PASSWORD.search(uri)
+    at = uri.find("/", password.end() if password else len(scheme) + 3)
+    return (uri, "/") if at < 0 else (uri[:at], uri[at:])

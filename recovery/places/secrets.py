@@ -15,9 +15,9 @@ SHORTEST_OF_VARIABLES = 6
 LONGEST_MESSAGE = 600
 
 _QUERY = re.compile(r"\?[^\s\"')]+")
-# The text between the name and the @. Hadoop accepts no slash in a password, but such text is hidden, too. A port is
-# not a password.
-_PASSWORD = re.compile(r"(://[^/@:]*):([^/]*|(?!\d+/)[^@]*)@")
+PASSWORD = re.compile(r"(://[^/@:]*):([^/]*|(?!\d+/)[^@]*)@")
+"""Matches a URI of Hadoop's up to the @ behind a password: the text after the name. A port is none. Hadoop accepts no
+slash in a password, but such text is hidden, too."""
 
 
 class Secrets:
@@ -63,5 +63,5 @@ def has_loose_secret(place: str) -> bool:
 
 def without_password(uri: str) -> tuple[str, Secrets]:
     """Return the URI of one of Hadoop's file systems without its password, and the password."""
-    found = _PASSWORD.search(uri)
-    return _PASSWORD.sub(r"\1@", uri, count=1), Secrets([found[2]] if found else ())
+    found = PASSWORD.search(uri)
+    return PASSWORD.sub(r"\1@", uri, count=1), Secrets([found[2]] if found else ())

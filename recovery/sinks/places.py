@@ -35,7 +35,7 @@ def place_of(text: str) -> Place:
     if system == SHARE:
         return Place(Disk(), Path(path), shared=True, is_local=True, address=text)
     # These import PySpark, which a local place does not need.
-    from recovery.hadoop.files import HadoopFiles
+    from recovery.places.hadoop import HadoopFiles
     from recovery.sinks.hadoop_disk import HadoopDisk
 
     disk = HadoopDisk(HadoopFiles(system), system)

@@ -263,7 +263,7 @@ def command(*arguments):
 
 def test_files_that_are_renamed_while_they_are_listed(spark, tmp_path):
     """As Spark finishes its logs. Hadoop asks for the permissions of a file after it has listed it."""
-    from recovery.spark.jvm.hadoop import HadoopPlace
+    from recovery.hadoop.checkpoint import HadoopPlace
 
     place = HadoopPlace(spark, f"file:{tmp_path}/made here", lambda: "test")
     assert place.sizes() == {}
@@ -276,7 +276,7 @@ def test_files_that_are_renamed_while_they_are_listed(spark, tmp_path):
 
 def test_another_file_system(spark, tmp_path):
     """A checkpoint is exported to a URI and imported from it, through Hadoop: what is there afterwards is the same."""
-    from recovery.spark.jvm.hadoop import HadoopPlace
+    from recovery.hadoop.checkpoint import HadoopPlace
     from tests.native.support import held, job, write_job
 
     write_job(tmp_path / "job", batch=3)

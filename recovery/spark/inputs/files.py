@@ -11,7 +11,7 @@ from typing import ClassVar
 from recovery.base.outside import Answers, CannotTell, Checked, DoesNotApply, Moment, Question
 from recovery.checkpoint.reached import LOCAL, LoggedFile
 from recovery.errors import StorageError
-from recovery.hadoop.files import HadoopFiles
+from recovery.places.hadoop import HadoopFiles
 from recovery.planning.lost_input import Loss, Needed, PartKind, There
 from recovery.spark.clusters import Input
 from recovery.spark.inputs.protocol import Looked, Resumes

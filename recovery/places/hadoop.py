@@ -32,11 +32,24 @@ _EXISTS = "org.apache.hadoop.fs.FileAlreadyExistsException"
 class HadoopFiles:
     """The files of the file system of an address, by their path in it. Methods raise OSError."""
 
-    def __init__(self, address: str) -> None:
-        """address: the URI of the file system, such as `s3a://bucket`. Nothing is reached before the first call."""
+    def __init__(self, address: str, spark: SparkSession | None = None) -> None:
+        """address: the URI of the file system, such as `s3a://bucket`. spark: the session whose settings open it; None:
+        the active one, at the first call. Nothing is reached before that."""
         self._address = address
+        self._given = spark
         self._spark: SparkSession | None = None
         self._fs: Any = None
+
+    def qualified(self, path: Path) -> str:
+        """Return the whole URI of a path, with which Spark names files in it."""
+        with self._reaching(path):
+            return str(self._client().makeQualified(self._path(path)))
+
+    def is_vacant(self, path: Path) -> bool:
+        """Return whether nothing is there, or an empty directory."""
+        with self._reaching(path):
+            fs, there = self._client(), self._path(path)
+            return not fs.exists(there) or (fs.getFileStatus(there).isDirectory() and len(fs.listStatus(there)) == 0)
 
     def sizes(self, directory: Path) -> dict[str, int]:
         """Return names and sizes in bytes of the files in a directory; nothing if it is missing."""
@@ -89,9 +102,18 @@ class HadoopFiles:
             return {}
         found = [(each["path"], int(each["size"]), int(each["time"])) for each in _STATUS.finditer(text)]
         if len(found) != count or not all(name.startswith(within) for name, _, _ in found):
-            raise OSError(
-                errno.EIO, f"{count} files are listed in a form that is not known", f"{self._address}{directory}"
-            )
+            # A file system that writes a list in a form of its own.
+            with self._reaching(directory):
+                above = str(path.toUri().getPath()).rstrip("/") + "/"
+                within = ""
+                found = [
+                    (
+                        str(each.getPath().toUri().getPath()).removeprefix(above),
+                        each.getLen(),
+                        each.getModificationTime(),
+                    )
+                    for each in listed
+                ]
         named = ((name.removeprefix(within), size, time) for name, size, time in found)
         return {name: (size, time) for name, size, time in named if not f"/{name}".count("/.")}
 
@@ -148,6 +170,11 @@ class HadoopFiles:
         with self._reaching(path):
             self._client().delete(self._path(path), True)
 
+    def remove_empty(self, path: Path) -> None:
+        """Delete an empty directory, if it exists."""
+        with self._reaching(path):
+            self._client().delete(self._path(path), False)
+
     def delete_at_exit(self, path: Path) -> None:
         """Let Spark's JVM delete a directory, which exists, with its content when it ends other than by a kill."""
         with self._reaching(path):
@@ -159,9 +186,9 @@ class HadoopFiles:
             self._client().mkdirs(self._path(path))
 
     def _client(self) -> Any:
-        if self._fs is None or self._spark is None or self._spark.sparkContext._jsc is None:
-            session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
-            if session is None or session.sparkContext._jsc is None:
+        if self._fs is None or (self._given is None and _is_stopped(self._spark)):
+            session = self._given or SparkSession.getActiveSession() or SparkSession._instantiatedSession
+            if session is None or (self._given is None and _is_stopped(session)):
                 raise ConfigurationError(
                     f"{self._address} is reached through Spark, and there is no session",
                     cause="It needs the session's settings: libraries, endpoint and credentials.",
@@ -193,6 +220,10 @@ class HadoopFiles:
             line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
             code = errno.ENOENT if kind in _MISSING else errno.EEXIST if kind == _EXISTS else errno.EIO
             raise OSError(code, line, f"{self._address}{path}") from error
+
+
+def _is_stopped(session: SparkSession | None) -> bool:
+    return session is None or session.sparkContext._jsc is None
 
 
 def _tree_of_mount(directory: Path) -> dict[str, tuple[int, int]]:
