@@ -14,7 +14,7 @@ from recovery.places.access import Access, access_of, endpoint_of
 from recovery.places.address import Address
 from recovery.places.arrow import arrow, content_of, or_arrow_error
 from recovery.places.failures import Failures
-from recovery.places.protocol import CHUNK_BYTES, OF_EVERY_PLACE, Entry
+from recovery.places.protocol import CHUNK_BYTES, NO_ANSWER_S, OF_EVERY_PLACE, Entry
 from recovery.places.secrets import Secrets
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class ObjectTarget:
         shown: str,
         *,
         secrets: Secrets | None = None,
-        no_answer_s: float = 60.0,
+        no_answer_s: float = NO_ANSWER_S,
         looked_at: str = "",
     ) -> None:
         """looked_at: where credentials were looked for."""

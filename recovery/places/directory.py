@@ -57,24 +57,10 @@ class DirectoryTarget:
         """See `Target.write`."""
         path = self.root / name
         draft = path.with_name(f".{path.name}{DRAFT}")
-        size = 0
         with self._translated(), self._made():
             make_directories(path.parent, self.modes)
-            mode = path.parent.stat().st_mode & UMASK.file | PRIVATE.file
-            # No two backups share an object name, so a killed attempt of this backup left the draft.
-            draft.unlink(missing_ok=True)
-            try:
-                with os.fdopen(create(draft, mode), "wb") as file:
-                    for chunk in chunks:
-                        file.write(chunk)
-                        size += len(chunk)
-                    file.flush()
-                    os.fsync(file.fileno())
-                draft.rename(path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    draft.unlink(missing_ok=True)
-                raise
+            # No two backups share an object name, so only a killed attempt of this backup left a draft.
+            size = _write(path, draft, chunks, path.parent.stat().st_mode & UMASK.file | PRIVATE.file)
             for directory in (path.parent, *path.parent.parents):
                 if directory == self.root.parent:
                     # Others may own it and deny this user to list it; then they made the root.
@@ -208,14 +194,7 @@ class FileObjects:
                 found = self.get(path)
                 if (None if found is None else found.token) != expected:
                     raise Conflict(path)
-                draft = target.with_name(f".{target.name}.draft")
-                # Only writers make a draft; a killed writer leaves it behind.
-                draft.unlink(missing_ok=True)
-                with os.fdopen(create(draft, self._mode()), "wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                draft.replace(target)
+                _write(target, target.with_name(f".{target.name}{DRAFT}"), [content], self._mode())
                 sync(target.parent)
         return hashlib.sha256(content).hexdigest()
 
@@ -282,6 +261,26 @@ class FileObjects:
             yield
         finally:
             free(descriptor, holder_pid)
+
+
+def _write(path: Path, draft: Path, chunks: Iterable[bytes], mode: int) -> int:
+    """Give a file its content, whole and synced, or leave it as it was; return the size in bytes. The directory is not
+    synced. draft: its name until then, under which a killed writer leaves a part."""
+    draft.unlink(missing_ok=True)
+    size = 0
+    try:
+        with os.fdopen(create(draft, mode), "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+                size += len(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+    return size
 
 
 def _no_directory(shown: str, found: str) -> BackupTargetError:

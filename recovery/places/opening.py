@@ -10,9 +10,7 @@ from recovery.base.addresses import has_backups, local_path
 from recovery.errors import ConfigurationError
 from recovery.host.durable import PRIVATE, UMASK
 from recovery.places.address import Address, Purpose, is_uri, parse_address
-from recovery.places.protocol import Target
-
-NO_ANSWER_S = 60.0
+from recovery.places.protocol import NO_ANSWER_S, Target
 
 COPIES = Purpose(
     settings={

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol
 from recovery.base.outside import Answers, Checked, Moment, Question
 
 CHUNK_BYTES = 4 << 20
+NO_ANSWER_S = 60.0
+"""How long a service may take for one call."""
 LARGEST = 256 << 20
 """The largest document that is read, in bytes. Documents stay far below it; a larger one came from another program."""
 DRAFT = ".draft"
