@@ -109,10 +109,10 @@ COVERED_BY = {
     "spark/tasks/test_input_values.py": "spark.steps.key_columns",
     # Code around the JVM: only a session shows whether it is right.
     "spark/test_session.py": """spark.jvm.java spark.jvm.java_sources spark.jvm.launch
-        spark.jvm.startup.sitecustomize spark.startup.sitecustomize""",
+        spark.jvm.startup.sitecustomize""",
     "spark/jvm/test_versions.py": "spark.jvm.connect_sessions spark.jvm.stream_readers",
     "test_without_spark.py": "places.arrow spark.jvm.installed",
-    "spark/test_warmup.py": "cli.warmup spark.jvm.class_archive spark.run.warmup_flows",
+    "spark/test_warmup.py": "cli.warmup spark.jvm.cache.class_archive spark.run.warmup_flows",
     "native/test_addresses.py": "hadoop.checkpoint",
     "spark/test_plan.py": "spark.jvm.plan_nodes",
     "spark/test_steps.py": """flow spark.planner.replay spark.run.mailboxes spark.run.position spark.run.query
@@ -167,7 +167,6 @@ COVERED_BY = {
     "cli/test_reader_gone.py": "__main__",
     # Documented names of what lies in other rooms.
     "values/test_keys.py": "keys",
-    "spark/jvm/test_daemon.py": "spark.daemon",
 }
 
 

@@ -12,7 +12,14 @@ import click
 import pytest
 
 from recovery import RecoveryConfig
+from recovery.base.ids import Epoch
 from recovery.cli import COMMANDS, main
+from recovery.metrics.exposition import About, families
+from recovery.metrics.memory import Memory
+from recovery.metrics.meter import Totals
+from recovery.planning.health import DEFAULTS
+from recovery.planning.measures import Measure, OperatorWork, StepSize
+from recovery.planning.replica import ReplicaLag, ReplicaState, Shipped
 from recovery.setting import settings_of
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -51,9 +58,24 @@ def default_text(default: Any) -> str:
     return f"`{default!r}`".replace("'", '"')
 
 
+def metrics() -> Iterator[str]:
+    """The table of a run's metrics for Prometheus."""
+    about, steps = About("flow", 1, 1, "", DEFAULTS), {"step": StepSize(1, 1)}
+    last = Measure(execution=1, epoch=1, measured_ms=0, resume_s=0, steps=steps)
+    memory = Memory(*(1 for _ in fields(Memory)))
+    totals = Totals(last_epoch=last, memory=memory, operators={0: 1}, native={0: OperatorWork()})
+    replica = ReplicaState("s3://bucket", Shipped(Epoch(1), 1), ReplicaLag(0, 0.0), 0, 0, 0, "")
+    found = families(about, totals, resume_s=0, epoch_age_s=0, backup_age_s=0, replica=replica)
+    yield "| metric | type | labels | |\n| --- | --- | --- | --- |\n"
+    for each in found:
+        labels = ", ".join(f"`{label}`" for label in (each.samples[0][0] if each.samples else ()))
+        yield f"| `{each.name}` | {each.kind} | {labels} | {cell(each.help)} |\n"
+
+
 BLOCKS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
     "cli.md": {f"options of {name}": partial(lambda name: options(main.commands[name]), name) for name in COMMANDS},
     "flow-api.md": {"settings": settings},
+    "metrics.md": {"metrics": metrics},
 }
 """What prints each part of a page, by the part's name."""
 
