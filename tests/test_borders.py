@@ -59,6 +59,7 @@ LIBRARIES = {
     "pandas": "",
     "sqlite3": "",  # a second SQLite library in the process would drop the locks of the first
     "apsw": "storage",
+    "obstore": "places.documents",
     "fcntl": "host.locks host.cloned",
 }
 """Which rooms may import a library."""

@@ -25,7 +25,7 @@ from recovery.backup.manifest import Manifest
 from recovery.base.clock import Clock
 from recovery.base.printable import one_line
 from recovery.errors import BackupTargetError, ConfigurationError, StaleDirectoryError
-from recovery.places.protocol import Target
+from recovery.places.protocol import Place
 from recovery.planning.following import lacking
 from recovery.planning.values import PartitionDescription
 
@@ -41,7 +41,7 @@ class Writer:
     def __init__(
         self,
         directory: Path,
-        target: Target,
+        target: Place,
         clock: Clock,
         random_id: Callable[[], str],
         *,

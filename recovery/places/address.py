@@ -38,7 +38,7 @@ class Purpose:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class PlaceAddress:
     """A parsed address. text: as it was given. account: of Azure. user, password: credentials in it."""
 
     text: str
@@ -66,7 +66,7 @@ def is_uri(text: object) -> bool:
     return isinstance(text, str) and "://" in text
 
 
-def parse_address(text: str, purpose: Purpose) -> Address:
+def parse_address(text: str, purpose: Purpose) -> PlaceAddress:
     """Return the parts of `s3://bucket/path?endpoint=…`. Raises ConfigurationError, which repeats no secrets."""
 
     def refused(why: str, remedy: str = purpose.remedy) -> ConfigurationError:
@@ -94,7 +94,7 @@ def parse_address(text: str, purpose: Purpose) -> Address:
     if wrong is not None:
         raise refused(wrong)
     if kind == "file":
-        return Address(text, kind, "", unquote(parts.path), settings=settings)
+        return PlaceAddress(text, kind, "", unquote(parts.path), settings=settings)
     bucket, account, path = parts.netloc.rpartition("@")[2], None, unquote(parts.path).strip("/")
     if kind == "azure":
         bucket, account, path = azure_place(parts)
@@ -102,7 +102,7 @@ def parse_address(text: str, purpose: Purpose) -> Address:
     if not bucket:
         raise refused(f"it names no bucket or container: {parts.scheme}://BUCKET/PATH")
     user = None if kind == "azure" else parts.username
-    return Address(text, kind, bucket, path, account, _decoded(user), _decoded(parts.password), settings)
+    return PlaceAddress(text, kind, bucket, path, account, _decoded(user), _decoded(parts.password), settings)
 
 
 def _objection(parts: SplitResult, kind: str, settings: Mapping[str, str], purpose: Purpose) -> str | None:

@@ -27,14 +27,14 @@ from recovery.places.protocol import (
     OF_EVERY_PLACE,
     SUFFIXES,
     Conflict,
-    Entry,
-    Found,
+    FoundObject,
+    PlaceEntry,
     Token,
     UnreadableError,
 )
 
 
-class DirectoryTarget:
+class DirectoryPlace:
     """A directory of this machine. An object appears under its name whole and synced, or not at all.
 
     modes: the permissions of directories that are made. An object has the permissions of its directory.
@@ -54,7 +54,7 @@ class DirectoryTarget:
         self._failures = Failures(BackupTargetError, self.shown)
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
-        """See `Target.write`."""
+        """See `Place.write`."""
         path = self.root / name
         draft = path.with_name(f".{path.name}{DRAFT}")
         with self._translated(), self._made():
@@ -79,7 +79,7 @@ class DirectoryTarget:
                 raise _no_directory(self.shown, "it is not a directory") from None
 
     def read(self, name: str) -> Iterator[bytes]:
-        """See `Target.read`."""
+        """See `Place.read`."""
         with self._translated(), self._opened(name) as file:
 
             def chunk() -> bytes:
@@ -89,7 +89,7 @@ class DirectoryTarget:
             yield from content_of(name, chunk, self.shown)
 
     def read_range(self, name: str, offset: int, size: int) -> bytes:
-        """See `Target.read_range`."""
+        """See `Place.read_range`."""
         with self._translated():
             try:
                 file = self._opened(name)
@@ -102,8 +102,8 @@ class DirectoryTarget:
             with file:
                 return os.pread(file.fileno(), size, offset)
 
-    def entries(self, prefix: str) -> list[Entry]:
-        """See `Target.entries`."""
+    def entries(self, prefix: str) -> list[PlaceEntry]:
+        """See `Place.entries`."""
         found = []
         with self._translated():
             for path in files_below(self.root / prefix, directories=True):
@@ -113,11 +113,11 @@ class DirectoryTarget:
                         continue
                     size = status.st_size if stat.S_ISREG(status.st_mode) else NO_FILE
                     name = path.relative_to(self.root).as_posix()
-                    found.append(Entry(name, size, status.st_mtime_ns // 1_000_000))
+                    found.append(PlaceEntry(name, size, status.st_mtime_ns // 1_000_000))
         return sorted(found, key=lambda entry: entry.name)
 
     def delete(self, name: str) -> None:
-        """See `Target.delete`."""
+        """See `Place.delete`."""
         with self._translated(), contextlib.suppress(IsADirectoryError):
             (self.root / name).unlink(missing_ok=True)
 
@@ -147,7 +147,7 @@ class DirectoryTarget:
             raise _no_directory(self.shown, f"it is not a directory: {error}") from error
 
 
-class FileObjects:
+class DirectoryDocuments:
     """Documents as files of a directory. An operating system lock excludes other writers of this machine; no writer
     waits for it longer than `timeout_s`.
 
@@ -171,8 +171,8 @@ class FileObjects:
         self._as_root = as_root
         self._failures = Failures(failure, str(root))
 
-    def get(self, path: str) -> Found | None:
-        """See `Objects.get`."""
+    def get(self, path: str) -> FoundObject | None:
+        """See `DocumentStore.get`."""
         with self._failures.of_disk():
             try:
                 content = read_received(self.root / path, LARGEST, through_links=True)
@@ -182,10 +182,10 @@ class FileObjects:
             except NotADirectoryError:
                 self._check_root()
                 raise
-        return Found(content, hashlib.sha256(content).hexdigest())
+        return FoundObject(content, hashlib.sha256(content).hexdigest())
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """See `Objects.put`. A rename replaces the file; the file is synced before it, its directory after it."""
+        """See `DocumentStore.put`. A rename replaces the file; the file is synced before it, its directory after it."""
         target = self.root / path
         with self._failures.of_disk():
             self._check_root()
@@ -199,14 +199,14 @@ class FileObjects:
         return hashlib.sha256(content).hexdigest()
 
     def paths(self, prefix: str) -> list[str]:
-        """See `Objects.paths`."""
+        """See `DocumentStore.paths`."""
         with self._failures.of_disk():
             found = [path for path in files_below(self.root / prefix) if path.suffix == ".json" and path.is_file()]
             self._check_root()
             return sorted(path.relative_to(self.root).as_posix() for path in found if not path.name.startswith("."))
 
     def delete(self, path: str) -> None:
-        """See `Objects.delete`."""
+        """See `DocumentStore.delete`."""
         target = self.root / path
         with self._failures.of_disk():
             if not target.exists():

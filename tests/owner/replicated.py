@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recovery.backup.repository import Listing, list_backups
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from recovery.storage.restored import NAME as RESTORED
 from recovery.storage.scan import scan
 from tests.backup.support import bring_back
@@ -99,7 +99,7 @@ class ReplicatedHistory(History):
             self.lose()
 
     def listing(self) -> Listing:
-        return list_backups(DirectoryTarget(self.replica))
+        return list_backups(DirectoryPlace(self.replica))
 
     def newest_backup(self) -> int | None:
         newest = self.listing().newest if self.replica.exists() else None

@@ -16,10 +16,10 @@ from recovery.operational.backends.leases import LeaseTerms
 from recovery.operational.backends.owned import OwnerBackend
 from recovery.operational.backends.remote import RemoteBackend
 from recovery.operational.backends.retry import RetryPolicy
-from recovery.places.address import Address, Purpose, is_uri, parse_address
-from recovery.places.directory import FileObjects
-from recovery.places.documents import BucketObjects
-from recovery.places.protocol import Objects
+from recovery.places.address import PlaceAddress, Purpose, is_uri, parse_address
+from recovery.places.directory import DirectoryDocuments
+from recovery.places.documents import BucketDocuments
+from recovery.places.protocol import DocumentStore
 
 VARIABLE = "RECOVERY_STATE_BACKEND"
 DIRECTORY = "recovery"
@@ -94,18 +94,18 @@ def open_backend(location: Location, clock: Clock, retry: RetryPolicy) -> Backen
     return DirectoryBackend(local_path(location), clock, retry)
 
 
-def open_objects(address: Address) -> Objects:
+def open_objects(address: PlaceAddress) -> DocumentStore:
     """Return the place of operational state that an address names. Raises ConfigurationError."""
     timeout_s = _seconds(address, "timeout", TIMEOUT)
     if address.kind != "file":
-        return BucketObjects(address, timeout_s, StateBackendError, address.location)
+        return BucketDocuments(address, timeout_s, StateBackendError, address.location)
     create = address.settings.get("create", "0")
     if create not in ("0", "1"):
         raise ConfigurationError(f"{STATE.begin}create is 0 or 1", cause=STATE.cause, remedy=STATE.remedy)
     if create == "1":
         make_directories(Path(address.path), PRIVATE)
-    return FileObjects(Path(address.path), timeout_s)
+    return DirectoryDocuments(Path(address.path), timeout_s)
 
 
-def _seconds(address: Address, name: str, default: str) -> float:
+def _seconds(address: PlaceAddress, name: str, default: str) -> float:
     return parse_interval(address.settings.get(name, default))
