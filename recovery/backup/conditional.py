@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+from collections.abc import Callable
 
 from recovery.errors import BackupTargetError, ConfigurationError
 from recovery.host.durable import Modes, make_directories
@@ -97,7 +98,7 @@ def documents_to_back_up(target: Place, place: str | None = None) -> Documents:
     them is missing, and also if a directory is not there yet. place: the address; None: `target` is a directory, or
     only looked at."""
     if isinstance(target, DirectoryPlace):
-        return Documents(_NewDirectory(target), target.shown)
+        return Documents(_of_directory(target, make=target.make), target.shown)
     if place is not None:
         with contextlib.suppress(ConfigurationError):
             return Documents(_of_bucket(place, target.shown), target.shown)
@@ -110,31 +111,14 @@ def unconditional(target: Place, place: str | None = None) -> Documents:
     return Documents(ComparedDocuments(target, target.shown if address is None else address.location), target.shown)
 
 
-def _of_directory(target: DirectoryPlace) -> DirectoryDocuments:
-    return DirectoryDocuments(target.root, TIMEOUT_S, as_root=True, failure=BackupTargetError)
+def _of_directory(target: DirectoryPlace, make: Callable[[], None] | None = None) -> DirectoryDocuments:
+    return DirectoryDocuments(target.root, TIMEOUT_S, as_root=True, failure=BackupTargetError, make=make)
 
 
 def _of_bucket(place: str, shown: str) -> BucketDocuments:
     address = copies_address(place)
     assert address is not None, "a path is a directory"
     return BucketDocuments(address, TIMEOUT_S, BackupTargetError, shown)
-
-
-class _NewDirectory(DirectoryDocuments):
-    """Documents of a directory that is made with the first one."""
-
-    def __init__(self, target: DirectoryPlace) -> None:
-        super().__init__(target.root, TIMEOUT_S, as_root=True, failure=BackupTargetError)
-        self._target = target
-
-    def get(self, path: str) -> FoundObject | None:
-        """See `DocumentStore.get`."""
-        return super().get(path) if self.root.exists() else None
-
-    def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """See `DocumentStore.put`."""
-        self._target.make()
-        return super().put(path, content, expected)
 
 
 class ComparedDocuments:

@@ -18,6 +18,15 @@ from recovery.places.secrets import NAMES, PASSWORD, has_loose_secret, shown_add
 KINDS = {"file": "file", "s3": "s3", "gs": "gs", "gcs": "gs",
          "az": "azure", "azure": "azure", "abfs": "azure", "abfss": "azure"}  # fmt: skip
 """The kind of place behind each scheme of an address."""
+SETTINGS = {
+    "file": frozenset[str](),
+    "s3": frozenset({"endpoint", "region", "endpoint_override", "scheme"}),
+    "gs": frozenset({"endpoint", "endpoint_override", "scheme", "retry_limit_seconds", "project_id"}),
+    "azure": frozenset(
+        {"endpoint", "account", "account_name", "blob_storage_authority", "dfs_storage_authority", "enable_tls"}
+    ),
+}
+"""What the address of each kind of place may say after a `?`; a client ignores what it has no use for."""
 SHARE = "file://"
 """The file system of a share that all hosts have mounted under the same path."""
 
@@ -27,11 +36,11 @@ _FILE_SYSTEM = re.compile(r"(?P<system>(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """What addresses are for. settings: those that each kind takes. begin: begins every message. cause: the probable
-    one. remedy: the forms. holds_credentials: whether an address may."""
+    """What addresses are for. remedy: the forms. more: settings besides those of its kind. begin: begins every message.
+    cause: the probable one. holds_credentials: whether an address may."""
 
-    settings: Mapping[str, frozenset[str]]
     remedy: str
+    more: frozenset[str] = frozenset()
     begin: str = ""
     cause: str = "The address is incomplete, or holds a mistake."
     holds_credentials: bool = False
@@ -74,7 +83,7 @@ def parse_address(text: str, purpose: Purpose) -> PlaceAddress:
 
     if has_loose_secret(text):
         raise refused(
-            "its credentials contain a character that ends them",
+            "its credentials contain a character that ends them, or no @ stands behind them",
             "Write /, ? and # in a key as %2F, %3F and %23; better, leave credentials to the environment: see "
             "docs/backup.md.",
         )
@@ -113,7 +122,7 @@ def _objection(parts: SplitResult, kind: str, settings: Mapping[str, str], purpo
             return "credentials do not belong into an address, which is printed and logged"
     elif kind == "gs" and (parts.password or parts.username not in (None, "anonymous")):
         return "gs:// takes no name or password: it uses Google's application default credentials"
-    known = purpose.settings[kind]
+    known = SETTINGS[kind] | purpose.more - ({"create"} if kind != "file" else set())
     if not settings.keys() <= known:
         return f"unknown settings {sorted(settings.keys() - known)}; known are {', '.join(sorted(known)) or 'none'}"
     if kind == "file":
@@ -169,8 +178,8 @@ def file_system(text: str, what: str) -> tuple[str, str] | None:
 def split_uri(uri: str) -> tuple[str, str]:
     """Return the file system and the decoded path of a URI as Spark writes it: `file:` and `/a b` of `file:///a%20b`,
     `s3a://bucket` and `/a`. A ? or # is part of the path."""
-    found = urlsplit(uri.replace("?", "%3F").replace("#", "%23"))
-    return f"{found.scheme}:" + (f"//{found.netloc}" if found.netloc else ""), unquote(found.path)
+    system, path = split_system(uri)
+    return system.removesuffix("//"), unquote(path)
 
 
 def split_system(uri: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ import hashlib
 import os
 import shlex
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
@@ -162,13 +162,15 @@ class DirectoryDocuments:
         *,
         as_root: bool = False,
         failure: type[RecoveryError] = StateBackendError,
+        make: Callable[[], None] | None = None,
     ) -> None:
-        """failure: the class of errors."""
+        """failure: the class of errors. make: makes the directory for the first document; until then there are none."""
         self.root = root
         # One place has one name, by which it is recognised.
         self.location = f"file://{os.path.realpath(root)}"
         self._timeout_s = timeout_s
         self._as_root = as_root
+        self._make_root = make
         self._failures = Failures(failure, str(root))
 
     def get(self, path: str) -> FoundObject | None:
@@ -177,7 +179,8 @@ class DirectoryDocuments:
             try:
                 content = read_received(self.root / path, LARGEST, through_links=True)
             except FileNotFoundError:
-                self._check_root()
+                if self._make_root is None or self.root.exists():
+                    self._check_root()
                 return None
             except NotADirectoryError:
                 self._check_root()
@@ -187,6 +190,8 @@ class DirectoryDocuments:
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
         """See `DocumentStore.put`. A rename replaces the file; the file is synced before it, its directory after it."""
         target = self.root / path
+        if self._make_root is not None:
+            self._make_root()
         with self._failures.of_disk():
             self._check_root()
             self._make(target.parent)

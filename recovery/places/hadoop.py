@@ -9,9 +9,9 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -19,6 +19,8 @@ from pyspark.sql import SparkSession
 
 from recovery.errors import ConfigurationError
 from recovery.places.address import SHARE
+
+T = TypeVar("T")
 
 _MISSING = ("java.io.FileNotFoundException", "org.apache.hadoop.fs.PathNotFoundException")
 _STATUS = re.compile(
@@ -42,44 +44,44 @@ class HadoopFiles:
 
     def qualified(self, path: Path) -> str:
         """Return the whole URI of a path, with which Spark names files in it."""
-        with self._reaching(path):
-            return str(self._client().makeQualified(self._path(path)))
+        return self._ask(path, lambda fs, at: str(fs.makeQualified(at)))
 
     def is_vacant(self, path: Path) -> bool:
         """Return whether nothing is there, or an empty directory."""
-        with self._reaching(path):
-            fs, there = self._client(), self._path(path)
-            return not fs.exists(there) or (fs.getFileStatus(there).isDirectory() and len(fs.listStatus(there)) == 0)
+        return self._ask(
+            path,
+            lambda fs, at: not fs.exists(at) or (fs.getFileStatus(at).isDirectory() and len(fs.listStatus(at)) == 0),
+        )
 
     def sizes(self, directory: Path) -> dict[str, int]:
         """Return names and sizes in bytes of the files in a directory; nothing if it is missing."""
-        try:
-            with self._reaching(directory):
-                listed = self._client().listStatus(self._path(directory))
-                return {each.getPath().getName(): each.getLen() for each in listed if each.isFile()}
-        except FileNotFoundError:
-            return {}
+
+        def sizes(fs: Any, at: Any) -> dict[str, int]:
+            return {each.getPath().getName(): each.getLen() for each in fs.listStatus(at) if each.isFile()}
+
+        return self._ask(directory, sizes, {})
+
+    def directories(self, directory: Path) -> list[str]:
+        """Return the names of the directories in a directory; nothing if it is missing."""
+
+        def names(fs: Any, at: Any) -> list[str]:
+            return [each.getPath().getName() for each in fs.listStatus(at) if each.isDirectory()]
+
+        return self._ask(directory, names, [])
 
     def size(self, path: Path) -> int | None:
         """Return a file's size in bytes; None if there is no file."""
-        try:
-            with self._reaching(path):
-                return int(self._client().getFileStatus(self._path(path)).getLen())
-        except FileNotFoundError:
-            return None
+        return self._ask(path, lambda fs, at: int(fs.getFileStatus(at).getLen()), None)
 
     def read(self, path: Path, start: int = 0) -> bytes | None:
         """Return a file's content from a position on; None if there is no file."""
-        try:
-            with self._reaching(path):
-                stream = self._client().open(self._path(path))
-                try:
-                    stream.seek(start)
-                    return bytes(stream.readAllBytes())
-                finally:
-                    stream.close()
-        except FileNotFoundError:
-            return None
+
+        def read(fs: Any, at: Any) -> bytes:
+            with contextlib.closing(fs.open(at)) as stream:
+                stream.seek(start)
+                return bytes(stream.readAllBytes())
+
+        return self._ask(path, read, None)
 
     def tree(self, directory: Path) -> dict[str, tuple[int, int]]:
         """Return the files in a directory and below it, by their path in it, with size in bytes and modification time
@@ -90,100 +92,86 @@ class HadoopFiles:
         was renamed meanwhile: so this process lists a mount by itself."""
         if self._address == SHARE:
             return _tree_of_mount(directory)
-        try:
-            with self._reaching(directory):
-                fs, path = self._client(), self._path(directory)
-                within = str(fs.makeQualified(path).toString()).rstrip("/") + "/"
-                assert self._spark is not None
-                jvm: Any = self._spark._jvm
-                listed = jvm.org.apache.hadoop.util.functional.RemoteIterators.toList(fs.listFiles(path, True))
-                count, text = int(listed.size()), str(listed.toString())
-        except FileNotFoundError:
-            return {}
-        found = [(each["path"], int(each["size"]), int(each["time"])) for each in _STATUS.finditer(text)]
-        if len(found) != count or not all(name.startswith(within) for name, _, _ in found):
-            # A file system that writes a list in a form of its own.
-            with self._reaching(directory):
-                above = str(path.toUri().getPath()).rstrip("/") + "/"
-                within = ""
-                found = [
-                    (
-                        str(each.getPath().toUri().getPath()).removeprefix(above),
-                        each.getLen(),
-                        each.getModificationTime(),
-                    )
-                    for each in listed
-                ]
-        named = ((name.removeprefix(within), size, time) for name, size, time in found)
-        return {name: (size, time) for name, size, time in named if not f"/{name}".count("/.")}
+        nothing: list[tuple[str, int, int]] = []
+        found = self._ask(directory, self._listed, nothing)
+        return {name: (size, time) for name, size, time in found if not f"/{name}".count("/.")}
 
-    def directories(self, directory: Path) -> list[str]:
-        """Return the names of the directories in a directory; nothing if it is missing."""
-        try:
-            with self._reaching(directory):
-                listed = self._client().listStatus(self._path(directory))
-                return [each.getPath().getName() for each in listed if each.isDirectory()]
-        except FileNotFoundError:
-            return []
+    def _listed(self, fs: Any, at: Any) -> list[tuple[str, int, int]]:
+        within = str(fs.makeQualified(at).toString()).rstrip("/") + "/"
+        listed = self._jvm.org.apache.hadoop.util.functional.RemoteIterators.toList(fs.listFiles(at, True))
+        text = str(listed.toString())
+        found = [(each["path"], int(each["size"]), int(each["time"])) for each in _STATUS.finditer(text)]
+        if len(found) == int(listed.size()) and all(name.startswith(within) for name, _, _ in found):
+            return [(name.removeprefix(within), size, time) for name, size, time in found]
+        # A file system that writes a list in a form of its own.
+        above = str(at.toUri().getPath()).rstrip("/") + "/"
+        paths = [(str(each.getPath().toUri().getPath()), each) for each in listed]
+        return [(path.removeprefix(above), each.getLen(), each.getModificationTime()) for path, each in paths]
 
     def fetch(self, path: Path, target: Path) -> None:
         """Copy a file to a path of this host, which must be free."""
-        with self._reaching(path):
-            self._client().copyToLocalFile(False, self._path(path), self._local(target), True)
+        self._ask(path, lambda fs, at: fs.copyToLocalFile(False, at, self._path(f"file:{target.absolute()}"), True))
 
     def put(self, source: Path, path: Path) -> None:
         """Copy a file of this host. If this is interrupted, the file may be missing or hold a part of the content."""
-        with self._reaching(path):
-            fs = self._client()
-            assert self._spark is not None
-            jvm: Any = self._spark._jvm
-            # Not copyFromLocalFile, for which S3A has another client: what writes here writes everything.
-            file = jvm.java.io.File(str(source.absolute()))
-            jvm.org.apache.hadoop.fs.FileUtil.copy(file, fs, self._path(path), False, fs.getConf())
 
-    def _local(self, path: Path) -> Any:
-        assert self._spark is not None, "_client() comes first"
-        return self._new_path(self._spark, f"file:{path.absolute()}")
+        def put(fs: Any, at: Any) -> None:
+            # Not copyFromLocalFile, for which S3A has another client: what writes here writes everything.
+            file = self._jvm.java.io.File(str(source.absolute()))
+            self._jvm.org.apache.hadoop.fs.FileUtil.copy(file, fs, at, False, fs.getConf())
+
+        self._ask(path, put)
 
     def create(self, path: Path, data: bytes) -> None:
         """Create or replace a file. If this is interrupted, the file may be missing or hold a part of the data."""
-        with self._reaching(path):
-            stream = self._client().create(self._path(path), True)
-            try:
+
+        def create(fs: Any, at: Any) -> None:
+            with contextlib.closing(fs.create(at, True)) as stream:
                 stream.write(data)
                 if stream.hasCapability("hsync"):
                     stream.hsync()
-            finally:
-                stream.close()
+
+        self._ask(path, create)
 
     def rename(self, old: Path, new: Path) -> bool:
         """Rename a file; False if the file system refused it, as for a name that is taken. Where the file system copies
         instead, an interruption may leave both."""
         try:
-            with self._reaching(old):
-                return bool(self._client().rename(self._path(old), self._path(new)))
+            return bool(self._ask(old, lambda fs, at: fs.rename(at, self._path(f"{self._address}{new}"))))
         except FileExistsError:
             return False
 
     def delete(self, path: Path) -> None:
         """Delete a file, or a directory with its content, if it exists."""
-        with self._reaching(path):
-            self._client().delete(self._path(path), True)
+        self._ask(path, lambda fs, at: fs.delete(at, True))
 
     def remove_empty(self, path: Path) -> None:
         """Delete an empty directory, if it exists."""
-        with self._reaching(path):
-            self._client().delete(self._path(path), False)
+        self._ask(path, lambda fs, at: fs.delete(at, False))
 
     def delete_at_exit(self, path: Path) -> None:
         """Let Spark's JVM delete a directory, which exists, with its content when it ends other than by a kill."""
-        with self._reaching(path):
-            self._client().deleteOnExit(self._path(path))
+        self._ask(path, lambda fs, at: fs.deleteOnExit(at))
 
     def make_directory(self, path: Path) -> None:
         """Make a directory and its missing parents, where the file system has directories."""
-        with self._reaching(path):
-            self._client().mkdirs(self._path(path))
+        self._ask(path, lambda fs, at: fs.mkdirs(at))
+
+    def _ask(self, path: Path, call: Callable[[Any, Any], T], *missing: T) -> T:
+        """Return what a call with the file system and a path in it does. missing: returned if there is no such file.
+        Translates Java's errors to OSError."""
+        try:
+            fs = self._client()
+            return call(fs, self._path(f"{self._address}{path}"))
+        except (Py4JError, PySparkException) as error:
+            thrown = getattr(error, "java_exception", None)
+            kind = "" if thrown is None else str(thrown.getClass().getName())
+            if kind in _MISSING and missing:
+                return missing[0]
+            text = str(error) if thrown is None else str(thrown.toString())
+            line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+            code = errno.ENOENT if kind in _MISSING else errno.EEXIST if kind == _EXISTS else errno.EIO
+            raise OSError(code, line, f"{self._address}{path}") from error
 
     def _client(self) -> Any:
         if self._fs is None or (self._given is None and _is_stopped(self._spark)):
@@ -195,31 +183,17 @@ class HadoopFiles:
                     remedy="Create a SparkSession first, with the settings that the flow runs with.",
                 )
             conf = session._jsparkSession.sessionState().newHadoopConf()
-            self._spark, self._fs = session, self._new_path(session, f"{self._address}/").getFileSystem(conf)
+            self._spark = session
+            self._fs = self._path(f"{self._address}/").getFileSystem(conf)
         return self._fs
 
-    def _path(self, path: Path) -> Any:
+    @property
+    def _jvm(self) -> Any:
         assert self._spark is not None, "_client() comes first"
-        return self._new_path(self._spark, f"{self._address}{path}")
+        return self._spark._jvm
 
-    @staticmethod
-    def _new_path(spark: SparkSession, text: str) -> Any:
-        jvm = spark._jvm
-        assert jvm is not None
-        return jvm.org.apache.hadoop.fs.Path(text)
-
-    @contextlib.contextmanager
-    def _reaching(self, path: Path) -> Iterator[None]:
-        """Translate Java's errors to OSError."""
-        try:
-            yield
-        except (Py4JError, PySparkException) as error:
-            thrown = getattr(error, "java_exception", None)
-            kind = "" if thrown is None else str(thrown.getClass().getName())
-            text = str(error) if thrown is None else str(thrown.toString())
-            line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-            code = errno.ENOENT if kind in _MISSING else errno.EEXIST if kind == _EXISTS else errno.EIO
-            raise OSError(code, line, f"{self._address}{path}") from error
+    def _path(self, uri: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(uri)
 
 
 def _is_stopped(session: SparkSession | None) -> bool:

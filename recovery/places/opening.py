@@ -13,14 +13,6 @@ from recovery.places.address import PlaceAddress, Purpose, is_uri, parse_address
 from recovery.places.protocol import NO_ANSWER_S, Place
 
 COPIES = Purpose(
-    settings={
-        "file": frozenset(),
-        "s3": frozenset({"endpoint", "region", "endpoint_override", "scheme"}),
-        "gs": frozenset({"endpoint", "endpoint_override", "scheme", "retry_limit_seconds", "project_id"}),
-        "azure": frozenset(
-            {"endpoint", "account", "account_name", "blob_storage_authority", "dfs_storage_authority", "enable_tls"}
-        ),
-    },
     remedy="Give a path, or an address such as s3://BUCKET/PATH: see docs/backup.md for the forms.",
     holds_credentials=True,
 )

@@ -55,10 +55,11 @@ def shown_address(place: str) -> str:
 
 
 def has_loose_secret(place: str) -> bool:
-    """Whether a name and a key stand before an @ that no address format accepts as their end."""
+    """Whether a name and a key stand before an @ that no address format accepts as their end, or before no @."""
     _, separator, rest = place.partition("://")
     host = re.split("[/?#]", rest, maxsplit=1)[0]
-    return bool(separator) and ":" in host and "@" not in host and "@" in rest
+    _, colon, key = host.partition(":")
+    return bool(separator and colon) and "@" not in host and ("@" in rest or not key.isdigit())
 
 
 def without_password(uri: str) -> tuple[str, Secrets]:

@@ -27,19 +27,13 @@ DIRECTORY = "recovery"
 
 TIMEOUT = "20s"
 _FORMS = "Write it like file:///srv/state, s3://bucket/prefix, azure://container/prefix or gs://bucket/prefix."
-_EVERY = frozenset({"timeout", "lock_timeout_seconds", "lock_retry_seconds"})
 STATE = Purpose(
-    settings={
-        "file": _EVERY | {"create"},
-        "s3": _EVERY | {"endpoint", "region", "endpoint_override", "scheme"},
-        "azure": _EVERY | {"endpoint", "account", "account_name"},
-        "gs": _EVERY | {"endpoint", "endpoint_override", "scheme"},
-    },
+    more=frozenset({"timeout", "lock_timeout_seconds", "lock_retry_seconds", "create"}),
     begin="the state backend cannot be used: ",
     cause="The URI in --state-backend or RECOVERY_STATE_BACKEND is wrong.",
     remedy=_FORMS,
 )
-"""The addresses of operational state. Settings with two names have one that addresses of backups use too."""
+"""The addresses of operational state. Only a directory can be created."""
 
 Location = str | os.PathLike[str]
 
