@@ -45,7 +45,7 @@ from recovery.errors import (
 )
 from recovery.host.beside import alone_beside, read_beside, remove_beside, write_beside
 from recovery.host.durable import modes_beside
-from recovery.places.protocol import Conflict, Target, Token, UnreadableError
+from recovery.places.protocol import Conflict, Place, Token, UnreadableError
 
 NAME = "lease.json"
 BACKUP = "backup"
@@ -148,7 +148,7 @@ class Lease:
         return token
 
 
-def read_term(target: Target) -> Term | None:
+def read_term(target: Place) -> Term | None:
     """Return the term of a place, None if nobody claimed one. Raises BackupTargetError or BackupDamagedError."""
     try:
         return _decode(b"".join(target.read(NAME)), target.shown)

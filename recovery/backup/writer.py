@@ -30,7 +30,7 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.errors import BackupTargetError, ConfigurationError, StaleDirectoryError
 from recovery.host.scratch import scratch_directory
-from recovery.places.protocol import Target
+from recovery.places.protocol import Place
 from recovery.planning.following import lacking, newer_documents
 from recovery.planning.values import PartitionDescription
 from recovery.storage.documents import read_prefix
@@ -51,7 +51,7 @@ class Writer:
     def __init__(
         self,
         directory: Path,
-        target: Target,
+        target: Place,
         clock: Clock,
         random_id: Callable[[], str],
         *,
@@ -165,7 +165,7 @@ def lacks(executions: Collection[str], epoch: int, latest: Manifest, since: Coll
     return one_line(f"it has {epochs}, {by}, in backup {latest.id}, and this directory {ends}")
 
 
-def lacks_documents(path: Path, latest: Manifest, target: Target) -> str | None:
+def lacks_documents(path: Path, latest: Manifest, target: Place) -> str | None:
     """Return what operational state a backup holds and the directory of partition 0, at `path`, lacks, as a sentence;
     None if nothing. Fetches the backup's copy of that partition. Raises BackupTargetError, CorruptPartitionError or
     StorageError."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from recovery.backup.manifest import Manifest
     from recovery.backup.repository import Listing, Pruned
     from recovery.backup.writer import Writer
-    from recovery.places.protocol import Target
+    from recovery.places.protocol import Place
 
 
 PASSING = (BackupTargetError, StorageError)
@@ -121,9 +121,9 @@ def backup(
     from recovery.backup.repository import list_backups, prune
     from recovery.backup.writer import Writer
     from recovery.places.mounted import limited
-    from recovery.places.opening import open_target
+    from recovery.places.opening import open_place
 
-    target = open_target(places[-1], umask=umask)
+    target = open_place(places[-1], umask=umask)
     if every is not None:
         target = limited(target)
     if listed:
@@ -173,7 +173,7 @@ class _How(NamedTuple):
     """What the options say about each backup."""
 
     directory: Path
-    target: Target
+    target: Place
     keep: tuple[KeepRule, ...]
     check: bool
     incremental: bool
@@ -246,7 +246,7 @@ def _or_say_why(once: Callable[[], RecoveryError | None], as_json: bool) -> None
     tell(f"{format_time(SystemClock().wall_ms())} {failed}, it will be retried: {found}")
 
 
-def _made_facts(target: Target, made: Made, removed: Pruned | None, unpruned: RecoveryError | None) -> dict[str, Any]:
+def _made_facts(target: Place, made: Made, removed: Pruned | None, unpruned: RecoveryError | None) -> dict[str, Any]:
     return {
         "destination": target.shown,
         **_facts(made.manifest),
@@ -283,7 +283,7 @@ def _by_reason(whole_because: Mapping[str, str]) -> list[tuple[str, str]]:
     ]
 
 
-def _say_pruned(target: Target, done: Pruned, dry_run: bool, as_json: bool) -> None:
+def _say_pruned(target: Place, done: Pruned, dry_run: bool, as_json: bool) -> None:
     if as_json:
         print_json(
             {
@@ -308,7 +308,7 @@ def _say_pruned(target: Target, done: Pruned, dry_run: bool, as_json: bool) -> N
     )
 
 
-def _show(target: Target, listing: Listing, as_json: bool) -> None:
+def _show(target: Place, listing: Listing, as_json: bool) -> None:
     if not listing.manifests and not listing.unreadable:
         _check_place(target)
     if as_json:
@@ -347,11 +347,11 @@ def _show(target: Target, listing: Listing, as_json: bool) -> None:
         say(line)
 
 
-def _check_place(target: Target) -> None:
+def _check_place(target: Place) -> None:
     """Raises NoBackupError for a place that clearly does not hold backups."""
-    from recovery.places.directory import DirectoryTarget
+    from recovery.places.directory import DirectoryPlace
 
-    if not isinstance(target, DirectoryTarget):
+    if not isinstance(target, DirectoryPlace):
         return
     if not target.root.is_dir():
         found = "it is not a directory" if target.root.exists() else "there is no such directory"

@@ -98,11 +98,11 @@ def _to_directory(place: str, directory: Path, wanted: Wanted, lazy: bool, as_js
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
-    from recovery.places.opening import lasting_place, open_target
+    from recovery.places.opening import lasting_place, open_place
 
     clock, progress = SystemClock(), CopyProgress(quiet=as_json)
     with scratch_directory("restore") as scratch:
-        found = open_source(open_target(place), scratch, clock)
+        found = open_source(open_place(place), scratch, clock)
         lazy_from = lasting_place(place) if lazy else None
         if wanted.dry_run:
             _show(found, place, directory, wanted, lazy, as_json)
@@ -232,14 +232,14 @@ def restore_missing(place: str, directory: Path, *, replicate: str | None, takeo
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
-    from recovery.places.opening import lasting_place, open_target
+    from recovery.places.opening import lasting_place, open_place
 
     clock = SystemClock()
     lasting = lasting_place(place)
     if replicate is not None:
         _claim(replicate, directory, clock, takeover)
     with scratch_directory("restore") as scratch:
-        found = open_source(open_target(place), scratch, clock)
+        found = open_source(open_place(place), scratch, clock)
         done = restore_copies(
             found, directory, clock=clock, random_id=lambda: token_hex(4), lazy_from=lasting,
             announce=announcing(progress, found, clock), observe=progress.observe,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from recovery.backup.note import last_replica
 from recovery.backup.repository import Listing, list_backups
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from recovery.replication.shipper import newest_of
 from recovery.storage.restored import NAME as RESTORED
 from recovery.storage.scan import scan
@@ -102,7 +102,7 @@ class ReplicatedHistory(History):
             self.lose()
 
     def listing(self) -> Listing:
-        return list_backups(DirectoryTarget(self.replica))
+        return list_backups(DirectoryPlace(self.replica))
 
     def newest_backup(self) -> int | None:
         newest = self.listing().newest if self.replica.exists() else None

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from recovery.backup.target import DirectoryTarget
 
 from recovery.backup.note import last_replica
 from recovery.backup.repository import list_backups
+from recovery.places.directory import DirectoryPlace
 from tests.faults.minirun import FOLD_POINTS, wait
 from tests.owner.histories import BATCHES, DRIVER_POINTS, OWNER_POINTS, UNHURRIED, History
 from tests.shares import some
@@ -109,14 +109,14 @@ def test_an_owner_that_dies_when_the_last_epoch_is_closed(history, tmp_path, syn
                 for path in place.glob("part-*.sqlite3")}  # fmt: skip
     assert int(shown.read_text()) == (closed - 1 if sync else closed)
     said = last_replica(history.places[0])
-    newest = list_backups(DirectoryTarget(replica)).newest
+    newest = list_backups(DirectoryPlace(replica)).newest
     assert said.epoch == (0 if newest is None else newest.epoch) < closed
     assert victim.at in said.problem
     for each in history.owners:
         each.start()
     assert wait(history.start_run(**UNHURRIED, **replicates)) == 0
     assert last_replica(history.places[0]).problem is None
-    assert list_backups(DirectoryTarget(replica)).newest.epoch == closed
+    assert list_backups(DirectoryPlace(replica)).newest.epoch == closed
     history.check(tmp_path)
 
 

@@ -47,8 +47,8 @@ from recovery.errors import (
 )
 from recovery.host.durable import PRIVATE, Modes, make_directories, sync
 from recovery.places.mounted import limited
-from recovery.places.opening import lasting_place, open_target
-from recovery.places.protocol import Target
+from recovery.places.opening import lasting_place, open_place
+from recovery.places.protocol import Place
 from recovery.planning.following import Position, Stage, is_later, latest_first, stage_of
 from recovery.storage.copies import put_in_place, replay
 from recovery.storage.lock import DirectoryLock, check_unlocked
@@ -156,7 +156,7 @@ class Follower:
             check_unlocked(self.directory)
         try:
             self._document = self._marked()
-            self._target: Target = limited(open_target(self._document.place))
+            self._target: Place = limited(open_place(self._document.place))
             faults.reach("follow.1")
             if self._document.coming is not None:
                 if self._preview is not None:
@@ -215,7 +215,7 @@ class Follower:
             return found
         if self._place is None:
             raise _no_standby(self.directory)
-        shown = open_target(self._place).shown
+        shown = open_place(self._place).shown
         if found is None:
             there = sorted(path.name for path in self.directory.glob("part-*.sqlite3*"))
             if there:
