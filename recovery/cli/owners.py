@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from recovery.base.printable import one_line
-from recovery.cli.common import say, table, tell
+from recovery.cli.common import say, tell
+from recovery.cli.tables import table
 from recovery.config import checked_owners
 from recovery.errors import ConfigurationError
 from recovery.host.scratch import scratch_directory
