@@ -121,6 +121,7 @@ def test_only_errors_of_storage_sink_and_lease_keep_an_epoch_from_being_closed()
     assert barred == {
         "StorageError", "CorruptPartitionError", "SparkCheckpointError", "LeaseLostError", "SinkFailedError",
         "OutputMismatchError", "FileReplacedError", "OwnerUnreachableError", "TakenOverError", "StaleDirectoryError",
+        "SinkRefusedError",
     }  # fmt: skip
 
 

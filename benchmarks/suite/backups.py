@@ -133,8 +133,8 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     from recovery.backup.repository import list_backups
     from recovery.backup.restore import restore
     from recovery.backup.sources import open_source
-    from recovery.backup.target import DirectoryTarget
     from recovery.base.clock import SystemClock
+    from recovery.places.directory import DirectoryTarget
 
     ids = iter(range(1_000_000))
 

@@ -185,7 +185,8 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _counting_target() -> Any:
-    from recovery.backup.target import DirectoryTarget, Entry
+    from recovery.places.directory import DirectoryTarget
+    from recovery.places.protocol import Entry
 
     class CountingTarget(DirectoryTarget):
         """A directory that counts what it is asked for."""

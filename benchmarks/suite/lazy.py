@@ -96,8 +96,8 @@ def make(arguments: dict[str, Any]) -> dict[str, Any]:
     from benchmarks.contenders.recovery_totals import files_flow
     from recovery import RecoveryConfig, init_partitions
     from recovery.backup.make import make_backup
-    from recovery.backup.target import DirectoryTarget
     from recovery.base.clock import SystemClock
+    from recovery.places.directory import DirectoryTarget
     from recovery.spark.jvm.session import create_session
     from recovery.spark.run.blocking import run as run_flow
 
@@ -128,8 +128,8 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     from recovery import Flow, RecoveryConfig, run
     from recovery.backup.restore import restore
     from recovery.backup.sources import BackupSource
-    from recovery.backup.target import DirectoryTarget
     from recovery.base.clock import SystemClock
+    from recovery.places.directory import DirectoryTarget
     from recovery.spark.jvm.session import create_session
     from recovery.storage.hydration import hydrating
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from recovery.backup.manifest import MANIFESTS, SUFFIX, Manifest, decode, is_ours
-from recovery.backup.target import Entry, Target
+from recovery.places.protocol import Entry, Target
 from recovery.planning.following import Stage, age, stage_of
 
 READERS = 8

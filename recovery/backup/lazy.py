@@ -13,8 +13,8 @@ from pathlib import Path
 from recovery.backup.manifest import StoredCopy
 from recovery.backup.objects import SpoiledObject, replay_changes
 from recovery.backup.progress import Observer
-from recovery.backup.target import Target, UnreadableError
 from recovery.errors import BackupDamagedError, ConfigurationError, StorageError
+from recovery.places.protocol import Target, UnreadableError
 from recovery.storage.hydration import FrameIndex, Source, create_lazy, page_bytes_of
 
 

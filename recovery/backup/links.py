@@ -19,8 +19,8 @@ from typing import NamedTuple
 from recovery.backup.manifest import StoredChanges, StoredCopy, fingerprint, object_name
 from recovery.backup.objects import SpoiledObject, bring, fetch_object, store_file
 from recovery.backup.progress import Observer, Progressed, ignore
-from recovery.backup.target import Target
 from recovery.errors import CorruptPartitionError
+from recovery.places.protocol import Target
 from recovery.planning.chains import continues, merged_from, outgrown
 from recovery.storage.copies import PinnedPartition, merge, replay
 from recovery.storage.verify import PartitionCheck

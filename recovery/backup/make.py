@@ -18,13 +18,13 @@ from recovery.backup.note import LastBackup, note_backup
 from recovery.backup.objects import SpoiledObject, bring, store_file
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.repository import begin, check_store, finish, give_up
-from recovery.backup.target import Target
 from recovery.backup.writer import Writer
 from recovery.base.clock import LATEST_MS, Clock
 from recovery.base.threads import each
 from recovery.errors import InconsistentPartitionsError, RecoveryError, StorageError
 from recovery.host.open_files import allow_open_files
 from recovery.host.scratch import scratch_directory
+from recovery.places.protocol import Target
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.copies import PinnedPartition, pin

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery.backup.frames import FRAME_BYTES, digest_of, encode_index, pack
 from recovery.backup.manifest import StoredCopy
 from recovery.backup.progress import Observer, Progressed
-from recovery.backup.target import CHUNK_BYTES, Target, UnreadableError
 from recovery.base.wording import counted
 from recovery.errors import BackupDamagedError, CorruptPartitionError, StorageError, UnsupportedVersionError
 from recovery.host.durable import create
+from recovery.places.frames import FRAME_BYTES, digest_of, encode_index, pack
+from recovery.places.protocol import CHUNK_BYTES, Target, UnreadableError
 from recovery.planning.chains import Link
 from recovery.storage.copies import read_links, replay
 
@@ -47,7 +47,7 @@ def store_file(
     target: Target, name: str, path: Path, observe: Callable[[int], None], *, indexed: bool = False
 ) -> StoredFile:
     """Compress a file and write it as an object. observe: called with the bytes of the file that were read so far.
-    indexed: so that parts of it can be read (see `recovery.backup.frames`).
+    indexed: so that parts of it can be read (see `recovery.places.frames`).
 
     Raises BackupTargetError, BackupDamagedError or StorageError.
     """

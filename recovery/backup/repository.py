@@ -48,8 +48,9 @@ from recovery.backup.manifest import (
     encode,
     manifest_name,
 )
-from recovery.backup.target import DRAFT, NO_FILE, DirectoryTarget, Entry, Target, UnreadableError
 from recovery.errors import BackupTargetError, ForeignPartitionError, UnsupportedVersionError
+from recovery.places.directory import DirectoryTarget
+from recovery.places.protocol import DRAFT, NO_FILE, Entry, Target, UnreadableError
 from recovery.planning.backups import KeepRule, backups_to_keep
 from recovery.planning.following import age, lines
 from recovery.storage.origin import Origin

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from recovery.backup.places import open_target
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.sources import Source, open_source
 from recovery.base.clock import Clock
@@ -30,6 +29,7 @@ from recovery.errors import (
 )
 from recovery.host.durable import PRIVATE, UMASK
 from recovery.host.scratch import scratch_directory
+from recovery.places.opening import open_target
 from recovery.planning.backups import Copy, RestorePlan, plan_restore
 from recovery.planning.resume import plan_resume
 from recovery.storage.copies import settle

@@ -17,15 +17,15 @@ import msgspec
 from recovery.backup.links import Linking
 from recovery.backup.make import FILES_PER_COPY, SpoiledChainError, Storing
 from recovery.backup.manifest import StoredCopy, StoredPartition, decode_copy, encode_copy
-from recovery.backup.mounted import limited
-from recovery.backup.places import open_target
 from recovery.backup.progress import ignore
-from recovery.backup.target import Target
 from recovery.errors import RecoveryError, StorageError
 from recovery.host.children import lines_of, tell_parent
 from recovery.host.durable import make_directories
 from recovery.host.open_files import allow_open_files
 from recovery.host.scratch import scratch_directory
+from recovery.places.mounted import limited
+from recovery.places.opening import open_target
+from recovery.places.protocol import Target
 from recovery.wire.messages import Refusal, as_refusal
 
 NICENESS = 10

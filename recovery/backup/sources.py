@@ -13,7 +13,6 @@ from recovery.backup.manifest import MANIFESTS, OBJECTS, Manifest, StoredCopy
 from recovery.backup.objects import SpoiledObject, bring, links_of
 from recovery.backup.progress import Observer, Progressed
 from recovery.backup.repository import READERS, Listing, is_damaged, is_listed, list_backups
-from recovery.backup.target import DirectoryTarget, Target
 from recovery.base.clock import Clock
 from recovery.base.threads import each
 from recovery.base.wording import counted
@@ -28,6 +27,8 @@ from recovery.errors import (
 )
 from recovery.host.durable import files_below
 from recovery.host.processes import describe_holder
+from recovery.places.directory import DirectoryTarget
+from recovery.places.protocol import Target
 from recovery.planning.backups import Copy
 from recovery.planning.chains import described
 from recovery.storage.copies import copy_with_log, describe_copy

@@ -22,10 +22,10 @@ from pathlib import Path
 from recovery.backup.conditional import documents_to_back_up, unconditional
 from recovery.backup.lease import BACKUP, CHECK, Claimant, Term, claim, look_at_term, may_continue, taken_over
 from recovery.backup.manifest import Manifest
-from recovery.backup.target import Target
 from recovery.base.clock import Clock
 from recovery.base.printable import one_line
 from recovery.errors import BackupTargetError, ConfigurationError, StaleDirectoryError
+from recovery.places.protocol import Target
 from recovery.planning.following import lacking
 from recovery.planning.values import PartitionDescription
 

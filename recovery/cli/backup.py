@@ -27,6 +27,7 @@ from recovery.cli.common import (
     tell_error,
     umask_option,
 )
+from recovery.cli.option import ParsedType
 from recovery.cli.output_errors import of_output
 from recovery.cli.owners import owner_options, whole_copies
 from recovery.cli.restore_output import lines_facts, lines_text
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
     from recovery.backup.make import Made
     from recovery.backup.manifest import Manifest
     from recovery.backup.repository import Listing, Pruned
-    from recovery.backup.target import Target
     from recovery.backup.writer import Writer
+    from recovery.places.protocol import Target
 
 
 PASSING = (BackupTargetError, StorageError)
@@ -52,7 +53,7 @@ PASSING = (BackupTargetError, StorageError)
 NOT_REMOVED = "the backup counts, but older ones could not be removed"
 
 
-class KeepType(click.ParamType[KeepRule]):
+class KeepType(ParsedType[KeepRule]):
     """A rule for keeping backups: 24, 7d or 90d/1d."""
 
     name = "keep"
@@ -112,10 +113,10 @@ def backup(
     if pruned and not keep:
         raise click.UsageError("Say with --keep which backups to keep.")
     from recovery.backup.catalog import Catalog
-    from recovery.backup.mounted import limited
-    from recovery.backup.places import open_target
     from recovery.backup.repository import list_backups, prune
     from recovery.backup.writer import Writer
+    from recovery.places.mounted import limited
+    from recovery.places.opening import open_target
 
     target = open_target(places[-1], umask=umask)
     if every is not None:
@@ -335,7 +336,7 @@ def _show(target: Target, listing: Listing, as_json: bool) -> None:
 
 def _check_place(target: Target) -> None:
     """Raises NoBackupError for a place that clearly does not hold backups."""
-    from recovery.backup.target import DirectoryTarget
+    from recovery.places.directory import DirectoryTarget
 
     if not isinstance(target, DirectoryTarget):
         return

@@ -40,9 +40,9 @@ def drill(
     could be restored, a copy was damaged, or the newest epoch is older than --max-age.
     """
     from recovery.backup.drill import drill as rehearse
-    from recovery.backup.places import open_target
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
+    from recovery.places.opening import open_target
 
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")

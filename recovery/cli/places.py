@@ -14,13 +14,14 @@ from recovery.base.addresses import local_path
 from recovery.base.clock import SystemClock
 from recovery.base.reserved import EPOCH_STEP
 from recovery.cli.common import DIRECTORY
+from recovery.cli.config_options import config_option
 from recovery.cli.owners import locations, owner_options
 from recovery.errors import ConfigurationError
-from recovery.operational.backends.address import is_uri
 from recovery.operational.backends.open import VARIABLE
 from recovery.operational.backends.owned import OwnerBackend, documents_of
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.manager import StateManager
+from recovery.places.address import is_uri
 from recovery.storage.locations import Locations, OwnerAccess
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,10 +72,7 @@ def backend_option(function: F) -> F:
         given = ctx.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
         ctx.meta["recovery.backend.source"] = "--state-backend" if given else VARIABLE
 
-    text = "Where operational state is: file://, s3://, azure:// or gs://; by default in DIR."
-    option = click.option("--state-backend", envvar=VARIABLE, metavar="URI", help=text, expose_value=False,
-                          callback=remember, is_eager=True)  # fmt: skip
-    return option(function)
+    return config_option("state_backend", expose_value=False, callback=remember, is_eager=True)(function)
 
 
 def chosen_backend() -> str | None:

@@ -15,6 +15,7 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, umask_option
+from recovery.cli.option import ParsedType
 from recovery.cli.owners import owner_options
 from recovery.cli.restore_output import announcing, plan_facts, plan_text, reads_facts, reads_text
 from recovery.cli.restore_to_owners import Wanted, to_owners
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from recovery.backup.sources import Source
 
 
-class MomentType(click.ParamType[int]):
+class MomentType(ParsedType[int]):
     """A time in local time, or with an offset; converted to milliseconds since 1970."""
 
     name = "time"
@@ -84,7 +85,7 @@ def restore(
         return
     if directory is None:
         raise click.UsageError("Missing argument 'DIR'.")
-    from recovery.backup.places import lasting_place
+    from recovery.places.opening import lasting_place
 
     if lazy and not dry_run and any(each.place == lasting_place(source) for each in hydrating(directory)):
         continue_hydration(directory, CopyProgress(quiet=as_json))
@@ -95,10 +96,10 @@ def restore(
 
 
 def _to_directory(place: str, directory: Path, wanted: Wanted, lazy: bool, as_json: bool) -> None:
-    from recovery.backup.places import lasting_place, open_target
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
+    from recovery.places.opening import lasting_place, open_target
 
     clock, progress = SystemClock(), CopyProgress(quiet=as_json)
     with scratch_directory("restore") as scratch:
@@ -167,10 +168,10 @@ def restore_missing(place: str, directory: Path, *, replicate: str | None, takeo
     if any(directory.glob("part-*.sqlite3*")):
         progress.say(one_line(f"{directory} holds partitions; nothing was restored"))
         return
-    from recovery.backup.places import lasting_place, open_target
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
+    from recovery.places.opening import lasting_place, open_target
 
     clock = SystemClock()
     lasting = lasting_place(place)

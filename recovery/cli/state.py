@@ -55,11 +55,11 @@ from recovery.cli.state_scopes import clean, scopes
 from recovery.cli.state_transfer import copy, move
 from recovery.cli.tables import table
 from recovery.errors import StateLockedError, StateNotFoundError
-from recovery.operational.backends.address import is_uri
 from recovery.operational.scopes import is_scoped
-from recovery.operational.steps.step_edits import moment
 from recovery.operational.targets import REMOVED, Steps, Whole, missing, unknown_step
 from recovery.operational.values import parse_json
+from recovery.places.address import is_uri
+from recovery.storage.snapshot import snapshot_at
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -355,7 +355,7 @@ def _steps(directory: str) -> list[str]:
     if is_uri(directory):
         return []
     if not chosen_access().owners:
-        return moment(Path(directory)).steps()
+        return snapshot_at(Path(directory)).steps()
     places = chosen_places(directory)
     sizes = [places.sizes(file.description) or {} for file in places.found() if file.description is not None]
     return sorted({step for each in sizes for step in each if not step.startswith(RESERVED_PREFIX)})

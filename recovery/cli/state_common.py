@@ -19,6 +19,7 @@ from recovery.base.untrusted_paths import read_named
 from recovery.cli.asking import ask
 from recovery.cli.common import INTERVAL, json_option, print_json, say
 from recovery.cli.native import refused_operator_option
+from recovery.cli.option import ParsedType
 from recovery.cli.owners import locations, to_read
 from recovery.cli.places import chosen_access, directory_and, open_state, state_options
 from recovery.errors import ConfigurationError, CorruptStateError, StateValueError
@@ -32,7 +33,7 @@ MOST_BYTES = 1 << 30
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class RetentionType(click.ParamType[float | str]):
+class RetentionType(ParsedType[float | str]):
     """An interval, or never."""
 
     name = "retention"

@@ -17,8 +17,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from recovery.base.addresses import SHARE
 from recovery.errors import ConfigurationError
+from recovery.places.address import SHARE
 
 _MISSING = ("java.io.FileNotFoundException", "org.apache.hadoop.fs.PathNotFoundException")
 _STATUS = re.compile(

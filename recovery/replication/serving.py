@@ -17,13 +17,14 @@ import msgspec
 
 from recovery.backup.conditional import open_documents
 from recovery.backup.lease import Claimant, Lease, claim
-from recovery.backup.mounted import limited
-from recovery.backup.places import lasting_place, open_target, shown_address
 from recovery.backup.spread import SpreadParts
 from recovery.base.clock import SystemClock
 from recovery.errors import ConfigurationError, RecoveryError, StaleDirectoryError
 from recovery.host.children import lines_of, tell_parent
 from recovery.host.durable import PRIVATE
+from recovery.places.mounted import limited
+from recovery.places.opening import lasting_place, open_target
+from recovery.places.secrets import shown_address
 from recovery.planning.backups import parse_keep
 from recovery.replication.messages import Answer, Ship, Task, problem_of
 from recovery.replication.shipper import PASSING, Shipper

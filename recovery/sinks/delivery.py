@@ -13,10 +13,6 @@ from recovery.base.ids import BatchId, Epoch, StepId
 from recovery.base.reserved import SINK_STEP
 from recovery.base.tracebacks import essence_of
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, SinkFailedError, StorageError
-from recovery.sinks.delta.sink import DeltaSink
-from recovery.sinks.files import FileSink
-from recovery.sinks.iceberg.sink import IcebergSink
-from recovery.sinks.plain import DiscardSink
 from recovery.sinks.protocol import BATCH_BEING_WRITTEN, BatchContext, EpochOutput, Resume
 from recovery.values.functions import check_runs, not_run
 
@@ -35,9 +31,7 @@ class Delivery:
         check."""
         self._resume = resume
         self._write: Callable[[DataFrame, int], Any] = getattr(sink, "write", sink)
-        self.single_action = bool(getattr(sink, "single_action", False))
-        self.discards = type(sink) is DiscardSink
-        """Whether the sink has no use for rows that are already computed."""
+        self.discards = _declared(sink, "discards")
         self._sink = sink if _takes_part(sink) else None
         self._failed: BaseException | None = None
         if self._sink is not None and not recoverable:
@@ -50,10 +44,9 @@ class Delivery:
         if check is not None:
             with _translated(sink, "checking its output"):
                 _check_done("check", check(resume))
-        self.as_it_is = type(sink) in (DiscardSink, FileSink) or (
-            type(sink) in (DeltaSink, IcebergSink) and sink.keeps_plan
-        )
-        """Whether the sink's one action runs the micro-batch's plan unchanged."""
+        self.single_action = bool(getattr(sink, "single_action", False))
+        self.keeps_plan = _declared(sink, "keeps_plan")
+        """What the sink declares; see `Sink`. Some know it after their check."""
 
     def rollback(self) -> None:
         """Let the sink abandon the output beyond the snapshot, as the partitions have done."""
@@ -153,11 +146,28 @@ def _check_done(phase: str, result: object) -> None:
         raise TypeError(f"{phase} returned {left}: it has done nothing")
 
 
+def _declared(sink: Any, name: str) -> bool:
+    """Whether the sink declares this of its `write`: a class that has another `write` has to declare it again."""
+    for each in type(sink).__mro__:
+        if name in vars(each):
+            return bool(getattr(sink, name))
+        if "write" in vars(each):
+            return False
+    return False
+
+
 def _takes_part(sink: Any) -> bool:
     """Whether the sink has the phases of an EpochSink. Raises ConfigurationError if it has only some of them, or if a
     call does not run one."""
     missing = [name for name in _PHASES if not callable(getattr(sink, name, None))]
     if not missing:
+        if not hasattr(sink, "single_action"):
+            raise ConfigurationError(
+                f"{type(sink).__name__} does not declare single_action",
+                cause="Without this attribute nobody knows how often its write reads a micro-batch.",
+                remedy="Give the class single_action = True if write reads the micro-batch exactly once and "
+                "completely, on the calling thread; else single_action = False: write then gets a copy of the rows.",
+            )
         for name in (*_PHASES, "check", "release"):
             check_runs(f"{type(sink).__name__}.{name}", getattr(sink, name, None))
         return True

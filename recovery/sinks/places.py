@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from recovery.base.addresses import SHARE, file_system, incomplete, looks_like_address
+from recovery.base.addresses import incomplete, looks_like_address
+from recovery.places.address import SHARE, file_system
 from recovery.sinks.disk import Disk
 
 _WHAT = "FileSink"

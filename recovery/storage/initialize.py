@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
@@ -23,6 +22,7 @@ from recovery.errors import (
     StorageError,
 )
 from recovery.host.durable import PRIVATE, UMASK, Modes, granted, make_directories, sync
+from recovery.host.locks import locked_directory
 from recovery.storage.lazy.names import SUFFIX as LAZY
 from recovery.storage.lazy.names import lazy_path
 from recovery.storage.no_partitions import refuse_checkpoint
@@ -139,19 +139,15 @@ def _place(target: Path, staging_name: str, fill: Callable[[Path], int], modes: 
 @contextlib.contextmanager
 def alone(target: Path) -> Iterator[None]:
     """Lock the directory itself, so that two attempts do not remove each other's files."""
-    descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with locked_directory(target) as has_lock:
+        if not has_lock:
+            raise DirectoryLockedError(
+                "another process is making partitions here",
+                path=target,
+                cause="Another init or restore is still going on.",
+                remedy="Wait until it ends, and use what it made.",
+            )
         yield
-    except BlockingIOError:
-        raise DirectoryLockedError(
-            "another process is making partitions here",
-            path=target,
-            cause="Another init or restore is still going on.",
-            remedy="Wait until it ends, and use what it made.",
-        ) from None
-    finally:
-        os.close(descriptor)
 
 
 def _link(

@@ -22,10 +22,11 @@ from recovery.backup.restore import restore
 from recovery.backup.sources import open_source
 from recovery.backup.standby.follow import Follower
 from recovery.backup.standby.promote import promote
-from recovery.backup.target import DirectoryTarget, Target
 from recovery.backup.writer import Writer
 from recovery.base.clock import SystemClock
 from recovery.errors import RecoveryError, StaleDirectoryError, TakenOverError
+from recovery.places.directory import DirectoryTarget
+from recovery.places.protocol import Target
 from recovery.planning.backups import KeepRule, parse_keep
 from recovery.planning.resume import plan_resume
 from recovery.storage.documents import change_states

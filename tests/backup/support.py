@@ -11,8 +11,9 @@ from pathlib import Path
 from recovery.backup.make import Made, make_backup
 from recovery.backup.restore import Restored, restore
 from recovery.backup.sources import open_source
-from recovery.backup.target import DirectoryTarget, Target
 from recovery.base.clock import SystemClock
+from recovery.places.directory import DirectoryTarget
+from recovery.places.protocol import Target
 from recovery.storage.restored import read_restored
 from recovery.storage.scan import scan
 from tests.stores import Driver, State, problems, state_at

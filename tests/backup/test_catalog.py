@@ -14,9 +14,9 @@ from recovery.backup.catalog import Catalog
 from recovery.backup.make import Made, make_backup
 from recovery.backup.manifest import MANIFESTS
 from recovery.backup.repository import list_backups, prune
-from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
 from recovery.errors import CorruptPartitionError
+from recovery.places.directory import DirectoryTarget
 from recovery.planning.backups import KeepRule
 from tests.backup.support import assert_sound, back_up, bring_back, random_id, states, work
 from tests.backup.test_incremental import fill

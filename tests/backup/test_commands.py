@@ -16,10 +16,10 @@ import pytest
 from click.testing import CliRunner
 
 from recovery.backup.repository import list_backups
-from recovery.backup.target import DirectoryTarget
 from recovery.cli import main
 from recovery.cli.common import format_size
 from recovery.errors import BackupTargetError, UnsupportedVersionError
+from recovery.places.directory import DirectoryTarget
 from tests.backup.support import states, work
 from tests.backup.test_incremental import fill
 from tests.stores import ROOT, Driver, run_python

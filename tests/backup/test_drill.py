@@ -11,8 +11,8 @@ import pytest
 
 from recovery.backup.manifest import manifest_name
 from recovery.backup.sources import open_source
-from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
+from recovery.places.directory import DirectoryTarget
 from tests.backup.support import back_up, work
 from tests.backup.test_commands import call
 from tests.backup.test_round_trip import files

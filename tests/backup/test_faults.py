@@ -19,8 +19,9 @@ import pytest
 from recovery.backup import repository
 from recovery.backup.manifest import MANIFESTS, OBJECTS, RUNNING
 from recovery.backup.repository import list_backups, prune
-from recovery.backup.target import DirectoryTarget, Entry
 from recovery.errors import BackupTargetError, NoBackupError, RecoveryError, StaleDirectoryError
+from recovery.places.directory import DirectoryTarget
+from recovery.places.protocol import Entry
 from recovery.planning.backups import KeepRule, parse_keep
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
 from tests.shares import some

@@ -18,8 +18,8 @@ from click.testing import CliRunner
 
 from recovery.backup.manifest import LARGEST, decode, encode, manifest_name, object_name, unpacked
 from recovery.backup.repository import list_backups, prune
-from recovery.backup.target import DirectoryTarget
 from recovery.cli import main
+from recovery.places.directory import DirectoryTarget
 from recovery.planning.backups import KeepRule
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
 

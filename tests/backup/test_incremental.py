@@ -17,9 +17,10 @@ from recovery.backup.objects import bring
 from recovery.backup.progress import ignore
 from recovery.backup.repository import list_backups, prune
 from recovery.backup.sources import open_source
-from recovery.backup.target import DirectoryTarget, Target
 from recovery.base.clock import SystemClock
 from recovery.errors import CorruptPartitionError, EpochNotHeldError
+from recovery.places.directory import DirectoryTarget
+from recovery.places.protocol import Target
 from recovery.planning.backups import KeepRule
 from recovery.planning.measures import Measure
 from recovery.planning.resume import plan_resume

@@ -12,8 +12,8 @@ import pytest
 
 from recovery.backup.manifest import OBJECTS, RUNNING
 from recovery.backup.repository import list_backups, prune
-from recovery.backup.target import DirectoryTarget
 from recovery.errors import BackupDamagedError, BackupTargetError, StaleDirectoryError
+from recovery.places.directory import DirectoryTarget
 from recovery.planning.backups import KeepRule
 from tests.backup.support import assert_sound, back_up, bring_back, in_memory, states
 from tests.backup.test_faults import NOW_MS, FailingTarget, Interleaved, one_at_a_time, pruned_with_failures  # noqa: F401

@@ -17,11 +17,8 @@ from pathlib import Path
 import apsw
 import pytest
 
-from recovery.backup.frames import FRAME_BYTES, FrameIndex, digest_of, encode_index, pack
 from recovery.backup.manifest import Manifest, encode, manifest_name
-from recovery.backup.places import lasting_place
 from recovery.backup.repository import list_backups
-from recovery.backup.target import DirectoryTarget
 from recovery.base.faults import VARIABLE
 from recovery.errors import (
     AlreadyInitializedError,
@@ -33,6 +30,9 @@ from recovery.errors import (
     RecoveryError,
     StorageError,
 )
+from recovery.places.directory import DirectoryTarget
+from recovery.places.frames import FRAME_BYTES, FrameIndex, digest_of, encode_index, pack
+from recovery.places.opening import lasting_place
 from recovery.planning.resume import plan_resume
 from recovery.storage import hydration
 from recovery.storage.hydration import Stop, hydrate_directory, hydrating

@@ -14,7 +14,6 @@ import pytest
 from recovery.backup import lease
 from recovery.backup.conditional import Documents, open_documents
 from recovery.backup.lease import Claimant, Lease, claim, read_term
-from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
 from recovery.errors import (
     BackupDamagedError,
@@ -23,7 +22,8 @@ from recovery.errors import (
     ForeignPartitionError,
     TakenOverError,
 )
-from recovery.operational.backends.objects import Conflict, FileObjects, Found
+from recovery.places.directory import DirectoryTarget, FileObjects
+from recovery.places.protocol import Conflict, Found
 from tests.backup.support import random_id
 from tests.operational.emulators import store
 

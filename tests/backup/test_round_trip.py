@@ -19,7 +19,6 @@ import pytest
 from recovery import StateManager
 from recovery.backup.manifest import FORMAT, OBJECTS, backup_id, is_ours, manifest_name, object_name
 from recovery.backup.repository import list_backups, prune
-from recovery.backup.target import DirectoryTarget
 from recovery.errors import (
     AlreadyInitializedError,
     BackupDamagedError,
@@ -32,6 +31,7 @@ from recovery.errors import (
     StorageError,
     UnsupportedVersionError,
 )
+from recovery.places.directory import DirectoryTarget
 from recovery.planning.backups import KeepRule, parse_keep
 from recovery.storage.copies import PinnedPartition
 from recovery.storage.documents import change_states
@@ -358,7 +358,7 @@ class TestBackup:
 import os, sys
 from pathlib import Path
 from recovery.backup.repository import prune
-from recovery.backup.target import DirectoryTarget
+from recovery.places.directory import DirectoryTarget
 from recovery.errors import BackupTargetError
 from recovery.planning.backups import parse_keep
 os.setgid(65534); os.setuid(65534)

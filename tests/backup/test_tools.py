@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.backup.target import DirectoryTarget
+from recovery.places.directory import DirectoryTarget
 from recovery.planning.resume import plan_resume
 from recovery.storage.scan import scan
 from tests.backup.emulators import script

@@ -17,7 +17,6 @@ from recovery.backup.lease import NAME, read_term
 from recovery.backup.manifest import manifest_name
 from recovery.backup.repository import list_backups, prune
 from recovery.backup.standby.promote import promote
-from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
 from recovery.cli import main
 from recovery.errors import (
@@ -28,6 +27,7 @@ from recovery.errors import (
     StaleDirectoryError,
     TakenOverError,
 )
+from recovery.places.directory import DirectoryTarget
 from recovery.planning.backups import KeepRule, parse_keep
 from tests.backup.sites import (
     DAY_MS,

@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from recovery import FileSink, RecoveryConfig, StateManager, init_partitions
-from recovery.backup.places import open_target
 from recovery.base.addresses import host_and_port, is_cut_off, local_path, looks_like_address
 from recovery.cli import main
 from recovery.errors import ConfigurationError
 from recovery.operational.backends.open import open_backend
+from recovery.places.opening import open_target
 from recovery.sinks.all_keys import AllKeysSink
 from recovery.spark.sources.native_state import native_operators
 

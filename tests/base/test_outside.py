@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import recovery
-from recovery.backup.target import DirectoryTarget, ObjectTarget
 from recovery.base.outside import CannotTell, Checked, DoesNotApply, Question
+from recovery.places.bucket import ObjectTarget
+from recovery.places.directory import DirectoryTarget
 from recovery.sinks.protocol import EpochSink
 from recovery.spark.inputs.kinds import KINDS
 

@@ -17,7 +17,7 @@ from tests.backup.support import back_up, work
 FORKING = """
 import gc, json, os, sys
 from recovery.cli import main
-import recovery.backup.make, recovery.backup.restore, recovery.backup.places
+import recovery.backup.make, recovery.backup.restore, recovery.places.opening
 codes = []
 # What a child inherits, it need not look at when it ends.
 gc.freeze()

@@ -225,14 +225,14 @@ def test_steps_are_exported_as_of_one_epoch(recovery, store_dir, monkeypatch):
 
         close(1)
         close(2)
-        original = targets.moment
+        original = targets.snapshot_at
 
-        def moment(*arguments):
+        def snapshot_at(*arguments):
             found = original(*arguments)
             close(run.epoch)
             return found
 
-        monkeypatch.setattr(targets, "moment", moment)
+        monkeypatch.setattr(targets, "snapshot_at", snapshot_at)
         lines = recovery("state", "export", store_dir, "--step", "one", "--step", "two").splitlines()
     assert [json.loads(line)["content"] for line in lines[1:-1]] == [2, 2]
 

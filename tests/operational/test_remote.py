@@ -27,9 +27,10 @@ from recovery import (
 from recovery.base.clock import SystemClock
 from recovery.cli import main
 from recovery.operational.backends.migrate import migrate
-from recovery.operational.backends.objects import Conflict, FileObjects
 from recovery.operational.backends.open import open_backend
 from recovery.operational.backends.retry import RetryPolicy
+from recovery.places.directory import FileObjects
+from recovery.places.protocol import Conflict
 from tests.operational.emulators import store
 from tests.operational.support import HOUR_MS, IMPATIENT, HandClock, SetClock, StoppableClock, all_of, background
 from tests.shares import some

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recovery.backup.repository import Listing, list_backups
-from recovery.backup.target import DirectoryTarget
+from recovery.places.directory import DirectoryTarget
 from recovery.storage.restored import NAME as RESTORED
 from recovery.storage.scan import scan
 from tests.backup.support import bring_back

@@ -14,10 +14,10 @@ import pytest
 
 from recovery.backup.lease import read_term
 from recovery.backup.repository import list_backups
-from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
 from recovery.base.ids import Epoch
 from recovery.errors import BackupTargetError, ForeignPartitionError, StaleDirectoryError, TakenOverError
+from recovery.places.directory import DirectoryTarget
 from recovery.planning.replica import ReplicaLag, Shipped
 from recovery.planning.resume import plan_resume
 from recovery.replication.messages import Answer

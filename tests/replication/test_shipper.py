@@ -12,9 +12,10 @@ import pytest
 
 from recovery.backup.note import last_backup, last_replica
 from recovery.backup.repository import list_backups, prune
-from recovery.backup.target import DirectoryTarget, Target
 from recovery.base.clock import SystemClock
 from recovery.errors import BackupTargetError, ForeignPartitionError, LeaseLostError
+from recovery.places.directory import DirectoryTarget
+from recovery.places.protocol import Target
 from recovery.planning.backups import KeepRule
 from recovery.planning.replica import Shipped
 from recovery.replication.shipper import PASSING, Shipper

@@ -18,12 +18,12 @@ from recovery.backup.note import last_replica
 from recovery.backup.repository import list_backups
 from recovery.backup.share import Stored, Wanted, store_share
 from recovery.backup.spread import SpreadParts
-from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
 from recovery.cli import main
 from recovery.errors import BackupTargetError, ConfigurationError, InconsistentPartitionsError, StorageError
 from recovery.owner.runs import Connection
 from recovery.owner.shipping import Shipping
+from recovery.places.directory import DirectoryTarget
 from recovery.replication.process import Replication
 from recovery.replication.shipper import PASSING, Shipper
 from recovery.storage.locations import OwnerAccess

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from recovery.backup.lease import read_term
-from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
 from recovery.errors import StaleDirectoryError, StorageError
+from recovery.places.directory import DirectoryTarget
 from recovery.planning.resume import plan_resume
 from recovery.replication.process import Replication
 from recovery.replication.unseen import NAME, Unseen, begin_unseen, end_unseen, read_unseen

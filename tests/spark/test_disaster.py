@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from recovery import init_partitions
-from recovery.backup.places import open_target
 from recovery.backup.repository import list_backups
+from recovery.places.opening import open_target
 from recovery.storage.scan import scan
 from tests.backup.emulators import script
 from tests.backup.support import back_up, bring_back

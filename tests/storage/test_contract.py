@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from recovery.errors import LeaseLostError, StorageError
 from recovery.planning.measures import Measure
 from recovery.planning.values import StepEdit
-from recovery.storage.memory import MemoryDirectory
 from recovery.storage.scan import read_measures
 from recovery.storage.seam import BatchCount, Changes, CloseRequest
 from recovery.values.keys import partition_of
 from recovery.wire.calls import Closing
+from tests.memory_store import MemoryDirectory
 from tests.stores import STEP, Driver, OwnedDirectory, SpreadDirectory, new_execution, pack
 
 COUNT = 2

@@ -148,7 +148,7 @@ class TestRefusals:
         def broken(*_, **__):
             raise ZeroDivisionError("secret\nlines")
 
-        monkeypatch.setattr("recovery.storage.memory.MemoryTaskStore.read", broken)
+        monkeypatch.setattr("tests.memory_store.MemoryTaskStore.read", broken)
         with pytest.raises(StorageError, match="the owner of the partitions failed: ZeroDivisionError") as caught:
             serving.task().read(STEP, 0, {0: ("a",)})
         assert "Traceback" not in str(caught.value)
@@ -377,7 +377,7 @@ class TestProven:
             time.sleep(2.5)
             return {index: [None] * len(keys) for index, keys in wanted.items()}
 
-        monkeypatch.setattr("recovery.storage.memory.MemoryTaskStore.read", slow)
+        monkeypatch.setattr("tests.memory_store.MemoryTaskStore.read", slow)
         channel.send(Kind.CALL, messages.encode(messages.Read(STEP, 0, {0: ("a",)})))
         assert channel.message(4096)[0] == Kind.PROGRESS
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from recovery.backup.manifest import StoredCopy, fingerprint
 from recovery.backup.objects import SpoiledObject, bring, fetch_object
 from recovery.backup.progress import Observer, Progressed
-from recovery.backup.target import Target
 from recovery.errors import CorruptPartitionError, RecoveryError, StorageError, UnsupportedVersionError
 from recovery.host.durable import Modes, modes_beside, sync
+from recovery.places.protocol import Target
 from recovery.planning.following import Position, needed, same_link
 from recovery.storage.copies import PinnedPartition, merge, read_links
 from recovery.storage.verify import PartitionCheck

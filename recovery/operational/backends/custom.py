@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from recovery.errors import ConfigurationError, StateBackendError, shown
-from recovery.operational.backends.objects import Conflict, Found, Token
+from recovery.places.protocol import Conflict, Found, Token
 
 T = TypeVar("T")
 

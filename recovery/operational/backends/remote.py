@@ -27,10 +27,10 @@ from recovery.base.untrusted_json import MOST, is_moment
 from recovery.errors import CorruptStateError, LeaseLostError, StateLockedError, UnsupportedVersionError, shown
 from recovery.operational.backends.backend import Change, Document, to_text
 from recovery.operational.backends.leases import HeldLease, LeaseTerms
-from recovery.operational.backends.objects import Conflict, Objects, Token, nonce
 from recovery.operational.backends.paths import STATE_FILE, decode_path, encode_path
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.ids import StateId
+from recovery.places.protocol import Conflict, Objects, Token, nonce
 
 FORMAT, VERSION = "recovery-state", 1
 READERS = 8

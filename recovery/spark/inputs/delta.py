@@ -12,11 +12,11 @@ from urllib.parse import unquote
 import msgspec
 from pyspark.sql import SparkSession
 
-from recovery.base.addresses import file_system
 from recovery.base.outside import Answers, CannotTell, Checked, DoesNotApply, Moment, Question
 from recovery.checkpoint.offsets import NOTHING_READ
 from recovery.errors import ConfigurationError, InputLostError, RecoveryError, StorageError
 from recovery.hadoop.files import HadoopFiles
+from recovery.places.address import file_system
 from recovery.planning.lost_input import Change, Loss, Needed, PartKind, There
 from recovery.spark.clusters import Input
 from recovery.spark.inputs.protocol import Looked, Resumes

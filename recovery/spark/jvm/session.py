@@ -21,8 +21,7 @@ from recovery.errors import SparkUnavailableError
 from recovery.host import private
 from recovery.host.signals import EndingAfter, handled
 from recovery.spark.clusters import check_master, is_cluster, is_one_process
-from recovery.spark.jvm import executors, left_archive, local_files, versions
-from recovery.spark.jvm.class_archive import archive_options, archive_path
+from recovery.spark.jvm import cache, executors, local_files, versions
 from recovery.spark.jvm.jars import advice, check_jars, check_loaded
 from recovery.spark.jvm.java import choose_java, java_home
 from recovery.spark.jvm.launch import Launch, LaunchError, abandon_launch, end, user_options
@@ -73,7 +72,7 @@ class _Begun(NamedTuple):
         if self.launch is not None:
             self.launch.abandon()
         if self.home is not None:
-            left_archive.give_up(self.home)
+            cache.give_up(self.home)
 
 
 _ahead: list[_Begun] = []
@@ -117,14 +116,14 @@ def _begin(name: str, master: str, conf: Mapping[str, str]) -> _Begun:
         settings.set(key, value)
     given = settings.get("spark.driver.extraJavaOptions", "")
     home = java_home()
-    shared = archive_options(archive_path(home), given) or left_archive.options(home, given)
+    shared = cache.start_options(home, given)
     ours = [_log4j_options(), shared, f'"-Djava.io.tmpdir={private.home()}"', user_options()]
     settings.set("spark.driver.extraJavaOptions", " ".join(filter(None, [*ours, given])))
     launch = None
     if SparkContext._gateway is None:
         # A process has one JVM: later contexts are made in it.
         launch = Launch(settings, _for_cluster() if is_cluster(master) else _for_python())
-    leaves = launch is not None and left_archive.LEAVING in shared
+    leaves = launch is not None and cache.leaves_archive(shared)
     return _Begun((name, master, dict(conf)), settings, launch, home if leaves else None)
 
 
@@ -160,7 +159,7 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
         if begun.launch is not None:
             gateway = begun.launch.gateway()
             if begun.home is not None:
-                atexit.register(left_archive.leave, gateway, begun.home)
+                atexit.register(cache.leave, gateway, begun.home)
         with _signal_kept():
             context = SparkContext(conf=begun.settings, gateway=gateway)
         context.setLogLevel("ERROR")

@@ -20,7 +20,6 @@ from recovery.config import DEFAULT_MASTER, RecoveryConfig, given_backup_interva
 from recovery.epochs.writer import EpochWriter
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.host.signals import InterruptedBySignal, acting, end_now
-from recovery.operational.backends.address import is_uri
 from recovery.operational.backends.open import choose
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.closed_marks import changes
@@ -28,6 +27,7 @@ from recovery.operational.manager import StateManager
 from recovery.operational.rewinds import check_start, note_start
 from recovery.operational.runs import BLOCKED, EDIT, FAILED, RUNNING, SKIPPED, SUCCEEDED, NodeRun, Run, RunRecorder
 from recovery.pipeline import Node, Pipeline
+from recovery.places.address import is_uri
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.pipeline import LastNode, NodePlan, plan_nodes
 from recovery.planning.resume import ResumePlan, plan_resume

@@ -16,11 +16,11 @@ import pyarrow
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from recovery.backup.places import is_place
 from recovery.base.addresses import local_path
 from recovery.errors import ConfigurationError, StateValueError, error_named
 from recovery.host.identity import host_name, this_host
 from recovery.native.choose import Wanted
+from recovery.places.opening import is_place
 
 
 @dataclass(frozen=True, slots=True)

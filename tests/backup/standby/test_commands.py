@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 from recovery.backup import sources
 from recovery.backup.conditional import open_documents
 from recovery.backup.lease import Claimant, claim, read_term
-from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
 from recovery.cli import main
 from recovery.errors import BackupTargetError, FlowFailedError, StandbyDirectoryError, TakenOverError
+from recovery.places.directory import DirectoryTarget
 from tests.backup.standby.support import assert_follows, newest_state, writer
 from tests.backup.support import back_up, random_id
 from tests.backup.test_commands import call

@@ -15,7 +15,6 @@ from recovery.backup.fork import fork
 from recovery.backup.manifest import OBJECTS, encode, manifest_name
 from recovery.backup.repository import list_backups, prune
 from recovery.backup.standby.follow import Follower
-from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
 from recovery.errors import (
     AlreadyInitializedError,
@@ -25,6 +24,7 @@ from recovery.errors import (
     NoBackupError,
     StandbyDirectoryError,
 )
+from recovery.places.directory import DirectoryTarget
 from recovery.planning.backups import KeepRule
 from recovery.storage.documents import change_states
 from recovery.storage.initialize import init_partitions

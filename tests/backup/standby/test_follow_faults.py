@@ -12,9 +12,9 @@ import pytest
 
 from recovery.backup.standby import follow
 from recovery.backup.standby.follow import Follower
-from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
 from recovery.errors import BackupTargetError, StorageError
+from recovery.places.directory import DirectoryTarget
 from tests.backup.standby.support import assert_follows, followed, newest_state
 from tests.backup.support import back_up
 from tests.backup.test_faults import FailingTarget, one_at_a_time  # noqa: F401

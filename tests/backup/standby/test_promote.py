@@ -19,7 +19,6 @@ from recovery.backup.manifest import manifest_name
 from recovery.backup.repository import list_backups, prune
 from recovery.backup.standby.follow import Follower
 from recovery.backup.standby.promote import promote
-from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
 from recovery.base.ids import Epoch
 from recovery.errors import (
@@ -31,7 +30,7 @@ from recovery.errors import (
     StandbyDirectoryError,
     TakenOverError,
 )
-from recovery.operational.backends.objects import FileObjects
+from recovery.places.directory import DirectoryTarget, FileObjects
 from recovery.planning.backups import KeepRule
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock

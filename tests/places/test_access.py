@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from recovery.errors import ConfigurationError
-from recovery.host.buckets import azure_access, azure_place, gs_access, s3_access
+from recovery.places.access import azure_access, gs_access, s3_access
+from recovery.places.address import azure_place
 
 KEYS = "[default]\naws_access_key_id = a\naws_secret_access_key = s\n[team]\naws_access_key_id = b\n"
 KEYS += "aws_secret_access_key = t\naws_session_token = u\n"

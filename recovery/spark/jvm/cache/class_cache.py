@@ -12,7 +12,7 @@ import base64
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,23 @@ from typing import Any
 from recovery.base.version import VERSION
 from recovery.errors import StorageError
 from recovery.host.durable import make_directories, replace
-from recovery.spark.jvm.class_archive import COMPILED, COMPILED_FILES, cache_directory, is_trusted
+from recovery.spark.jvm.cache.class_archive import COMPILED, COMPILED_FILES, cache_directory, is_trusted
 
 KEPT = 32
 """The number of files that are kept, of some 30 kB each: a version has at most six."""
 _MOST_BYTES = 4 << 20
 _READABLE = 0o644
+
+
+def compiled_once(jvm: Any, text: str, compiled: Callable[[], dict[str, bytes]]) -> dict[str, bytes]:
+    """Return the code of the classes of the source `text`, by their names: as an earlier process has compiled them
+    for such a JVM, if that is kept, or else as `compiled` returns them, which is then kept."""
+    key = key_of(jvm, text)
+    found = read(key)
+    if found is None:
+        found = compiled()
+        write(key, found)
+    return found
 
 
 def key_of(jvm: Any, text: str) -> str:

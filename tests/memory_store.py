@@ -18,14 +18,16 @@ import tempfile
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
 from recovery.base.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
 from recovery.errors import LeaseLostError, StorageError
 from recovery.planning.measures import ClosedPartition, Measure, StepSize, outdated
 from recovery.planning.values import Execution, PartitionDescription
-from recovery.storage.memory_contents import Delta, Partition, Scratch, State, states_of, unpacked
-from recovery.storage.seam import BatchCount, Changes, CloseRequest, Collected, Keys, States
+from recovery.storage.reach import KINDS
+from recovery.storage.seam import BatchCount, Changes, CloseRequest, Collected, FencingStore, Keys, States
+from tests.memory_contents import Delta, Partition, Scratch, State, states_of, unpacked
 
 _names = itertools.count(1)
 _directories: WeakValueDictionary[str, MemoryDirectory] = WeakValueDictionary()
@@ -332,9 +334,15 @@ class MemoryTaskStore:
         return states_of(self._directory.partitions[partition], step, delta.touched(BatchId(batch - 1)))
 
 
-def task_store(name: str, lease: Lease) -> tuple[MemoryTaskStore, int]:
+def _open(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None) -> tuple[MemoryTaskStore, int]:
     """Return a task's store at the address of a directory, and the number of partitions."""
+    name = parsed["name"]
     directory = _directories.get(name)
     if directory is None:
         raise StorageError("this store was in the memory of another process, or is gone", path=name)
     return MemoryTaskStore(directory, lease), len(directory.partitions)
+
+
+KINDS["memory"] = _open
+_FENCING: type[FencingStore] = MemoryPartitions
+"""So that the type checker compares the store with the protocol."""

@@ -11,21 +11,22 @@ from click.testing import CliRunner
 from recovery import StateManager
 from recovery.cli import main
 from recovery.errors import ConfigurationError, StateBackendError
-from recovery.operational.backends.address import parse_address
-from recovery.operational.backends.objects import FileObjects
+from recovery.operational.backends.open import STATE
+from recovery.places.address import parse_address
+from recovery.places.directory import FileObjects
 
 
 @pytest.mark.parametrize("uri", ["s3://bucket/team#1", "gs://bucket#1", "azure://c/team#", "file:///srv/state#1"])
 def test_a_fragment_is_refused(uri):
     """What follows a # is no part of a path: two teams would have one state. The error says how to write it."""
     with pytest.raises(ConfigurationError, match="%23"):
-        parse_address(uri)
+        parse_address(uri, STATE)
 
 
 def test_a_name_may_hold_any_character():
     """Written as URIs have it."""
-    assert parse_address("s3://bucket/team%231").prefix == "team#1"
-    assert parse_address("file:///srv/state%231").prefix == "/srv/state#1"
+    assert parse_address("s3://bucket/team%231", STATE).path == "team#1"
+    assert parse_address("file:///srv/state%231", STATE).path == "/srv/state#1"
 
 
 VERBS = [

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from recovery import BackupTargetError, ConfigurationError, StateBackendError, StateManager
-from recovery.backup.places import open_target
-from recovery.operational.backends.address import parse_address
+from recovery.operational.backends.open import STATE
+from recovery.places.address import parse_address
+from recovery.places.opening import open_target
 from tests.backup import emulators
 from tests.operational import emulators as stores
 from tests.operational.support import IMPATIENT
@@ -129,8 +130,8 @@ def test_profiles_without_keys_are_refused_for_state(s3, tmp_path, monkeypatch):
 def test_one_place_has_one_name():
     """Whatever scheme it is written with; an account is not taken for credentials, a key is."""
     addresses = "azure://c/p", "az://c/p", "abfs://c/p", "abfss://c@acc.dfs.core.windows.net/p"
-    assert {parse_address(each).shown for each in addresses} == {"azure://c/p"}
-    assert parse_address(addresses[-1]).settings == {"account": "acc"}
-    assert parse_address("gcs://b/p").shown == "gs://b/p"
+    assert {parse_address(each, STATE).location for each in addresses} == {"azure://c/p"}
+    assert parse_address(addresses[-1], STATE).account == "acc"
+    assert parse_address("gcs://b/p", STATE).location == "gs://b/p"
     with pytest.raises(ConfigurationError, match="credentials do not belong"):
-        parse_address("abfs://acc:key@c/p")
+        parse_address("abfs://acc:key@c/p", STATE)

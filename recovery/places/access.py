@@ -1,4 +1,4 @@
-"""Addresses of buckets, and the credentials that the vendors' own tools would use for them.
+"""How buckets are reached: the credentials that the vendors' own tools would use for them.
 
 Backups and operational state reach the same stores through different clients. Both ask here, so that an address and an
 environment that work for one work for the other. Without credentials, the client uses the machine's own identity.
@@ -9,15 +9,14 @@ from __future__ import annotations
 import configparser
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import urlsplit
 
 from recovery.base.untrusted_paths import read_named
 from recovery.errors import ConfigurationError
+from recovery.places.address import Address
 
-KINDS = {"s3": "s3", "gs": "gs", "gcs": "gs", "az": "azure", "azure": "azure", "abfs": "azure", "abfss": "azure"}
-"""The kind of store behind each scheme of an address."""
 S3_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 S3_IDENTITIES = (
     "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
@@ -36,7 +35,6 @@ EMULATOR = {
     "AccountKey": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
     "BlobEndpoint": "http://127.0.0.1:10000/devstoreaccount1",
 }
-_HOSTS = (".dfs.core.windows.net", ".blob.core.windows.net")
 _BY_OTHERS = ("role_arn", "sso_session", "sso_start_url", "credential_process", "web_identity_token_file")
 
 
@@ -66,18 +64,39 @@ class Access:
         return [each for each in (self.secret, self.token) if each]
 
 
-def azure_place(parts: SplitResult) -> tuple[str, str | None, str]:
-    """Return container, account and path of an Azure address: CONTAINER@ACCOUNT.dfs.core.windows.net/PATH,
-    ACCOUNT.blob.core.windows.net/CONTAINER/PATH, ACCOUNT@CONTAINER/PATH or CONTAINER/PATH."""
-    host, user = parts.hostname or "", unquote(parts.username or "")
-    path = unquote(parts.path).strip("/")
-    if host.endswith(_HOSTS):
-        account, _, kind = host.partition(".")
-        if kind.startswith("dfs") and user:
-            return user, account, path
-        container, _, path = path.partition("/")
-        return container, account, path
-    return host, user or None, path
+def access_of(address: Address, environ: Mapping[str, str]) -> Access:
+    """Return how to reach a bucket: what the address says comes before the environment. Raises ConfigurationError."""
+    given = address.settings
+    if address.kind == "s3":
+        access = s3_access(environ)
+    elif address.kind == "azure":
+        access = azure_access(environ, address.account)
+    else:
+        access = gs_access(environ)
+    if address.user == "anonymous" and address.kind == "gs":
+        access = replace(access, anonymous=True)
+    elif address.user or address.password:
+        access = replace(
+            access, key_id=address.user, secret=address.password or "", token=None, unread=None,
+            looked_at="Its credentials are those of the address.",
+        )  # fmt: skip
+    endpoint = _given_endpoint(address) or access.endpoint
+    if endpoint is not None and ("scheme" in given or "://" not in endpoint):
+        scheme, authority = endpoint_of(endpoint)
+        endpoint = f"{given.get('scheme') or scheme}://{authority}"
+    return replace(access, endpoint=endpoint, region=given.get("region") or access.region)
+
+
+def _given_endpoint(address: Address) -> str | None:
+    """Return the URL of the server that an address names, None if it names none."""
+    given = address.settings
+    authority = given.get("blob_storage_authority")
+    if "endpoint" in given or authority is None:
+        return given.get("endpoint") or given.get("endpoint_override")
+    scheme = "http" if given.get("enable_tls") == "false" else "https"
+    # pyarrow puts the account before an authority that begins with a dot, and behind any other.
+    account = address.account or ""
+    return f"{scheme}://{account}{authority}" if authority.startswith(".") else f"{scheme}://{authority}/{account}"
 
 
 def s3_access(environ: Mapping[str, str]) -> Access:

@@ -34,7 +34,7 @@ CACHE_VARIABLE = "RECOVERY_CACHE"
 CLASSES, PROFILES = ".jsa", ".aot"
 """Suffixes of archives: with classes only, and with profiles of their methods."""
 COMPILED = "java-"
-"""Begins the names of the files with this package's own classes (`recovery.spark.jvm.class_cache`)."""
+"""Begins the names of the files with this package's own classes (`recovery.spark.jvm.cache.class_cache`)."""
 COMPILED_FILES = f"*{COMPILED}{'[0-9a-f]' * 32}*"
 """Matches these files, and drafts of them that killed processes left, but no file of others in the same directory."""
 PROFILING_JAVA = 25

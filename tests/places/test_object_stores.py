@@ -21,9 +21,7 @@ import pytest
 from recovery.backup import conditional
 from recovery.backup.make import Made
 from recovery.backup.manifest import MANIFESTS, OBJECTS, RUNNING
-from recovery.backup.places import open_target
 from recovery.backup.repository import list_backups, prune
-from recovery.backup.target import ObjectTarget
 from recovery.backup.writer import Writer
 from recovery.base.clock import SystemClock
 from recovery.errors import (
@@ -34,6 +32,8 @@ from recovery.errors import (
     StaleDirectoryError,
     TakenOverError,
 )
+from recovery.places.bucket import ObjectTarget
+from recovery.places.opening import open_target
 from recovery.planning.backups import KeepRule
 from recovery.replication.process import Replication
 from recovery.storage.hydration import Stop, hydrate_directory
@@ -385,8 +385,8 @@ class TestUnreachable:
     )
     CODE = (
         "import sys\n"
-        "from recovery.backup import places, target\n"
-        "places.open_target.__kwdefaults__['no_answer_s'] = 1\n"
+        "from recovery.places import opening\n"
+        "opening.open_target.__kwdefaults__['no_answer_s'] = 1\n"
         "from recovery.cli import main\n"
         "main(['backup', *sys.argv[1:]])\n"
     )
@@ -442,7 +442,7 @@ def test_a_service_named_by_the_environment(store, tmp_path, monkeypatch, variab
 
 def test_few_objects_stay_open(tmp_path, monkeypatch):
     """However many parts of different objects a long process reads."""
-    monkeypatch.setattr("recovery.backup.target.OPEN_FILES", 3)
+    monkeypatch.setattr("recovery.places.bucket.OPEN_FILES", 3)
     pyarrow_fs = pytest.importorskip("pyarrow.fs")
     files = pyarrow_fs.SubTreeFileSystem(f"{tmp_path}", pyarrow_fs.LocalFileSystem())
     target = ObjectTarget(files, "", "local")

@@ -11,15 +11,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from recovery.backup import mounted, share
+from recovery.backup import share
 from recovery.backup.conditional import open_documents
-from recovery.backup.mounted import limited
-from recovery.backup.places import open_target
 from recovery.backup.share import Place, Sharing, Wanted
-from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
 from recovery.errors import BackupTargetError
 from recovery.host.durable import PRIVATE
+from recovery.places import mounted
+from recovery.places.directory import DirectoryTarget
+from recovery.places.mounted import limited
+from recovery.places.opening import open_target
 from recovery.replication.shipper import PASSING, Shipper
 from recovery.storage.scan import scan
 from tests.backup.support import bring_back, random_id, states, work

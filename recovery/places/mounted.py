@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from recovery.backup.target import DirectoryTarget, Entry, Target, bounded
+from recovery.base.threads import bounded
 from recovery.errors import BackupTargetError
+from recovery.places.directory import DirectoryTarget
+from recovery.places.protocol import Entry, Target
 
 SILENT_S = 600.0
 """How long a call may take; of a write, what follows a chunk. Syncing a large object to a slow disk takes a while."""

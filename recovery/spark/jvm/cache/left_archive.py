@@ -26,7 +26,7 @@ from py4j.protocol import Py4JError
 
 from recovery.errors import StorageError
 from recovery.host.durable import make_directories
-from recovery.spark.jvm.class_archive import (
+from recovery.spark.jvm.cache.class_archive import (
     PROFILING_JAVA,
     QUIET,
     cache_directory,
@@ -49,14 +49,13 @@ _AFTER = 'for i in $(seq 300); do kill -0 "$0" 2>/dev/null || break; sleep 0.2; 
 """Runs a command when a process has ended, or after a minute: where nobody reaps it, it seems to stay."""
 
 
-def options(java_home: Path, given: str) -> str:
+def left_options(java_home: Path, given: str) -> str:
     """Java options to start with the archive that an earlier run has left, or to leave one; empty if there shall be
     none, or if the user set up class sharing, in `given` or in the environment."""
-    home, wish = cache_directory(), os.environ.get(VARIABLE, "").strip().lower()
-    name = identity(java_home)
-    if home is None or name is None or wish == OFF or sets_up_sharing(given):
+    top, wish = _left_path(java_home), os.environ.get(VARIABLE, "").strip().lower()
+    if top is None or wish == OFF or sets_up_sharing(given):
         return ""
-    top = home / f"left-{name}.jsa"
+    home = top.parent
     try:
         with contextlib.suppress(OSError):
             # Where nothing can be written, or another run does the same, what is there still serves.
@@ -73,13 +72,17 @@ def options(java_home: Path, given: str) -> str:
         return ""
 
 
+def leaves_archive(options: str) -> bool:
+    """Return whether a JVM that starts with these options leaves an archive, if `leave` is called at the end."""
+    return LEAVING in options
+
+
 def leave(gateway: Any, java_home: Path) -> None:
     """Let a process write the archive of a JVM that lists its classes, when that has ended. Call this as the last thing
     before this process ends."""
-    home, name = cache_directory(), identity(java_home)
-    if home is None or name is None:
+    top = _left_path(java_home)
+    if top is None:
         return
-    top = home / f"left-{name}.jsa"
     with contextlib.suppress(Py4JError, OSError):
         class_path = gateway.jvm.System.getProperty("java.class.path")
         given = gateway.jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
@@ -104,12 +107,17 @@ def leave(gateway: Any, java_home: Path) -> None:
 
 def give_up(java_home: Path) -> None:
     """Leave no archive of a JVM after all, so that another run may."""
-    home, name = cache_directory(), identity(java_home)
-    if home is not None and name is not None:
-        top = home / f"left-{name}.jsa"
+    top = _left_path(java_home)
+    if top is not None:
         with contextlib.suppress(OSError):
             _draft(top).unlink(missing_ok=True)
             _classes(top).unlink(missing_ok=True)
+
+
+def _left_path(java_home: Path) -> Path | None:
+    """The path of the archive that runs leave for this Java and this PySpark; None if there is no place for it."""
+    home, name = cache_directory(), identity(java_home)
+    return None if home is None or name is None else home / f"left-{name}.jsa"
 
 
 def _draft(top: Path) -> Path:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 
-from recovery.backup.arrow import arrow, or_arrow_error
+from recovery.places.arrow import arrow, or_arrow_error
 
 # The best codec of pyarrow for partitions: 2.4 times smaller at 200 MB/s a core (gzip: 2.3 times at 70 MB/s).
 CODEC = "zstd"
