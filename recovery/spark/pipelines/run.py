@@ -92,11 +92,9 @@ def run_pipeline(
     Raises FlowFailedError at the end if a node failed, and the RecoveryErrors of the directory before any node runs.
     """
     clock = clock or SystemClock()
-    check_pipeline(pipeline, "run_pipeline")
-    check_config(config, "run_pipeline", needed=True)
     check_runs("the observer", observer)
     check_master(master, conf)
-    _check_options(config, resume, full_refresh, no_state_update)
+    _check_given(pipeline, config, resume, full_refresh, no_state_update)
     elsewhere = is_uri(choose(config.directory, config.state_backend))
     with ExitStack() as held:
         ending = _Ending()
@@ -370,8 +368,12 @@ def _is_shared(found: Sequence[FoundFile], pipeline: str) -> bool:
     return {step for file in files for step in steps_in(file.path)} <= {EPOCH_STEP, CLOCK_STEP}
 
 
-def _check_options(config: RecoveryConfig, resume: bool, full_refresh: bool, no_state_update: bool) -> None:
-    """Refuse options that contradict each other, and those of flows."""
+def _check_given(
+    pipeline: Pipeline, config: RecoveryConfig, resume: bool, full_refresh: bool, no_state_update: bool
+) -> None:
+    """Refuse what is no pipeline or config, options that contradict each other, and those of flows."""
+    check_pipeline(pipeline, "run_pipeline")
+    check_config(config, "run_pipeline", needed=True)
     if config.no_output or config.until is not None:
         raise ConfigurationError(
             "no_output and until are for flows: a pipeline's nodes write by themselves", remedy="Leave them out."
