@@ -170,7 +170,7 @@ def test_a_long_key_is_shortened_in_an_error(driver):
         state.update({"f": [1, lambda: key]})
         return []
 
-    key = next(key for key in (f"{number}" * 1000 for number in range(10)) if partition_of(key, COUNT) == 0)
+    key = next(key for key in (f"{number}-" * 500 for number in range(100)) if partition_of(key, COUNT) == 0)
     with pytest.raises(StateValueError) as raised:
         run(driver, replace(step(StepTask), update=update), StepTask, batch([key]))
     where = re.escape(f"step '{STEP}', key '{key[:116]}...: in dict {{'f': [1, <function ")
