@@ -22,18 +22,11 @@ from recovery.checkpoint.capture import Captured
 from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.native.operators import NativeOperator, missing_store, operators_of
 from recovery.checkpoint.native.state_files import MOST_METADATA_BYTES, StateFiles
-from recovery.checkpoint.places import (
-    CheckpointPlace,
-    Observer,
-    Progressed,
-    ignore,
-    newest_batch,
-    storage_errors,
-    vanished,
-)
+from recovery.checkpoint.places import CheckpointPlace, Observer, Progressed, ignore, newest_batch, vanished
 from recovery.checkpoint.position import missing_entry, position_files
 from recovery.checkpoint.rows import Content, held_file, row_objection
 from recovery.errors import AlreadyInitializedError, ConfigurationError, SparkCheckpointError, StorageError
+from recovery.host.storage_errors import storage_errors
 from recovery.operational.steps.step_edits import check_whole, close_audited
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.resume import ResumePlan, plan_resume
