@@ -19,13 +19,13 @@ from recovery.base.intervals import Interval, parse_trigger
 from recovery.base.tracebacks import headline
 from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.home import CheckpointHome
-from recovery.checkpoint.places import storage_errors
 from recovery.config import RecoveryConfig, checkpoint_address
 from recovery.epochs.closer import ClosingHooks, ClosingSettings, EpochClosed, EpochCloser
 from recovery.epochs.execution import new_execution
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, StaleDirectoryError
 from recovery.flow import Flow, check_output_mode, check_sink
 from recovery.hadoop.home import HadoopHome
+from recovery.host.storage_errors import storage_errors
 from recovery.planning.replica import ReplicaState
 from recovery.runnable import check_config, check_flow_or_frame
 from recovery.sinks import DiscardSink
