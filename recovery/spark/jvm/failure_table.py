@@ -331,9 +331,9 @@ RUNNING: Sequence[Failure] = (
 """What a text says of a flow that is built or that runs. The first row that fits counts."""
 
 _DIED = "Spark did not start: {reason}"
-_SETTINGS = [row for row in RUNNING if row.kind is ConfigurationError]
+SETTINGS = [row for row in RUNNING if row.kind is ConfigurationError]
 STARTING: Sequence[Failure] = (
-    *_SETTINGS,
+    *SETTINGS,
     Failure(
         "YARN has no container of the size that is asked for",
         SparkUnavailableError,

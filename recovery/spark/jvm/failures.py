@@ -100,9 +100,12 @@ def documented(row: Failure) -> RecoveryError:
     return row.error(_Names())
 
 
+_SHOWN = {"said": "", "rest": "", "sources": "", "this": "DRIVER_PYTHON", "python": "WORKER_PYTHON", "ours": "X.Y"}
+
+
 class _Names(dict[str, str]):
     def __missing__(self, name: str) -> str:
-        return "" if name in ("said", "rest", "sources") else name.upper()
+        return _SHOWN.get(name, name.upper())
 
 
 def _said(traceback: str) -> str:

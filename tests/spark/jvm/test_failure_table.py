@@ -212,8 +212,8 @@ STARTS = {
     ),
     "YARN has no container of the size that is asked for": (
         f"{CALL}java.lang.IllegalArgumentException: Required executor memory (9216 MB), offHeap memory (0) MB, "
-        "overhead (921 MB), and PySpark memory (0 MB) is above the max threshold (2000 MB) of this cluster! Please check "
-        "the values of 'yarn.scheduler.maximum-allocation-mb'.\n\tat x",
+        "overhead (921 MB), and PySpark memory (0 MB) is above the max threshold (2000 MB) of this cluster! Please "
+        "check the values of 'yarn.scheduler.maximum-allocation-mb'.\n\tat x",
         50,
         "Spark did not start: Required executor memory (9216 MB), offHeap memory (0) MB, overhead (921 MB), and "
         "PySpark memory (0 MB) is above the max threshold (2000 MB) of this cluster! Please check the values of "
