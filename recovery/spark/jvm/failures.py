@@ -47,7 +47,7 @@ class Failure:
     def error(self, values: Mapping[str, str]) -> RecoveryError:
         """Return the error of this row, with these values in its texts."""
         found, cause, remedy = (each.format_map(values) for each in (self.found, self.cause, self.remedy))
-        return self.kind(found, cause=cause or None, remedy=remedy or None)
+        return self.kind(found.removesuffix(": "), cause=cause or None, remedy=remedy or None)
 
 
 _TRACEBACK = re.compile(

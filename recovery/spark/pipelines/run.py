@@ -89,8 +89,7 @@ def run_pipeline(
     The directory's lock, or a lease of the state backend, allows one run at a time.
     Without `spark`, SIGTERM, SIGINT or SIGHUP end the process immediately; the run history shows the running node as
     failed.
-    Raises at the end, if a node failed, FlowFailedError, or the error of what failed in Spark if that was to blame for
-    all; and the RecoveryErrors of the directory before any node runs.
+    Raises FlowFailedError at the end if a node failed, or what `all_nodes` says; and the directory's errors before.
     """
     clock = clock or SystemClock()
     check_runs("the observer", observer)
