@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from recovery.errors import RecoveryError, all_errors
+from recovery.spark.jvm.failure_table import JVM_ENDED, JVM_SILENT, RUNNING, SETTINGS, STARTING, STREAM_ENDED
+from recovery.spark.jvm.failures import documented
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "errors.md"
@@ -49,7 +51,17 @@ def errors() -> Iterator[str]:
         yield f"| {kind.exit_code} | `{kind.__name__}` | {means} | {advice}{more} | {restart} |\n"
 
 
-BLOCKS: dict[str, Callable[[], Iterator[str]]] = {"errors": errors}
+def failures() -> Iterator[str]:
+    """The table of what fails in Spark."""
+    yield "| what failed | error | probable cause | what to do |\n"
+    yield "| --- | --- | --- | --- |\n"
+    for row in (JVM_ENDED, JVM_SILENT, STREAM_ENDED, *RUNNING, *STARTING[len(SETTINGS) :]):
+        error = documented(row)
+        cells = [each.replace("|", r"\|") for each in (row.what, error.cause or "The error names it.", error.remedy)]
+        yield f"| {cells[0]} | `{row.kind.__name__}` ({row.kind.exit_code}) | {cells[1]} | {cells[2]} |\n"
+
+
+BLOCKS: dict[str, Callable[[], Iterator[str]]] = {"errors": errors, "failures": failures}
 """What prints each generated part of the page."""
 
 

@@ -76,6 +76,11 @@ def has_own_frames(error: BaseException) -> bool:
     return any(_is_own(each.filename) for each in traceback.extract_tb(error.__traceback__))
 
 
+def is_from_gateway(error: BaseException) -> bool:
+    """Whether an exception was raised in the gateway to Spark's JVM."""
+    return any("py4j" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__))
+
+
 def _place(own: list[_Frame]) -> str:
     return f" ({Path(own[-1].file).name}, line {own[-1].line})" if own else ""
 

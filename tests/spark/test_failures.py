@@ -19,7 +19,7 @@ from statistics import median
 import pyspark
 import pytest
 
-from recovery import Flow, FlowFailedError, RecoveryConfig, init_partitions, run
+from recovery import Flow, FlowFailedError, RecoveryConfig, SparkFailedError, init_partitions, run
 from recovery.spark.jvm.session import prepare_environment
 from recovery.storage.scan import scan
 from tests.owner.served import recovery
@@ -76,7 +76,7 @@ def test_a_worker_that_dies_is_reported_in_one_line(spark, feed, tmp_path):
         os._exit(9)
 
     feed.add_random(1)
-    with pytest.raises(FlowFailedError) as raised:
+    with pytest.raises(SparkFailedError) as raised:
         run_to_end(feed.frame(spark).transform(totals_step(update=die)), tmp_path / "db")
     assert raised.value.found == "a Python worker ended while it did a task"
     assert "memory" in raised.value.cause
@@ -146,7 +146,7 @@ def test_a_killed_jvm(feed, tmp_path):
         time.sleep(generator.uniform(0, 0.6))
         os.kill(java_of(process.pid), signal.SIGKILL)
         output = finish(process, 120)
-        assert process.returncode == FlowFailedError.exit_code, output
+        assert process.returncode == SparkFailedError.exit_code == 54, output
         # PySpark and py4j log in their way that the JVM is gone; what the run says comes last, and is not a traceback.
         error = output[output.rindex("Error: ") :]
         assert "it continues from the last closed epoch" in error, output

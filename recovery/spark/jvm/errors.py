@@ -15,6 +15,7 @@ from recovery.base.tracebacks import (
     essence_of,
     has_own_frames,
     headline,
+    is_from_gateway,
     without_note,
 )
 from recovery.errors import (
@@ -109,6 +110,15 @@ def recognised(
         typed = failure_of(with_java(error), RUNNING, reading)
     mode = advice(text) if typed is None and isinstance(error, PySparkException) else None
     return typed if mode is None else FlowFailedError(headline(error), cause=mode.cause, remedy=mode.remedy)
+
+
+def failure_behind(error: BaseException) -> RecoveryError | None:
+    """Return the typed error behind an exception that the user's code has let through: of Spark, of a source, of a
+    worker; None if that code itself has failed."""
+    if isinstance(error, OSError) and not is_from_gateway(error):
+        return None
+    known = recognised(error)
+    return None if type(known) is FlowFailedError and known is not error else known
 
 
 def with_java(error: BaseException) -> str:
