@@ -13,6 +13,8 @@ import pytest
 from recovery.errors import FlowFailedError, RecoveryError, all_errors
 from recovery.sinks.targets import REFUSALS
 from recovery.sinks.upsert.reasons import REASONS, VALUE, Reason
+from recovery.spark.jvm.failure_table import JVM_ENDED, JVM_SILENT, RUNNING, SETTINGS, STARTING, STREAM_ENDED
+from recovery.spark.jvm.failures import documented
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "errors.md"
@@ -52,6 +54,16 @@ def errors() -> Iterator[str]:
         yield f"| {kind.exit_code} | `{kind.__name__}` | {means} | {advice}{more} | {restart} |\n"
 
 
+def failures() -> Iterator[str]:
+    """The table of what fails in Spark."""
+    yield "| what failed | error | probable cause | what to do |\n"
+    yield "| --- | --- | --- | --- |\n"
+    for row in (JVM_ENDED, JVM_SILENT, STREAM_ENDED, *RUNNING, *STARTING[len(SETTINGS) :]):
+        error = documented(row)
+        cells = [each.replace("|", r"\|") for each in (row.what, error.cause or "The error names it.", error.remedy)]
+        yield f"| {cells[0]} | `{row.kind.__name__}` ({row.kind.exit_code}) | {cells[1]} | {cells[2]} |\n"
+
+
 def database() -> Iterator[str]:
     """The table of what databases say to UpsertSink."""
     yield "| what the database says | SQLSTATE | tried again | then the run ends with | because |\n"
@@ -79,7 +91,12 @@ def _named(kind: type[RecoveryError]) -> str:
     return f"`{kind.__name__}` ({kind.exit_code})"
 
 
-BLOCKS: dict[str, Callable[[], Iterator[str]]] = {"errors": errors, "database": database, "targets": targets}
+BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
+    "errors": errors,
+    "failures": failures,
+    "database": database,
+    "targets": targets,
+}
 """What prints each generated part of the page."""
 
 

@@ -12,7 +12,7 @@ import click
 
 from recovery.base.printable import one_line
 from recovery.base.wording import counted
-from recovery.cli.common import json_option, print_json, say, table
+from recovery.cli.common import json_option, print_json, say
 from recovery.cli.diff_output import differences_file
 from recovery.cli.history import SHOWN_CHANGES, difference_text
 from recovery.cli.native import session, store_option, timers_option, variable_option, wanted_state
@@ -21,6 +21,7 @@ from recovery.cli.readable import READABLE, Readable
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import short
 from recovery.cli.status_line import StatusLine
+from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, RecoveryError
 from recovery.native.choose import Wanted, choose_operator
 from recovery.native.held import held_operators
@@ -32,12 +33,12 @@ from recovery.operational.steps.comparison import (
     KeyDifference,
     Observer,
     StepCounts,
-    diff_moments,
+    diff_snapshots,
     positions,
 )
-from recovery.operational.steps.step_edits import Moment, moment
 from recovery.planning.comparing import ABSENT, Comparison
 from recovery.storage.locations import OwnerAccess
+from recovery.storage.snapshot import Snapshot, snapshot_at
 
 DIFFERENT = 1
 """Exit code when something differs; errors have 2 and up."""
@@ -118,14 +119,14 @@ def diff(
         raise click.UsageError("Give --operator or --step; all keys of an operator are read.")
     same, a = a.path == b.path, a.to_read(access)
     b = a if same else b
-    one, other = moment(a.path, epoch_a), moment(b.path, epoch_b)
+    one, other = snapshot_at(a.path, epoch_a), snapshot_at(b.path, epoch_b)
     comparison = Comparison(tolerance, frozenset(ignored))
     shown: list[KeyDifference] = []
     with contextlib.ExitStack() as opened:
         line = opened.enter_context(StatusLine(quiet=as_json))
         if operator is None:
             observe = _on(line)
-            found = diff_moments(one, other, steps, pattern, comparison, every_key=every_key, observe=observe)
+            found = diff_snapshots(one, other, steps, pattern, comparison, every_key=every_key, observe=observe)
         else:
             found = opened.enter_context(_of_operator(a, b, one, other, wanted, comparison, pattern, conf))
         uncompared = [] if steps or operator is not None else _operators(one, other)
@@ -184,8 +185,8 @@ def _say_found(
 def _of_operator(
     a: Readable,
     b: Readable,
-    one: Moment,
-    other: Moment,
+    one: Snapshot,
+    other: Snapshot,
     wanted: Wanted,
     comparison: Comparison,
     pattern: str | None,
@@ -204,9 +205,9 @@ def _of_operator(
         )
 
 
-def _operators(*moments: Moment) -> list[int]:
+def _operators(*snapshots: Snapshot) -> list[int]:
     """Return the numbers of Spark's own operators that have state in any of these snapshots."""
-    return sorted({each.number for at in moments for each in held_operators(at)})
+    return sorted({each.number for at in snapshots for each in held_operators(at)})
 
 
 def _only_operators(numbers: list[int], shown: str) -> ConfigurationError:

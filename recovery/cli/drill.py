@@ -12,9 +12,10 @@ from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
-from recovery.cli.common import INTERVAL, format_size, json_option, print_json, say, table, tell_error
+from recovery.cli.common import INTERVAL, format_size, json_option, print_json, say, tell_error
 from recovery.cli.restore import MomentType
 from recovery.cli.restore_output import announcing, plan_facts
+from recovery.cli.tables import table
 from recovery.planning.going_back import after_text
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ def drill(
     could be restored, a copy was damaged, or the newest epoch is older than --max-age.
     """
     from recovery.backup.drill import drill as rehearse
-    from recovery.backup.places import open_target
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
+    from recovery.places.opening import open_place
 
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")
@@ -49,7 +50,7 @@ def drill(
     progress = CopyProgress(quiet=as_json)
     with scratch_directory("drill", scratch) as room:
         started = clock.elapsed_s()
-        found = open_source(open_target(source), room, clock)
+        found = open_source(open_place(source), room, clock)
         list_s = clock.elapsed_s() - started
         done = rehearse(
             found,

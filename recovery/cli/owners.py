@@ -11,15 +11,13 @@ from typing import Any
 import click
 
 from recovery.base.printable import one_line
-from recovery.cli.common import say, table, tell
-from recovery.config import checked_owners
-from recovery.errors import ConfigurationError
-from recovery.host.scratch import scratch_directory
+from recovery.cli.common import say, tell
+from recovery.cli.config_options import config_option
+from recovery.cli.tables import table
 from recovery.planning.copies import Location
-from recovery.storage.copied import copied
+from recovery.storage.copied import copies_of
 from recovery.storage.locations import Locations, OwnerAccess
 
-FILE = click.Path(path_type=Path)
 LOOK_S = 10.0
 """How long a command that looks tries to reach an owner."""
 
@@ -31,25 +29,9 @@ def owner_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def command(*, owners: tuple[str, ...], token_file: Path | None, tls_ca: Path | None, **others: Any) -> Any:
         return function(access=OwnerAccess(owners, token_file, tls_ca), **others)
 
-    options = (
-        click.option("--owner", "owners", multiple=True, metavar="HOST:PORT", callback=_checked,
-                     help="An owner (recovery serve) that has other partitions. Repeat the option for several, or "
-                          "list them in RECOVERY_OWNERS, separated by commas.", envvar="RECOVERY_OWNERS"),
-        click.option("--token-file", type=FILE, envvar="RECOVERY_TOKEN_FILE",
-                     help="The file with the token of the owners."),
-        click.option("--tls-ca", type=FILE, envvar="RECOVERY_TLS_CA",
-                     help="A PEM file of certificates that verify the owners and, on a cluster, this run."),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
+    for name in ("tls_ca", "token_file", "owners"):
+        command = config_option(name)(command)
     return command
-
-
-def _checked(_ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    try:
-        return checked_owners(owner for text in given for owner in text.split(",") if owner)
-    except ConfigurationError as error:
-        raise click.BadParameter(f"{error.found}. {error.remedy}") from error
 
 
 def locations(directory: Path, access: OwnerAccess) -> Locations:
@@ -64,10 +46,10 @@ def whole_copies(directory: Path, access: OwnerAccess) -> Iterator[Path]:
     if not access.owners:
         yield directory
         return
-    with scratch_directory("read") as room:
-        places = locations(directory, access)
+    places = locations(directory, access)
+    with contextlib.ExitStack() as held:
         try:
-            found = copied(places, room)
+            found = held.enter_context(copies_of(places))
         finally:
             places.release()
         for note in places.notes:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recovery.base import faults
 from recovery.base.ids import BatchId, Epoch, StepId
 from recovery.base.reserved import SINK_STEP
-from recovery.base.tracebacks import essence_of, headline
+from recovery.base.tracebacks import essence_of, headline, is_from_gateway
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, SinkFailedError
-from recovery.sinks.delta.sink import DeltaSink
-from recovery.sinks.files import FileSink
-from recovery.sinks.iceberg.sink import IcebergSink
-from recovery.sinks.plain import DiscardSink
 from recovery.sinks.protocol import BATCH_BEING_WRITTEN, BatchContext, EpochOutput, Resume
 from recovery.sinks.targets import target_error
 from recovery.values.functions import check_runs, not_run
@@ -36,9 +30,7 @@ class Delivery:
         check."""
         self._resume = resume
         self._write: Callable[[DataFrame, int], Any] = getattr(sink, "write", sink)
-        self.single_action = bool(getattr(sink, "single_action", False))
-        self.discards = type(sink) is DiscardSink
-        """Whether the sink has no use for rows that are already computed."""
+        self.discards = _declared(sink, "discards")
         self._sink = sink if _takes_part(sink) else None
         self._failed: BaseException | None = None
         if self._sink is not None and not recoverable:
@@ -51,10 +43,9 @@ class Delivery:
         if check is not None:
             with _translated(sink, "check", "before the run"):
                 _check_done(sink, "check", check(resume))
-        self.as_it_is = type(sink) in (DiscardSink, FileSink) or (
-            type(sink) in (DeltaSink, IcebergSink) and sink.keeps_plan
-        )
-        """Whether the sink's one action runs the micro-batch's plan unchanged."""
+        self.single_action = bool(getattr(sink, "single_action", False))
+        self.keeps_plan = _declared(sink, "keeps_plan")
+        """What the sink declares; see `Sink`. Some know it after their check."""
 
     def rollback(self) -> None:
         """Let the sink abandon the output beyond the snapshot, as the partitions have done."""
@@ -85,7 +76,7 @@ class Delivery:
         except OSError as error:
             # From a sink, an OSError means that its target is unreachable, not that the partitions' disk is. It says
             # nothing about the JVM either, unless it came through the JVM's gateway.
-            if _is_from_gateway(error):
+            if is_from_gateway(error):
                 raise
             if self._sink is not None:
                 with _translated(self._sink, "write", f"writing micro-batch {batch_id}"):
@@ -148,11 +139,6 @@ def _in_sink(error: BaseException, batch_id: BatchId) -> BaseException:
     return error
 
 
-def _is_from_gateway(error: BaseException) -> bool:
-    """Whether the error was raised in the gateway to Spark's JVM."""
-    return any("py4j" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__))
-
-
 def _check_done(sink: Any, phase: str, result: object) -> None:
     """Raise ConfigurationError if a phase has returned work that nobody does."""
     left = not_run(result)
@@ -164,11 +150,28 @@ def _check_done(sink: Any, phase: str, result: object) -> None:
         )
 
 
+def _declared(sink: Any, name: str) -> bool:
+    """Whether the sink declares this of its `write`: a class that has another `write` has to declare it again."""
+    for each in type(sink).__mro__:
+        if name in vars(each):
+            return bool(getattr(sink, name))
+        if "write" in vars(each):
+            return False
+    return False
+
+
 def _takes_part(sink: Any) -> bool:
     """Whether the sink has the phases of an EpochSink. Raises ConfigurationError if it has only some of them, or if a
     call does not run one."""
     missing = [name for name in _PHASES if not callable(getattr(sink, name, None))]
     if not missing:
+        if not hasattr(sink, "single_action"):
+            raise ConfigurationError(
+                f"{type(sink).__name__} does not declare single_action",
+                cause="Without this attribute nobody knows how often its write reads a micro-batch.",
+                remedy="Give the class single_action = True if write reads the micro-batch exactly once and "
+                "completely, on the calling thread; else single_action = False: write then gets a copy of the rows.",
+            )
         for name in (*_PHASES, "check", "release"):
             check_runs(f"{type(sink).__name__}.{name}", getattr(sink, name, None))
         return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from recovery.base.untrusted_paths import open_received, read_received
 from recovery.host.durable import UMASK, create, open_own, sync
-from recovery.storage.lock import free
+from recovery.host.locks import free, try_lock_file
 
 ALONE_S = 20.0
 """How long an operation waits for another process."""
@@ -154,9 +153,7 @@ class Disk:
 def _locked(descriptor: int) -> bool:
     """Lock a file, unless another process has; True also where the file system has no locks."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_lock_file(descriptor)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise

@@ -28,10 +28,11 @@ from recovery.errors import (
 )
 from recovery.native.exporting import export
 from recovery.native.importing import import_checkpoint
-from recovery.operational.steps.step_edits import edit_states, moment
+from recovery.operational.steps.step_edits import edit_states
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
+from recovery.storage.snapshot import snapshot_at
 from tests.checkpoint.support import write
 from tests.faults.minirun import child, die_at, wait
 from tests.native.support import held, job, place, write_job
@@ -156,7 +157,12 @@ def test_partitions_that_are_in_use_are_refused(source, store_dir, tmp_path):
     with pytest.raises(ConfigurationError, match="name"):
         taken(source, store_dir, flow="")
     taken(source, store_dir)
-    with pytest.raises(AlreadyInitializedError, match="up to 1"):
+    with pytest.raises(AlreadyInitializedError, match=f"the checkpoint at {source} after micro-batch 4 already"):
+        taken(source, store_dir)
+    with Driver(store_dir) as run:
+        run.apply(5, {"a": "1"})
+        run.close(5)
+    with pytest.raises(AlreadyInitializedError, match="up to 2"):
         taken(source, store_dir)
     with pytest.raises(FlowMismatchError):
         taken(source, store_dir, flow="other")
@@ -188,7 +194,7 @@ def test_an_import_that_fails_halfway_can_be_repeated(source, store_dir, tmp_pat
     kept = held(source)
     with pytest.raises(SparkCheckpointError, match="has disappeared"):
         taken(source, store_dir, observe=vanish)
-    assert moment(store_dir).epoch == 0
+    assert snapshot_at(store_dir).epoch == 0
     for path, content in kept.items():
         write(source, path, content)
     assert taken(source, store_dir).epoch == 1
@@ -213,7 +219,7 @@ def test_an_import_that_is_killed_can_be_repeated(source, store_dir, tmp_path, p
 
     code = wait(child(work))
     assert code == (0 if visit == 2 and point in ("close.3", "close.4") else -signal.SIGKILL)
-    if moment(store_dir).epoch == 0:
+    if snapshot_at(store_dir).epoch == 0:
         assert taken(source, store_dir).epoch == 1
     assert problems(store_dir) == []
     export(store_dir, place(tmp_path / "out"))

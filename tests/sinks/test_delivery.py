@@ -9,10 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+import recovery.sinks
 from recovery.base.ids import Lease
 from recovery.base.reserved import SINK_STEP
 from recovery.errors import ConfigurationError, FlowFailedError, SinkFailedError, SinkRefusedError, StaleDirectoryError
 from recovery.sinks.delivery import NOTE_KEY, Delivery
+from recovery.sinks.plain import DiscardSink
 from recovery.sinks.protocol import BatchContext, EpochOutput, EpochSink, Resume, current_batch
 
 LEASE = Lease(3, "cafe")
@@ -90,6 +92,56 @@ def test_functions_and_plain_objects_only_write():
         delivery.publish(5, 1, 0)
         delivery.release()
     assert seen == [("frame", 1)] * 2
+
+
+PUBLIC = [
+    getattr(recovery.sinks, name)
+    for name in recovery.sinks.__all__
+    if name.endswith("Sink") and name not in ("EpochSink", "Sink")
+]
+
+
+@pytest.mark.parametrize("kind", PUBLIC, ids=lambda kind: kind.__name__)
+def test_each_sink_declares_what_it_does_with_a_batch(kind):
+    """A sink of the package that declares nothing would only be slower, and nobody would see it."""
+    assert all(any(name in vars(each) for each in kind.__mro__) for name in ("single_action", "keeps_plan"))
+
+
+def test_a_sink_that_takes_part_declares_how_often_it_reads():
+    """Undeclared, it would silently get a copy of every micro-batch."""
+
+    class Undeclared:
+        check = release = rollback = prepare = publish = write = lambda self, *_: None
+
+    with pytest.raises(ConfigurationError, match="Undeclared does not declare single_action") as raised:
+        Delivery(Undeclared(), resume(), recoverable=True)
+    assert "single_action = False" in raised.value.remedy
+
+
+def test_another_write_is_not_what_the_class_below_declared():
+    """A subclass may change the plan, and says so by declaring nothing."""
+
+    class Filtering(DiscardSink):
+        def write(self, batch, batch_id):
+            super().write(batch.where("x > 0"), batch_id)
+
+    class Same(DiscardSink):
+        pass
+
+    class Declaring(Filtering):
+        discards = True
+
+    found = {
+        kind: (delivery.single_action, delivery.keeps_plan, delivery.discards)
+        for kind in (DiscardSink, Same, Filtering, Declaring)
+        for delivery in [Delivery(kind(), resume(), recoverable=False)]
+    }
+    assert found == {
+        DiscardSink: (True, True, True),
+        Same: (True, True, True),
+        Filtering: (True, False, False),
+        Declaring: (True, False, True),
+    }
 
 
 def test_a_sink_knows_the_batch_it_writes():

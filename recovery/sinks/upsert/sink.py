@@ -78,6 +78,7 @@ class UpsertSink:
     """
 
     single_action = False
+    keeps_plan = False
     answers: ClassVar[Answers] = {
         Question.SAME: Checked(
             "the random id beside the table with that in the snapshot's note", (Moment.START, Moment.GOING_BACK)
