@@ -1,7 +1,7 @@
-"""Access to directories and bytes. All other modules take a `Files` and touch no file system.
+"""Access to directories and bytes. All other modules take a `InputFiles` and touch no file system.
 
 `LocalFiles` is for one machine, or for hosts that share a mount. Other access, for example through an agent on the
-host that has the files, needs another class with the methods of `Files`.
+host that has the files, needs another class with the methods of `InputFiles`.
 """
 
 # Paths are plain strings: they are saved and compared, and may contain any bytes.
@@ -104,7 +104,7 @@ class OpenFile:
         return b"".join(parts)
 
 
-class Files(Protocol):
+class InputFiles(Protocol):
     """The source's access to directories and bytes."""
 
     def pattern(self, path: str) -> PathPattern:

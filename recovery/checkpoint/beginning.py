@@ -123,7 +123,7 @@ class _Hex(msgspec.Struct, forbid_unknown_fields=True):
     hex: str
 
 
-class _Stored(msgspec.Struct, forbid_unknown_fields=True):
+class _StoredBeginning(msgspec.Struct, forbid_unknown_fields=True):
     files: dict[str, str | _Hex]
     places: str
 
@@ -135,7 +135,7 @@ def _content(stored: str | _Hex) -> Content:
 def recorded_beginning(text: str) -> InputBeginning:
     """Parse the stored form. Raises CorruptPartitionError when it is invalid."""
     try:
-        found = msgspec.json.decode(text, type=_Stored)
+        found = msgspec.json.decode(text, type=_StoredBeginning)
         files = {path: _content(each) for path, each in found.files.items()}
     except ValueError as error:
         raise CorruptPartitionError(f"table beginning does not tell where the input begins: {error}") from error

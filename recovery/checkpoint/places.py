@@ -28,7 +28,7 @@ _COMMIT = re.compile(r"commits/[0-9]{1,15}")
 
 
 @dataclass(frozen=True, slots=True)
-class Progressed:
+class CheckpointTransfer:
     """The progress of reading or writing a checkpoint. what: "reading", "writing" or "copying"."""
 
     what: str
@@ -36,10 +36,10 @@ class Progressed:
     bytes_total: int
 
 
-Observer = Callable[[Progressed], None]
+Observer = Callable[[CheckpointTransfer], None]
 
 
-def ignore(_event: Progressed) -> None:
+def ignore(_event: CheckpointTransfer) -> None:
     """An observer that does nothing."""
 
 
@@ -156,7 +156,7 @@ def copied(
                 make_directories(target.parent)
             fetch(path, target)
             done += sizes[path]
-            observe(Progressed("reading", done, total))
+            observe(CheckpointTransfer("reading", done, total))
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -18,11 +18,11 @@ from recovery.cli.readable import READABLE, Readable
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import json_text
 from recovery.errors import StateNotFoundError
-from recovery.native.choose import Wanted, choose_operator
+from recovery.native.choose import WantedState, choose_operator
 from recovery.native.held import held_operators
 from recovery.operational.manager import StateManager
 from recovery.operational.steps.step_history import History, Version, key_history, mark_history
-from recovery.operational.targets import Steps
+from recovery.operational.targets import StepTarget
 from recovery.operational.values import to_json
 from recovery.planning.comparing import ABSENT, Difference
 from recovery.storage.snapshot import snapshot_at
@@ -71,7 +71,9 @@ def history(
     directory = directory.to_read(chosen_access())
     now: dict[str, Any] = {}
     if hwm is not None:
-        found = mark_history(Steps(directory.path, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input)
+        found = mark_history(
+            StepTarget(directory.path, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input
+        )
         now = _mark_now(directory.path, environment, hwm, found)
     elif operator is not None:
         found = _operator_history(directory.path, wanted, str(key), conf, with_input=with_input)
@@ -79,7 +81,7 @@ def history(
     else:
         assert step is not None
         assert key is not None
-        found = key_history(Steps(directory.path, step, SystemClock()), step, key, with_input=with_input)
+        found = key_history(StepTarget(directory.path, step, SystemClock()), step, key, with_input=with_input)
     if as_json:
         print_json({"directory": directory.shown, **found.as_json(), **now})
         return
@@ -96,7 +98,7 @@ def history(
 
 
 def _operator_history(
-    directory: Path, wanted: Wanted, key: str, conf: Mapping[str, str], *, with_input: bool
+    directory: Path, wanted: WantedState, key: str, conf: Mapping[str, str], *, with_input: bool
 ) -> History:
     """Return the history of a key of one of Spark's own operators. Reports unreadable state before Spark is started."""
     at = snapshot_at(directory)

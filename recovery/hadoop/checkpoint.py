@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 
 from recovery.base.ids import BatchId
 from recovery.checkpoint.places import (
+    CheckpointTransfer,
     LocalPlace,
     Observer,
-    Progressed,
     copied,
     ignore,
     not_vacant,
@@ -102,7 +102,7 @@ class HadoopPlace:
                 self._files.make_directory(target.parent)
                 self._files.put(file, target)
             done += file.stat().st_size
-            observe(Progressed("copying", done, total))
+            observe(CheckpointTransfer("copying", done, total))
 
     def _put(self, draft: Path) -> None:
         """Rename the draft to its place. Remove an empty directory there first: Hadoop would move the draft into it."""

@@ -22,7 +22,7 @@ from recovery.base.clock import Clock, SystemClock
 from recovery.base.faults import reach
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.base.wording import counted
-from recovery.checkpoint.places import Observer, Progressed, ignore
+from recovery.checkpoint.places import CheckpointTransfer, Observer, ignore
 from recovery.epochs.writer import StepKey
 from recovery.errors import ConfigurationError, InconsistentPartitionsError, StateValueError, UnknownStepError, shown
 from recovery.host.durable import files_below, sync
@@ -258,7 +258,7 @@ def _read(
             done += len(snapshot.pickled or b"") + len(snapshot.key)
             if done - said >= BYTES_PER_EVENT:
                 said = done
-                observe(Progressed("reading", min(done, total), total))
+                observe(CheckpointTransfer("reading", min(done, total), total))
             _take(taken, snapshot, file.path.name, position, choices, unpickler)
     choices.check_used(seen)
     if taken.unnamed:

@@ -12,7 +12,7 @@ ONE_STORE = "default"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedState:
     """The wanted state: of an operator, by its number; of one of its stores, if it has several, or of a variable; or
     its timers."""
 
@@ -22,7 +22,7 @@ class Wanted:
     timers: bool = False
 
 
-def choose_operator(found: tuple[NativeOperator, ...], wanted: Wanted, epoch: int) -> NativeOperator:
+def choose_operator(found: tuple[NativeOperator, ...], wanted: WantedState, epoch: int) -> NativeOperator:
     """Return the operator whose state is wanted.
 
     Raises StateNotFoundError when it, its store, its variable or its timers do not exist, ConfigurationError when
@@ -45,7 +45,7 @@ def choose_operator(found: tuple[NativeOperator, ...], wanted: Wanted, epoch: in
     return chosen
 
 
-def _check_timers(operator: NativeOperator, wanted: Wanted) -> None:
+def _check_timers(operator: NativeOperator, wanted: WantedState) -> None:
     if not operator.timers:
         raise StateNotFoundError(
             f"operator {operator.number} ({operator.name}) has no timers",

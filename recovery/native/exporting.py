@@ -19,7 +19,7 @@ from recovery.storage.verify import check_all
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedCheckpoint:
     """A written checkpoint. batch: its last micro-batch. steps: the flow's own steps, whose state is not in it."""
 
     epoch: int
@@ -32,7 +32,7 @@ class Exported:
 
 def export(
     directory: Path, place: CheckpointPlace, *, epoch: int | None = None, observe: Observer = ignore
-) -> Exported:
+) -> ExportedCheckpoint:
     """Write an epoch that all partitions hold to `place`, all of it or nothing; by default the newest.
 
     A run may be active.
@@ -53,7 +53,7 @@ def export(
         steps = tuple(step for step in at.steps() if next(at.sizes(step), None) is not None)
     # export.3
     assert restored.batch is not None
-    return Exported(
+    return ExportedCheckpoint(
         epoch=at.epoch,
         batch=restored.batch,
         files=len(sizes),

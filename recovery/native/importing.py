@@ -24,8 +24,8 @@ from recovery.checkpoint.native.operators import NativeOperator, missing_store, 
 from recovery.checkpoint.native.state_files import MOST_METADATA_BYTES, StateFiles
 from recovery.checkpoint.places import (
     CheckpointPlace,
+    CheckpointTransfer,
     Observer,
-    Progressed,
     ignore,
     newest_batch,
     storage_errors,
@@ -138,7 +138,7 @@ class _Observed(Mapping[str, Content]):
             raise StorageError(str(error), path=error.filename or self._place.shown) from error
         assert content is not None, "an import cannot discard anything"
         self._done_bytes = min(self._total_bytes, self._done_bytes + len(content))
-        self._observe(Progressed("writing", self._done_bytes, self._total_bytes))
+        self._observe(CheckpointTransfer("writing", self._done_bytes, self._total_bytes))
         return content
 
     def __iter__(self) -> Iterator[str]:

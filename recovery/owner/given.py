@@ -15,15 +15,15 @@ from recovery.base.ids import Epoch, PartitionIndex, StepId
 from recovery.errors import StorageError
 from recovery.planning.values import StepEdit
 from recovery.storage.seam import CloseRequest
-from recovery.wire.calls import CONVERTED, DRIVER, EDITED, Closing, Edit, Part, check_values
+from recovery.wire.calls import CONVERTED, DRIVER, EDITED, Closing, Edit, RowsAhead, check_values
 
 
-class _Place(NamedTuple):
+class _Extent(NamedTuple):
     offset: int
     size_bytes: int
 
 
-Places = dict[tuple[str, StepId], dict[str, _Place]]
+Places = dict[tuple[str, StepId], dict[str, _Extent]]
 """By what the rows are and their step: where the value of each key is."""
 
 
@@ -38,7 +38,7 @@ class GivenRows:
         self._places: dict[PartitionIndex, Places] = {}
         self._parts: dict[PartitionIndex, int] = {}
 
-    def add(self, epoch: Epoch, part: Part, directory: Path) -> None:
+    def add(self, epoch: Epoch, part: RowsAhead, directory: Path) -> None:
         """Keep a part. directory: for the file, which has no name there. Raises StorageError."""
         check_values(value for _, value, _ in part.rows)
         with self._lock:
@@ -52,7 +52,7 @@ class GivenRows:
                 body = bytearray()
                 for key, value, timeout_ms in part.rows:
                     row = msgspec.msgpack.encode((value, timeout_ms))
-                    places[key] = _Place(self._size_bytes + len(body), len(row))
+                    places[key] = _Extent(self._size_bytes + len(body), len(row))
                     body += row
                 _write(self._file, body)
             except OSError as error:
@@ -90,19 +90,19 @@ class Given(NamedTuple):
     def driver_rows(self, closing: Closing) -> Mapping[StepId, Mapping[str, Any]]:
         """Return the driver's rows, with those that came with the close."""
         steps = {*closing.driver_rows, *(step for what, step in self.places if what == DRIVER)}
-        return {step: Rows(closing.driver_rows.get(step, {}), self, (DRIVER, step)) for step in steps}
+        return {step: SpilledRows(closing.driver_rows.get(step, {}), self, (DRIVER, step)) for step in steps}
 
     def state_rows(self, closing: Closing) -> Mapping[StepId, Mapping[str, Any]]:
         """Return the edited states, with those that came with the close."""
         steps = {*closing.state_rows, *(step for what, step in self.places if what == EDITED)}
-        return {step: Rows(closing.state_rows.get(step, {}), self, (EDITED, step)) for step in steps}
+        return {step: SpilledRows(closing.state_rows.get(step, {}), self, (EDITED, step)) for step in steps}
 
     def converted(self, step: StepId, last: Mapping[str, str | None]) -> Mapping[str, Any]:
         """Return the new values of an edited step. last: those that came with the close."""
-        return Rows(last, self, (CONVERTED, step))
+        return SpilledRows(last, self, (CONVERTED, step))
 
 
-class Rows(Mapping[str, Any]):
+class SpilledRows(Mapping[str, Any]):
     """Rows of one step: the last ones from memory, the others from the file."""
 
     def __init__(self, last: Mapping[str, Any], given: Given, which: tuple[str, StepId]) -> None:

@@ -14,7 +14,7 @@ from recovery.errors import RecoveryError, with_path
 from recovery.native.held import held_operators, held_rows
 from recovery.operational.backends.owned import origins_of
 from recovery.planning.advice import Known
-from recovery.planning.health import Finding, Target, findings, unsaved_s
+from recovery.planning.health import Finding, HealthTarget, findings, unsaved_s
 from recovery.planning.measures import Measure, StepSize, summed
 from recovery.planning.replica import ReplicaLag, Shipped, lag_of
 from recovery.planning.resume import ResumePlan, plan_resume
@@ -80,7 +80,7 @@ class Facts:
 
 def gather(
     directory: Path,
-    targets: Sequence[Target],
+    targets: Sequence[HealthTarget],
     now_ms: int,
     places: Locations | None = None,
     *,

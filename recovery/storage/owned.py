@@ -23,13 +23,13 @@ from recovery.storage.seam import BatchCount, CloseRequest, Collected, Edited, a
 from recovery.storage.sqlite.store import FilePartitions, epoch_of
 from recovery.values.keys import home_of
 from recovery.wire.address import owner_address
-from recovery.wire.calls import CONVERTED, DRIVER, EDITED, Begun, Closing, Edit, OwnerCalls, Part
+from recovery.wire.calls import CONVERTED, DRIVER, EDITED, BegunExecution, Closing, Edit, OwnerCalls, RowsAhead
 from recovery.wire.run_client import Owner
 
 T = TypeVar("T")
 
 
-class Place(Protocol):
+class LocatedPartitions(Protocol):
     """The partitions of one place: `FilePartitions` for a share of them, or an owner's. Arguments and results that are
     one for each partition are those of `indexes`, in this order."""
 
@@ -81,12 +81,12 @@ class SentAhead:
         self, index: PartitionIndex, what: str, step: StepId, key: str, value: str | bytes | None,
         timeout_ms: int | None = None,
     ) -> None:  # fmt: skip
-        """Add a row; see `Part`."""
+        """Add a row; see `RowsAhead`."""
         self._rows.setdefault((index, what, step), []).append((key, value, timeout_ms))
         self._size_bytes += len(key) + len(value or "") + ROW_BYTES
         if self._size_bytes > PART_BYTES:
             for (to, kind, of), rows in self._rows.items():
-                self._owner.ask(OwnerCalls.give, self._epoch, Part(to, kind, of, rows))
+                self._owner.ask(OwnerCalls.give, self._epoch, RowsAhead(to, kind, of, rows))
                 self.parts[to] += 1
             self._rows, self._size_bytes = {}, 0
 
@@ -99,8 +99,8 @@ class SentAhead:
         return {key: (text, timeout_ms) for key, text, timeout_ms in self._rows.get((index, EDITED, step), ())}
 
 
-class OwnerPlace:
-    """The partitions of an owner that a run holds: a `Place`."""
+class OwnerPartitions:
+    """The partitions of an owner that a run holds: a `LocatedPartitions`."""
 
     def __init__(self, owner: Owner, store_id: str, indexes: Sequence[PartitionIndex], count: int) -> None:
         """Open the partitions at the owner."""
@@ -120,7 +120,7 @@ class OwnerPlace:
         self._owner.ask(OwnerCalls.allow, list(steps))
 
     def begin(self, execution: Execution, planned: Mapping[PartitionIndex, PartitionDescription | None]) -> None:
-        self._owner.begun = Begun(self._store_id, execution.lease)
+        self._owner.begun = BegunExecution(self._store_id, execution.lease)
         self._owner.ask(OwnerCalls.begin, execution, dict(planned))
 
     def make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None:
@@ -234,10 +234,10 @@ class OwnedPartitions:
     """The partitions of one store in several places: a `PartitionStore` but for `fence`, which only a store of files
     has. The driver's own directory has its scratch files, and perhaps partitions."""
 
-    def __init__(self, own: FilePartitions, others: Sequence[Place]) -> None:
+    def __init__(self, own: FilePartitions, others: Sequence[LocatedPartitions]) -> None:
         self.partition_count = own.partition_count
         self._own = own
-        self._places: list[Place] = [own, *others]
+        self._places: list[LocatedPartitions] = [own, *others]
         self._pool = ThreadPoolExecutor(AT_ONCE * len(self._places), thread_name_prefix="place")
 
     def describe(self) -> list[PartitionDescription]:
@@ -265,7 +265,7 @@ class OwnedPartitions:
         }
         for epoch in sorted({epoch_of(each) for each in seen.values()}):
 
-            def begin(place: Place, epoch: Epoch = epoch) -> None:
+            def begin(place: LocatedPartitions, epoch: Epoch = epoch) -> None:
                 mine = {index: seen[index] for index in place.indexes if epoch_of(seen[index]) == epoch}
                 if mine:
                     place.begin(execution, mine)
@@ -355,7 +355,7 @@ class OwnedPartitions:
         for place in self._places:
             place.release()
 
-    def _each(self, work: Callable[[Place], T]) -> list[T]:
+    def _each(self, work: Callable[[LocatedPartitions], T]) -> list[T]:
         """Do `work` for all places in parallel. Waits for all before raising an error: first that of a run that was
         replaced, last that of a lost owner."""
         futures = [self._pool.submit(work, place) for place in self._places]

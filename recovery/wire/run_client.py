@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from recovery.errors import LeaseLostError, OwnerRefusedError, OwnerUnreachableError, RecoveryError, StorageError
 from recovery.wire import calls, messages
 from recovery.wire.address import OwnerAddress
-from recovery.wire.calls import Begun, OwnerCalls
+from recovery.wire.calls import BegunExecution, OwnerCalls
 from recovery.wire.client import Line, RefusedError, next_message, reason_of
 from recovery.wire.frames import VALUE_BYTES, Channel, Kind, WireError
 from recovery.wire.proof import masked
@@ -42,7 +42,7 @@ class Owner:
         """address: its deadline is for the first connection."""
         self.address = address
         self.location = address.location
-        self.begun: Begun | None = None
+        self.begun: BegunExecution | None = None
         """What the run begins in the owner's partitions; None before."""
         self._token = token
         self._lock = threading.Lock()

@@ -46,7 +46,7 @@ K = TypeVar("K")
 V = TypeVar("V", bound=int)
 
 
-class Runs(NamedTuple):
+class KeyGroups(NamedTuple):
     """A chunk's rows grouped by key. `texts` are the state keys, `raw` the same before escaping. Key number i has the
     rows from ends[i - 1] up to ends[i]."""
 
@@ -148,7 +148,7 @@ class StepTask:
                 output += self._call(partition, own_keys, own_texts, stored, rows, own_starts, own_ends)
         return self._to_arrow(output) if output else None
 
-    def _runs(self, chunk: pa.RecordBatch) -> Runs | None:
+    def _runs(self, chunk: pa.RecordBatch) -> KeyGroups | None:
         """Check the chunk and return it by key; None if it holds only ticks."""
         definition = self._definition
         self._locate(chunk)
@@ -175,7 +175,7 @@ class StepTask:
         elif definition.timeouts and self._place == UNHASHED:
             # Spark has checked that there are no ticks.
             self._wake({partition_of(text, self._partition_count) for text in texts})
-        return Runs(chunk, texts, raw, runs.run_ends)
+        return KeyGroups(chunk, texts, raw, runs.run_ends)
 
     def _call(
         self,
@@ -333,7 +333,7 @@ class StepTask:
         if len(given):
             self._last_key = given[-1]
 
-    def _keys_of(self, runs: Runs, ends: list[int]) -> Sequence[Any]:
+    def _keys_of(self, runs: KeyGroups, ends: list[int]) -> Sequence[Any]:
         """Return the keys for update: values of the key column, or tuples for several columns."""
         first = pa.array([0, *ends[:-1]], pa.int64())
         definition = self._definition

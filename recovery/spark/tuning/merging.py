@@ -48,7 +48,7 @@ _ABOVE = {"Project", "Filter"}
 """Nodes that may be between the step and the sink."""
 
 
-class _Place(NamedTuple):
+class _AggregateNodes(NamedTuple):
     """The place of an aggregate in a micro-batch's plan: the nodes from the top to its function, and its exchange."""
 
     step: StepDefinition
@@ -60,7 +60,7 @@ class _Place(NamedTuple):
 class Merged:
     """A micro-batch whose last step the driver has run: the rows of that step's output."""
 
-    place: _Place
+    place: _AggregateNodes
     rows: pa.Table
 
     @property
@@ -141,7 +141,7 @@ class Merging:
         self._merged, self._few = True, sum(map(len, rows)) <= FEW_ROWS
         return Merged(place, self._merge(place.step, rows, address, batch))
 
-    def _find(self, plan: Any) -> _Place | None:
+    def _find(self, plan: Any) -> _AggregateNodes | None:
         path = [plan]
         while (name := plan.nodeName()) in _ABOVE or _is_transparent(name):
             plan = plan.children().head()
@@ -152,7 +152,7 @@ class Merging:
         rows = plan.child()
         while (name := rows.nodeName()) == "Project" or _is_transparent(name):
             rows = rows.child()
-        return _Place(step, path, rows) if name == "Exchange" else None
+        return _AggregateNodes(step, path, rows) if name == "Exchange" else None
 
     def _node_to_collect(self, exchange: Any, query: Any, collector: Collector) -> Any:
         """The node of the plan whose rows the driver takes; None if it takes none."""

@@ -31,7 +31,7 @@ moment."""
 
 
 @dataclass(slots=True)
-class _Place:
+class _WatchedFile:
     """A path and the file that is open there. least_bytes: the least size of the file, 0 if it is not known."""
 
     path: Path
@@ -48,7 +48,7 @@ class Watch:
     def __init__(self, directory: Path) -> None:
         """Raises FileReplacedError if the directory is gone."""
         self._directory = _place(directory)
-        self._places: list[_Place] = []
+        self._places: list[_WatchedFile] = []
 
     def add(self, path: Path, *, grows: bool = False) -> None:
         """Watch a file that was just opened. grows: the file never becomes smaller. Raises FileReplacedError."""
@@ -113,17 +113,17 @@ def _log_bytes(frames: int, frame_bytes: int) -> int:
     return 32 + frames * frame_bytes if frames else 0
 
 
-def _place(path: Path) -> _Place:
+def _place(path: Path) -> _WatchedFile:
     # The process may change its working directory.
     path = path.absolute()
     try:
         found = path.stat()
     except OSError as error:
         raise FileReplacedError(_missing(error), path=path) from error
-    return _Place(path, found.st_dev, found.st_ino)
+    return _WatchedFile(path, found.st_dev, found.st_ino)
 
 
-def _problem(place: _Place) -> str | None:
+def _problem(place: _WatchedFile) -> str | None:
     for _ in range(ATTEMPTS):
         # Read before the file's size, because it may grow at any moment.
         least_bytes = place.least_bytes

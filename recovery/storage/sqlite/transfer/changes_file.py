@@ -22,7 +22,7 @@ import apsw
 
 from recovery.base.ids import Epoch
 from recovery.errors import CorruptPartitionError, UnsupportedVersionError
-from recovery.planning.chains import Link
+from recovery.planning.chains import ChainLink
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 from recovery.storage.sqlite.columns import checked_rows
 from recovery.storage.sqlite.describe import closed_epochs
@@ -284,7 +284,7 @@ def attached(connection: apsw.Connection, path: Path) -> Iterator[None]:
         connection.execute("DETACH " + ATTACHED)
 
 
-def read_links(path: Path) -> list[Link]:
+def read_links(path: Path) -> list[ChainLink]:
     """Return the descriptions of the links in a changes file. Raises CorruptPartitionError, UnsupportedVersionError
     or StorageError."""
     with contextlib.closing(connect(path, "unshared")) as connection, translated(path):
@@ -296,7 +296,7 @@ def read_links(path: Path) -> list[Link]:
             executions = checked_rows("exs", rows(connection, f"SELECT {EXS} FROM exs WHERE link = ?", (link,)))
             epochs = checked_rows("epochs", rows(connection, f"SELECT {EPOCHS} FROM epochs WHERE link = ?", (link,)))
             begun = tuple(Execution(*row) for row in executions)
-            found.append(Link(link, after, collected, taken_ms, begun, closed_epochs(epochs, ())))
+            found.append(ChainLink(link, after, collected, taken_ms, begun, closed_epochs(epochs, ())))
         return found
 
 
