@@ -61,7 +61,7 @@ class Where:
             directory, access = Path(self.directory), chosen_access()
             places = locations(directory, access) if access.owners else None
             copies = to_read(directory, access)
-            return StepTarget(copies, self.step, SystemClock(), epoch=self.epoch, force=self.force, places=places)
+            return StepTarget(copies, self.step, SystemClock(), epoch=self.epoch, force=self.force, locations=places)
         if self.epoch is not None:
             raise click.UsageError("--epoch needs --step: operational state belongs to no epoch.")
         return self.documents()

@@ -231,11 +231,11 @@ class StepTarget:
         *,
         epoch: int | None = None,
         force: bool = False,
-        places: Locations | None = None,
+        locations: Locations | None = None,
     ) -> None:
-        """places: where the partitions are, if owners have some; `directory` then has copies."""
-        self._directory = directory if places is None else places.directory
-        self._places = places
+        """locations: where the partitions are, if owners have some; `directory` then has copies."""
+        self._directory = directory if locations is None else locations.directory
+        self._locations = locations
         self._step = step
         self._clock = clock
         self._force = force
@@ -293,7 +293,9 @@ class StepTarget:
             edited = compute(newest)
             return edited
 
-        epoch = edit_states(self._directory, verb, computed, clock=self._clock, force=self._force, places=self._places)
+        epoch = edit_states(
+            self._directory, verb, computed, clock=self._clock, force=self._force, locations=self._locations
+        )
         count = counted(len(edited), "key")
         return "nothing to change" if epoch is None else f"epoch {epoch} closed: {count} edited"
 

@@ -96,17 +96,17 @@ class OwnerBackend:
             raise last or StateLockedError(f"{error}, again and again", path=self.location) from error
 
 
-def documents_of(places: Locations, clock: Clock, retry: RetryPolicy) -> Backend:
-    """Return the operational state that lies with partition 0. places: that have chosen their copies."""
-    owner = places.owner_of(PartitionIndex(0))
-    return DirectoryBackend(places.directory, clock, retry) if owner is None else OwnerBackend(owner, clock, retry)
+def documents_of(locations: Locations, clock: Clock, retry: RetryPolicy) -> Backend:
+    """Return the operational state that lies with partition 0. locations: that have chosen their copies."""
+    owner = locations.owner_of(PartitionIndex(0))
+    return DirectoryBackend(locations.directory, clock, retry) if owner is None else OwnerBackend(owner, clock, retry)
 
 
-def origins_of(places: Locations) -> tuple[Origin, ...]:
-    """Return the stores that the store was made from, as `read_origins`. places: that have chosen their copies."""
-    owner = places.owner_of(PartitionIndex(0))
+def origins_of(locations: Locations) -> tuple[Origin, ...]:
+    """Return the stores that the store was made from, as `read_origins`. locations: that have chosen their copies."""
+    owner = locations.owner_of(PartitionIndex(0))
     if owner is None:
-        return read_origins(places.directory)
+        return read_origins(locations.directory)
     stored = [StoredState(*msgspec.structs.astuple(each)) for each in owner.ask(OwnerCalls.documents, [DOCUMENT])]
     return origins_in(next(iter(stored), None), Path(owner.location))
 

@@ -22,7 +22,7 @@ from recovery.spark.jvm.versions import to_arrow_schema
 from recovery.spark.steps.definition import (
     HASH_BITS,
     NOW,
-    PLACE,
+    ROUTE,
     UNHASHED,
     StepDefinition,
     Update,
@@ -69,14 +69,14 @@ class StepTask:
         partition: PartitionIndex | None,
         partition_count: int,
         batch: BatchId,
-        place: int,
+        spark_partition: int,
     ) -> None:
-        """partition: None for all. place: the Spark partition, or its substitute, in PLACE of all rows."""
+        """partition: None for all. spark_partition: that of ROUTE in all rows, or its substitute."""
         self._definition = definition
         self._store = store
         self._partition = partition
         self._partition_count = partition_count
-        self._place = place
+        self._spark_partition = spark_partition
         self._batch = batch
         self._codec = StateCodec(definition.state_type)
         self._row_maker = RowMaker(definition.columns)
@@ -156,7 +156,7 @@ class StepTask:
         text_column = chunk.column(definition.key_text)
         if definition.timeouts:
             # Tick rows wake the partition. They have no key, so they come first.
-            if self._place != UNHASHED:
+            if self._spark_partition != UNHASHED:
                 self._wake(np.unique(partitions_of(chunk, self._partition_count)).tolist())
             ticks = text_column.null_count
             chunk, text_column = chunk.slice(ticks), text_column.slice(ticks)
@@ -172,7 +172,7 @@ class StepTask:
         if self._partition is not None:
             for edge in (texts[0], texts[-1]):
                 self._check_partition(edge)
-        elif definition.timeouts and self._place == UNHASHED:
+        elif definition.timeouts and self._spark_partition == UNHASHED:
             # Spark has checked that there are no ticks.
             self._wake({partition_of(text, self._partition_count) for text in texts})
         return KeyGroups(chunk, texts, raw, runs.run_ends)
@@ -282,11 +282,11 @@ class StepTask:
     def _locate(self, chunk: pa.RecordBatch) -> None:
         """Check that all rows belong to this task, and read the micro-batch's time, from the columns that the plan
         computes after the exchange."""
-        places = chunk.column(PLACE).to_numpy() >> HASH_BITS
+        spark_partitions = chunk.column(ROUTE).to_numpy() >> HASH_BITS
         elsewhere = (
             self._partition is not None and (partitions_of(chunk, self._partition_count) != self._partition).any()
         )
-        if elsewhere or (places != self._place).any():
+        if elsewhere or (spark_partitions != self._spark_partition).any():
             raise mixed_partitions(self._definition)
         if self._definition.needs_time:
             self._now_ms = chunk.column(NOW)[0].as_py()
