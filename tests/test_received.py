@@ -14,10 +14,10 @@ from recovery.appended.position import InputOffset
 from recovery.base.credentials.certificates import read_certificates
 from recovery.base.credentials.token import read_token
 from recovery.checkpoint.home import LocalHome
-from recovery.checkpoint.native.state_files import StateFiles
 from recovery.checkpoint.places import LocalPlace
 from recovery.checkpoint.relocate import relocated
 from recovery.checkpoint.source_places import recorded_places
+from recovery.checkpoint.state_stores.state_files import StateFiles
 from recovery.cli.state_common import lines_of
 from recovery.errors import (
     ConfigurationError,

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from recovery.base.ids import BatchId
 from recovery.base.untrusted_paths import checked
-from recovery.checkpoint.native.needed import StoreFiles, is_version, needed_chain, store_files
+from recovery.checkpoint.state_stores.needed import StoreFiles, is_version, needed_chain, store_files
 from recovery.errors import ConfigurationError, SparkCheckpointError
 from recovery.host.durable import make_directories, sync
 from recovery.host.storage_errors import storage_errors

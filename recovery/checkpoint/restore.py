@@ -9,9 +9,9 @@ from pathlib import Path
 from recovery.base.ids import BatchId
 from recovery.base.untrusted_paths import open_beneath
 from recovery.checkpoint.home import LocalHome
-from recovery.checkpoint.native.state_files import StateFiles
 from recovery.checkpoint.relocate import names_places, relocated
 from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, checked_row, row_keys
+from recovery.checkpoint.state_stores.state_files import StateFiles
 from recovery.errors import CorruptPartitionError
 from recovery.host.durable import PRIVATE, make_directories
 

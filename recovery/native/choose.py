@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recovery.checkpoint.native.operators import NativeOperator
+from recovery.checkpoint.state_stores.operators import NativeOperator
 from recovery.errors import ConfigurationError, StateNotFoundError
 
 JOIN_SIDES = ("left", "right")

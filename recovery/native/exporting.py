@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.base.ids import BatchId
-from recovery.checkpoint.native.operators import NativeOperator, operators_of
 from recovery.checkpoint.places import CheckpointPlace, Observer, ignore
+from recovery.checkpoint.state_stores.operators import NativeOperator, operators_of
 from recovery.native.held import materialise
 from recovery.storage.snapshot import snapshot_at
 from recovery.storage.verify import check_all

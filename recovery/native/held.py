@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from recovery.base.reserved import CHECKPOINT_STEP
-from recovery.checkpoint.native.operators import NativeOperator, operators_of
-from recovery.checkpoint.native.state_schemas import Schema, state_schemas
 from recovery.checkpoint.places import CheckpointTransfer, Observer, ignore
 from recovery.checkpoint.restore import RestoredCheckpoint, restore
 from recovery.checkpoint.rows import Content, file_of, row_objection
+from recovery.checkpoint.state_stores.operators import NativeOperator, operators_of
+from recovery.checkpoint.state_stores.state_schemas import Schema, state_schemas
 from recovery.errors import CorruptPartitionError, EpochNotHeldError, SparkCheckpointError
 from recovery.host.storage_errors import storage_errors
 from recovery.planning.measures import Measure, operators_measured
