@@ -32,7 +32,7 @@ LAYERS = (
     "epochs flow",
     "operational",
     "backup importing native partitioning pipeline",
-    "replication report",
+    "replication report runnable",
     "spark.clusters",
     "spark.jvm",
     "spark.steps",
@@ -68,7 +68,7 @@ PURE = ("time", "random", "secrets", "os", "shutil", "subprocess", "socket")
 """What planning does not import: no clock, no chance, no files. What it needs comes in as arguments."""
 
 STORAGE = (
-    "bytewax connect copied copies documents history hydration initialize locations lock origin reach "
+    "bytewax connect copied copies documents history hydration initialize locations lock no_partitions origin reach "
     "repartition restored scan seam snapshot staged standby verify"
 )
 """The public modules of `recovery.storage`: all that other rooms may import of it."""

@@ -71,7 +71,8 @@ COVERED_BY = {
     "sinks/test_changed_tables.py": "sinks.tables.commits sinks.tables.forgotten sinks.tables.takeback",
     "sinks/test_upsert.py": """sinks.upsert.checks sinks.upsert.effects sinks.upsert.going_back sinks.upsert.sink
         sinks.upsert.table""",
-    "sinks/test_postgresql.py": "sinks.upsert.holders sinks.upsert.reasons sinks.upsert.retry",
+    "sinks/test_postgresql.py": "sinks.upsert.holders sinks.upsert.retry",
+    "sinks/test_reasons.py": "sinks.upsert.culprits",
     "sinks/test_iceberg.py": """sinks.iceberg.columns sinks.iceberg.partitions sinks.iceberg.sink
         sinks.iceberg.table""",
     "storage/test_contract.py": "storage.owned storage.seam storage.spread",

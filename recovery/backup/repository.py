@@ -97,10 +97,11 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What a pruning removed."""
+    """What a pruning removed, or would remove. leftovers: the names of files of unfinished and unreadable backups."""
 
     kept: tuple[str, ...]
     removed: tuple[str, ...]
+    leftovers: tuple[str, ...]
     objects: int
     stored_bytes: int
 
@@ -183,12 +184,20 @@ def give_up(target: Place, identity: str) -> None:
 
 
 def prune(
-    target: Place, rules: Sequence[KeepRule], now_ms: int, catalog: Catalog | None = None, made: Manifest | None = None
+    target: Place,
+    rules: Sequence[KeepRule],
+    now_ms: int,
+    catalog: Catalog | None = None,
+    made: Manifest | None = None,
+    *,
+    dry_run: bool = False,
 ) -> Pruned:
     """Remove the backups that no rule keeps, and objects that no backup needs. The latest backup always stays.
 
     The next pruning completes one that was cut off. catalog: what this process knows of the place. made: the backup
     after which the directory prunes; that stays too, and so do those of a later term: another directory has taken over.
+    dry_run: write and remove nothing, and return what a pruning would remove now.
+
     Raises ForeignPartitionError for backups of several stores, or UnsupportedVersionError, and has removed nothing
     then; BackupTargetError.
     """
@@ -205,32 +214,48 @@ def prune(
     removed = [each.id for each in contents.backups if each.id not in kept_ids]
     refuse_other_versions(target, contents.unreadable)
     # prune.2
-    for identity in removed:
-        target.delete(manifest_name(identity))
-    drafts = [entry for entry in entries_of(target, MANIFESTS) if entry.name.endswith(DRAFT)]
     # The objects behind a damaged manifest are unchanged, and may be needed to recover data.
     torn = [
         entry
         for entry in contents.unreadable
         if entry.name not in backups_to_keep(_with_unreadable(taken, entry), rules, now_ms)
     ]
-    for entry in (*drafts, *torn, *entries_of(target, RUNNING)):
-        if entry.written_ms < now_ms - STALE_AFTER_S * 1000:
-            target.delete(entry.name)
+    leftovers = _leftovers(target, torn, now_ms)
+    going = [*map(manifest_name, removed), *leftovers]
+    # What a dry run leaves in place, and a pruning would no longer find.
+    left = set(going) if dry_run else set()
+    if not dry_run:
+        for name in going:
+            target.delete(name)
     # prune.3
-    running = [_read_running(target, e) for e in entries_of(target, RUNNING) if e.size_bytes != NO_FILE]
+    running = [_read_running(target, e) for e in _without(left, entries_of(target, RUNNING)) if e.size_bytes != NO_FILE]
     contents = catalog.look()
-    kept += contents.backups
+    kept += [each for each in contents.backups if manifest_name(each.id) not in left]
     # prune.4
-    garbage = _unneeded(objects, kept, running, contents.unreadable)
-    with ThreadPoolExecutor(READERS) as pool:
-        list(pool.map(lambda entry: target.delete(entry.name), garbage))
+    garbage = _unneeded(objects, kept, running, _without(left, contents.unreadable))
+    if not dry_run:
+        with ThreadPoolExecutor(READERS) as pool:
+            list(pool.map(lambda entry: target.delete(entry.name), garbage))
     return Pruned(
         kept=tuple(sorted({each.id for each in kept})),
         removed=tuple(removed),
+        leftovers=tuple(leftovers),
         objects=len(garbage),
         stored_bytes=sum(entry.size_bytes for entry in garbage),
     )
+
+
+def _leftovers(target: Place, torn: Sequence[PlaceEntry], now_ms: int) -> list[str]:
+    """Return the names of files of unfinished and unreadable backups that are older than a day: prune.2. torn: the
+    unreadable manifests that no rule keeps."""
+    drafts = [entry for entry in entries_of(target, MANIFESTS) if entry.name.endswith(DRAFT)]
+    found = (*drafts, *torn, *entries_of(target, RUNNING))
+    return [entry.name for entry in found if entry.written_ms < now_ms - STALE_AFTER_S * 1000]
+
+
+def _without(names: Container[str], entries: Iterable[PlaceEntry]) -> list[PlaceEntry]:
+    """Return the entries that have none of these names."""
+    return [entry for entry in entries if entry.name not in names]
 
 
 def _unneeded(

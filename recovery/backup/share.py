@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from recovery.backup.links import Linking
 from recovery.backup.make import FILES_PER_COPY, SpoiledChainError, Storing
 from recovery.backup.manifest import StoredCopy, StoredPartition, decode_copy, encode_copy
 from recovery.backup.progress import ignore
-from recovery.errors import RecoveryError, StorageError
+from recovery.errors import StorageError
 from recovery.host.children import lines_of, tell_parent
 from recovery.host.durable import make_directories
 from recovery.host.open_files import allow_open_files
@@ -26,7 +27,8 @@ from recovery.host.scratch import scratch_directory
 from recovery.places.mounted import limited
 from recovery.places.opening import open_place
 from recovery.places.protocol import Place
-from recovery.wire.messages import Refusal, as_refusal
+from recovery.storage.verify import damage_behind
+from recovery.wire.messages import Refusal, as_refusal, as_typed
 
 NICENESS = 10
 
@@ -104,9 +106,13 @@ class Sharing:
             self._targets = {wanted.destination: target}
             make_directories(self._scratch)
             return store_share(wanted, self._directory, target, self._scratch)
-        except (RecoveryError, ValueError, OSError) as error:
+        except Exception as error:
             self._targets = {}
-            return Stored(refusal=as_refusal(error))
+            return Stored(refusal=as_refusal(as_typed(error, damage_behind, _log)))
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> NoReturn:

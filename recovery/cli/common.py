@@ -1,4 +1,4 @@
-"""Shared by all commands: exits on errors, and the form of intervals, directories and tables."""
+"""Shared by all commands: exits on errors, the form of intervals and directories, and what is printed how."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import json
 import os
 import re
 import select
-import shlex
 import signal
 import stat
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
@@ -22,11 +21,12 @@ import click
 
 from recovery.base.addresses import local_path
 from recovery.base.intervals import parse_interval, parse_trigger
-from recovery.base.printable import columns, one_line, printable
+from recovery.base.printable import one_line, printable
 from recovery.base.wording import moment_text
+from recovery.cli.misplaced import Guided
 from recovery.cli.option import ParsedType
 from recovery.cli.output_errors import of_output, output_failed
-from recovery.cli.without_owners import WithoutOwners
+from recovery.cli.terminal import has_colours
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, StorageError
 from recovery.host.durable import PRIVATE, UMASK, replace
 from recovery.host.signals import handled, interrupt
@@ -39,7 +39,7 @@ READER_GONE = 141
 """The exit code of a command whose standard output lost its reader, as of a process that SIGPIPE ends."""
 
 
-class Commands(WithoutOwners):
+class Commands(Guided):
     """A group whose errors end the process with their own exit code and without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -74,18 +74,6 @@ class Commands(WithoutOwners):
             _give_up_unwritten(sys.stderr)
             if _reader_is_gone(sys.stdout):
                 _give_up_unwritten(sys.stdout)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command. For Bytewax's form, DIR N, the error names the command to type."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            if len(args) == 2 and args[1].isdecimal():
-                command = shlex.join([*ctx.command_path.split(), "init", *args])
-                raise click.UsageError(f"{error.message} To create recovery partitions, type: {command}", ctx) from None
-            raise
 
     def make_context(self, *args: Any, **more: Any) -> click.Context:
         """Create the context; `--help` and `--version` print during this call."""
@@ -168,12 +156,13 @@ codecs.register_error("recovery.escaped", _escaped)
 
 def _allow_any_character(stream: TextIO | None) -> None:
     """Let a terminal or file escape characters that its encoding lacks; UTF-8 lacks none."""
-    if isinstance(stream, io.TextIOWrapper) and not _is_utf8(stream):
+    if isinstance(stream, io.TextIOWrapper) and not is_utf8(stream):
         stream.reconfigure(errors="recovery.escaped")
 
 
-def _is_utf8(stream: TextIO) -> bool:
-    return codecs.lookup(stream.encoding).name == "utf-8"
+def is_utf8(stream: TextIO) -> bool:
+    """Whether a stream has every character."""
+    return codecs.lookup(getattr(stream, "encoding", None) or "utf-8").name == "utf-8"
 
 
 @contextlib.contextmanager
@@ -281,7 +270,7 @@ def _for_terminal(text: str) -> str:
 
 def say(text: str = "", *, end: str = "\n") -> None:
     """Print a result on standard output. Untrusted parts must pass through `one_line` first, or a `table`."""
-    click.echo(f"{_for_terminal(text)}{end}", nl=False)
+    click.echo(f"{_for_terminal(text)}{end}", nl=False, color=has_colours(sys.stdout))
 
 
 def tell(text: str, stream: TextIO | None = None, *, start: str = "", end: str = "\n") -> None:
@@ -290,7 +279,8 @@ def tell(text: str, stream: TextIO | None = None, *, start: str = "", end: str =
     start, end: written around it, and obeyed by a terminal.
     """
     with contextlib.suppress(OSError):
-        click.echo(f"{start}{_for_terminal(text)}{end}", file=stream, err=stream is None, nl=False)
+        line = f"{start}{_for_terminal(text)}{end}"
+        click.echo(line, file=stream, err=stream is None, nl=False, color=has_colours(stream or sys.stderr))
 
 
 def tell_error(error: object) -> None:
@@ -303,7 +293,7 @@ def tell_error(error: object) -> None:
 def echo_json(text: str) -> None:
     """Print a line of JSON with any characters on standard output: in ASCII unless that is UTF-8, because readers
     decode it as UTF-8."""
-    if sys.stdout is not None and not _is_utf8(sys.stdout):
+    if sys.stdout is not None and not is_utf8(sys.stdout):
         text = text.encode("ascii", "recovery.escaped").decode()
     click.echo(one_line(text))
 
@@ -311,22 +301,6 @@ def echo_json(text: str) -> None:
 def print_json(value: Any, *, line: bool = False) -> None:
     """Print one JSON document on standard output; `line`: on a single line, for a sequence of documents."""
     click.echo(printable(json.dumps(value, indent=None if line else 2, default=str)))
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table with columns as wide as their widest cell; numbers are right-aligned."""
-    cells = [[_cell(value) for value in row] for row in rows]
-    widths = [max([columns(name), *(columns(row[i]) for row in cells)]) for i, name in enumerate(header)]
-    right = [bool(cells) and all(_numeric(row[i]) for row in cells) for i in range(len(header))]
-
-    def padded(cell: str, width: int, to_right: bool) -> str:
-        room = " " * (width - columns(cell))
-        return room + cell if to_right else cell + room
-
-    def line(values: Sequence[str]) -> str:
-        return "  ".join(map(padded, values, widths, right)).rstrip()
-
-    return "\n".join([style(line(list(header)), "bold"), *map(line, cells)])
 
 
 def format_size(size_bytes: int) -> str:
@@ -337,18 +311,6 @@ def format_size(size_bytes: int) -> str:
 def format_time(wall_ms: int | None) -> str:
     """Return local time to the second, with its offset from UTC."""
     return "-" if wall_ms is None else moment_text(wall_ms)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else one_line(value)
-
-
-def _numeric(cell: str) -> bool:
-    """Whether a cell is a number, perhaps with a unit; a sentence may begin with a number too."""
-    number, *rest = cell.replace(",", "").replace(".", "").split(" ")
-    return cell == "-" or (number.isdigit() and len(rest) < 2)
 
 
 def write_whole(path: Path, text: str, *, private: bool = False) -> bool:

@@ -12,7 +12,8 @@ import click
 
 from recovery.base.printable import one_line, printable
 from recovery.base.reserved import RESERVED_PREFIX
-from recovery.cli.common import echo_json, format_time, json_option, print_json, say, table
+from recovery.cli.asking import ask, check_editor
+from recovery.cli.common import echo_json, format_time, json_option, print_json, say
 from recovery.cli.hwm import VALUES
 from recovery.cli.native import (
     print_state,
@@ -35,7 +36,6 @@ from recovery.cli.state_common import (
     RETENTION,
     Where,
     any_key_option,
-    ask,
     ask_of_new_steps,
     done,
     epoch_option,
@@ -53,6 +53,7 @@ from recovery.cli.state_common import (
 from recovery.cli.state_files import export, import_, migrate_
 from recovery.cli.state_scopes import clean, scopes
 from recovery.cli.state_transfer import copy, move
+from recovery.cli.tables import table
 from recovery.errors import StateLockedError, StateNotFoundError
 from recovery.operational.scopes import is_scoped
 from recovery.operational.targets import REMOVED, Steps, Whole, missing, unknown_step
@@ -325,6 +326,7 @@ def edit(
     before = target.find(name)
     if before is None:
         raise missing(target, name)
+    check_editor()
     text = printable(json.dumps(before.content, indent=2, ensure_ascii=False)) + "\n"
     edited = click.edit(text, extension=".json")
     if edited is None or json_text(parse_json(edited)) == json_text(before.content):

@@ -25,11 +25,11 @@ from recovery.cli.common import (
     print_json,
     say,
     style,
-    table,
 )
 from recovery.cli.config_options import threshold_option
 from recovery.cli.native import operators_at, operators_text
 from recovery.cli.owners import locations, owner_options, say_links, shown_path
+from recovery.cli.tables import table
 from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with_path
 from recovery.host.processes import describe_holder
 from recovery.planning.going_back import after_text
@@ -80,7 +80,8 @@ def status(directory: Path, thresholds: dict[str, str], access: OwnerAccess, as_
 
 def _say_heading(directory: Path, facts: dict[str, Any], gathered: Facts) -> None:
     flow = f"flow {one_line(facts['flow'])}" if facts["flow"] else "no flow yet"
-    say(f"{one_line(directory)}: store {one_line(facts['store_id'])}, {flow}")
+    store = f"store {one_line(facts['store_id'])}, {flow}" if facts["store_id"] else "no store that can be read"
+    say(f"{one_line(directory)}: {store}")
     for origin in gathered.origins:
         say(one_line(origin.text(format_time)))
     if facts["standby"]:
@@ -108,6 +109,8 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
     say()
     if facts["problem"]:
         say(f"It cannot be resumed: {with_path(facts['problem']['found'], facts['problem']['path'])}")
+        if facts["problem"]["remedy"]:
+            say(one_line(f"What to do: {facts['problem']['remedy']}"))
     else:
         say(
             f"a run resumes at epoch {facts['resume_epoch']}, {after_text(facts['resume_after'])}; "

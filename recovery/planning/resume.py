@@ -8,7 +8,6 @@ are never mistaken for those of the new timeline with equal numbers.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,13 @@ from recovery.base.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, ExecutionNumbe
 from recovery.base.intervals import format_interval
 from recovery.base.wording import counted, listed
 from recovery.errors import (
-    DuplicatePartitionError,
     EpochNotHeldError,
     FlowMismatchError,
-    ForeignPartitionError,
     InconsistentPartitionsError,
     MissingPartitionsError,
     NoPartitionsError,
 )
+from recovery.planning.strays import file_name, strays
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
 
 Cut = tuple[Epoch, str, BatchId]
@@ -105,7 +103,7 @@ def plan_resume(
         raise _inconsistent(partitions)
     chosen = max(cuts)
     if resume_epoch is not None:
-        chosen = _requested(cuts, resume_epoch, partitions[0].path.parent)
+        chosen = _requested(cuts, resume_epoch, directory_of(partitions))
     pending = cut_off(partitions, cuts)
     newest = max(d.newest_epoch for d in partitions if d.path not in pending)
     numbers = [execution.number for d in partitions for execution in d.executions]
@@ -131,28 +129,28 @@ def check_set(found: Sequence[FoundFile]) -> tuple[PartitionDescription, ...]:
     descriptions = [file.description for file in found if file.description is not None]
     if not descriptions:
         raise NoPartitionsError("no recovery partition was found")
-    store_id, _ = Counter(d.store_id for d in descriptions).most_common(1)[0]
-    for d in descriptions:
-        if d.store_id != store_id:
-            raise ForeignPartitionError(
-                f"it belongs to store {d.store_id}, most files here to store {store_id}", path=d.path
-            )
-    for d in descriptions:
-        if d.path.name != f"part-{d.index}.sqlite3":
-            raise DuplicatePartitionError(f"by its content this file is part-{d.index}.sqlite3", path=d.path)
+    for error in strays(descriptions).values():
+        raise error
     count = descriptions[0].count
-    if any(d.count != count or d.index >= count for d in descriptions):
-        raise ForeignPartitionError(
-            f"files disagree on the number of partitions: {sorted({d.count for d in descriptions})}",
-            path=descriptions[0].path.parent,
-        )
     missing = sorted(set(range(count)) - {d.index for d in descriptions})
     if missing:
-        names = ", ".join(f"part-{index}.sqlite3" for index in missing)
+        names = ", ".join(map(file_name, missing))
         raise MissingPartitionsError(
-            f"{names} of {counted(count, 'partition')} missing", path=descriptions[0].path.parent
+            f"{names} of {counted(count, 'partition')} missing", path=directory_of(descriptions)
         )
     return tuple(sorted(descriptions, key=lambda d: d.index))
+
+
+def directory_of(partitions: Sequence[PartitionDescription]) -> Path | None:
+    """Return the directory that has all partitions, which an error about the whole store names; None if they are in
+    several places: none of these has the fault."""
+    parents = {d.path.parent for d in partitions}
+    return parents.pop() if len(parents) == 1 else None
+
+
+def name_in(partitions: Sequence[PartitionDescription], path: Path) -> str:
+    """Return how an error about the whole store names one file: with its place if the partitions are in several."""
+    return path.name if directory_of(partitions) is not None else str(path)
 
 
 def common_cuts(partitions: Sequence[PartitionDescription]) -> set[Cut]:
@@ -190,13 +188,13 @@ def _check_flow(partitions: Sequence[PartitionDescription], flow_id: str | None)
     earlier = {d.path for d in partitions if d is not newest and _is_bound_earlier(d, newest)}
     bound = {d.flow_id: d.path for d in partitions if d.flow_id is not None and d.path not in earlier}
     if len(bound) > 1:
-        raise FlowMismatchError(
-            f"files of several flows: {', '.join(f'{path.name} of {flow!r}' for flow, path in bound.items())}",
-            path=partitions[0].path.parent,
-        )
-    for flow, path in bound.items():
+        named = ", ".join(f"{name_in(partitions, path)} of {flow!r}" for flow, path in bound.items())
+        raise FlowMismatchError(f"files of several flows: {named}", path=directory_of(partitions))
+    for flow in bound:
         if flow_id is not None and flow != flow_id:
-            raise FlowMismatchError(f"it holds the state of flow {flow!r}, not of {flow_id!r}", path=path.parent)
+            raise FlowMismatchError(
+                f"the partitions hold the state of flow {flow!r}, not of {flow_id!r}", path=directory_of(partitions)
+            )
 
 
 def _is_bound_earlier(description: PartitionDescription, newest: PartitionDescription) -> bool:
@@ -205,7 +203,7 @@ def _is_bound_earlier(description: PartitionDescription, newest: PartitionDescri
     return last is not None and last.flow_id == description.flow_id and last in newest.executions
 
 
-def _requested(cuts: set[Cut], resume_epoch: int, directory: Path) -> Cut:
+def _requested(cuts: set[Cut], resume_epoch: int, directory: Path | None) -> Cut:
     for cut in cuts:
         if cut[0] == resume_epoch - 1:
             return cut
@@ -222,10 +220,10 @@ def _inconsistent(partitions: Sequence[PartitionDescription]) -> InconsistentPar
     horizon = max(partitions, key=lambda d: d.collected)
     too_old = [d for d in partitions if d.newest_epoch < horizon.collected]
     if not too_old:
-        listed = "; ".join(f"{d.path.name} holds epochs {_span(d)}" for d in partitions)
+        listed = "; ".join(f"{name_in(partitions, d.path)} holds epochs {_span(d)}" for d in partitions)
         return InconsistentPartitionsError(
             f"no epoch was closed by the same execution in every file: {listed}",
-            path=partitions[0].path.parent,
+            path=directory_of(partitions),
             cause="Some files are from an abandoned timeline: copies taken before a rewind to an earlier epoch.",
             remedy="Replace them by copies taken after the rewind.",
         )
@@ -235,10 +233,10 @@ def _inconsistent(partitions: Sequence[PartitionDescription]) -> InconsistentPar
         age = ""
         if needed is not None and d.newest is not None:
             age = f", {format_interval(max(0, needed.closed_ms - d.newest.closed_ms) / 1000)} too old"
-        parts.append(f"{d.path.name} ends at epoch {d.newest_epoch}{age}")
+        parts.append(f"{name_in(partitions, d.path)} ends at epoch {d.newest_epoch}{age}")
     return InconsistentPartitionsError(
-        f"{'; '.join(parts)}; {horizon.path.name} goes back no further than epoch {horizon.collected}",
-        path=partitions[0].path.parent,
+        f"{'; '.join(parts)}; {name_in(partitions, horizon.path)} goes back no further than epoch {horizon.collected}",
+        path=directory_of(partitions),
         remedy=f"Replace the old files by copies that hold epoch {horizon.collected} or a newer one, "
         "and choose a longer backup interval (-b).",
     )

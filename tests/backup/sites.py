@@ -200,6 +200,11 @@ class Sites:
             assert directory != self.holder, "the writer was refused"
             return
         assert was_holder or self.holder is None or takeover, "another directory wrote"
+        if not was_holder and self.saved is not None and not lose:
+            there, here = (dict(row[:2] for row in held[2]) for held in (self.saved, state))
+            assert all(here.get(name, 0) >= generation for name, generation in there.items()), (
+                "newer documents are lost"
+            )
         self._count_as_saved(directory, made.manifest.id, state)
         removed = ids - self._ids()
         assert made.manifest.id not in removed

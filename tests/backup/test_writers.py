@@ -175,6 +175,30 @@ def test_operational_state_alone_is_no_other_line(a, place, tmp_path):
     assert held_by(restored(place, tmp_path / "c", tmp_path)) == held_by(b)
 
 
+def test_a_takeover_that_lacks_operational_state_says_which(a, place, tmp_path):
+    """The old directory changed a document after the restore, and was backed up without another epoch."""
+    noted(a, "first")
+    saved(a, place)
+    b = restored(place, tmp_path / "b", tmp_path)
+    assert saved(b, tmp_path / "other", takeover=True)
+    noted(a, "second")
+    saved(a, place)
+    before = content_of(place), content_of(b)
+    with pytest.raises(StaleDirectoryError, match=r"it has 1 newer document of operational state, .*: doc"):
+        saved(b, place, takeover=True)
+    assert (content_of(place), content_of(b)) == before
+    edited(b, "a later run")
+    with pytest.raises(StaleDirectoryError, match="doc"):
+        saved(b, place, takeover=True)
+    c = restored(place, tmp_path / "c", tmp_path)
+    noted(c, "third")
+    saved(c, place, takeover=True)
+    with pytest.raises(TakenOverError):
+        saved(a, place)
+    saved(b, place, takeover=True, lose_epochs=True)
+    assert held_by(restored(place, tmp_path / "d", tmp_path)) == held_by(b)
+
+
 @pytest.mark.parametrize("first", ["original", "copy"])
 def test_of_a_directory_and_its_copy_one_goes_on(a, place, tmp_path, first):
     """`cp -r` copies the lease. The one that is backed up first from then on goes on; the other one is refused."""

@@ -89,7 +89,10 @@ def test_promote(store, tmp_path):
     assert (facts["epoch"], facts["fenced"], facts["before"], facts["unseen"]) == (1, True, None, "unknown")
     assert facts["term"]["term"] == 1
     call("hwm", "set", standby, "orders", "5")
-    call("promote", standby, code=11)
+    again = json.loads(call("promote", standby, "--json"))
+    assert (again["changed"], again["term"], again["epoch"]) == (False, facts["term"], 1)
+    call("promote", tmp_path / "none", code=11)
+    call("promote", tmp_path, code=11)
 
 
 def test_a_run_refuses_a_standby_and_takes_over(store, tmp_path, monkeypatch):
