@@ -347,7 +347,8 @@ class IcebergLog(TableLog):
         snapshot = table.snapshot_by_id(snapshot_id)
         if snapshot is None:
             raise SinkFailedError(
-                f"the Iceberg table {self.name}: the snapshot that this run has just committed is gone"
+                f"the Iceberg table {self.name}: the snapshot that was just committed is gone",
+                cause="Somebody rolled the table back, or expired the snapshot, at the same time.",
             )
         made = [each.manifest_path for each in snapshot.manifests(table.io) if each.added_snapshot_id == snapshot_id]
         paths = [Path(_plain(each)) for each in (table.metadata_location, snapshot.manifest_list, *made)]
