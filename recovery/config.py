@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.base.addresses import file_system, host_and_port, local_path
+from recovery.base.addresses import host_and_port, local_path
 from recovery.base.intervals import Interval, parse_interval
 from recovery.base.wording import counted
 from recovery.errors import ConfigurationError
+from recovery.places.address import file_system, is_uri
 from recovery.planning.backups import parse_keep
 from recovery.planning.health import parse_targets
+from recovery.setting import setting
 
 DEFAULT_MASTER = "local[*,3]"
 """Spark's default master: all cores, and two retries of a task whose Python worker was killed."""
@@ -22,99 +24,204 @@ DEFAULT_MASTER = "local[*,3]"
 
 @dataclass(frozen=True, slots=True)
 class RecoveryConfig:
-    """Where a flow keeps its recovery partitions, and when it writes to them.
+    """Where a flow keeps its recovery partitions, when it writes to them, and how a run starts.
 
-    directory: the recovery directory, made by `python -m recovery init DIR N`. A pipeline whose state is in another
-        state backend needs none.
-    snapshot_interval: wall time after which an epoch is closed at the next micro-batch boundary; 0 closes one
-        after every micro-batch.
-    backup_interval: wall time for which superseded snapshots are kept, so that copies of the partitions
-        taken at different moments still share an epoch, and runs can go back. None: as long as the last run on the
-        directory kept them; 0 if there was none.
-    discard_history: allow a backup_interval that is shorter than the last run's, and discard what only the longer one
-        keeps.
-    resume_after: rewind: start from the snapshot after this epoch; 0: from the beginning. None: from the latest.
-        Epochs closed since are discarded.
-    resume_epoch: the same, named by the epoch that follows the snapshot: resume_epoch=3 is resume_after=2.
-    rewind_again: the number of an execution that went back to the same snapshot before: go back once more.
-    drop_steps: steps whose state is discarded at the start, because the flow lacks them, declares them in a way that
-        does not fit it, or cannot read it.
-    rename_steps: steps that have a new name in the flow: {old: new}.
-    keep_steps: steps whose key or state type changed in a way that leaves the stored state right as it is. The start
-        checks that the step can read it.
-    scratch_directory: where the execution keeps what need not survive it (touched state, Spark's checkpoint);
-        None: inside the recovery directory. An address that all hosts of a cluster reach, such as s3a://bucket/scratch,
-        hdfs://… or file:///mnt/share/scratch: there is Spark's checkpoint if its own operators keep state, and
-        everything else inside the recovery directory.
-    thresholds: levels of targets that replace the defaults: {"snapshot-duration": "5s/20s", "state-size": "off"}.
-    metrics_port: serve metrics for Prometheus at this port during the run; 0: at any free port.
-    metrics_host: the address to serve them at.
-    serve_at: on a cluster, where tasks reach the partitions: "HOST:PORT" or ":PORT"; None: at spark.driver.host and a
-        free port.
-    owner_deadline: on a cluster, how long a task tries to reach the partitions before it fails.
-    tls_cert, tls_key: on a cluster, PEM files of the certificate that tasks of other hosts see, and its key; None:
-        states cross the network without encryption.
-    owners: "HOST:PORT" of each owner (`recovery serve`) that has other partitions of the store; the directory then has
-        those that are on this host, if any.
-    token_file: a file with the owners' token.
-    tls_ca: a PEM file of the certificates that tasks check tls_cert with, None: with itself; and that those of the
-        owners are checked with, None: connections to them have no TLS.
-    no_output: compute and drop the rows instead of passing them to the flow's sink. For forks only: elsewhere the
-        output of what is processed would never appear.
-    until: stop after the same input that the store from which this one was forked had read: 17 is its epoch 17,
-        "batch:41" its micro-batch 41. The input up to there is one micro-batch.
-    replicate: where each closed epoch is shipped in the background, as an incremental backup: a directory, or an
-        address such as s3://bucket/path. Nothing waits for it. Needs a backup interval, by default ten minutes.
-    replicate_sync: an epoch's output appears at the sink when the epoch is shipped, not before.
-    replicate_keep: which backups stay at that place: ("24h", "30d/1d"), as for `recovery backup --keep`; none given:
-        all.
-    takeover: take over the store from the run that has it: promote the directory, a standby; or, for a restored
-        directory, take the lease of the place that `replicate` names.
-    lose_epochs: continue although the place that `replicate` names, or the sink's target, has epochs of executions that
-        the directory does not know, or somebody took rows of closed epochs out of the sink's table. They are lost, and
-        the input of the former is processed again as far as it is still there.
-    lose_input: names of sources of which the run leaves out what is lost: a path, a topic or a table, as the error
-        about lost input prints it. Other sources must be whole.
-    wait_limit: how long the run waits for executors, or for a source to say what it has, before it ends with an error;
-        None: without limit.
-    state_backend: where the run history is kept, a URI; None: as the environment variable RECOVERY_STATE_BACKEND
-        says, by default the recovery directory.
+    Each field says below what it does; docs/flow-api.md has the same as a table. The fields after backup_interval are
+    given by name.
 
     Intervals are seconds as int or float, a timedelta, or text like "10s", "5m", "1h"; they are stored as seconds
     (float). Raises ConfigurationError.
     """
 
-    directory: str | os.PathLike[str] | None = None
-    snapshot_interval: Interval = 10
-    backup_interval: Interval | None = None
-    resume_epoch: int | None = None
-    drop_steps: tuple[str, ...] = ()
-    rename_steps: Mapping[str, str] = field(default_factory=dict)
-    keep_steps: tuple[str, ...] = ()
-    scratch_directory: str | os.PathLike[str] | None = None
-    state_backend: str | None = None
-    thresholds: Mapping[str, Any] = field(default_factory=dict)
-    metrics_port: int | None = None
-    metrics_host: str = "127.0.0.1"
-    discard_history: bool = False
-    resume_after: int | None = None
-    rewind_again: int | None = None
-    serve_at: str | None = None
-    owner_deadline: Interval = "60s"
-    tls_cert: str | os.PathLike[str] | None = None
-    tls_key: str | os.PathLike[str] | None = None
-    owners: tuple[str, ...] = ()
-    token_file: str | os.PathLike[str] | None = None
-    tls_ca: str | os.PathLike[str] | None = None
-    no_output: bool = False
-    until: int | str | None = None
-    replicate: str | os.PathLike[str] | None = None
-    replicate_sync: bool = False
-    replicate_keep: tuple[str, ...] = ()
-    takeover: bool = False
-    lose_epochs: bool = False
-    lose_input: tuple[str, ...] = ()
-    wait_limit: Interval | None = None
+    directory: str | os.PathLike[str] | None = setting(
+        None,
+        "The recovery directory, created by `recovery init`. Without it a flow runs without recovery: its state is "
+        "lost at the end. A pipeline whose state is in another state backend needs none.",
+        "-r", "--recovery-directory",
+        kind="directory", variables=("RECOVERY_DIRECTORY", "BYTEWAX_RECOVERY_DIRECTORY"),
+    )  # fmt: skip
+    snapshot_interval: Interval = setting(
+        "10s",
+        "Close an epoch after this time, at the next micro-batch; 0: after every one. See "
+        "[operations](operations.md#how-often-to-close-an-epoch--s).",
+        "-s", "--snapshot-interval",
+        kind="interval", variables=("RECOVERY_SNAPSHOT_INTERVAL", "BYTEWAX_SNAPSHOT_INTERVAL"),
+    )  # fmt: skip
+    backup_interval: Interval | None = setting(
+        None,
+        "Keep superseded snapshots [this long](operations.md#how-long-to-keep-what-was-superseded--b), so that copies "
+        "of the files taken at different moments still fit together, and runs can go back.",
+        "-b", "--backup-interval",
+        kind="interval", variables=("RECOVERY_BACKUP_INTERVAL", "BYTEWAX_RECOVERY_BACKUP_INTERVAL"),
+        without="as the last run; 0 at first",
+    )  # fmt: skip
+    _: KW_ONLY
+    discard_history: bool = setting(
+        False,
+        "Allow a backup interval shorter than the last run's, and discard the snapshots that only the longer one "
+        "keeps. Without it a run asks on a terminal, and elsewhere ends with HistoryLossError (15).",
+        "--discard-history", kind="flag",
+    )  # fmt: skip
+    resume_after: int | None = setting(
+        None,
+        "Rewind: start from the snapshot after epoch E, and discard everything later; 0: from the beginning.",
+        "--resume-after", kind="number", form="E", least=0, without="the newest",
+    )  # fmt: skip
+    resume_epoch: int | None = setting(
+        None,
+        "The same rewind, by the number of the epoch to start with: 3 is --resume-after 2.",
+        "--resume-epoch", kind="number", form="E", least=1, without="the newest",
+    )  # fmt: skip
+    rewind_again: int | None = setting(
+        None,
+        "Go back again, although this execution already went back to the same snapshot. Without it the same rewind "
+        "ends the second time with RewindRepeatedError (16), so that a service whose command line contains a rewind "
+        "does not go back at each restart.",
+        "--rewind-again", kind="number", form="EXECUTION", least=1,
+    )  # fmt: skip
+    drop_steps: tuple[str, ...] = setting(
+        (),
+        "Discard the state of a step that is not in the flow, whose key or state type no longer fits and that has no "
+        "`migrate`, or whose state cannot be read.",
+        "--drop-step", kind="texts", form="STEP",
+    )  # fmt: skip
+    rename_steps: Mapping[str, str] = setting(
+        {},
+        "Keep a step's state under its new id. In Python: {old: new}.",
+        "--rename-step", kind="pairs", form="OLD=NEW",
+    )  # fmt: skip
+    keep_steps: tuple[str, ...] = setting(
+        (),
+        "Keep a step's state unchanged although its key or state type [was changed]"
+        "(flow-api.md#changing-what-is-stored). It is refused when the step cannot read that state.",
+        "--keep-step", kind="texts", form="STEP",
+    )  # fmt: skip
+    takeover: bool = setting(
+        False,
+        "Take over the store from the run that has it: [promote](cli.md#promote) the recovery directory, a standby "
+        "that `recovery follow` keeps current, and say what is lost; or, for a restored directory, [replace the writer]"
+        "(backup.md#taking-over) at --replicate. Not for a service that restarts with it: it decides once.",
+        "--takeover", kind="flag",
+    )  # fmt: skip
+    lose_epochs: bool = setting(
+        False,
+        "Go on although --replicate's place or the sink has epochs that this directory lacks, because it is an [older "
+        "copy](sinks.md#two-directories-of-one-store), or [rows of closed epochs]"
+        "(delta.md#when-somebody-else-has-changed-the-table) are gone from its table: they are lost. Without it the "
+        "run ends with StaleDirectoryError (53). Give it once, by hand: a service that is always started with it would "
+        "not notice the next older copy.",
+        "--lose-epochs", kind="flag",
+    )  # fmt: skip
+    lose_input: tuple[str, ...] = setting(
+        (),
+        "Go on although input of a source is [lost or was changed](reliability.md#the-input-that-is-read-again) since "
+        "it was read, and leave out what is lost. NAME is the path, topic or table that the error names; other sources "
+        "must be whole. Without it the run ends with InputLostError (52) or InputRewrittenError (36), before it "
+        "changes anything. Give it once, by hand: the run closes an epoch behind the loss.",
+        "--lose-input", kind="texts", form="NAME", variable="RECOVERY_LOSE_INPUT",
+    )  # fmt: skip
+    no_output: bool = setting(
+        False,
+        "For a [fork](cli.md#fork): compute the rows, but do not pass them to the flow's sink. Elsewhere the output of "
+        "what is processed would never appear.",
+        "--no-output", kind="flag",
+    )  # fmt: skip
+    until: int | str | None = setting(
+        None,
+        "For a fork: stop where its origin's input position was at the end of this epoch or micro-batch (`batch:41`). "
+        "The input up to there is one micro-batch.",
+        "--until", form="EPOCH|batch:N", without="the end of the input",
+    )  # fmt: skip
+    wait_limit: Interval | None = setting(
+        None,
+        "End with SparkUnavailableError (50) when the run has [waited](metrics.md#waiting-for-spark) this long for "
+        "executors, or for a source to say what it has.",
+        "--wait-limit", kind="interval", variable="RECOVERY_WAIT_LIMIT", without="no limit",
+    )  # fmt: skip
+    replicate: str | os.PathLike[str] | None = setting(
+        None,
+        "[Ship each closed epoch](backup.md#replication) to DEST in the background, as an incremental backup: a "
+        "directory or s3://, gs://, azure://. Nothing waits for it. With owners, each ships its own partitions. A "
+        "directory that never had a backup interval then gets ten minutes.",
+        "--replicate", form="DEST", variable="RECOVERY_REPLICATE",
+    )  # fmt: skip
+    replicate_sync: bool = setting(
+        False,
+        "Show an epoch's output at the sink only when the epoch is shipped.",
+        "--replicate-sync", kind="flag",
+    )  # fmt: skip
+    replicate_keep: tuple[str, ...] = setting(
+        (),
+        "Remove older backups at DEST, by the rules of [`backup --keep`](cli.md#backup).",
+        "--replicate-keep", kind="texts", form="N|AGE|AGE/EVERY", without="all stay",
+    )  # fmt: skip
+    serve_at: str | None = setting(
+        None,
+        "On a cluster: where tasks reach the partitions on this host; see [clusters](clusters.md#ports-and-names).",
+        "--serve", form="[HOST]:PORT", variable="RECOVERY_SERVE", without="spark.driver.host, a free port",
+    )  # fmt: skip
+    owner_deadline: Interval = setting(
+        "60s",
+        "On a cluster: how long a task tries to reach partitions that are not files of its host before it fails.",
+        kind="interval",
+    )
+    tls_cert: str | os.PathLike[str] | None = setting(
+        None,
+        "On a cluster: the certificate that tasks of other hosts see, a PEM file. Without it, states cross the network "
+        "without encryption.",
+        "--tls-cert", kind="file",
+    )  # fmt: skip
+    tls_key: str | os.PathLike[str] | None = setting(
+        None,
+        "The key of the certificate that --tls-cert names, a PEM file.",
+        "--tls-key", kind="file",
+    )  # fmt: skip
+    tls_ca: str | os.PathLike[str] | None = setting(
+        None,
+        "A PEM file of certificates that verify the owners and, on a cluster, [this run](clusters.md#ports-and-names). "
+        "Without it, connections to owners have no TLS, and tasks check --tls-cert with itself.",
+        "--tls-ca", kind="file", variable="RECOVERY_TLS_CA",
+    )  # fmt: skip
+    owners: tuple[str, ...] = setting(
+        (),
+        "An [owner](clusters.md#partitions-on-several-hosts) (`recovery serve`) that has other partitions of the "
+        "store. RECOVERY_OWNERS lists several, separated by commas.",
+        "--owner", kind="texts", form="HOST:PORT", variable="RECOVERY_OWNERS",
+    )  # fmt: skip
+    token_file: str | os.PathLike[str] | None = setting(
+        None,
+        "The file with the token of the owners.",
+        "--token-file", kind="file", variable="RECOVERY_TOKEN_FILE",
+    )  # fmt: skip
+    scratch_directory: str | os.PathLike[str] | None = setting(
+        None,
+        "Where to keep what need not survive the run: touched state and Spark's checkpoint. A RAM disk is enough. For "
+        "the [state of Spark's own operators](clusters.md#state-of-sparks-own-operators) on a cluster: an address that "
+        "all hosts reach, such as s3a://bucket/scratch or file:///mnt/share/scratch.",
+        "--scratch", form="DIR|ADDRESS", variable="RECOVERY_SCRATCH", without="inside the recovery directory",
+    )  # fmt: skip
+    thresholds: Mapping[str, Any] = setting(
+        {},
+        "Override the levels of a [target](metrics.md#targets), as in snapshot-duration=5s/20s, or turn it off with "
+        '=off. In Python: {"snapshot-duration": "5s/20s"}.',
+        "--threshold", kind="pairs", form="TARGET=WARNING/CRITICAL", variable="RECOVERY_THRESHOLD",
+    )  # fmt: skip
+    metrics_port: int | None = setting(
+        None,
+        "Serve [metrics for Prometheus](metrics.md#prometheus) at this port during the run; 0: a free port.",
+        "--metrics-port", kind="number", form="PORT", least=0, most=65535, variable="RECOVERY_METRICS_PORT",
+    )  # fmt: skip
+    metrics_host: str = setting(
+        "127.0.0.1",
+        "The address at which to serve metrics.",
+        "--metrics-host", variable="RECOVERY_METRICS_HOST",
+    )  # fmt: skip
+    state_backend: str | None = setting(
+        None,
+        "Where operational state and the [run history](operational-state.md#run-history) are: file://, s3://, azure:// "
+        "or gs://.",
+        "--state-backend", form="URI", variable="RECOVERY_STATE_BACKEND", without="in the directory",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -124,15 +231,15 @@ class RecoveryConfig:
                 cause="A setting or environment variable is empty.",
                 remedy="Name the directory created by: python -m recovery init DIR N",
             )
-        for setting, what in (("drop_steps", "step id"), ("keep_steps", "step id"), ("lose_input", "name")):
-            given = getattr(self, setting)
+        for name, what in (("drop_steps", "step id"), ("keep_steps", "step id"), ("lose_input", "name")):
+            given = getattr(self, name)
             if isinstance(given, str):
                 raise ConfigurationError(
-                    f"{setting}={given!r} is a text, not a sequence of {what}s",
+                    f"{name}={given!r} is a text, not a sequence of {what}s",
                     cause=f"A single {what} was given without brackets.",
-                    remedy=f"Write {setting}=({given!r},).",
+                    remedy=f"Write {name}=({given!r},).",
                 )
-            set_field(self, setting, tuple(given))
+            set_field(self, name, tuple(given))
         if self.directory is not None:
             if self.directory != self.state_backend:
                 local_path(self.directory)
@@ -188,11 +295,11 @@ class RecoveryConfig:
             )
 
     def _check_rewind(self) -> None:
-        for setting, least in (("resume_epoch", 1), ("resume_after", 0), ("rewind_again", 1)):
-            given = getattr(self, setting)
+        for name, least in (("resume_epoch", 1), ("resume_after", 0), ("rewind_again", 1)):
+            given = getattr(self, name)
             if given is not None and (type(given) is not int or given < least):
                 raise ConfigurationError(
-                    f"{setting.replace('_', ' ')} {given!r:.80} does not exist",
+                    f"{name.replace('_', ' ')} {given!r:.80} does not exist",
                     cause="Epochs and executions are numbered 1, 2, 3 …; resume_after=0 is the beginning.",
                     remedy="List them: python -m recovery status DIR",
                 )
@@ -222,8 +329,8 @@ class RecoveryConfig:
             return
         place = os.fspath(self.replicate)
         # The flow may change the working directory while it runs.
-        set_field(self, "replicate", place if not place or "://" in place else os.fspath(local_path(place).absolute()))
-        if "://" not in place and os.path.realpath(place) == os.path.realpath(self.path):
+        set_field(self, "replicate", place if not place or is_uri(place) else os.fspath(local_path(place).absolute()))
+        if not is_uri(place) and os.path.realpath(place) == os.path.realpath(self.path):
             raise ConfigurationError(
                 "the recovery directory would be its own replica",
                 path=place,

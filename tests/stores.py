@@ -20,7 +20,6 @@ from recovery.owner.service import OwnerService
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import Execution, FoundFile
 from recovery.storage.locations import Locations
-from recovery.storage.memory import MemoryDirectory, MemoryPartitions
 from recovery.storage.reach import reach
 from recovery.storage.scan import scan
 from recovery.storage.seam import BatchCount, Changes, CloseRequest, TaskStore
@@ -30,6 +29,7 @@ from recovery.storage.verify import PartitionCheck
 from recovery.values.keys import partition_of
 from recovery.wire.address import OwnerAddress
 from recovery.wire.run_client import Owner
+from tests.memory_store import MemoryDirectory, MemoryPartitions
 
 ROOT = Path(__file__).resolve().parents[1]
 KEY = bytes(range(32))

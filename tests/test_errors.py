@@ -124,6 +124,7 @@ def test_only_errors_of_storage_sink_and_lease_keep_an_epoch_from_being_closed()
     assert barred == {
         "StorageError", "CorruptPartitionError", "SparkCheckpointError", "LeaseLostError", "SinkFailedError",
         "OutputMismatchError", "FileReplacedError", "OwnerUnreachableError", "TakenOverError", "StaleDirectoryError",
+        "SinkRefusedError",
     }  # fmt: skip
 
 
@@ -242,43 +243,3 @@ def test_debug_shows_where_an_error_came_from_and_says_it_once(tmp_path):
     assert debug.stderr.startswith("Traceback")
     assert debug.stderr.endswith(plain.stderr)
     assert debug.stderr.count("there is no such directory") == 1 + debug.stderr.count('raise NoPartitionsError("')
-
-
-CRASHED = "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (f"{CRASHED}. Consider setting 'spark.…faulthandler.enabled'\n\tat org.apache.spark.X.y(X.scala:1)", ""),
-        (
-            f'{CRASHED}: Fatal Python error: Segmentation fault\n\nStack:\n  File "flow.py", line 12 in update\n'
-            "\tat org.apache.spark.X.y(X.scala:1)\n",
-            ': Fatal Python error: Segmentation fault\n\nStack:\n  File "flow.py", line 12 in update',
-        ),
-    ],
-)
-def test_a_worker_that_crashed(text, expected):
-    """With what it said itself, if Spark's settings keep that, and without Java's stack."""
-    found = as_recovery_error(PySparkException(text))
-    assert found.found == f"a Python worker ended while it did a task{expected}"
-
-
-@pytest.mark.parametrize(
-    ("executor", "module", "kind"),
-    [("10.77.0.11 executor 0", "recovery", "ExecutorPackageError"),
-     ("10.77.0.11 executor 3", "pyarrow.lib", "ExecutorPackageError"),
-     ("10.77.0.11 executor 0", "helpers", "FlowFailedError"),
-     ("localhost executor driver", "pandas", "FlowFailedError")],
-)  # fmt: skip
-def test_a_worker_that_lacks_a_module(executor, module, kind):
-    """On a host of a cluster the error names the host; a module of the flow, or of this host, is the flow's error."""
-    text = (
-        f"Job aborted: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task 0.3 in stage 1.0 (TID 7) "
-        f"({executor}): org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
-        f"  File \"/opt/spark/worker.py\", line 7, in main\nModuleNotFoundError: No module named '{module}'\n\n\tat x"
-    )
-    error = as_recovery_error(PySparkException(text))
-    assert type(error).__name__ == kind
-    if kind == "ExecutorPackageError":
-        assert error.found == f"host 10.77.0.11 lacks the Python module {module.partition('.')[0]}"

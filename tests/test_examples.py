@@ -18,8 +18,7 @@ import apsw
 import msgspec
 import pytest
 
-from recovery.spark.jvm.class_archive import CACHE_VARIABLE
-from recovery.spark.jvm.left_archive import VARIABLE as ARCHIVE_VARIABLE
+from recovery.spark.jvm.cache import ARCHIVE_VARIABLE, CACHE_VARIABLE
 from tests.kafka import CONNECTOR, broker, needs_jars
 
 ROOT = Path(__file__).parents[1]

@@ -28,14 +28,14 @@ COVERED_BY = {
     "appended/test_rotation.py": "appended.locate appended.planner appended.reach",
     "backup/test_fork.py": "cli.fork host.cloned host.new_directory",
     "backup/test_hostile_manifests.py": "backup.manifest",
-    "backup/test_object_stores.py": "backup.places",
-    "backup/test_faults.py": "backup.target",
+    "places/test_object_stores.py": "places.bucket places.opening",
+    "backup/test_faults.py": "places.directory",
     "backup/test_round_trip.py": """backup.make backup.note backup.repository backup.restore backup.sources
         storage.copies""",
     "backup/test_writers.py": "backup.writer",
     "backup/test_incremental.py": """backup.links backup.objects storage.sqlite.transfer.changes_file
         storage.sqlite.transfer.replay""",
-    "backup/test_lazy.py": "backup.frames storage.hydration storage.lazy.names storage.lazy.pages storage.lazy.vfs",
+    "backup/test_lazy.py": "places.frames storage.hydration storage.lazy.names storage.lazy.pages storage.lazy.vfs",
     "backup/test_lease.py": "backup.conditional",
     "backup/standby/test_commands.py": "cli.follow cli.promote",
     "backup/standby/test_follow.py": "backup.standby.document backup.standby.fetch storage.standby",
@@ -54,13 +54,14 @@ COVERED_BY = {
     "metrics/test_meter.py": "metrics.exposition metrics.memory",
     "operational/test_owned.py": "owner.documents",
     "operational/test_directory.py": "operational.locks operational.manager",
-    "operational/test_objects.py": "operational.backends.address",
+    "places/test_addresses.py": "places.address",
+    "places/test_documents.py": "places.protocol",
     "operational/test_remote.py": """operational.backends.leases operational.backends.migrate
         operational.backends.open""",
     "operational/test_keyed.py": "cli.state_scopes",
     "operational/test_rewinds.py": "epochs.execution",
     "operational/test_scopes.py": "operational.backends.backend",
-    "operational/test_steps.py": "epochs.writer operational.steps.step_edits operational.flows",
+    "operational/test_steps.py": "epochs.writer operational.steps.step_edits operational.flows storage.snapshot",
     "report/test_page.py": """report.charts report.facts report.html report.partitions report.timeline
         report.trends""",
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
@@ -70,11 +71,11 @@ COVERED_BY = {
     "sinks/test_changed_tables.py": "sinks.tables.commits sinks.tables.forgotten sinks.tables.takeback",
     "sinks/test_upsert.py": """sinks.upsert.checks sinks.upsert.effects sinks.upsert.going_back sinks.upsert.sink
         sinks.upsert.table""",
-    "sinks/test_postgresql.py": "sinks.upsert.holders sinks.upsert.reasons sinks.upsert.retry",
+    "sinks/test_postgresql.py": "sinks.upsert.holders sinks.upsert.retry",
+    "sinks/test_reasons.py": "sinks.upsert.culprits",
     "sinks/test_iceberg.py": """sinks.iceberg.columns sinks.iceberg.partitions sinks.iceberg.sink
         sinks.iceberg.table""",
-    "storage/test_contract.py": """storage.memory storage.memory_contents storage.owned storage.seam
-        storage.spread""",
+    "storage/test_contract.py": "storage.owned storage.seam storage.spread",
     "storage/test_deltas.py": "storage.connect storage.deltas.delta storage.sqlite.execution_deltas",
     "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe
         storage.sqlite.fold storage.sqlite.rewind storage.sqlite.snap_rows""",
@@ -109,11 +110,11 @@ COVERED_BY = {
     "spark/tasks/test_input_values.py": "spark.steps.key_columns",
     # Code around the JVM: only a session shows whether it is right.
     "spark/test_session.py": """spark.jvm.java spark.jvm.java_sources spark.jvm.launch
-        spark.jvm.startup.sitecustomize spark.startup.sitecustomize""",
+        spark.jvm.startup.sitecustomize""",
     "spark/jvm/test_versions.py": "spark.jvm.connect_sessions spark.jvm.stream_readers",
-    "test_without_spark.py": "backup.arrow spark.jvm.installed",
-    "spark/test_warmup.py": "cli.warmup spark.jvm.class_archive spark.run.warmup_flows",
-    "native/test_addresses.py": "spark.jvm.hadoop",
+    "test_without_spark.py": "places.arrow spark.jvm.installed",
+    "spark/test_warmup.py": "cli.warmup spark.jvm.cache.class_archive spark.run.warmup_flows",
+    "native/test_addresses.py": "hadoop.checkpoint",
     "spark/test_plan.py": "spark.jvm.plan_nodes",
     "spark/test_steps.py": """flow spark.planner.replay spark.run.mailboxes spark.run.position spark.run.query
         spark.run.start spark.steps.input_keys spark.steps.picklable spark.steps.state_columns spark.steps.stateful
@@ -158,6 +159,7 @@ COVERED_BY = {
     "operational/test_comparison.py": "cli.diff cli.diff_output",
     "spark/test_delta_source.py": "spark.jvm.delta_schemas",
     "spark/test_kafka.py": "spark.jvm.lost_topics",
+    "cli/test_config_options.py": "cli.option setting",
     "cli/test_output.py": "cli.common cli.init cli.output_errors cli.status",
     "operational/test_runs.py": "cli.runs host.processes",
     "report/test_commands.py": "cli.advise cli.plan cli.report cli.verify",
@@ -166,7 +168,6 @@ COVERED_BY = {
     "cli/test_reader_gone.py": "__main__",
     # Documented names of what lies in other rooms.
     "values/test_keys.py": "keys",
-    "spark/jvm/test_daemon.py": "spark.daemon",
 }
 
 

@@ -30,7 +30,7 @@ from recovery.errors import (
 from recovery.host.properties import read_properties
 from recovery.operational.exports import read_export
 from recovery.sinks.manifest import Entry, OutputFile, decode_entry, decode_note, decode_owner, encode, sealed
-from recovery.spark.jvm.class_archive import is_readable
+from recovery.spark.jvm.cache.class_archive import is_readable
 from recovery.values.declaration import Declaration
 from tests.checkpoint.support import log, snapshot_zip, write
 from tests.stores import ROOT
@@ -133,8 +133,8 @@ ELSEWHERE = {
     "backup/objects.py": "copies in this process's scratch directory",
     "owner/copying.py": "copies in this process's scratch directory",
     "storage/staged.py": "files that this process has staged",
-    "spark/jvm/class_archive.py": "an archive that this process has just written",
-    "spark/jvm/left_archive.py": "an archive in the user's own directory",
+    "spark/jvm/cache/class_archive.py": "an archive that this process has just written",
+    "spark/jvm/cache/left_archive.py": "an archive in the user's own directory",
     "spark/steps/ticks.py": "a file in the run's private directory",
     "spark/tasks/retries.py": "a file in the run's private directory",
     "report/page.py": "a part of this package",
@@ -146,12 +146,11 @@ ELSEWHERE = {
     # They open with flags of their own, and each says why.
     "appended/files.py": "input, which may be a link: only regular files, without waiting",
     "cli/common.py": "/dev/null",
-    "host/beside.py": "a directory", "host/new_directory.py": "a directory",
     "host/durable.py": "files that are written",
-    "host/private.py": "a directory", "host/record_locks.py": "locks", "host/scratch.py": "a lock",
-    "storage/hydration.py": "a directory", "storage/initialize.py": "a directory", "storage/lock.py": "a lock",
+    "host/private.py": "a directory", "host/locks.py": "locks", "host/scratch.py": "a lock",
+    "storage/lock.py": "a lock",
     "storage/lazy/vfs.py": "a lock, with O_NOFOLLOW",
-    "spark/jvm/class_cache.py": "only files that nobody else can write to, with O_NOFOLLOW",
+    "spark/jvm/cache/class_cache.py": "only files that nobody else can write to, with O_NOFOLLOW",
 }  # fmt: skip
 """Modules that open files to read without `open_received`, `read_received` or `read_named`, and why they may."""
 

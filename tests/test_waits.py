@@ -41,6 +41,8 @@ def is_without_limit(call: ast.Call, pollers: set[str], *, queues: bool = True) 
     """Whether a call may wait for ever, as far as its syntax says. pollers: names of objects of select.poll. queues:
     whether the module has queues, so that `get` may be one's."""
     if isinstance(call.func, ast.Name):
+        if call.func.id == "lock_file":
+            return True
         # The function of concurrent.futures.
         return call.func.id in ("urlopen", "wait") and may_be_none(keyword(call, "timeout") or argument(call, 1))
     if not isinstance(call.func, ast.Attribute):
@@ -138,12 +140,14 @@ def test_the_finder():
         "event.wait()", "thread.join()", "lock.acquire()", "sock.recv(1)", "sock.accept()", "future.result()",
         "queue.get()", "process.communicate(b'')", "select.select([a], [], [])", "select.select([a], [], [], None)",
         "select.select([a], [], [], 5 if b else None)", "subprocess.run(['x'])", "fcntl.flock(f, fcntl.LOCK_EX)",
+        "lock_file(f)",
         "changed.wait_for(f)", "pool.shutdown()", "os.read(a, 1)", "selector.select()",
     ]  # fmt: skip
     limited = [
         "event.wait(1)", "thread.join(1)", "lock.acquire(timeout=1)", "lock.acquire(blocking=False)", "','.join(a)",
         "future.result(1)", "table.get('a')", "process.communicate(timeout=1)", "select.select([a], [], [], 1)",
-        "subprocess.run(['x'], timeout=1)", "fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)", "changed.wait_for(f, 1)",
+        "subprocess.run(['x'], timeout=1)", "fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)", "try_lock_file(f)",
+        "changed.wait_for(f, 1)",
         "pool.shutdown(wait=False)", "sock.shutdown(1)", "process.poll()",
     ]  # fmt: skip
     parsed = lambda text: ast.parse(text, mode="eval").body  # noqa: E731

@@ -64,7 +64,7 @@ def java_environment() -> dict[str, str]:
 def warmed_up(kept: Path) -> dict[str, str]:
     """The environment of a contender on recovery that starts after `recovery warmup`, with an archive under `kept`,
     which is made when missing."""
-    from recovery.spark.jvm.class_archive import CACHE_VARIABLE, archive_path
+    from recovery.spark.jvm.cache import CACHE_VARIABLE, archive_path
     from recovery.spark.jvm.java import java_home
 
     environment = {**java_environment(), CACHE_VARIABLE: str(kept.absolute())}

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
-from urllib.parse import unquote, urlsplit
 
 from recovery.appended.files import absolute
 from recovery.errors import ConfigurationError
+from recovery.places.address import split_uri
 
 COLUMNS = {"value": "string", "file": "string", "offset": "bigint"}
 """The columns of the source and their Spark types, in the order they have by default."""
@@ -118,4 +118,4 @@ def _local_path(text: str) -> str:
             cause="",
             remedy="The appended format reads files that this machine's file system shows.",
         )
-    return absolute(unquote(urlsplit(text.replace("?", "%3F").replace("#", "%23")).path))
+    return absolute(split_uri(text)[1])

@@ -1,7 +1,7 @@
 """Documents in a place of backups that are written conditionally: only if nobody wrote them since they were read.
 
-pyarrow, through which backups are written, has no conditional writes. So these go through the client of operational
-state, which takes the same buckets and credentials.
+Whoever opens one says what happens where that is not possible: a run's lease is refused, and `recovery backup` goes on
+with documents that are compared before they are written.
 """
 
 from __future__ import annotations
@@ -9,44 +9,38 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
-from urllib.parse import parse_qsl, unquote, urlsplit
+from collections.abc import Callable
 
-from recovery.backup.mounted import answered
-from recovery.backup.places import open_target
-from recovery.backup.target import DirectoryTarget, Target, UnreadableError
-from recovery.errors import BackupTargetError, ConfigurationError, StateBackendError
-from recovery.host.buckets import KINDS, azure_place
+from recovery.errors import BackupTargetError, ConfigurationError
 from recovery.host.durable import Modes, make_directories
-from recovery.operational.backends.address import Address
-from recovery.operational.backends.objects import BucketObjects, Conflict, FileObjects, Found, Objects, Token
+from recovery.places.directory import DirectoryDocuments, DirectoryPlace
+from recovery.places.documents import BucketDocuments
+from recovery.places.mounted import answered
+from recovery.places.opening import copies_address, open_place
+from recovery.places.protocol import Conflict, DocumentStore, FoundObject, Place, Token, UnreadableError
 
 TIMEOUT_S = 20.0
 _UNKNOWN = re.compile(r"NotImplemented|Not Implemented|\b501\b")
-UNUSED = ("retry_limit_seconds", "project_id", "timeout")
-"""Parameters of addresses that this client has no use for."""
 
 
 class Documents:
     """Small documents at a place. Every call ends. Raises BackupTargetError if it cannot be reached or refuses, and
     Conflict."""
 
-    def __init__(self, objects: Objects, shown: str) -> None:
+    def __init__(self, objects: DocumentStore, shown: str) -> None:
         self.shown = shown
         self.location = objects.location
         """The place's one name, however its address was written."""
         self._objects = objects
         self._is_checked = False
 
-    def get(self, name: str) -> Found | None:
+    def get(self, name: str) -> FoundObject | None:
         """Return a document, None if there is none."""
-        with self._translated():
-            return answered(lambda: self._objects.get(name), self.shown)
+        return answered(lambda: self._objects.get(name), self.shown)
 
     def put(self, name: str, content: bytes, expected: Token | None) -> Token:
         """Write a document if it is still the `expected` one; None: if there is none yet. Raises Conflict otherwise."""
-        with self._translated():
-            return answered(lambda: self._objects.put(name, content, expected), self.shown)
+        return answered(lambda: self._objects.put(name, content, expected), self.shown)
 
     def check(self, name: str) -> None:
         """Check with a document of this name, which is removed again, that the store keeps the conditions of writes.
@@ -67,8 +61,7 @@ class Documents:
             return
         if not kept:
             raise _not_conditional(self.shown, "it writes although the condition of the write is not met")
-        with self._translated():
-            answered(lambda: self._objects.delete(name), self.shown)
+        answered(lambda: self._objects.delete(name), self.shown)
         self._is_checked = True
 
     def _refuses(self, name: str, expected: Token | None) -> bool:
@@ -81,14 +74,7 @@ class Documents:
     @property
     def in_bucket(self) -> bool:
         """Whether the store of a bucket is to keep the conditions of writes."""
-        return not isinstance(self._objects, FileObjects | TargetObjects)
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except StateBackendError as error:
-            raise BackupTargetError(error.found, path=self.shown, cause=error.cause) from error
+        return not isinstance(self._objects, DirectoryDocuments | ComparedDocuments)
 
 
 def open_documents(place: str, make: Modes | None = None) -> Documents:
@@ -96,70 +82,64 @@ def open_documents(place: str, make: Modes | None = None) -> Documents:
 
     Raises ConfigurationError if that needs a package, or BackupTargetError.
     """
-    target = open_target(place)
-    if isinstance(target, DirectoryTarget):
+    target = open_place(place)
+    if isinstance(target, DirectoryPlace):
         if make is not None:
             try:
                 answered(lambda: make_directories(target.root, make), target.shown)
             except OSError as error:
                 raise BackupTargetError(str(error), path=target.shown) from error
-        return Documents(FileObjects(target.root, TIMEOUT_S, as_root=True), target.shown)
-    return Documents(BucketObjects(_address(place)), target.shown)
+        return Documents(_of_directory(target), target.shown)
+    return Documents(_of_bucket(place, target.shown), target.shown)
 
 
-def documents_to_back_up(target: Target, place: str | None = None) -> Documents:
+def documents_to_back_up(target: Place, place: str | None = None) -> Documents:
     """Return the documents at the place of `target`, also if its store has no conditional writes or the package for
     them is missing, and also if a directory is not there yet. place: the address; None: `target` is a directory, or
     only looked at."""
-    if isinstance(target, DirectoryTarget):
-        return Documents(_NewDirectory(target), target.shown)
+    if isinstance(target, DirectoryPlace):
+        return Documents(_of_directory(target, make=target.make), target.shown)
     if place is not None:
         with contextlib.suppress(ConfigurationError):
-            return Documents(BucketObjects(_address(place)), target.shown)
+            return Documents(_of_bucket(place, target.shown), target.shown)
     return unconditional(target, place)
 
 
-def unconditional(target: Target, place: str | None = None) -> Documents:
+def unconditional(target: Place, place: str | None = None) -> Documents:
     """Return documents that are compared before they are written: of two writers at the same moment the last counts."""
-    return Documents(TargetObjects(target, target.shown if place is None else _address(place).shown), target.shown)
+    address = None if place is None else copies_address(place)
+    return Documents(ComparedDocuments(target, target.shown if address is None else address.location), target.shown)
 
 
-class _NewDirectory(FileObjects):
-    """Documents of a directory that is made with the first one."""
-
-    def __init__(self, target: DirectoryTarget) -> None:
-        super().__init__(target.root, TIMEOUT_S, as_root=True)
-        self._target = target
-
-    def get(self, path: str) -> Found | None:
-        """See `Objects.get`."""
-        return super().get(path) if self.root.exists() else None
-
-    def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """See `Objects.put`."""
-        self._target.make()
-        return super().put(path, content, expected)
+def _of_directory(target: DirectoryPlace, make: Callable[[], None] | None = None) -> DirectoryDocuments:
+    return DirectoryDocuments(target.root, TIMEOUT_S, as_root=True, failure=BackupTargetError, make=make)
 
 
-class TargetObjects:
-    """Documents that are read and written through a `Target`, for stores without conditional writes."""
+def _of_bucket(place: str, shown: str) -> BucketDocuments:
+    address = copies_address(place)
+    assert address is not None, "a path is a directory"
+    return BucketDocuments(address, TIMEOUT_S, BackupTargetError, shown)
 
-    def __init__(self, target: Target, location: str) -> None:
+
+class ComparedDocuments:
+    """Documents that are read and written through a `Place`, for stores without conditional writes."""
+
+    def __init__(self, target: Place, location: str) -> None:
         self.location = location
         self._target = target
 
-    def get(self, path: str) -> Found | None:
-        """See `Objects.get`."""
+    def get(self, path: str) -> FoundObject | None:
+        """See `DocumentStore.get`."""
         try:
             content = b"".join(self._target.read(path))
         except FileNotFoundError:
             return None
         except UnreadableError as error:
-            raise StateBackendError(str(error), path=path) from error
-        return Found(content, hashlib.sha256(content).hexdigest())
+            raise BackupTargetError(str(error), path=self._target.shown) from error
+        return FoundObject(content, hashlib.sha256(content).hexdigest())
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """See `Objects.put`."""
+        """See `DocumentStore.put`."""
         found = self.get(path)
         if (None if found is None else found.token) != expected:
             raise Conflict(path)
@@ -167,47 +147,12 @@ class TargetObjects:
         return hashlib.sha256(content).hexdigest()
 
     def paths(self, prefix: str) -> list[str]:
-        """See `Objects.paths`."""
+        """See `DocumentStore.paths`."""
         return [entry.name for entry in self._target.entries(prefix)]
 
     def delete(self, path: str) -> None:
-        """See `Objects.delete`."""
+        """See `DocumentStore.delete`."""
         self._target.delete(path)
-
-
-def _address(place: str) -> Address:
-    """Return a bucket's address for the client of operational state."""
-    parts = urlsplit(place)
-    kind = KINDS[parts.scheme]
-    given = {name: value for name, value in parse_qsl(parts.query) if name not in UNUSED}
-    settings = {**given, "timeout": f"{TIMEOUT_S}s"}
-    if parts.password:
-        settings["secret"] = unquote(parts.password)
-    if kind == "azure":
-        container, account, path = azure_place(parts)
-        account = given.get("account_name") or given.get("account") or account
-        return Address(kind, container, path, {**settings, **_azure(given, account)})
-    if kind == "gs" and parts.username == "anonymous":
-        settings["anonymous"] = "1"
-    if kind == "s3" and parts.username:
-        settings["key_id"] = unquote(parts.username)
-    return Address(kind, parts.hostname or "", unquote(parts.path).strip("/"), settings)
-
-
-def _azure(given: Mapping[str, str], account: str | None) -> dict[str, str]:
-    """Return the settings of an Azure address whose parameters may name servers in pyarrow's words."""
-    settings = {} if account is None else {"account": account}
-    authority = given.get("blob_storage_authority")
-    if "endpoint" in given:
-        settings["endpoint"] = given["endpoint"]
-    elif authority is not None:
-        scheme = "http" if given.get("enable_tls") == "false" else "https"
-        # pyarrow puts the account before an authority that begins with a dot, and behind any other.
-        dotted = authority.startswith(".")
-        settings["endpoint"] = f"{scheme}://{account or ''}{authority}" if dotted else (
-            f"{scheme}://{authority}/{account or ''}"
-        )  # fmt: skip
-    return settings
 
 
 def _not_conditional(shown: str, found: str) -> ConfigurationError:

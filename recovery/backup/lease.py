@@ -33,7 +33,6 @@ from typing import Annotated, Any
 import msgspec
 
 from recovery.backup.conditional import Documents
-from recovery.backup.target import Target, UnreadableError
 from recovery.base.clock import Clock
 from recovery.base.printable import one_line
 from recovery.base.untrusted_json import Count, Moment, decode_json
@@ -46,7 +45,7 @@ from recovery.errors import (
 )
 from recovery.host.beside import alone_beside, read_beside, remove_beside, write_beside
 from recovery.host.durable import modes_beside
-from recovery.operational.backends.objects import Conflict, Token
+from recovery.places.protocol import Conflict, Place, Token, UnreadableError
 
 NAME = "lease.json"
 BACKUP = "backup"
@@ -149,7 +148,7 @@ class Lease:
         return token
 
 
-def read_term(target: Target) -> Term | None:
+def read_term(target: Place) -> Term | None:
     """Return the term of a place, None if nobody claimed one. Raises BackupTargetError or BackupDamagedError."""
     try:
         return _decode(b"".join(target.read(NAME)), target.shown)

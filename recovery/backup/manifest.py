@@ -28,11 +28,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from recovery.backup.frames import LARGEST_INDEX
-from recovery.backup.target import DRAFT
 from recovery.base.clock import LATEST_MS
 from recovery.base.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex
 from recovery.errors import shown
+from recovery.places.frames import LARGEST_INDEX
+from recovery.places.protocol import DRAFT
 from recovery.planning.chains import LONGEST, Link
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 from recovery.storage.copies import NO_MARKS, Marks

@@ -48,8 +48,9 @@ from recovery.backup.manifest import (
     encode,
     manifest_name,
 )
-from recovery.backup.target import DRAFT, NO_FILE, DirectoryTarget, Entry, Target, UnreadableError
 from recovery.errors import BackupTargetError, ForeignPartitionError, UnsupportedVersionError
+from recovery.places.directory import DirectoryPlace
+from recovery.places.protocol import DRAFT, NO_FILE, Place, PlaceEntry, UnreadableError
 from recovery.planning.backups import KeepRule, backups_to_keep
 from recovery.planning.following import age, lines
 from recovery.storage.origin import Origin
@@ -65,7 +66,7 @@ class Listing:
     """The backups at a place, the latest one last, and the unreadable manifests."""
 
     manifests: tuple[Manifest, ...]
-    unreadable: tuple[Entry, ...]
+    unreadable: tuple[PlaceEntry, ...]
 
     @property
     def newest(self) -> Manifest | None:
@@ -105,7 +106,7 @@ class Pruned:
     stored_bytes: int
 
 
-def list_backups(target: Target, besides: Container[str] = ()) -> Listing:
+def list_backups(target: Place, besides: Container[str] = ()) -> Listing:
     """Read all manifests but those of the names in `besides`. Raises BackupTargetError."""
     entries = [
         entry for entry in entries_of(target, MANIFESTS) if entry.name.endswith(SUFFIX) and entry.name not in besides
@@ -113,7 +114,7 @@ def list_backups(target: Target, besides: Container[str] = ()) -> Listing:
     with ThreadPoolExecutor(READERS) as pool:
         found = list(pool.map(lambda entry: read_manifest(target, entry), entries))
     manifests = sorted((each for each in found if isinstance(each, Manifest)), key=lambda each: age(stage(each)))
-    return Listing(tuple(manifests), tuple(entry for entry in found if isinstance(entry, Entry)))
+    return Listing(tuple(manifests), tuple(entry for entry in found if isinstance(entry, PlaceEntry)))
 
 
 def check_store(
@@ -142,9 +143,7 @@ def check_store(
         )
 
 
-def begin(
-    target: Target, identity: str, choose_base: Callable[[], Manifest | None], started_ms: int
-) -> Manifest | None:
+def begin(target: Place, identity: str, choose_base: Callable[[], Manifest | None], started_ms: int) -> Manifest | None:
     """Steps make.1 and make.2: announce the backup; returns the base, whose copies the backup may list again."""
     while True:
         base = choose_base()
@@ -160,7 +159,7 @@ def begin(
         target.delete(_running_name(identity))
 
 
-def finish(target: Target, manifest: Manifest) -> None:
+def finish(target: Place, manifest: Manifest) -> None:
     """Steps make.4 and make.5: make the backup count. Raises BackupTargetError if it was given up meanwhile."""
     running, written = _running_name(manifest.id), False
     if _exists(target, running):
@@ -179,13 +178,13 @@ def finish(target: Target, manifest: Manifest) -> None:
     give_up(target, manifest.id)
 
 
-def give_up(target: Target, identity: str) -> None:
+def give_up(target: Place, identity: str) -> None:
     """Withdraw the announcement of this backup. The next pruning removes what it stored."""
     target.delete(_running_name(identity))
 
 
 def prune(
-    target: Target,
+    target: Place,
     rules: Sequence[KeepRule],
     now_ms: int,
     catalog: Catalog | None = None,
@@ -246,7 +245,7 @@ def prune(
     )
 
 
-def _leftovers(target: Target, torn: Sequence[Entry], now_ms: int) -> list[str]:
+def _leftovers(target: Place, torn: Sequence[PlaceEntry], now_ms: int) -> list[str]:
     """Return the names of files of unfinished and unreadable backups that are older than a day: prune.2. torn: the
     unreadable manifests that no rule keeps."""
     drafts = [entry for entry in entries_of(target, MANIFESTS) if entry.name.endswith(DRAFT)]
@@ -254,14 +253,17 @@ def _leftovers(target: Target, torn: Sequence[Entry], now_ms: int) -> list[str]:
     return [entry.name for entry in found if entry.written_ms < now_ms - STALE_AFTER_S * 1000]
 
 
-def _without(names: Container[str], entries: Iterable[Entry]) -> list[Entry]:
+def _without(names: Container[str], entries: Iterable[PlaceEntry]) -> list[PlaceEntry]:
     """Return the entries that have none of these names."""
     return [entry for entry in entries if entry.name not in names]
 
 
 def _unneeded(
-    objects: Sequence[Entry], kept: Sequence[Backup], running: Sequence[Running | None], unreadable: Iterable[Entry]
-) -> list[Entry]:
+    objects: Sequence[PlaceEntry],
+    kept: Sequence[Backup],
+    running: Sequence[Running | None],
+    unreadable: Iterable[PlaceEntry],
+) -> list[PlaceEntry]:
     """Return the objects that no backup needs, whether it is kept, running or unreadable: prune.4."""
     if None in running or not kept:
         # Either a backup is being announced now, and its needs are unknown yet; or no manifest is readable, which more
@@ -282,7 +284,7 @@ def _unneeded(
     ]
 
 
-def _with_unreadable(taken: Sequence[tuple[str, int]], entry: Entry) -> list[tuple[str, int]]:
+def _with_unreadable(taken: Sequence[tuple[str, int]], entry: PlaceEntry) -> list[tuple[str, int]]:
     """Return the backups with an unreadable one, which is after those that have an earlier id."""
     before = [each for each in taken if each[0] < identity_of(entry.name)]
     return [*before, (entry.name, entry.written_ms), *(each for each in taken if each not in before)]
@@ -299,7 +301,7 @@ def _refuse_several_stores(backups: Sequence[Backup], shown: str) -> None:
         )
 
 
-def refuse_other_versions(target: Target, unreadable: Iterable[Entry]) -> None:
+def refuse_other_versions(target: Place, unreadable: Iterable[PlaceEntry]) -> None:
     """Raises UnsupportedVersionError for a backup of a newer version, whose needs are unknown."""
     for entry in unreadable:
         try:
@@ -310,18 +312,18 @@ def refuse_other_versions(target: Target, unreadable: Iterable[Entry]) -> None:
             continue
 
 
-def is_damaged(target: Target, entry: Entry, now_ms: int) -> bool:
+def is_damaged(target: Place, entry: PlaceEntry, now_ms: int) -> bool:
     """Return whether an unreadable manifest is damaged. In a directory a manifest appears whole. In a bucket an
     unreadable one may be a partial or interrupted upload, until it is a day old."""
-    return isinstance(target, DirectoryTarget) or entry.written_ms < now_ms - STALE_AFTER_S * 1000
+    return isinstance(target, DirectoryPlace) or entry.written_ms < now_ms - STALE_AFTER_S * 1000
 
 
-def is_listed(target: Target, identity: str) -> bool:
+def is_listed(target: Place, identity: str) -> bool:
     """Return whether a backup's manifest is still there. Raises BackupTargetError."""
     return _exists(target, manifest_name(identity))
 
 
-def _read_running(target: Target, entry: Entry) -> Running | None:
+def _read_running(target: Place, entry: PlaceEntry) -> Running | None:
     """Return what a running backup announced; None if it is not readable yet."""
     identity = identity_of(entry.name)
     try:
@@ -333,7 +335,7 @@ def _read_running(target: Target, entry: Entry) -> Running | None:
         return None
 
 
-def _exists(target: Target, name: str) -> bool:
+def _exists(target: Place, name: str) -> bool:
     """Whether an object is there; asked for by its name, because a list of all may be long."""
     try:
         for _ in target.read(name):

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from recovery.backup.places import open_target
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.sources import Source, open_source
 from recovery.base.clock import Clock
@@ -30,6 +29,7 @@ from recovery.errors import (
 )
 from recovery.host.durable import PRIVATE, UMASK
 from recovery.host.scratch import scratch_directory
+from recovery.places.opening import open_place
 from recovery.planning.backups import Copy, RestorePlan, plan_restore
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.copies import settle
@@ -326,7 +326,7 @@ def restored_to_read(
     block ends. warn: called with a sentence for each copy that is not used. parent: where the directory is made, by
     default the system's temporary directory. Raises what `open_source` and `restore` raise."""
     with scratch_directory("read", parent) as room:
-        source = open_source(open_target(place), room, clock)
+        source = open_source(open_place(place), room, clock)
         done = restore(source, room / "restored", clock=clock, random_id=random_id, collects=False)
         for problem in (*source.problems, *done.left_out):
             warn(f"{source.shown}: not used: {problem}")

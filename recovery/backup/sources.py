@@ -13,7 +13,6 @@ from recovery.backup.manifest import MANIFESTS, OBJECTS, Manifest, StoredCopy
 from recovery.backup.objects import SpoiledObject, bring, links_of
 from recovery.backup.progress import Observer, Progressed
 from recovery.backup.repository import READERS, Listing, is_damaged, is_listed, list_backups
-from recovery.backup.target import DirectoryTarget, Target
 from recovery.base.clock import Clock
 from recovery.base.threads import each
 from recovery.base.wording import counted
@@ -21,17 +20,21 @@ from recovery.errors import (
     BackupDamagedError,
     CorruptPartitionError,
     DirectoryLockedError,
+    ForeignPartitionError,
     NoBackupError,
     RecoveryError,
     StorageError,
 )
 from recovery.host.durable import files_below
 from recovery.host.processes import describe_holder
+from recovery.places.directory import DirectoryPlace
+from recovery.places.protocol import Place
 from recovery.planning.backups import Copy
 from recovery.planning.chains import described
 from recovery.storage.copies import copy_with_log, describe_copy
 from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.lock import lock_holder
+from recovery.storage.no_partitions import is_checkpoint, no_partitions
 from recovery.storage.scan import SUFFIX
 from recovery.storage.sqlite.file.statements import translated
 
@@ -97,7 +100,7 @@ class Source(Protocol):
 class BackupSource:
     """The finished backups at a target. A copy that several backups list appears once."""
 
-    def __init__(self, target: Target, clock: Clock, scratch: Path | None = None) -> None:
+    def __init__(self, target: Place, clock: Clock, scratch: Path | None = None) -> None:
         """scratch: a directory for temporary files. Raises NoBackupError or BackupTargetError."""
         self.shown = target.shown
         self._target = target
@@ -230,6 +233,7 @@ class PlainSource:
         self.unread: list[str] = []
         self.problems = []
         self.damaged = []
+        others: RecoveryError | None = None
         paths = _databases(directory)
         for parent in {directory, *(path.parent for path in paths)}:
             _refuse_live(parent)
@@ -239,6 +243,7 @@ class PlainSource:
                 description, changed_ms = describe_copy(path, scratch)
             except RecoveryError as error:
                 self.problems.append(f"{path.relative_to(directory)}: {error.found}")
+                others = others or (error if isinstance(error, ForeignPartitionError) else None)
                 if isinstance(error, CorruptPartitionError):
                     self.damaged.append(self.problems[-1])
             else:
@@ -248,6 +253,10 @@ class PlainSource:
             found = f"no file in it can be used: {'; '.join(self.problems[:3])}" if self.problems else (
                 "it holds neither backups nor copies of partitions"
             )  # fmt: skip
+            if is_checkpoint(directory):
+                others = no_partitions(directory)
+            if others is not None:
+                raise NoBackupError(found, path=directory, cause=others.cause, remedy=others.remedy)
             raise NoBackupError(found, path=directory)
 
     def fetch(
@@ -295,7 +304,7 @@ def _databases(directory: Path) -> list[Path]:
         raise StorageError(str(error), path=directory) from error
 
 
-def open_source(target: Target, scratch: Path, clock: Clock) -> Source:
+def open_source(target: Place, scratch: Path, clock: Clock) -> Source:
     """Return the backups at a target; for a directory without backups, the copies of partitions in it.
 
     Raises NoBackupError, BackupTargetError, DirectoryLockedError or StorageError.
@@ -303,6 +312,6 @@ def open_source(target: Target, scratch: Path, clock: Clock) -> Source:
     try:
         return BackupSource(target, clock, scratch)
     except NoBackupError:
-        if isinstance(target, DirectoryTarget) and not (target.root / MANIFESTS).exists():
+        if isinstance(target, DirectoryPlace) and not (target.root / MANIFESTS).exists():
             return PlainSource(target.root, scratch)
         raise

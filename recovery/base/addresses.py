@@ -17,9 +17,6 @@ _KNOWN = (
 # At least two letters, so that Windows drives do not match. An unknown scheme needs a slash or nothing after it.
 _ADDRESS = re.compile(rf"(?:(?P<known>{_KNOWN})(?::|//).*|(?P<other>[a-z][a-z0-9+.-]+):(?:[/\\].*)?)", re.DOTALL | re.I)
 
-SHARE = "file://"
-"""The file system of a share that all hosts have mounted under the same path."""
-_FILE_SYSTEM = re.compile(r"(?P<system>(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<authority>[^/?#]*))(?P<path>[^?#]*)")
 _HOST_AND_PORT = re.compile(r"(?P<host>[\w.-]*|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})", re.ASCII)
 
 
@@ -42,32 +39,6 @@ def local_path(path: str | os.PathLike[str], what: str = "a directory of this ma
         cause=f"Addresses are written {scheme}://…; this needs {what}, or a complete address.",
         remedy=f"Give a path; where an address can be given, write {scheme}://…. A path of this name is ./{scheme}:…",
     )
-
-
-def file_system(text: str, what: str) -> tuple[str, str] | None:
-    """Return the file system and the path of a complete address, such as `s3a://bucket` and `/out`; None for any other
-    text. what: names it in an error. Raises ConfigurationError for an address with a password, or without a place."""
-    if text.lower().startswith(SHARE):
-        path = text[len(SHARE) :]
-        if not path.startswith("/") or path.strip("/") == "":
-            raise incomplete(text, what, "Write file:///mnt/share/out, with three slashes, for a share of all hosts.")
-        return SHARE, path
-    found = _FILE_SYSTEM.fullmatch(text)
-    if found is None:
-        return None
-    authority, path = found["authority"], "/" + found["path"].strip("/")
-    user, at, _ = authority.rpartition("@")
-    if at and ":" in user:
-        # Show no more of it: it contains a password.
-        raise ConfigurationError(
-            f"{what}: the address contains a password",
-            cause="Addresses are written to logs and to the recovery partitions.",
-            remedy="Give credentials as settings of Spark, such as spark.hadoop.fs.s3a.access.key in a "
-            "--properties-file.",
-        )
-    if not authority and found["scheme"].lower() != "hdfs":
-        raise incomplete(text, what, "Name the bucket or host: s3a://bucket/out.")
-    return found["system"], path
 
 
 def incomplete(text: str, what: str, remedy: str) -> ConfigurationError:

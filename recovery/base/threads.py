@@ -1,11 +1,12 @@
-"""Work on several files in parallel, in threads that end when their caller is interrupted."""
+"""Work in threads: on several files at a time, until the caller is interrupted; and calls that nobody can interrupt."""
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,6 +34,34 @@ def each(work: Callable[[T], R], items: Iterable[T], *, at_once: int, name: str)
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def bounded(call: Callable[[], T], timeout_s: float, moved: Callable[[], int] = lambda: 0) -> T:
+    """Return or raise what `call` does, or TimeoutError; then the call goes on in a thread that nobody waits for.
+
+    For clients without a limit for every way in which a service or a disk can fall silent. moved: how far the call has
+    come; the limit is for the time in which that stays the same.
+    """
+    outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            outcome.put((call(), None))
+        except BaseException as error:
+            outcome.put((None, error))
+
+    threading.Thread(target=work, name="bounded-call", daemon=True).start()
+    while True:
+        before = moved()
+        try:
+            value, error = outcome.get(timeout=timeout_s)
+            break
+        except queue.Empty:
+            if moved() == before:
+                raise TimeoutError from None
+    if error is not None:
+        raise error
+    return value  # type: ignore[no-any-return]
 
 
 def _begin(stop: threading.Event) -> None:

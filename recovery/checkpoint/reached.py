@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -19,6 +18,7 @@ from recovery.base.untrusted_json import Count
 from recovery.base.untrusted_paths import read_received
 from recovery.checkpoint.offsets import NOTHING_READ, OffsetLog, read_log
 from recovery.checkpoint.rows import Content, as_bytes, file_of
+from recovery.places.address import split_uri
 
 LOCAL = "file:"
 """The file system of this host, as `LoggedFile` names it."""
@@ -45,13 +45,12 @@ class LoggedFile:
     @property
     def file_system(self) -> str:
         """The scheme and the host of the URI, without the slashes in front of a path: "file:", "s3a://bucket"."""
-        found = urlsplit(self.uri.replace("?", "%3F").replace("#", "%23"))
-        return f"{found.scheme}:" + (f"//{found.netloc}" if found.netloc else "")
+        return split_uri(self.uri)[0]
 
     @property
     def path(self) -> str:
         """The path in its file system."""
-        return unquote(urlsplit(self.uri.replace("?", "%3F").replace("#", "%23")).path)
+        return split_uri(self.uri)[1]
 
 
 @dataclass(frozen=True, slots=True)

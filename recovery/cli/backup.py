@@ -29,6 +29,7 @@ from recovery.cli.common import (
     umask_option,
 )
 from recovery.cli.dry_run import dry_run_option
+from recovery.cli.option import ParsedType
 from recovery.cli.output_errors import of_output
 from recovery.cli.owners import owner_options, whole_copies
 from recovery.cli.restore_output import lines_facts, lines_text
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
     from recovery.backup.make import Made
     from recovery.backup.manifest import Manifest
     from recovery.backup.repository import Listing, Pruned
-    from recovery.backup.target import Target
     from recovery.backup.writer import Writer
+    from recovery.places.protocol import Place
 
 
 PASSING = (BackupTargetError, StorageError)
@@ -53,7 +54,7 @@ PASSING = (BackupTargetError, StorageError)
 NOT_REMOVED = "the backup counts, but older ones could not be removed"
 
 
-class KeepType(click.ParamType[KeepRule]):
+class KeepType(ParsedType[KeepRule]):
     """A rule for keeping backups: 24, 7d or 90d/1d."""
 
     name = "keep"
@@ -81,8 +82,8 @@ class KeepType(click.ParamType[KeepRule]):
               help="Make DIR the directory that is backed up to DEST, instead of the one that was: after a restore. "
                    "The backups of the other one are refused from now on.")  # fmt: skip
 @click.option("--lose-epochs", is_flag=True,
-              help="Make the backup the latest one although DEST has epochs that DIR lacks. They are lost, except "
-                   "with `restore --epoch`.")  # fmt: skip
+              help="Make the backup the latest one although DEST has epochs, or with --takeover newer operational "
+                   "state, that DIR lacks. These are lost; `restore --epoch` still reaches the epochs.")  # fmt: skip
 @click.option("--check", is_flag=True, help="Read each copy in full and check every digest before it is stored.")
 @umask_option
 @owner_options
@@ -117,12 +118,12 @@ def backup(
     if dry_run and not pruned:
         raise click.UsageError("--dry-run shows what --prune would remove: give both.")
     from recovery.backup.catalog import Catalog
-    from recovery.backup.mounted import limited
-    from recovery.backup.places import open_target
     from recovery.backup.repository import list_backups, prune
     from recovery.backup.writer import Writer
+    from recovery.places.mounted import limited
+    from recovery.places.opening import open_place
 
-    target = open_target(places[-1], umask=umask)
+    target = open_place(places[-1], umask=umask)
     if every is not None:
         target = limited(target)
     if listed:
@@ -172,7 +173,7 @@ class _How(NamedTuple):
     """What the options say about each backup."""
 
     directory: Path
-    target: Target
+    target: Place
     keep: tuple[KeepRule, ...]
     check: bool
     incremental: bool
@@ -245,7 +246,7 @@ def _or_say_why(once: Callable[[], RecoveryError | None], as_json: bool) -> None
     tell(f"{format_time(SystemClock().wall_ms())} {failed}, it will be retried: {found}")
 
 
-def _made_facts(target: Target, made: Made, removed: Pruned | None, unpruned: RecoveryError | None) -> dict[str, Any]:
+def _made_facts(target: Place, made: Made, removed: Pruned | None, unpruned: RecoveryError | None) -> dict[str, Any]:
     return {
         "destination": target.shown,
         **_facts(made.manifest),
@@ -282,7 +283,7 @@ def _by_reason(whole_because: Mapping[str, str]) -> list[tuple[str, str]]:
     ]
 
 
-def _say_pruned(target: Target, done: Pruned, dry_run: bool, as_json: bool) -> None:
+def _say_pruned(target: Place, done: Pruned, dry_run: bool, as_json: bool) -> None:
     if as_json:
         print_json(
             {
@@ -307,7 +308,7 @@ def _say_pruned(target: Target, done: Pruned, dry_run: bool, as_json: bool) -> N
     )
 
 
-def _show(target: Target, listing: Listing, as_json: bool) -> None:
+def _show(target: Place, listing: Listing, as_json: bool) -> None:
     if not listing.manifests and not listing.unreadable:
         _check_place(target)
     if as_json:
@@ -346,11 +347,11 @@ def _show(target: Target, listing: Listing, as_json: bool) -> None:
         say(line)
 
 
-def _check_place(target: Target) -> None:
+def _check_place(target: Place) -> None:
     """Raises NoBackupError for a place that clearly does not hold backups."""
-    from recovery.backup.target import DirectoryTarget
+    from recovery.places.directory import DirectoryPlace
 
-    if not isinstance(target, DirectoryTarget):
+    if not isinstance(target, DirectoryPlace):
         return
     if not target.root.is_dir():
         found = "it is not a directory" if target.root.exists() else "there is no such directory"

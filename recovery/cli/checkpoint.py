@@ -31,7 +31,7 @@ from recovery.cli.settings import settings_options
 from recovery.native.exporting import Exported, export
 from recovery.native.held import held_files
 from recovery.native.importing import Imported, import_checkpoint
-from recovery.operational.steps.step_edits import moment
+from recovery.storage.snapshot import snapshot_at
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -118,7 +118,7 @@ def show(
         return
     if store is not None or variable is not None or since is not None or timers:
         raise click.UsageError("--store, --variable, --timers and --changes-since need --operator.")
-    at = moment(directory, epoch)
+    at = snapshot_at(directory, epoch)
     files = held_files(at)
     operators = operators_at(at)
     if as_json:
@@ -145,7 +145,7 @@ def opened(name: str, conf: dict[str, str]) -> Iterator[CheckpointPlace]:
         yield LocalPlace(local_path(name), lambda: token_hex(4))
         return
     with session(conf) as spark:
-        from recovery.spark.jvm.hadoop import HadoopPlace
+        from recovery.hadoop.checkpoint import HadoopPlace
 
         yield HadoopPlace(spark, name, lambda: token_hex(4))
 

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import select
-import shlex
 import signal
 import stat
 import sys
@@ -24,12 +23,13 @@ from recovery.base.addresses import local_path
 from recovery.base.intervals import parse_interval, parse_trigger
 from recovery.base.printable import columns, one_line, printable
 from recovery.base.wording import moment_text
+from recovery.cli.misplaced import Guided
+from recovery.cli.option import ParsedType
 from recovery.cli.output_errors import of_output, output_failed
-from recovery.cli.without_owners import WithoutOwners
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, StorageError
 from recovery.host.durable import PRIVATE, UMASK, replace
 from recovery.host.signals import handled, interrupt
-from recovery.planning.health import format_bytes, parse_targets
+from recovery.planning.health import format_bytes
 
 F = TypeVar("F", bound=Any)
 
@@ -37,7 +37,7 @@ READER_GONE = 141
 """The exit code of a command whose standard output lost its reader, as of a process that SIGPIPE ends."""
 
 
-class Commands(WithoutOwners):
+class Commands(Guided):
     """A group whose errors end the process with their own exit code and without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -72,18 +72,6 @@ class Commands(WithoutOwners):
             _give_up_unwritten(sys.stderr)
             if _reader_is_gone(sys.stdout):
                 _give_up_unwritten(sys.stdout)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command. For Bytewax's form, DIR N, the error names the command to type."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            if len(args) == 2 and args[1].isdecimal():
-                command = shlex.join([*ctx.command_path.split(), "init", *args])
-                raise click.UsageError(f"{error.message} To create recovery partitions, type: {command}", ctx) from None
-            raise
 
     def make_context(self, *args: Any, **more: Any) -> click.Context:
         """Create the context; `--help` and `--version` print during this call."""
@@ -189,7 +177,7 @@ def _only_text() -> Iterator[None]:
         ) from error
 
 
-class IntervalType(click.ParamType[float]):
+class IntervalType(ParsedType[float]):
     """A number of seconds, or 10s, 5m, 1h."""
 
     name = "interval"
@@ -204,7 +192,7 @@ class IntervalType(click.ParamType[float]):
 INTERVAL = IntervalType()
 
 
-class TriggerType(click.ParamType[str | float]):
+class TriggerType(ParsedType[str | float]):
     """available-now, once, or an interval."""
 
     name = "trigger"
@@ -250,51 +238,10 @@ def json_option(function: F) -> F:
     return option(function)
 
 
-def rewind_options(function: F) -> F:
-    """Add --resume-after E, and --resume-epoch, which for the same snapshot is E + 1."""
-    after = click.option(
-        "--resume-after", type=click.IntRange(min=0), metavar="E",
-        help="Rewind: start from the snapshot after epoch E; 0: from the beginning.",
-    )  # fmt: skip
-    at = click.option(
-        "--resume-epoch", type=click.IntRange(min=1), metavar="E",
-        help="The same, by the number of the epoch to start with: 3 is --resume-after 2.",
-    )  # fmt: skip
-    return after(at(function))
-
-
 def umask_option(function: F) -> F:
     """Add --umask: who may read what is made."""
     text = "Let other users read the new files, as far as your umask allows. By default, only you can."
     return click.option("--umask", is_flag=True, help=text)(function)
-
-
-def threshold_option(function: F) -> F:
-    """Add --threshold TARGET=WARNING/CRITICAL, repeatable, or space-separated in the variable RECOVERY_THRESHOLD."""
-
-    def parse(_ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-        levels = {}
-        for text in given:
-            name, equals, value = text.partition("=")
-            if not equals:
-                raise click.BadParameter(f"{text!r} is not TARGET=WARNING/CRITICAL")
-            levels[name] = value
-        try:
-            parse_targets(levels)
-        except ConfigurationError as error:
-            raise click.BadParameter(f"{error.found}. {error.remedy}") from error
-        return levels
-
-    option = click.option(
-        "--threshold",
-        "thresholds",
-        multiple=True,
-        metavar="TARGET=WARNING/CRITICAL",
-        callback=parse,
-        envvar="RECOVERY_THRESHOLD",
-        help="Override the levels of a target, as in snapshot-duration=5s/20s, or turn it off with =off.",
-    )
-    return option(function)
 
 
 _STYLES = {"bold": "\ufdd0", "red": "\ufdd1", "green": "\ufdd2", "yellow": "\ufdd3", "white": "\ufdd4"}

@@ -32,12 +32,12 @@ from recovery.operational.steps.comparison import (
     KeyDifference,
     Observer,
     StepCounts,
-    diff_moments,
+    diff_snapshots,
     positions,
 )
-from recovery.operational.steps.step_edits import Moment, moment
 from recovery.planning.comparing import ABSENT, Comparison
 from recovery.storage.locations import OwnerAccess
+from recovery.storage.snapshot import Snapshot, snapshot_at
 
 DIFFERENT = 1
 """Exit code when something differs; errors have 2 and up."""
@@ -118,14 +118,14 @@ def diff(
         raise click.UsageError("Give --operator or --step; all keys of an operator are read.")
     same, a = a.path == b.path, a.to_read(access)
     b = a if same else b
-    one, other = moment(a.path, epoch_a), moment(b.path, epoch_b)
+    one, other = snapshot_at(a.path, epoch_a), snapshot_at(b.path, epoch_b)
     comparison = Comparison(tolerance, frozenset(ignored))
     shown: list[KeyDifference] = []
     with contextlib.ExitStack() as opened:
         line = opened.enter_context(StatusLine(quiet=as_json))
         if operator is None:
             observe = _on(line)
-            found = diff_moments(one, other, steps, pattern, comparison, every_key=every_key, observe=observe)
+            found = diff_snapshots(one, other, steps, pattern, comparison, every_key=every_key, observe=observe)
         else:
             found = opened.enter_context(_of_operator(a, b, one, other, wanted, comparison, pattern, conf))
         uncompared = [] if steps or operator is not None else _operators(one, other)
@@ -184,8 +184,8 @@ def _say_found(
 def _of_operator(
     a: Readable,
     b: Readable,
-    one: Moment,
-    other: Moment,
+    one: Snapshot,
+    other: Snapshot,
     wanted: Wanted,
     comparison: Comparison,
     pattern: str | None,
@@ -204,9 +204,9 @@ def _of_operator(
         )
 
 
-def _operators(*moments: Moment) -> list[int]:
+def _operators(*snapshots: Snapshot) -> list[int]:
     """Return the numbers of Spark's own operators that have state in any of these snapshots."""
-    return sorted({each.number for at in moments for each in held_operators(at)})
+    return sorted({each.number for at in snapshots for each in held_operators(at)})
 
 
 def _only_operators(numbers: list[int], shown: str) -> ConfigurationError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import fcntl
 import os
 import re
 import secrets
@@ -16,6 +15,7 @@ from recovery.base.addresses import local_path
 from recovery.cli.state_common import json_text
 from recovery.errors import ConfigurationError, StorageError
 from recovery.host.durable import PRIVATE, create, open_own
+from recovery.host.locks import lock_file, try_lock_file
 from recovery.operational.steps.comparison import KeyDifference
 from recovery.planning.comparing import ABSENT
 
@@ -51,7 +51,7 @@ def differences_file(path: Path | None) -> Iterator[Write]:
         mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else PRIVATE.file
         held = create(draft, mode)
         try:
-            fcntl.flock(held, fcntl.LOCK_EX)
+            lock_file(held)
             with form(draft) as write:
                 yield write
             draft.replace(file)
@@ -71,8 +71,8 @@ def _clear_killed_attempts(directory: Path, beginning: str) -> None:
         with contextlib.suppress(OSError):
             held = open_own(draft)
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                draft.unlink()
+                if try_lock_file(held):
+                    draft.unlink()
             finally:
                 os.close(held)
 

@@ -21,11 +21,11 @@ from recovery.errors import StateNotFoundError
 from recovery.native.choose import Wanted, choose_operator
 from recovery.native.held import held_operators
 from recovery.operational.manager import StateManager
-from recovery.operational.steps.step_edits import moment
 from recovery.operational.steps.step_history import History, Version, key_history, mark_history
 from recovery.operational.targets import Steps
 from recovery.operational.values import to_json
 from recovery.planning.comparing import ABSENT, Difference
+from recovery.storage.snapshot import snapshot_at
 
 SHOWN_CHANGES = 5
 
@@ -99,7 +99,7 @@ def _operator_history(
     directory: Path, wanted: Wanted, key: str, conf: Mapping[str, str], *, with_input: bool
 ) -> History:
     """Return the history of a key of one of Spark's own operators. Reports unreadable state before Spark is started."""
-    at = moment(directory)
+    at = snapshot_at(directory)
     choose_operator(held_operators(at), wanted, at.epoch)
     with session(conf) as spark:
         from recovery.spark.sources.native_history import native_history

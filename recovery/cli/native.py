@@ -15,10 +15,10 @@ from recovery.cli.common import format_size, print_json, say, table
 from recovery.errors import ConfigurationError, RecoveryError, StateNotFoundError
 from recovery.native.choose import Wanted, choose_operator
 from recovery.native.held import held_measure, held_operators, held_schemas
-from recovery.operational.steps.step_edits import Moment, moment
 from recovery.planning.health import NOT_MEASURED, format_bytes
 from recovery.planning.measures import OperatorWork
 from recovery.storage.scan import read_measures
+from recovery.storage.snapshot import Snapshot, snapshot_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,8 +82,8 @@ def session(conf: Mapping[str, str]) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def operators_at(at: Moment) -> list[dict[str, Any]]:
-    """Return the native operators that have state at a moment, with the schemas of their stores or variables, their
+def operators_at(at: Snapshot) -> list[dict[str, Any]]:
+    """Return the native operators that have state in a snapshot, with the schemas of their stores or variables, their
     number of rows and their work in the epoch; None if it is unknown."""
     operators = held_operators(at)
     measure, schemas = None, {}
@@ -164,9 +164,9 @@ def print_state(
 
     key: print the value of this key alone; raises StateNotFoundError if it has none.
     """
-    at = moment(directory, epoch)
+    at = snapshot_at(directory, epoch)
     if since is not None:
-        moment(directory, since)
+        snapshot_at(directory, since)
     choose_operator(held_operators(at), Wanted(operator, store, variable, timers), at.epoch)
     with session(conf) as spark:
         from recovery.spark.sources.native_state import native_state, of_key, rows_as_json

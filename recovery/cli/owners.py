@@ -12,13 +12,11 @@ import click
 
 from recovery.base.printable import one_line
 from recovery.cli.common import say, table, tell
-from recovery.config import checked_owners
-from recovery.errors import ConfigurationError
+from recovery.cli.config_options import config_option
 from recovery.planning.copies import Location
 from recovery.storage.copied import copies_of
 from recovery.storage.locations import Locations, OwnerAccess
 
-FILE = click.Path(path_type=Path)
 LOOK_S = 10.0
 """How long a command that looks tries to reach an owner."""
 
@@ -30,25 +28,9 @@ def owner_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def command(*, owners: tuple[str, ...], token_file: Path | None, tls_ca: Path | None, **others: Any) -> Any:
         return function(access=OwnerAccess(owners, token_file, tls_ca), **others)
 
-    options = (
-        click.option("--owner", "owners", multiple=True, metavar="HOST:PORT", callback=_checked,
-                     help="An owner (recovery serve) that has other partitions. Repeat the option for several, or "
-                          "list them in RECOVERY_OWNERS, separated by commas.", envvar="RECOVERY_OWNERS"),
-        click.option("--token-file", type=FILE, envvar="RECOVERY_TOKEN_FILE",
-                     help="The file with the token of the owners."),
-        click.option("--tls-ca", type=FILE, envvar="RECOVERY_TLS_CA",
-                     help="A PEM file of certificates that verify the owners and, on a cluster, this run."),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
+    for name in ("tls_ca", "token_file", "owners"):
+        command = config_option(name)(command)
     return command
-
-
-def _checked(_ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    try:
-        return checked_owners(owner for text in given for owner in text.split(",") if owner)
-    except ConfigurationError as error:
-        raise click.BadParameter(f"{error.found}. {error.remedy}") from error
 
 
 def locations(directory: Path, access: OwnerAccess) -> Locations:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
@@ -12,13 +13,15 @@ import click
 from recovery.base.addresses import local_path
 from recovery.base.clock import SystemClock
 from recovery.base.reserved import EPOCH_STEP
+from recovery.cli.common import DIRECTORY
+from recovery.cli.config_options import config_option
 from recovery.cli.owners import locations, owner_options
 from recovery.errors import ConfigurationError
-from recovery.operational.backends.address import is_uri
 from recovery.operational.backends.open import VARIABLE
 from recovery.operational.backends.owned import OwnerBackend, documents_of
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.manager import StateManager
+from recovery.places.address import is_uri
 from recovery.storage.locations import Locations, OwnerAccess
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -69,10 +72,7 @@ def backend_option(function: F) -> F:
         given = ctx.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
         ctx.meta["recovery.backend.source"] = "--state-backend" if given else VARIABLE
 
-    text = "Where operational state is: file://, s3://, azure:// or gs://; by default in DIR."
-    option = click.option("--state-backend", envvar=VARIABLE, metavar="URI", help=text, expose_value=False,
-                          callback=remember, is_eager=True)  # fmt: skip
-    return option(function)
+    return config_option("state_backend", expose_value=False, callback=remember, is_eager=True)(function)
 
 
 def chosen_backend() -> str | None:
@@ -116,17 +116,39 @@ def directory_and(words: Sequence[str], names: Sequence[str], *, more: bool = Fa
     return found, rest
 
 
+def directories(words: Sequence[str], names: Sequence[str]) -> tuple[Path, list[Path]]:
+    """Return what `directory_and` returns, where the other arguments are paths too."""
+    directory, rest = directory_and(words, names)
+    ctx = click.get_current_context()
+    first, *others = (DIRECTORY.convert(each, None, ctx) for each in (directory, *rest))
+    return first, others
+
+
 def _directory_and(words: Sequence[str], names: Sequence[str], more: bool) -> tuple[str, list[str]]:
     default = os.environ.get("RECOVERY_DIRECTORY") or chosen_backend()
+    if default and words and len(words) <= len(names) and _has_partitions(words[0]):
+        raise click.UsageError(
+            f"Missing argument '{names[len(words) - 1]}': {words[0]} is taken for DIR, because it holds recovery "
+            f"partitions. If {words[0]} is meant as {names[0]}, give DIR before it: {default} is DIR only if DIR is "
+            "left out."
+        )
     if default and (len(words) == len(names) or (more and len(words) > len(names) and not _is_store(words[0]))):
         return default, list(words)
     if len(words) <= len(names):
-        missing = ["DIR", *names][len(words)]
-        raise click.UsageError(f"Missing argument '{missing}'.")
+        expected = names if default else ["DIR", *names]
+        raise click.UsageError(f"Missing argument '{expected[len(words)]}'.")
     if len(words) > len(names) + 1 and not more:
-        raise click.UsageError(f"Got unexpected extra argument ({words[len(names) + 1]})")
+        quotes = " Write the JSON within quotes: '…'." if names[-1:] == ("JSON",) else ""
+        raise click.UsageError(f"Got unexpected extra argument ({words[len(names) + 1]}).{quotes}")
     return words[0], list(words[1:])
 
 
 def _is_store(word: str) -> bool:
-    return "://" in word or os.path.isdir(word)  # noqa: PTH112 - a key is not a path
+    return is_uri(word) or os.path.isdir(word)  # noqa: PTH112 - a key is not a path
+
+
+def _has_partitions(word: str) -> bool:
+    try:
+        return "://" not in word and any(Path(word).glob("part-*.sqlite3"))
+    except (OSError, ValueError):
+        return False

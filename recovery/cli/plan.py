@@ -15,11 +15,11 @@ from recovery.cli.common import (
     format_time,
     json_option,
     print_json,
-    rewind_options,
     say,
     table,
     tell_error,
 )
+from recovery.cli.config_options import rewind_options
 from recovery.cli.owners import copies_facts, locations, owner_options, say_copies, say_links, shown_path
 from recovery.config import RecoveryConfig
 from recovery.errors import RecoveryError

@@ -11,6 +11,7 @@ import click
 from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.cli.common import DIRECTORY, tell
+from recovery.cli.option import ParsedType
 from recovery.cli.owners import to_read
 from recovery.storage.locations import OwnerAccess
 
@@ -28,7 +29,7 @@ class Readable(NamedTuple):
         return self if self.is_place else self._replace(path=to_read(self.path, access))
 
 
-class ReadableType(click.ParamType[Readable]):
+class ReadableType(ParsedType[Readable]):
     """A recovery directory, or a place of backups: an address, or a directory of manifests and objects.
 
     For a place of backups, the newest backup is restored into a temporary directory until the command ends, with all
@@ -40,7 +41,8 @@ class ReadableType(click.ParamType[Readable]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Readable:
         if isinstance(value, Readable):
             return value
-        from recovery.backup.places import is_place, shown_address
+        from recovery.places.opening import is_place
+        from recovery.places.secrets import shown_address
 
         if not is_place(value):
             return Readable(DIRECTORY.convert(value, param, ctx), value)

@@ -12,6 +12,7 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted, listed
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, table, tell
 from recovery.cli.dry_run import dry_run_option
+from recovery.cli.places import directory_and
 from recovery.cli.status_line import StatusLine
 from recovery.errors import RecoveryError
 from recovery.partitioning.in_place import drop_old, kept_directories
@@ -24,7 +25,7 @@ USAGE = "Give DIR NEW_DIR N; with --in-place DIR N; with --drop-old DIR."
 
 
 @click.command("repartition")
-@click.argument("arguments", metavar="DIR [NEW_DIR] N", nargs=-1, required=True)
+@click.argument("arguments", metavar="[DIR] [NEW_DIR] N", nargs=-1)
 @click.option("--in-place", is_flag=True, help="Swap the new directory with DIR, and keep the old one beside it.")
 @click.option("--drop-old", is_flag=True, help="Remove the old directories that --in-place left beside DIR.")
 @dry_run_option("Show what would be done; write nothing.")
@@ -40,16 +41,18 @@ def repartition_command(
     """
     if in_place and drop_old:
         raise click.UsageError(USAGE)
-    wanted = 1 if drop_old else 2 if in_place else 3
-    if len(arguments) != wanted:
-        raise click.UsageError(USAGE)
-    directory, *new = (Path(DIRECTORY.convert(each, None, context)) for each in arguments[: wanted - (not drop_old)])
+    names = () if drop_old else ("N",) if in_place else ("NEW_DIR", "N")
+    try:
+        given, rest = directory_and(arguments, names)
+    except click.UsageError as error:
+        raise click.UsageError(f"{error.message} {USAGE}") from error
+    directory, *new = (Path(DIRECTORY.convert(each, None, context)) for each in (given, *rest[:-1]))
     if drop_old:
         _drop_old(directory, dry_run, as_json)
         return
-    if not arguments[-1].isdecimal():
-        raise click.UsageError(f"{arguments[-1]!r} is not a number of partitions. {USAGE}")
-    count = int(arguments[-1])
+    if not rest[-1].isdecimal():
+        raise click.UsageError(f"{rest[-1]!r} is not a number of partitions. {USAGE}")
+    count = int(rest[-1])
     target = new[0] if new else None
     if in_place and _has(directory, count):
         _say_unchanged(directory, count, dry_run, as_json)

@@ -18,9 +18,9 @@ from recovery.cli.common import (
     print_json,
     say,
     tell,
-    threshold_option,
     write_whole,
 )
+from recovery.cli.config_options import threshold_option
 from recovery.cli.owners import owner_options, to_read
 from recovery.errors import ConfigurationError
 from recovery.planning.advice import advise

@@ -16,6 +16,7 @@ from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, umask_option
 from recovery.cli.dry_run import dry_run_option
+from recovery.cli.option import ParsedType
 from recovery.cli.owners import owner_options
 from recovery.cli.restore_output import announcing, plan_facts, plan_text, reads_facts, reads_text
 from recovery.cli.restore_to_owners import Wanted, to_owners
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from recovery.backup.sources import Source
 
 
-class MomentType(click.ParamType[int]):
+class MomentType(ParsedType[int]):
     """A time in local time, or with an offset; converted to milliseconds since 1970."""
 
     name = "time"
@@ -94,14 +95,14 @@ def restore(
 
 
 def _to_directory(place: str, directory: Path, wanted: Wanted, lazy: bool, as_json: bool) -> None:
-    from recovery.backup.places import lasting_place, open_target
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
+    from recovery.places.opening import lasting_place, open_place
 
     clock, progress = SystemClock(), CopyProgress(quiet=as_json)
     with scratch_directory("restore") as scratch:
-        found = open_source(open_target(place), scratch, clock)
+        found = open_source(open_place(place), scratch, clock)
         lazy_from = lasting_place(place) if lazy else None
         if wanted.dry_run:
             _show(found, place, directory, wanted, lazy, as_json)
@@ -152,7 +153,7 @@ def _is_begun(place: str, directory: Path) -> bool:
     left = hydrating(directory)
     if not left:
         return False
-    from recovery.backup.places import lasting_place
+    from recovery.places.opening import lasting_place
 
     return any(each.place == lasting_place(place) for each in left)
 
@@ -228,17 +229,17 @@ def restore_missing(place: str, directory: Path, *, replicate: str | None, takeo
     if any(directory.glob("part-*.sqlite3*")):
         progress.say(one_line(f"{directory} holds partitions; nothing was restored"))
         return
-    from recovery.backup.places import lasting_place, open_target
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
+    from recovery.places.opening import lasting_place, open_place
 
     clock = SystemClock()
     lasting = lasting_place(place)
     if replicate is not None:
         _claim(replicate, directory, clock, takeover)
     with scratch_directory("restore") as scratch:
-        found = open_source(open_target(place), scratch, clock)
+        found = open_source(open_place(place), scratch, clock)
         done = restore_copies(
             found, directory, clock=clock, random_id=lambda: token_hex(4), lazy_from=lasting,
             announce=announcing(progress, found, clock), observe=progress.observe,

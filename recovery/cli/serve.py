@@ -8,7 +8,7 @@ import click
 
 from recovery.base.addresses import host_and_port
 from recovery.cli.common import DIRECTORY, say
-from recovery.cli.owners import FILE
+from recovery.cli.config_options import FILE
 from recovery.errors import OwnerUnreachableError
 from recovery.storage.locations import OwnerAccess
 from recovery.wire.calls import OwnerCalls

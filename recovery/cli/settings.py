@@ -20,7 +20,6 @@ FILE_VARIABLE = "RECOVERY_PROPERTIES_FILE"
 _FILE = "recovery.properties_file"
 TRIES = 3
 """How often a task is tried in all, as with the default master."""
-BYTEWAX_DIRECTORY = "BYTEWAX_RECOVERY_DIRECTORY"
 _OF_A_CLUSTER = ("BYTEWAX_PROCESS_ID", "BYTEWAX_ADDRESSES", "BYTEWAX_HOSTFILE_PATH", "BYTEWAX_STATEFULSET_NAME")
 """The variables by which Bytewax knows that this process is one of several."""
 
@@ -39,10 +38,10 @@ def settings_options(function: F) -> F:
 
 def workers_options(function: F) -> F:
     """Add -w and -p, Bytewax's numbers of workers and processes; `chosen_master` says what they mean."""
-    workers = click.option("-w", "--workers-per-process", "workers", type=click.IntRange(min=1),
+    workers = click.option("-w", "--workers-per-process", "workers", type=click.IntRange(min=1), metavar="N",
                            envvar="BYTEWAX_WORKERS_PER_PROCESS", expose_value=False, callback=_remember_count,
                            help="Run this many tasks at the same time: --master local[N,3].")  # fmt: skip
-    processes = click.option("-p", "--processes", type=click.IntRange(min=1), expose_value=False,
+    processes = click.option("-p", "--processes", type=click.IntRange(min=1), metavar="N", expose_value=False,
                              callback=_remember_count,
                              help="Times this many. All are threads of one JVM.")  # fmt: skip
     return workers(processes(function))

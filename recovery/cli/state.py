@@ -12,6 +12,7 @@ import click
 
 from recovery.base.printable import one_line, printable
 from recovery.base.reserved import RESERVED_PREFIX
+from recovery.cli.asking import ask, check_editor
 from recovery.cli.common import echo_json, format_time, json_option, print_json, say, table
 from recovery.cli.hwm import VALUES
 from recovery.cli.native import (
@@ -35,7 +36,6 @@ from recovery.cli.state_common import (
     RETENTION,
     Where,
     any_key_option,
-    ask,
     ask_of_new_steps,
     done,
     epoch_option,
@@ -54,11 +54,11 @@ from recovery.cli.state_files import export, import_, migrate_
 from recovery.cli.state_scopes import clean, scopes
 from recovery.cli.state_transfer import copy, move
 from recovery.errors import StateLockedError, StateNotFoundError
-from recovery.operational.backends.address import is_uri
 from recovery.operational.scopes import is_scoped
-from recovery.operational.steps.step_edits import moment
 from recovery.operational.targets import REMOVED, Steps, Whole, missing, unknown_step
 from recovery.operational.values import parse_json
+from recovery.places.address import is_uri
+from recovery.storage.snapshot import snapshot_at
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -325,6 +325,7 @@ def edit(
     before = target.find(name)
     if before is None:
         raise missing(target, name)
+    check_editor()
     text = printable(json.dumps(before.content, indent=2, ensure_ascii=False)) + "\n"
     edited = click.edit(text, extension=".json")
     if edited is None or json_text(parse_json(edited)) == json_text(before.content):
@@ -353,7 +354,7 @@ def _steps(directory: str) -> list[str]:
     if is_uri(directory):
         return []
     if not chosen_access().owners:
-        return moment(Path(directory)).steps()
+        return snapshot_at(Path(directory)).steps()
     places = chosen_places(directory)
     sizes = [places.sizes(file.description) or {} for file in places.found() if file.description is not None]
     return sorted({step for each in sizes for step in each if not step.startswith(RESERVED_PREFIX)})

@@ -16,8 +16,10 @@ from recovery.base.addresses import local_path
 from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.base.untrusted_paths import read_named
+from recovery.cli.asking import ask
 from recovery.cli.common import INTERVAL, json_option, print_json, say
 from recovery.cli.native import refused_operator_option
+from recovery.cli.option import ParsedType
 from recovery.cli.owners import locations, to_read
 from recovery.cli.places import chosen_access, directory_and, open_state, state_options
 from recovery.errors import ConfigurationError, CorruptStateError, StateValueError
@@ -31,7 +33,7 @@ MOST_BYTES = 1 << 30
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class RetentionType(click.ParamType[float | str]):
+class RetentionType(ParsedType[float | str]):
     """An interval, or never."""
 
     name = "retention"
@@ -121,8 +123,7 @@ def writing_options(function: F) -> F:
 
 def named(words: tuple[str, ...], step: str | None, key: str | None) -> tuple[str, Name]:
     """Return the directory, and the id or the step and key, from a command's words."""
-    if (step is None) != (key is None):
-        raise click.UsageError("Give both --step and --key, or neither.")
+    _check_step_and_key(step, key)
     if step is None or key is None:
         directory, [name] = directory_and(words, ("ID",))
         return directory, name
@@ -133,19 +134,22 @@ def named(words: tuple[str, ...], step: str | None, key: str | None) -> tuple[st
 def with_content(
     words: tuple[str, ...], step: str | None, key: str | None, input_file: str | None
 ) -> tuple[str, Name, Any]:
-    """Return the same, and the JSON of the last word or of a file."""
+    """Return what `named` returns, and the JSON of the last word or of a file."""
     if input_file is not None:
         directory, name = named(words, step, key)
         with naming_file(input_file, "Put JSON into it, as `python -m recovery state get` prints it."):
             return directory, name, parse_json("\n".join(lines_of(input_file)))
-    if not words:
-        raise click.UsageError("Missing argument 'JSON'.")
-    if step is not None and len(words) == 1:
-        # RECOVERY_DIRECTORY gives DIR.
-        directory, _ = directory_and((), ())
-        return directory, named((directory,), step, key)[1], parse_json(words[-1])
-    directory, name = named(words[:-1], step, key)
-    return directory, name, parse_json(words[-1])
+    if step is not None and key is not None:
+        directory, [text] = directory_and(words, ("JSON",))
+        return directory, (step, key), parse_json(text)
+    _check_step_and_key(step, key)
+    directory, [name, text] = directory_and(words, ("ID", "JSON"))
+    return directory, name, parse_json(text)
+
+
+def _check_step_and_key(step: str | None, key: str | None) -> None:
+    if (step is None) != (key is None):
+        raise click.UsageError("Give both --step and --key, or neither.")
 
 
 def lines_of(file: str) -> list[str]:
@@ -169,12 +173,6 @@ def naming_file(file: str, remedy: str | None = None) -> Iterator[None]:
     except (StateValueError, CorruptStateError) as error:
         path = None if file == "-" else file
         raise type(error)(error.found, path=path, cause=error.cause, remedy=remedy or error.remedy) from error
-
-
-def ask(question: str, sure: bool) -> None:
-    """Ask, unless `sure`. Raises Abort, which ends the command with exit code 1, if the answer is no."""
-    if not sure:
-        click.confirm(one_line(question), abort=True, err=True)
 
 
 def ask_of_new_steps(target: Target, names: Iterable[Name], sure: bool) -> None:

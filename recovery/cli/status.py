@@ -26,13 +26,12 @@ from recovery.cli.common import (
     say,
     style,
     table,
-    threshold_option,
 )
+from recovery.cli.config_options import threshold_option
 from recovery.cli.native import operators_at, operators_text
 from recovery.cli.owners import locations, owner_options, say_links, shown_path
 from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with_path
 from recovery.host.processes import describe_holder
-from recovery.operational.steps.step_edits import Moment, moment
 from recovery.planning.going_back import after_text
 from recovery.planning.health import Finding, Level, parse_targets, worst
 from recovery.planning.measures import StepSize, measure_json
@@ -43,6 +42,7 @@ from recovery.storage.hydration import Progress, hydrating
 from recovery.storage.locations import Locations, OwnerAccess
 from recovery.storage.lock import lock_holder
 from recovery.storage.scan import links_of, step_names
+from recovery.storage.snapshot import Snapshot, snapshot_at
 from recovery.values.declaration import Declaration, shown
 
 READ_ATTEMPTS = 5
@@ -80,7 +80,8 @@ def status(directory: Path, thresholds: dict[str, str], access: OwnerAccess, as_
 
 def _say_heading(directory: Path, facts: dict[str, Any], gathered: Facts) -> None:
     flow = f"flow {one_line(facts['flow'])}" if facts["flow"] else "no flow yet"
-    say(f"{one_line(directory)}: store {one_line(facts['store_id'])}, {flow}")
+    store = f"store {one_line(facts['store_id'])}, {flow}" if facts["store_id"] else "no store that can be read"
+    say(f"{one_line(directory)}: {store}")
     for origin in gathered.origins:
         say(one_line(origin.text(format_time)))
     if facts["standby"]:
@@ -108,6 +109,8 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
     say()
     if facts["problem"]:
         say(f"It cannot be resumed: {with_path(facts['problem']['found'], facts['problem']['path'])}")
+        if facts["problem"]["remedy"]:
+            say(one_line(f"What to do: {facts['problem']['remedy']}"))
     else:
         say(
             f"a run resumes at epoch {facts['resume_epoch']}, {after_text(facts['resume_after'])}; "
@@ -207,7 +210,7 @@ def collect_status(
 def _progress(found: Progress) -> dict[str, Any]:
     """Return how much of a partition a lazy restore has fetched."""
     # Only such a directory needs what reaches places of backups.
-    from recovery.backup.places import shown_address
+    from recovery.places.secrets import shown_address
 
     return {
         "file": found.path.name,
@@ -222,7 +225,7 @@ def _steps(sizes: Mapping[str, Mapping[str, StepSize] | None]) -> list[str]:
     return sorted({step for each in sizes.values() for step in each or () if not step.startswith(RESERVED_PREFIX)})
 
 
-def _schemas(at: Moment) -> dict[str, Any]:
+def _schemas(at: Snapshot) -> dict[str, Any]:
     """Return what each step declares: its key columns, and the form of its state for programs and for people."""
     found = {}
     for row in at.states(DECLARATIONS_STEP):
@@ -237,11 +240,11 @@ def _schemas(at: Moment) -> dict[str, Any]:
     return found
 
 
-def _read(directory: Path, read: Callable[[Moment], T]) -> T | None:
+def _read(directory: Path, read: Callable[[Snapshot], T]) -> T | None:
     """Read something at the newest epoch. If a run collects that epoch meanwhile, the next one counts."""
     for left in reversed(range(READ_ATTEMPTS)):
         try:
-            return read(moment(directory))
+            return read(snapshot_at(directory))
         except EpochNotHeldError:
             continue
         except StorageError:

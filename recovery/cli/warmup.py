@@ -21,7 +21,7 @@ def warmup(remove: bool, as_json: bool) -> None:
     run maps them from there. With Java 25 or newer, the file also has what Java learnt about them, so the first minutes
     are faster. Takes one to two minutes. Run it again after an update of Java or Spark.
     """
-    from recovery.spark.jvm.class_archive import make_archive, remove_archives
+    from recovery.spark.jvm.cache import make_archive, remove_archives
     from recovery.spark.jvm.java import java_home
     from recovery.spark.jvm.session import prepare_environment
 

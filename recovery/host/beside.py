@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from recovery.base.untrusted_paths import read_received
 from recovery.errors import StorageError
 from recovery.host.durable import Modes, replace_durably, sync
-
-POLL_S = 0.01
+from recovery.host.locks import locked_directory
 
 
 def read_beside(path: Path, most_bytes: int) -> bytes | None:
@@ -49,33 +45,16 @@ def remove_beside(path: Path) -> None:
 def alone_beside(directory: Path, wait_s: float) -> Iterator[None]:
     """Exclude other processes that change documents of the directory in such a block. Raises StorageError if another
     one is in its block for longer than `wait_s`."""
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise StorageError(str(error), path=directory) from error
-    try:
-        _wait(descriptor, directory, wait_s)
+    with contextlib.ExitStack() as held:
         try:
-            yield
-        finally:
-            # A process that was forked meanwhile has the descriptor, too.
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-    finally:
-        os.close(descriptor)
-
-
-def _wait(descriptor: int, directory: Path, wait_s: float) -> None:
-    for _ in range(1 + int(wait_s / POLL_S)):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            time.sleep(POLL_S)
+            has_lock = held.enter_context(locked_directory(directory, wait_s))
         except OSError as error:
             raise StorageError(f"it cannot be locked: {error}", path=directory) from error
-    raise StorageError(
-        f"another process has kept it locked for {wait_s:g} s",
-        path=directory,
-        cause="It claims the lease of a place that does not answer, or restores into the directory.",
-        remedy="Wait until that ends, and run the command again.",
-    )
+        if not has_lock:
+            raise StorageError(
+                f"another process has kept it locked for {wait_s:g} s",
+                path=directory,
+                cause="It claims the lease of a place that does not answer, or restores into the directory.",
+                remedy="Wait until that ends, and run the command again.",
+            )
+        yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ from recovery.errors import (
     StorageError,
 )
 from recovery.host.durable import PRIVATE, Modes, beginning_of_drafts, granted, make_directories, make_draft, sync
+from recovery.host.locks import locked_directory
 
 CONTENT = "part-"
 """How the names of partitions begin."""
@@ -92,20 +92,15 @@ def new_directory(target: Path, verb: str, modes: Modes = PRIVATE) -> Iterator[P
 @contextlib.contextmanager
 def _held(draft: Path, target: Path) -> Iterator[None]:
     """Hold a draft: another attempt removes only drafts that nobody holds."""
-    descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with locked_directory(draft, follow=False) as has_lock:
+        if not has_lock:
             raise DirectoryLockedError(
                 "another process is making this directory",
                 path=target,
                 cause="The same command is still going on.",
                 remedy="Wait until it ends, and use what it made.",
-            ) from None
+            )
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _clear_killed_attempts(target: Path, beginning: str) -> None:

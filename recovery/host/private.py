@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import os
 import shutil
 import stat
@@ -17,6 +16,8 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+
+from recovery.host.locks import lock_file, try_lock_file
 
 PREFIX = "recovery-run-"
 LONGEST_FOR_SOCKETS = 60
@@ -92,7 +93,7 @@ def _make(parent: Path) -> _Made:
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(held, fcntl.LOCK_EX)
+        lock_file(held)
         # Before the lock, another process may have removed it as abandoned.
         if os.fstat(held).st_nlink and path.is_dir():
             return _Made(path, held, os.getpid())
@@ -108,7 +109,7 @@ def _remove_abandoned(parent: Path) -> None:
                 found = os.fstat(held)
                 if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != 0o700:
                     continue
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+                if try_lock_file(held):
+                    shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(held)

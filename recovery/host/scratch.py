@@ -4,7 +4,6 @@ left."""
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import socket
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recovery.host.durable import create
+from recovery.host.locks import try_lock_file
 
 MARK = ".recovery-scratch"
 """The file that marks such a directory, locked while the directory is in use. It holds the host's name, because another
@@ -45,8 +45,8 @@ def _make(root: Path, prefix: str) -> tuple[Path, int]:
     lock = create(path / MARK)
     # Others only remove a directory whose mark names a host, so never one that is not locked or cannot be.
     with contextlib.suppress(OSError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(lock, _host())
+        if try_lock_file(lock):
+            os.write(lock, _host())
     return path, lock
 
 
@@ -54,8 +54,7 @@ def _remove_left(mark: Path) -> None:
     with contextlib.suppress(OSError):
         lock = os.open(mark, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            if os.pread(lock, len(_host()) + 1, 0) == _host():
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.pread(lock, len(_host()) + 1, 0) == _host() and try_lock_file(lock):
                 shutil.rmtree(mark.parent, ignore_errors=True)
         finally:
             os.close(lock)

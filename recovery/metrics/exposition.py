@@ -62,17 +62,31 @@ def families(
     yield Family("recovery_info", "gauge", "The run that these metrics describe.", [(info, 1)])
     yield _gauge("resume_epoch", "The epoch that this execution started with.", about.resume_epoch)
     yield _gauge("resume_seconds", "Time to read, plan and restore the position, without Spark's start.", resume_s)
-    yield from _batches(totals)
-    yield from _snapshots(totals, epoch_age_s)
+    for field, counter in Totals.counters().items():
+        yield _counter(counter.metric, counter.help, getattr(totals, field))
+    yield _counter("epochs_closed", "Epochs closed.", totals.epochs)
+    yield _gauge("last_batch_seconds", "Time of the newest micro-batch.", totals.last_batch_s)
+    yield from _newest(totals.last_epoch, epoch_age_s)
     yield from _states(totals.last_epoch)
     yield from _operators(totals.operators, totals.native)
     memory = {name.removesuffix("_bytes"): size for name, size in asdict(totals.memory).items()}
     resident = [({"process": name}, float(size)) for name, size in memory.items() if size is not None]
-    yield Family("recovery_memory_bytes", "gauge", "Resident memory of the run's processes.", resident)
-    yield _gauge(
-        "backup_age_seconds", "Time since `recovery backup` finished; other copies do not count.", backup_age_s
+    yield Family(
+        "recovery_memory_bytes",
+        "gauge",
+        "Resident memory of the run's processes: driver, workers, jvm, and on a cluster owner and executors.",
+        resident,
     )
-    yield _gauge("backup_chain_objects", "Objects of the last backup's longest chain.", backup_objects)
+    yield _gauge(
+        "backup_age_seconds",
+        "Time since `recovery backup` finished; other copies do not count. None without a backup.",
+        backup_age_s,
+    )
+    yield _gauge(
+        "backup_chain_objects",
+        "Objects of the last backup's longest chain, which a restore of that partition reads; 1: a whole copy.",
+        backup_objects,
+    )
     if replica is not None:
         yield from _replica(replica)
     yield _gauge("wait_seconds", "Time that the run has waited for executors or a source; 0: it does not.", wait_s)
@@ -87,28 +101,9 @@ def _counter(name: str, help_text: str, value: float) -> Family:
     return Family(f"recovery_{name}_total", "counter", help_text, [({}, value)])
 
 
-def _batches(t: Totals) -> Iterator[Family]:
-    yield _counter("batches", "Micro-batches processed.", t.batches)
-    yield _counter("batch_seconds", "Time of the micro-batches.", t.batch_s)
-    yield _counter("input_rows", "Rows read from the sources.", t.input_rows)
-    yield _counter("step_rows", "Rows that reached a stateful step.", t.rows)
-    yield _counter("keys_looked_up", "Keys whose state was read, per micro-batch and step.", t.looked_up)
-    yield _counter("keys_touched", "Keys whose state was written, per micro-batch and step.", t.touched)
-    yield _counter("state_access_seconds", "Time that tasks spent in storage, summed over tasks.", t.seam_s)
-    yield _gauge("last_batch_seconds", "Time of the newest micro-batch.", t.last_batch_s)
-
-
-def _snapshots(t: Totals, epoch_age_s: float | None) -> Iterator[Family]:
-    last = t.last_epoch
-    yield _counter("epochs_closed", "Epochs closed.", t.epochs)
-    yield _counter("snapshot_seconds", "Time spent writing snapshots while the stream went on.", t.snapshot_s)
-    yield _counter("snapshot_rows", "Rows written to snapshots.", t.written)
-    yield _counter("snapshot_bytes", "Keys and values written to snapshots.", t.written_bytes)
-    yield _counter("pause_seconds", "Time that the stream waited for epochs to close.", t.pause_s)
-    yield _counter("collected_rows", "Superseded rows deleted by collection.", t.collected)
-    yield _counter("collection_seconds", "Time of collections, each in its slowest partition.", t.collect_s)
+def _newest(last: Measure | None, epoch_age_s: float | None) -> Iterator[Family]:
     yield _gauge("epoch", "The newest closed epoch.", last.epoch if last else None)
-    yield _gauge("epoch_age_seconds", "Time since this execution closed an epoch.", epoch_age_s)
+    yield _gauge("epoch_age_seconds", "Time since this execution closed an epoch; none before the first.", epoch_age_s)
     yield _gauge("last_snapshot_seconds", "Time of writing the newest snapshot.", last.snapshot_s if last else None)
     yield _gauge("last_snapshot_bytes", "Keys and values in the newest snapshot.", last.written_bytes if last else None)
     yield _gauge("last_collection_seconds", "Time of the newest collection.", last.collect_s if last else None)

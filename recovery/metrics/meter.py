@@ -1,7 +1,7 @@
 """The counters of one run: what its micro-batches and epochs cost, in all and per epoch.
 
-To add a counter, measure it in `BatchMeasure` or `planning.measures.ClosedPartition`, and give it the same name in
-`Counts` and, to keep it for each epoch, in `planning.measures.Measure`.
+To add a counter, measure it in `BatchMeasure` or `planning.measures.ClosedPartition`, and declare it under the same
+name in `planning.measures.Counts`: totals, the measures of epochs, metrics and listeners follow.
 """
 
 from __future__ import annotations
@@ -9,14 +9,24 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict
 from typing import Any, NamedTuple
+
+import msgspec
 
 from recovery.base.clock import Clock
 from recovery.base.ids import BatchId, Epoch
 from recovery.metrics.memory import Memory, measure_memory
 from recovery.planning.health import Finding, Target, of_epoch
-from recovery.planning.measures import ClosedPartition, Measure, OperatorWork, measure_json, summed, work_together
+from recovery.planning.measures import (
+    ClosedPartition,
+    Counts,
+    Measure,
+    OperatorWork,
+    measure_json,
+    summed,
+    work_together,
+)
 
 MEMORY_EVERY_S = 2.0
 RECENT_BATCHES = 100
@@ -33,54 +43,31 @@ class BatchMeasure(NamedTuple):
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What a run adds up from its start. All but `epochs` are also fields of `Measure`, for one epoch each.
-
-    A listener gets them by these names and in this order.
-    """
-
-    batches: int = 0
-    batch_s: float = 0.0
-    input_rows: int = 0
-    rows: int = 0
-    touched: int = 0
-    looked_up: int = 0
-    seam_s: float = 0.0
-    epochs: int = 0
-    snapshot_s: float = 0.0
-    pause_s: float = 0.0
-    written: int = 0
-    written_bytes: int = 0
-    collected: int = 0
-    collect_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Totals(Counts):
+class Totals(Counts, frozen=True, kw_only=True):
     """What a run has counted since its start, and its newest micro-batch and epoch.
 
     native: the work of Spark's own operators; operators: the rows in their state. By operator number.
     """
 
+    epochs: int = 0
     last_batch: int | None = None
     last_batch_s: float | None = None
     last_epoch: Measure | None = None
     last_closed_s: float | None = None
-    memory: Memory = field(default_factory=Memory)
-    native: Mapping[int, OperatorWork] = field(default_factory=dict)
-    operators: Mapping[int, int] = field(default_factory=dict)
+    memory: Memory = Memory()
+    native: Mapping[int, OperatorWork] = msgspec.field(default_factory=dict)
+    operators: Mapping[int, int] = msgspec.field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
     def plus(self, counts: Mapping[str, float], **newest: Any) -> Totals:
         """Return the totals with `counts` added to the fields of the same names, and with the fields of `newest`."""
         sums = {name: getattr(self, name) + count for name, count in counts.items()}
-        return replace(self, **sums, **newest)
+        return msgspec.structs.replace(self, **sums, **newest)
 
 
 _NOT_FOR_LISTENERS = {"written", "collected"}
 """Counts of rows. Listeners get the bytes and the time of the same work."""
-_FOR_LISTENERS = [each.name for each in fields(Counts) if each.name not in _NOT_FOR_LISTENERS]
+_FOR_LISTENERS = [each for each in (*Counts.__struct_fields__, "epochs") if each not in _NOT_FOR_LISTENERS]
 
 
 def _of_batches(batches: Sequence[BatchMeasure]) -> dict[str, Any]:
@@ -268,5 +255,5 @@ class Meter:
             self._memory_at_s = now_s
             found = self._measure_memory(os.getpid())
             with self._lock:
-                self._totals = replace(self._totals, memory=found)
+                self._totals = msgspec.structs.replace(self._totals, memory=found)
         return {f"memory_{name}": size for name, size in asdict(self._totals.memory).items()}

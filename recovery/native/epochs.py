@@ -16,7 +16,7 @@ from recovery.checkpoint.places import storage_errors
 from recovery.checkpoint.restore import write_files
 from recovery.checkpoint.rows import Content, file_of
 from recovery.host.durable import PRIVATE
-from recovery.operational.steps.step_edits import Moment
+from recovery.storage.snapshot import Snapshot
 
 POSITION = ("metadata", "offsets/", "commits/")
 """How the paths of the files begin that Spark reads besides those of the operator."""
@@ -27,37 +27,37 @@ class EpochsCheckpoint:
     """A checkpoint that has the state of an operator after the last micro-batch of each of these snapshots."""
 
     path: Path
-    moments: list[Moment] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
 
 
-def held_moments(at: Moment) -> list[Moment]:
+def held_snapshots(at: Snapshot) -> list[Snapshot]:
     """Return the snapshots up to `at` that its files share, oldest first."""
     return [replace(at, cut=cut) for cut in sorted(at.cuts) if cut[0] <= at.epoch]
 
 
-def write_epochs(at: Moment, operator: int, target: Path) -> list[EpochsCheckpoint]:
+def write_epochs(at: Snapshot, operator: int, target: Path) -> list[EpochsCheckpoint]:
     """Write checkpoints with all snapshots up to `at` at which an operator has state, into the directory `target`.
 
     Reads what the partitions hold once, with one row in memory. Raises the errors of reading, and StorageError.
     """
     found: list[EpochsCheckpoint] = []
     writer: _Writer | None = None
-    before: Moment | None = None
+    before: Snapshot | None = None
     with storage_errors(target):
-        for moment in held_moments(at):
+        for snapshot in held_snapshots(at):
             try:
                 if writer is None or before is None:
                     raise _OtherContentError
-                changes = moment.changes(CHECKPOINT_STEP, before)
+                changes = snapshot.changes(CHECKPOINT_STEP, before)
                 writer.write((each.key, each.after.value if each.after else None) for each in changes)
             except _OtherContentError:
                 writer = _Writer(operator, target / str(len(found)))
                 found.append(EpochsCheckpoint(writer.path))
-                writer.write((state.key, state.value) for state in moment.states(CHECKPOINT_STEP))
+                writer.write((state.key, state.value) for state in snapshot.states(CHECKPOINT_STEP))
             if writer.state:
-                found[-1].moments.append(moment)
-            before = moment
-    return [each for each in found if each.moments]
+                found[-1].snapshots.append(snapshot)
+            before = snapshot
+    return [each for each in found if each.snapshots]
 
 
 class _OtherContentError(Exception):

@@ -14,7 +14,7 @@ from recovery.base.ids import BatchId
 from recovery.checkpoint.native.operators import NativeOperator, operators_of
 from recovery.checkpoint.places import CheckpointPlace, Observer, ignore
 from recovery.native.held import materialise
-from recovery.operational.steps.step_edits import moment
+from recovery.storage.snapshot import snapshot_at
 from recovery.storage.verify import check_all
 
 
@@ -40,7 +40,7 @@ def export(
     Raises EpochNotHeldError, ConfigurationError when the place is not empty, CorruptPartitionError,
     SparkCheckpointError, StorageError, and the errors of planning.
     """
-    at = moment(directory, epoch)
+    at = snapshot_at(directory, epoch)
     place.check_vacant()
     # export.1
     for verdict in check_all(at.paths):

@@ -12,13 +12,13 @@ from recovery.checkpoint.places import Observer, Progressed, ignore, storage_err
 from recovery.checkpoint.restore import Restored, restore
 from recovery.checkpoint.rows import Content, file_of, row_objection
 from recovery.errors import CorruptPartitionError, EpochNotHeldError, SparkCheckpointError
-from recovery.operational.steps.step_edits import Moment
 from recovery.planning.measures import Measure, operators_measured
 from recovery.storage.scan import scan
+from recovery.storage.snapshot import Snapshot
 
 
-def held_files(at: Moment) -> dict[str, int]:
-    """Return the files in the checkpoint of a moment with their sizes in bytes, without reading their content.
+def held_files(at: Snapshot) -> dict[str, int]:
+    """Return the files in the checkpoint of a snapshot with their sizes in bytes, without reading their content.
 
     Raises CorruptPartitionError.
     """
@@ -32,17 +32,17 @@ def held_files(at: Moment) -> dict[str, int]:
     return files
 
 
-def held_operators(at: Moment) -> tuple[NativeOperator, ...]:
-    """Return the native operators that have state at a moment; reads one small file of each."""
+def held_operators(at: Snapshot) -> tuple[NativeOperator, ...]:
+    """Return the native operators that have state in a snapshot; reads one small file of each."""
     return operators_of(held_files(at), _reader(at))
 
 
-def held_schemas(at: Moment) -> dict[int, dict[str, Schema]]:
-    """Return the schemas of native state at a moment, by operator, and by store or variable; without unknown ones."""
+def held_schemas(at: Snapshot) -> dict[int, dict[str, Schema]]:
+    """Return the schemas of native state in a snapshot, by operator, and by store or variable; without unknown ones."""
     return state_schemas(held_files(at), _reader(at))
 
 
-def _reader(at: Moment) -> Callable[[str], str | bytes]:
+def _reader(at: Snapshot) -> Callable[[str], str | bytes]:
     def read(path: str) -> str | bytes:
         state = at.state(CHECKPOINT_STEP, path)
         return "" if state is None else state.value
@@ -50,26 +50,26 @@ def _reader(at: Moment) -> Callable[[str], str | bytes]:
     return read
 
 
-def held_measure(at: Moment, measures: Sequence[Measure]) -> Measure | None:
-    """Return the measure that describes the native operators at a moment; None: nothing is known of them.
+def held_measure(at: Snapshot, measures: Sequence[Measure]) -> Measure | None:
+    """Return the measure that describes the native operators in a snapshot; None: nothing is known of them.
 
-    measures: those of the moment's directory, oldest first. See `operators_measured`.
+    measures: those of the snapshot's directory, oldest first. See `operators_measured`.
     """
     found = next((file.description for file in scan(at.paths[0].parent) if file.path == at.paths[0]), None)
     snapshot = next((closed for closed in found.epochs if closed.cut == at.cut), None) if found else None
     return operators_measured(measures, found.executions, snapshot) if found and snapshot else None
 
 
-def held_rows(at: Moment, measures: Sequence[Measure]) -> Mapping[int, int]:
-    """Return the rows in the state of native operators at a moment, by operator number; absent ones are unknown."""
+def held_rows(at: Snapshot, measures: Sequence[Measure]) -> Mapping[int, int]:
+    """Return the rows in the state of native operators in a snapshot, by operator number; absent ones are unknown."""
     found = held_measure(at, measures)
     return {} if found is None else found.operators
 
 
 def materialise(
-    directory: Path, at: Moment, target: Path, observe: Observer = ignore, location: str | None = None
+    directory: Path, at: Snapshot, target: Path, observe: Observer = ignore, location: str | None = None
 ) -> Restored:
-    """Write the checkpoint of a moment into `target`, which is created.
+    """Write the checkpoint of a snapshot into `target`, which is created.
 
     location: its URI when Spark starts on it, if that is not `target`.
 
@@ -83,7 +83,7 @@ def materialise(
         return restore(_observed(_rows(at), total, observe), target, location)
 
 
-def _rows(at: Moment) -> Iterator[tuple[str, Content]]:
+def _rows(at: Snapshot) -> Iterator[tuple[str, Content]]:
     for state in at.states(CHECKPOINT_STEP):
         yield state.key, state.value
 
@@ -98,7 +98,7 @@ def _observed(
         observe(Progressed("writing", min(done, total_bytes), total_bytes))
 
 
-def _nothing(directory: Path, at: Moment) -> EpochNotHeldError | SparkCheckpointError:
+def _nothing(directory: Path, at: Snapshot) -> EpochNotHeldError | SparkCheckpointError:
     if at.epoch == 0:
         return EpochNotHeldError(
             "before the first epoch there is no checkpoint",

@@ -14,13 +14,13 @@ from recovery.errors import CorruptPartitionError
 from recovery.operational import marks
 from recovery.operational.backends.backend import Backend, DirectoryBackend, Document
 from recovery.operational.ids import StateId, escape, unescape
-from recovery.operational.steps.step_edits import moment
 from recovery.planning.resume import common_cuts, plan_resume
 from recovery.storage.documents import BusyPartition, home
 from recovery.storage.history import KeyState, few_states_at, has_step
 from recovery.storage.lock import lock_holder
 from recovery.storage.scan import scan
 from recovery.storage.seam import Edited
+from recovery.storage.snapshot import snapshot_at
 
 
 def standing_marks(backend: Backend, state_id: StateId) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _rows(backend: Backend) -> dict[StateId, dict[str, Any]]:
     if not has_step(path, EPOCH_STEP):
         return {}
     found: dict[StateId, dict[str, Any]] = {}
-    for state in few_states_at(path, EPOCH_STEP, moment(directory).cut):
+    for state in few_states_at(path, EPOCH_STEP, snapshot_at(directory).cut):
         environment, _, key = state.key.partition("/")
         state_id = f"@{environment}/{marks.DOCUMENT}" if unescape(environment) else marks.DOCUMENT
         found.setdefault(state_id, {})[key] = _row(path, state)

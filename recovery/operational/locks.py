@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
-import time
 from pathlib import Path
 from types import TracebackType
 
-from recovery.base.clock import Clock
 from recovery.base.intervals import format_interval
 from recovery.errors import StateLockedError, StorageError
 from recovery.host.durable import make_directories, modes_beside, open_own
+from recovery.host.locks import free, lock_file_within
 from recovery.host.processes import as_holder, describe_holder
-from recovery.storage.lock import FIRST, free
-
-POLL_S = 0.005
-LONGEST_POLL_S = 0.1
+from recovery.storage.lock import FIRST
 
 
 class FileLock:
@@ -29,10 +24,9 @@ class FileLock:
     never removed: otherwise a second process could hold a lock of the same name.
     """
 
-    def __init__(self, directory: Path, name: str, clock: Clock, purpose: str, wait_s: float) -> None:
+    def __init__(self, directory: Path, name: str, purpose: str, wait_s: float) -> None:
         self.path = directory / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.lock"
         self._name = name
-        self._clock = clock
         self._purpose = purpose
         self._wait_s = wait_s
         self._descriptor: int | None = None
@@ -64,23 +58,16 @@ class FileLock:
             self._descriptor = None
 
     def _wait(self, descriptor: int) -> None:
-        deadline_s = self._clock.elapsed_s() + self._wait_s
-        pause_s = POLL_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if self._clock.elapsed_s() >= deadline_s:
-                    raise StateLockedError(
-                        f"{_holder(descriptor)} held the lock {self._name!r:.120} for more than "
-                        f"{format_interval(self._wait_s)}",
-                        path=self.path,
-                    ) from None
-            except OSError as error:
-                raise StorageError(f"it cannot be locked: {error}", path=self.path) from error
-            time.sleep(pause_s)
-            pause_s = min(LONGEST_POLL_S, pause_s * 1.5)
+        try:
+            has_lock = lock_file_within(descriptor, self._wait_s)
+        except OSError as error:
+            raise StorageError(f"it cannot be locked: {error}", path=self.path) from error
+        if not has_lock:
+            raise StateLockedError(
+                f"{_holder(descriptor)} held the lock {self._name!r:.120} for more than "
+                f"{format_interval(self._wait_s)}",
+                path=self.path,
+            )
 
 
 def _holder(descriptor: int) -> str:

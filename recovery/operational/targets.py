@@ -21,11 +21,12 @@ from recovery.operational.closed_marks import settle, settled_marks, standing_ma
 from recovery.operational.ids import check, matches
 from recovery.operational.keyed import is_keyed
 from recovery.operational.runs import read_run
-from recovery.operational.steps.step_edits import Moment, edit_states, moment
+from recovery.operational.steps.step_edits import edit_states
 from recovery.operational.values import from_json, to_json
 from recovery.storage.history import KeyState
 from recovery.storage.locations import Locations
 from recovery.storage.seam import Edited
+from recovery.storage.snapshot import Snapshot, snapshot_at
 
 Name = str | StepKey
 """The id of a document, or a step and a key."""
@@ -117,15 +118,15 @@ class Documents:
 
     @property
     def location(self) -> str:
-        """See `Target.location`."""
+        """See `Place.location`."""
         return self._backend.location
 
     def find(self, name: Name) -> Entry | None:
-        """See `Target.find`."""
+        """See `Place.find`."""
         return self.find_all([name])[name]
 
     def find_all(self, names: Iterable[Name]) -> dict[Name, Entry | None]:
-        """See `Target.find_all`."""
+        """See `Place.find_all`."""
         ids = {name: self._id(name) for name in names}
         found = self._backend.read(list(ids.values()))
         if marks.DOCUMENT in ids:
@@ -133,7 +134,7 @@ class Documents:
         return {name: self._entry_of(found[i]) if i in found else None for name, i in ids.items()}
 
     def entries(self, pattern: str | None = None) -> list[Entry]:
-        """See `Target.entries`."""
+        """See `Place.entries`."""
         found = map(self._entry_of, self._all().values())
         return [entry for entry in found if entry is not None and matches(str(entry.name), pattern)]
 
@@ -147,7 +148,7 @@ class Documents:
         return expires_ms is not None and expires_ms <= self._now_ms
 
     def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, Entry | None]) -> str:
-        """See `Target.write`. In a recovery directory all changes are one transaction."""
+        """See `Place.write`. In a recovery directory all changes are one transaction."""
         for name, content in changes.items():
             if content is not REMOVED:
                 check_content(str(name), plain(content))
@@ -238,11 +239,11 @@ class Steps:
         self._step = step
         self._clock = clock
         self._force = force
-        self.moment: Moment = moment(directory, epoch)
+        self.snapshot: Snapshot = snapshot_at(directory, epoch)
 
     @property
     def location(self) -> str:
-        """See `Target.location`."""
+        """See `Place.location`."""
         return str(self._directory)
 
     def at_same_moment(self, step: str) -> Steps:
@@ -252,24 +253,24 @@ class Steps:
         return other
 
     def find(self, name: Name) -> Entry | None:
-        """See `Target.find`."""
+        """See `Place.find`."""
         return self.find_all([name])[name]
 
     def find_all(self, names: Iterable[Name]) -> dict[Name, Entry | None]:
-        """See `Target.find_all`."""
+        """See `Place.find_all`."""
         wanted = list(map(_step_key, names))
-        held = _held(self.moment, wanted)
+        held = _held(self.snapshot, wanted)
         return {name: _step_entry(name[0], held[name]) if name in held else None for name in wanted}
 
     def entries(self, pattern: str | None = None) -> list[Entry]:
-        """See `Target.entries`."""
-        found = [_step_entry(self._step, s) for s in self.moment.states(self._step) if matches(s.key, pattern)]
+        """See `Place.entries`."""
+        found = [_step_entry(self._step, s) for s in self.snapshot.states(self._step) if matches(s.key, pattern)]
         return sorted(found, key=lambda entry: entry.name)
 
     def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, Entry | None]) -> str:
-        """See `Target.write`. Timeouts stay unchanged."""
+        """See `Place.write`. Timeouts stay unchanged."""
 
-        def compute(newest: Moment) -> dict[StepKey, Edited]:
+        def compute(newest: Snapshot) -> dict[StepKey, Edited]:
             edited: dict[StepKey, Edited] = {}
             held = _held(newest, map(_step_key, changes))
             for name, content in changes.items():
@@ -287,7 +288,7 @@ class Steps:
 
         edited: Mapping[StepKey, Edited] = {}
 
-        def computed(newest: Moment) -> Mapping[StepKey, Edited]:
+        def computed(newest: Snapshot) -> Mapping[StepKey, Edited]:
             nonlocal edited
             edited = compute(newest)
             return edited
@@ -357,7 +358,7 @@ def missing(target: Target, name: Name) -> StateNotFoundError:
     if isinstance(name, str) or not isinstance(target, Steps):
         return StateNotFoundError(f"there is no state {name!r:.200}", path=target.location)
     step, key = name
-    target.moment.check_all_there(step, key)
+    target.snapshot.check_all_there(step, key)
     return unknown_step(target, step) or StateNotFoundError(
         f"step {step!r:.80} has no state of key {key!r:.200}",
         path=target.location,
@@ -367,7 +368,7 @@ def missing(target: Target, name: Name) -> StateNotFoundError:
 
 def unknown_step(target: Steps, step: str) -> StateNotFoundError | None:
     """Return the error for a step without any state; None if the step has state."""
-    known = target.moment.steps(reserved=True)
+    known = target.snapshot.steps(reserved=True)
     if step in known:
         return None
     shown = [each for each in known if not each.startswith(RESERVED_PREFIX)]
@@ -383,7 +384,7 @@ def _step_key(name: Name) -> StepKey:
     return name
 
 
-def _held(at: Moment, names: Iterable[StepKey]) -> dict[StepKey, KeyState]:
+def _held(at: Snapshot, names: Iterable[StepKey]) -> dict[StepKey, KeyState]:
     """Return the states of these names, for those that have one."""
     keys: dict[str, list[str]] = {}
     for step, key in names:

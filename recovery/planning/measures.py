@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
 
@@ -67,16 +67,67 @@ class OperatorWork(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Measure(msgspec.Struct, frozen=True, kw_only=True):
+class Counter(NamedTuple):
+    """How metrics show a count: the name without prefix and suffix, and the help text."""
+
+    metric: str
+    help: str
+
+
+def _counter(metric: str, text: str) -> msgspec.Meta:
+    return msgspec.Meta(extra={"counter": Counter(metric, text)})
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """What micro-batches and the closing of epochs add up to: of one epoch, or of a run since its start. Times are
+    seconds.
+
+    snapshot_s: from when an epoch's micro-batches were sealed until it was durable in all partitions and, if logged
+        changes were folded, until that was done.
+    pause_s: the part of snapshot_s, and of the sealing, during which the stream stopped.
+    """
+
+    batches: Annotated[Number, _counter("batches", "Micro-batches processed.")] = 0
+    batch_s: Annotated[Real, _counter("batch_seconds", "Time of the micro-batches, as the driver saw them.")] = 0.0
+    input_rows: Annotated[Number, _counter("input_rows", "Rows read from the sources.")] = 0
+    rows: Annotated[Number, _counter("step_rows", "Rows that reached a stateful step.")] = 0
+    touched: Annotated[Number, _counter("keys_touched", "Keys whose state was written, per micro-batch and step.")] = 0
+    looked_up: Annotated[Number, _counter("keys_looked_up", "Keys whose state was read, per micro-batch and step.")] = 0
+    seam_s: Annotated[
+        Real,
+        _counter(
+            "state_access_seconds",
+            "Time that tasks waited for states to be read and written, summed over tasks. Divided by keys looked up, "
+            "the latency of an update.",
+        ),
+    ] = 0.0
+    snapshot_s: Annotated[
+        Real, _counter("snapshot_seconds", "Time spent writing snapshots while the stream went on.")
+    ] = 0.0
+    pause_s: Annotated[Real, _counter("pause_seconds", "Time that the stream waited for epochs to close.")] = 0.0
+    written: Annotated[Number, _counter("snapshot_rows", "Rows written to snapshots.")] = 0
+    written_bytes: Annotated[Number, _counter("snapshot_bytes", "Keys and values written to snapshots.")] = 0
+    collected: Annotated[Number, _counter("collected_rows", "Superseded rows deleted by collection.")] = 0
+    collect_s: Annotated[
+        Real, _counter("collection_seconds", "Time of collections, each in its slowest partition.")
+    ] = 0.0
+
+    @classmethod
+    def counters(cls) -> Mapping[str, Counter]:
+        """Return how metrics show each count, by its field."""
+        hints = get_type_hints(cls, include_extras=True)
+        return {
+            name: meta.extra["counter"]
+            for name in Counts.__struct_fields__
+            for meta in hints[name].__metadata__
+            if meta.extra
+        }
+
+
+class Measure(Counts, frozen=True, kw_only=True):
     """The measure of one closed epoch or, with epoch 0, of the start of an execution. Times are seconds.
 
-    batch_s: of the micro-batches, as the driver saw them. input_rows: read by the sources. rows: reached a step.
-    looked_up, touched: keys whose state was read, and keys whose state was written, per micro-batch and step.
-    seam_s: the total time that all tasks waited for states to be read and written.
-    snapshot_s: from when the epoch's micro-batches were sealed until it was durable in all partitions and, if logged
-        changes were folded, until that was done.
-    pause_s: the part of that and of the sealing during which the stream stopped.
-    collect_s: of the slowest partition. resume_s: of the execution: reading, planning and restoring the position.
+    resume_s: of the execution: reading, planning and restoring the position.
     memory_…: resident bytes of the driver's Python, of its JVM, of Spark's Python workers, and on a cluster of the
         owner's process and of executors; None: unknown.
     operators: the rows in the state of Spark's own operators after micro-batch `batch`, by operator number; an absent
@@ -89,19 +140,6 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     measured_ms: Moment
     resume_s: Real
     batch: Number = -1
-    batches: Number = 0
-    batch_s: Real = 0.0
-    input_rows: Number = 0
-    rows: Number = 0
-    touched: Number = 0
-    looked_up: Number = 0
-    seam_s: Real = 0.0
-    snapshot_s: Real = 0.0
-    pause_s: Real = 0.0
-    written: Number = 0
-    written_bytes: Number = 0
-    collected: Number = 0
-    collect_s: Real = 0.0
     memory_driver_bytes: Number | None = None
     memory_jvm_bytes: Number | None = None
     memory_workers_bytes: Number | None = None

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from recovery.backup.places import shown_address
 from recovery.base.clock import Clock
 from recovery.errors import BackupTargetError, RecoveryError, StorageError
 from recovery.host.children import end, exit_text, own_module
+from recovery.places.secrets import shown_address
 from recovery.planning.replica import NO_LAG, NOTHING, ReplicaLag, ReplicaState, Shipped, pause_s
 from recovery.replication.messages import Answer, Ship, Task
 from recovery.replication.unseen import Unseen, begin_unseen

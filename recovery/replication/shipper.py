@@ -17,7 +17,6 @@ from recovery.backup.make import DirectoryParts, Made, Parts, make_backup
 from recovery.backup.manifest import Manifest
 from recovery.backup.note import LastReplica, last_replica, note_replica
 from recovery.backup.repository import check_store, prune
-from recovery.backup.target import Target
 from recovery.backup.writer import lacks
 from recovery.base.clock import Clock
 from recovery.errors import (
@@ -29,6 +28,7 @@ from recovery.errors import (
     RecoveryError,
     StorageError,
 )
+from recovery.places.protocol import Place
 from recovery.planning.backups import KeepRule
 from recovery.planning.replica import NOTHING, Shipped
 
@@ -70,7 +70,7 @@ class Shipper:
     def __init__(
         self,
         directory: Path,
-        target: Target,
+        target: Place,
         *,
         clock: Clock,
         random_id: Callable[[], str],

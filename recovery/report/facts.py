@@ -13,7 +13,6 @@ from recovery.base.reserved import CHECKPOINT_STEP, RESERVED_PREFIX
 from recovery.errors import RecoveryError, with_path
 from recovery.native.held import held_operators, held_rows
 from recovery.operational.backends.owned import origins_of
-from recovery.operational.steps.step_edits import moment
 from recovery.planning.advice import Known
 from recovery.planning.health import Finding, Target, findings, unsaved_s
 from recovery.planning.measures import Measure, StepSize, summed
@@ -24,6 +23,7 @@ from recovery.storage.locations import Locations
 from recovery.storage.lock import lock_holder
 from recovery.storage.origin import Origin
 from recovery.storage.scan import largest_states, links_of
+from recovery.storage.snapshot import snapshot_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def _operators(
     if CHECKPOINT_STEP not in steps or any(not step.startswith(RESERVED_PREFIX) for step in steps):
         return 0, None
     try:
-        at = moment(directory)
+        at = snapshot_at(directory)
         operators = held_operators(at)
         rows = held_rows(at, measures)
     except (RecoveryError, ValueError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from recovery.base.untrusted_paths import open_received, read_received
 from recovery.host.durable import UMASK, create, open_own, sync
-from recovery.storage.lock import free
+from recovery.host.locks import free, try_lock_file
 
 ALONE_S = 20.0
 """How long an operation waits for another process."""
@@ -51,9 +50,13 @@ class Disk:
         return f"file:{path}"
 
     def check_writable(self, directory: Path) -> None:
-        """Raise PermissionError if this user may not make, rename or remove files in a directory, or may not make the
-        directory where it does not exist yet. Changes nothing."""
+        """Raise OSError if this user cannot make, rename or remove files in a directory, or cannot make the directory
+        where it does not exist yet. Changes nothing."""
         found = next(each for each in (directory, *directory.absolute().parents) if each.exists())
+        if not found.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "this is not a directory", str(found))
+        if os.statvfs(found).f_flag & os.ST_RDONLY:
+            raise OSError(errno.EROFS, "this file system may only be read", str(found))
         if not os.access(found, os.W_OK | os.X_OK, effective_ids=True):
             raise PermissionError(errno.EACCES, "this user may not write to it", str(found))
 
@@ -150,9 +153,7 @@ class Disk:
 def _locked(descriptor: int) -> bool:
     """Lock a file, unless another process has; True also where the file system has no locks."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_lock_file(descriptor)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise

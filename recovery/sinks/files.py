@@ -44,6 +44,7 @@ class FileSink:
     """
 
     single_action = True
+    keeps_plan = True
     answers: ClassVar[Answers] = {
         Question.SAME: Checked(
             "the random id in `_recovery/owner.json` with that in the snapshot's note",

@@ -15,6 +15,8 @@ class DiscardSink:
     """Computes every micro-batch and keeps no output: for flows that only build state."""
 
     single_action = True
+    keeps_plan = True
+    discards = True
 
     def write(self, batch: DataFrame, batch_id: int) -> None:
         batch.write.format("noop").mode("overwrite").save()
@@ -27,6 +29,7 @@ class ConsoleSink:
     """
 
     single_action = False
+    keeps_plan = False
 
     def __init__(self, rows: int = 20, *, truncate: bool | int = False) -> None:
         if isinstance(truncate, bool):

@@ -290,6 +290,11 @@ class Sink(Protocol):
 
     single_action: True promises that `write` runs the batch exactly once and completely, on the calling thread; only
     then does it get the plan itself instead of a materialised copy.
+
+    Two more attributes may be True if the class that declares them also has the `write` that they describe, or inherits
+    that `write` unchanged: keeps_plan, that the one action runs the batch's plan without a change, so that what is
+    measured in one micro-batch holds for the next; discards, that the sink has no use for rows that are already
+    computed.
     """
 
     single_action: bool

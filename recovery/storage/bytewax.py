@@ -22,7 +22,7 @@ from recovery.errors import (
     NoPartitionsError,
     StorageError,
 )
-from recovery.host.record_locks import locked_by
+from recovery.host.locks import locked_by
 from recovery.planning.bytewax import TheirExecution, TheirPartition
 from recovery.storage.copies import copy_with_log
 from recovery.storage.sqlite.file.connections import connect

@@ -9,7 +9,6 @@ from recovery.base.clock import Clock
 from recovery.errors import FileReplacedError
 from recovery.planning.values import PartitionDescription
 from recovery.storage.deltas.scratch import left_executions
-from recovery.storage.memory import MemoryPartitions
 from recovery.storage.owned import OwnedPartitions
 from recovery.storage.scan import describe_file
 from recovery.storage.seam import FencingStore, PartitionStore
@@ -48,6 +47,5 @@ def connect_share(store_id: str, share: Share, scratch: Path, clock: Clock) -> F
     return FilePartitions(paths, scratch, clock, share)
 
 
-_KINDS: tuple[type[PartitionStore], ...] = (FilePartitions, MemoryPartitions, OwnedPartitions)
-_FENCING: tuple[type[FencingStore], ...] = (FilePartitions, MemoryPartitions)
-"""All kinds of stores, so that the type checker compares each with the protocol."""
+_KINDS: tuple[type[PartitionStore], ...] = (FilePartitions, OwnedPartitions)
+"""The kinds of stores, so that the type checker compares each with the protocol."""

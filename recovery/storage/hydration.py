@@ -13,17 +13,16 @@ Killed anywhere, the next one begins with what is missing. While the place of ba
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import apsw
 
-from recovery.backup.frames import FrameIndex
 from recovery.base import faults
 from recovery.errors import BackupTargetError, CorruptPartitionError, HydratingError, RecoveryError, StorageError
+from recovery.host.locks import locked_directory
+from recovery.places.frames import FrameIndex
 from recovery.storage.lazy.names import is_lazy, lazy_path
 from recovery.storage.lazy.pages import Pages, Progress, Source, create_lazy, page_bytes_of, pages_at
 from recovery.storage.sqlite.file.connections import use_log
@@ -229,14 +228,7 @@ class Hydration:
 @contextlib.contextmanager
 def _role(directory: Path) -> Iterator[bool]:
     """Take the role of the one who hydrates a directory; yields whether that was possible."""
-    with translated(directory):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)
+    with contextlib.ExitStack() as held:
+        with translated(directory):
+            has_role = held.enter_context(locked_directory(directory))
+        yield has_role

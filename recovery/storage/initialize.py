@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
@@ -19,13 +18,16 @@ from recovery.errors import (
     AlreadyInitializedError,
     ConfigurationError,
     DirectoryLockedError,
+    ForeignPartitionError,
     RecoveryError,
     StorageError,
 )
 from recovery.host.durable import PRIVATE, UMASK, Modes, granted, make_directories, sync
+from recovery.host.locks import locked_directory
 from recovery.planning.resume import check_set
 from recovery.storage.lazy.names import SUFFIX as LAZY
 from recovery.storage.lazy.names import lazy_path
+from recovery.storage.no_partitions import refuse_checkpoint
 from recovery.storage.restored import end_restored, mark_restored
 from recovery.storage.scan import scan
 from recovery.storage.sqlite.columns import MAX_PARTITIONS
@@ -163,19 +165,15 @@ def _place(target: Path, staging_name: str, fill: Callable[[Path], int], modes: 
 @contextlib.contextmanager
 def alone(target: Path) -> Iterator[None]:
     """Lock the directory itself, so that two attempts do not remove each other's files."""
-    descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with locked_directory(target) as has_lock:
+        if not has_lock:
+            raise DirectoryLockedError(
+                "another process is making partitions here",
+                path=target,
+                cause="Another init or restore is still going on.",
+                remedy="Wait until it ends, and use what it made.",
+            )
         yield
-    except BlockingIOError:
-        raise DirectoryLockedError(
-            "another process is making partitions here",
-            path=target,
-            cause="Another init or restore is still going on.",
-            remedy="Wait until it ends, and use what it made.",
-        ) from None
-    finally:
-        os.close(descriptor)
 
 
 def _link(
@@ -246,8 +244,21 @@ def refuse_existing(directory: Path) -> None:
     found = sorted(path.name for path in directory.glob("part-*.sqlite3*"))
     if found:
         raise AlreadyInitializedError(
-            f"it holds {', '.join(found[:4])}{' …' if len(found) > 4 else ''}", path=directory
+            f"it holds {', '.join(found[:4])}{' …' if len(found) > 4 else ''}", path=directory, **_of_others(directory)
         )
+    refuse_checkpoint(directory)
+
+
+def _of_others(directory: Path) -> dict[str, str]:
+    """Return cause and remedy for a directory whose files another program made."""
+    for path in sorted(directory.glob("part-*.sqlite3")):
+        try:
+            read_partition(path, lambda _: None)
+        except ForeignPartitionError as error:
+            return {"cause": error.cause, "remedy": error.remedy}
+        except RecoveryError:
+            continue
+    return {}
 
 
 def _clear_killed_attempt(target: Path) -> None:

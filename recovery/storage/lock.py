@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import time
@@ -12,9 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from recovery.base.clock import Clock
-from recovery.errors import DirectoryLockedError, StorageError
+from recovery.errors import CorruptPartitionError, DirectoryLockedError, StorageError, UnsupportedVersionError
 from recovery.host.durable import modes_beside, open_own
+from recovery.host.locks import free, try_lock_file, unlock_file
 from recovery.host.processes import as_holder, describe_holder, has_ended
+from recovery.storage.no_partitions import is_checkpoint, no_partitions
+from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.sqlite.file.watched_files import Watch, refuse_link_into_store
 from recovery.storage.standby import refuse_standby
 
@@ -34,6 +36,16 @@ def held_lock(directory: Path) -> DirectoryLock | None:
     """Return this process's lock on a directory, or None if it holds none."""
     found = _held.get(os.path.realpath(directory))
     return found if found is not None and found.pid == os.getpid() else None
+
+
+def _refuse_others(directory: Path) -> None:
+    first = directory / FIRST
+    if is_checkpoint(directory) and not first.exists():
+        raise no_partitions(directory)
+    # What else is wrong with the file is the error of those who read it.
+    with contextlib.suppress(CorruptPartitionError, UnsupportedVersionError, StorageError):
+        if first.is_file():
+            read_partition(first, lambda _: None)
 
 
 class DirectoryLock:
@@ -56,11 +68,14 @@ class DirectoryLock:
 
     def acquire(self) -> None:
         """Take the lock immediately. Raises DirectoryLockedError naming the holder, StandbyDirectoryError or
-        StorageError."""
+        StorageError; for a directory of another program ForeignPartitionError or NoPartitionsError, before a lock file
+        is made in it."""
         self.pid = os.getpid()
         directory = self.path.parent
         if not self._follows:
             refuse_standby(directory)
+        if not self.path.exists():
+            _refuse_others(directory)
         try:
             self._take(self.path)
             if not self._follows:
@@ -105,14 +120,14 @@ class DirectoryLock:
         except OSError as error:
             raise StorageError.opening(error, path) from error
         try:
-            _lock(descriptor, shared=shared)
-        except BlockingIOError:
-            holder = _named_holder(descriptor)
-            os.close(descriptor)
-            self._refuse(holder or _holder_of_files(path.parent), link)
+            has_lock = _lock(descriptor, shared=shared)
         except OSError as error:
             os.close(descriptor)
             raise StorageError(f"it cannot be locked: {error}", path=path) from error
+        if not has_lock:
+            holder = _named_holder(descriptor)
+            os.close(descriptor)
+            self._refuse(holder or _holder_of_files(path.parent), link)
         self._taken.append((descriptor, shared))
         if not shared:
             self._sign(descriptor)
@@ -122,7 +137,7 @@ class DirectoryLock:
             found = f"the recovery directory is in use by {describe_holder(holder)}"
         else:
             found = f"{link.path.name} leads to {link.real}, which is in use by {describe_holder(holder)}"
-        raise DirectoryLockedError(found, path=self.path.parent) from None
+        raise DirectoryLockedError(found, path=self.path.parent)
 
     def _sign(self, descriptor: int) -> None:
         holder_text = json.dumps(as_holder(self._purpose, since_ms=self._clock.wall_ms()))
@@ -163,17 +178,6 @@ def _links(directory: Path) -> list[_Link]:
     return list(found.values())
 
 
-def free(descriptor: int, holder_pid: int, *, clear: bool = True) -> None:
-    """Release the lock on an open file, even if a process that was forked meanwhile still has the file open. In that
-    process, only close the file. clear: also remove the holder's name from the file."""
-    with contextlib.suppress(OSError):
-        if os.getpid() == holder_pid:
-            if clear:
-                os.ftruncate(descriptor, 0)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
-
-
 def lock_holder(directory: Path) -> dict[str, Any] | None:
     """Return the holder of the lock of `directory`, or of a partition in it that is a link or a link's target.
 
@@ -208,9 +212,8 @@ def _holder(path: Path) -> dict[str, Any] | None:
     except OSError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _named_holder(descriptor) or {"pid": None, "host": None, "purpose": "a run", "since_ms": None}
+        if not try_lock_file(descriptor, shared=True):
+            return _named_holder(descriptor) or {"pid": None, "host": None, "purpose": "a run", "since_ms": None}
     except OSError as error:
         raise StorageError(f"its lock cannot be asked for: {error}", path=path) from error
     finally:
@@ -218,23 +221,22 @@ def _holder(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _lock(descriptor: int, *, shared: bool) -> None:
-    """Take the lock, or raise BlockingIOError if a run holds it.
+def _lock(descriptor: int, *, shared: bool) -> bool:
+    """Take the lock and return True, or False if a run holds it.
 
     A process that asks for the holder shares the lock for some microseconds, so attempts are repeated.
     """
     if shared:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return
+        return try_lock_file(descriptor, shared=True)
     for _ in range(ATTEMPTS):
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+        if try_lock_file(descriptor):
+            return True
         # A run's lock refuses this; the shared lock of a process that only asks does not.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        if not try_lock_file(descriptor, shared=True):
+            return False
+        unlock_file(descriptor)
         time.sleep(ATTEMPT_INTERVAL_S)
-    raise BlockingIOError
+    return False
 
 
 def _named_holder(descriptor: int) -> dict[str, Any] | None:

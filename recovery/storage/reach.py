@@ -23,7 +23,7 @@ def reach(address: str, keep: bool = False, task_key: bytes | None = None) -> tu
     """
     parsed = _parsed(address)
     lease = Lease(ExecutionNumber(parsed["number"]), parsed["id"])
-    return _KINDS[parsed["kind"]](parsed, lease, keep, task_key)
+    return KINDS[parsed["kind"]](parsed, lease, keep, task_key)
 
 
 def _files(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None) -> tuple[TaskStore, int]:
@@ -32,12 +32,6 @@ def _files(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes 
     line = parsed["line"] if keep else None
     store = FileTaskStore(parsed["partitions"], parsed["files"], parsed["scratch"], lease, SystemClock(), line)
     return store, parsed["count"]
-
-
-def _memory(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None) -> tuple[TaskStore, int]:
-    from recovery.storage.memory import task_store
-
-    return task_store(parsed["name"], lease)
 
 
 def _owner(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None) -> tuple[TaskStore, int]:
@@ -53,12 +47,12 @@ def _spread(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes
     return SpreadTaskStore(stores), parsed["count"]
 
 
-_KINDS: dict[str, Callable[[Mapping[str, Any], Lease, bool, bytes | None], tuple[TaskStore, int]]] = {
+KINDS: dict[str, Callable[[Mapping[str, Any], Lease, bool, bytes | None], tuple[TaskStore, int]]] = {
     "files": _files,
-    "memory": _memory,
     "owner": _owner,
     "spread": _spread,
 }
+"""How a store is opened, by the kind that its address names."""
 
 
 def spread_address(lease: Lease, count: int, shares: Sequence[tuple[str, Sequence[PartitionIndex]]]) -> str:

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from recovery.backup.places import lasting_place, open_target
 from recovery.backup.restore import restore
 from recovery.backup.sources import open_source
 from recovery.base.clock import SystemClock
 from recovery.cli import main
+from recovery.places.opening import lasting_place, open_place
 from recovery.storage.initialize import init_partitions
 from tests.backup.support import work
 from tests.native.support import write_job
@@ -135,7 +135,7 @@ def test_a_lazy_restore_that_was_ended_early_is_continued_and_says_how_much_is_l
     call("backup db place")
     Path("scratch").mkdir()
     restore(
-        open_source(open_target("place"), Path("scratch"), SystemClock()), Path("new"), clock=SystemClock(),
+        open_source(open_place("place"), Path("scratch"), SystemClock()), Path("new"), clock=SystemClock(),
         random_id=lambda: "0123abcd", lazy_from=lasting_place("place"),
     )  # fmt: skip
     there = contents("new")

@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recovery.spark.jvm.class_archive import CACHE_VARIABLE
-from recovery.spark.jvm.left_archive import VARIABLE as ARCHIVE_VARIABLE
+from recovery.spark.jvm.cache import ARCHIVE_VARIABLE, CACHE_VARIABLE
 from tests.flows.cluster import truth
 from tests.namespaces import family
 from tests.stores import paths_of, problems, query, state_at, window

@@ -19,8 +19,8 @@ from recovery.cli import main
 from recovery.demo.story import Story
 from recovery.errors import OutputMismatchError, StateBackendError, StorageError
 from recovery.host import durable
-from recovery.operational.backends.objects import FileObjects
 from recovery.operational.locks import FileLock
+from recovery.places.directory import DirectoryDocuments
 from recovery.sinks.disk import Disk
 from recovery.sinks.output import OutputDirectory
 from recovery.sinks.protocol import Resume
@@ -117,7 +117,7 @@ def test_asking_for_the_holder(trap, store):
 
 def test_locks_of_operational_state(trap, tmp_path):
     """The same for those by name."""
-    lock = FileLock(tmp_path / "locks", "name", SystemClock(), "a test", 1.0)
+    lock = FileLock(tmp_path / "locks", "name", "a test", 1.0)
     with lock:
         pass
     trap(lock.path)
@@ -157,7 +157,7 @@ def test_an_invalid_note(store, text):
 
 def test_documents_of_a_file_backend(trap, tmp_path):
     """Reading one that is none is refused or finds it; writing goes through no draft of others."""
-    objects = FileObjects(tmp_path, 1.0)
+    objects = DirectoryDocuments(tmp_path, 1.0)
     objects.put("a/state.json", b"{}", None)
     trap(tmp_path / "a" / ".state.json.draft")
     token = objects.get("a/state.json").token
@@ -244,7 +244,7 @@ def test_everything_of_a_new_store_is_private(lax, tmp_path):
     ran(tmp_path / "a" / "db")
     run = CliRunner().invoke
     assert run(main, ["hwm", "set", str(tmp_path / "a" / "db"), "key", "1"]).exit_code == 0
-    with FileLock(tmp_path / "a" / "db" / "locks", "name", SystemClock(), "a test", 1.0):
+    with FileLock(tmp_path / "a" / "db" / "locks", "name", "a test", 1.0):
         pass
     assert run(main, ["backup", "--check", str(tmp_path / "a" / "db"), str(tmp_path / "b" / "copies")]).exit_code == 0
     assert run(main, ["backup", str(tmp_path / "a" / "db"), str(tmp_path / "b" / "copies")]).exit_code == 0

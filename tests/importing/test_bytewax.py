@@ -36,7 +36,7 @@ from recovery import (
 )
 from recovery.cli import main
 from recovery.importing.positions import is_position, offset_of, their_input
-from recovery.operational.steps.step_edits import moment
+from recovery.storage.snapshot import snapshot_at
 from recovery.values.keys import encode_key
 from tests import others
 from tests.importing.theirs import COUNT, LINES, Theirs, run, word_count
@@ -69,7 +69,7 @@ def theirs(tmp_path, monkeypatch):
 
 def states(directory, step="count"):
     """The states of a step by key, decoded."""
-    return {each.key: json.loads(each.value) for each in moment(directory).states(step)}
+    return {each.key: json.loads(each.value) for each in snapshot_at(directory).states(step)}
 
 
 def attempt(source, target, **more):
@@ -87,7 +87,7 @@ def test_states_and_positions(theirs, target):
     assert (done.flow, done.epoch, done.partitions, done.written, done.unclear) == ("words", 3, 3, True, 0)
     assert [(each.ours, each.theirs, each.keys, each.discarded) for each in done.steps] == [("count", COUNT, 3, 0)]
     assert [(each.path, each.files) for each in done.sources] == [("words.txt", ((Path.cwd() / "words.txt", 8),))]
-    assert (states(target), moment(target).cut[2], problems(target)) == (STATES, 0, [])
+    assert (states(target), snapshot_at(target).cut[2], problems(target)) == (STATES, 0, [])
     assert len(list(target.glob("part-*.sqlite3"))) == 3
     assert theirs.contents() == before
     assert sorted(Path.cwd().iterdir()) == [Path.cwd() / each for each in ("ours", "theirs", "words.txt")]
@@ -108,7 +108,7 @@ def test_what_is_newest_below_the_frontier(tmp_path, target):
     done = import_bytewax(theirs.directory, target, steps={"count": "n"}, flow="mine")
     assert (done.epoch, done.flow, states(target, "n")) == (2, "mine", {"a": 2, "c": 5})
     assert done.steps[0].discarded == 1
-    assert moment(target).cut[2] == -1
+    assert snapshot_at(target).cut[2] == -1
 
 
 def test_a_log_beside_a_file_is_read(theirs, target, tmp_path):
@@ -311,7 +311,7 @@ KILLS = """
 import shutil, sys
 from pathlib import Path
 from recovery import AlreadyInitializedError, import_bytewax
-from recovery.operational.steps.step_edits import moment
+from recovery.storage.snapshot import snapshot_at
 from tests.stores import problems
 from tests.syscalls import killed_at
 source, target, stride, twice = Path("theirs"), Path("ours"), int(sys.argv[1]), sys.argv[2] == "twice"
@@ -323,7 +323,7 @@ def work():
 def check(number):
     assert {path.name: path.read_bytes() for path in source.iterdir()} == before, number
     if target.exists():
-        assert len(list(moment(target).states("count"))) == 3 and problems(target) == [], number
+        assert len(list(snapshot_at(target).states("count"))) == 3 and problems(target) == [], number
 
 number, there = 1 + stride // 2, 0
 while killed_at(work, number):

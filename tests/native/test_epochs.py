@@ -7,8 +7,8 @@ import pytest
 from recovery import CorruptPartitionError
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.checkpoint.rows import CHUNK_BYTES
-from recovery.native.epochs import held_moments, write_epochs
-from recovery.operational.steps.step_edits import moment
+from recovery.native.epochs import held_snapshots, write_epochs
+from recovery.storage.snapshot import snapshot_at
 from tests.stores import Driver, alter, paths_of
 
 BIG = bytes(range(256)) * (CHUNK_BYTES // 256)
@@ -22,14 +22,14 @@ def closed(directory, *epochs):
             position |= {f"offsets/{batch}": "v1", f"commits/{batch}": "v1"}
             run.apply(batch, {"key": str(batch)})
             run.close(batch, driver_rows={CHECKPOINT_STEP: {**position, **files}})
-    return moment(directory)
+    return snapshot_at(directory)
 
 
 def written(found):
     """What was written: for each checkpoint its epochs, and its files with their content."""
     return [
         (
-            [at.epoch for at in each.moments],
+            [at.epoch for at in each.snapshots],
             {str(file.relative_to(each.path)): file.read_bytes() for file in each.path.rglob("*") if file.is_file()},
         )
         for each in found
@@ -45,7 +45,7 @@ def test_the_files_of_all_epochs_are_in_one_checkpoint(make_store, tmp_path):
         {"state/0/0/2.snapshot#00001": BIG, "state/0/0/2.snapshot#00002": b"\xff", "state/0/0/1.delta": None},
         {},
     )
-    assert [each.epoch for each in held_moments(at)] == [0, 1, 2, 3, 4]
+    assert [each.epoch for each in held_snapshots(at)] == [0, 1, 2, 3, 4]
     [(epochs, files)] = written(write_epochs(at, 0, tmp_path))
     assert epochs == [2, 3, 4]
     position = {f"{log}/{batch}": b"v1" for log in ("offsets", "commits") for batch in range(4)}

@@ -28,10 +28,11 @@ from recovery.errors import (
 )
 from recovery.native.exporting import export
 from recovery.native.importing import import_checkpoint
-from recovery.operational.steps.step_edits import edit_states, moment
+from recovery.operational.steps.step_edits import edit_states
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
+from recovery.storage.snapshot import snapshot_at
 from tests.checkpoint.support import write
 from tests.faults.minirun import child, die_at, wait
 from tests.native.support import held, job, place, write_job
@@ -193,7 +194,7 @@ def test_an_import_that_fails_halfway_can_be_repeated(source, store_dir, tmp_pat
     kept = held(source)
     with pytest.raises(SparkCheckpointError, match="has disappeared"):
         taken(source, store_dir, observe=vanish)
-    assert moment(store_dir).epoch == 0
+    assert snapshot_at(store_dir).epoch == 0
     for path, content in kept.items():
         write(source, path, content)
     assert taken(source, store_dir).epoch == 1
@@ -218,7 +219,7 @@ def test_an_import_that_is_killed_can_be_repeated(source, store_dir, tmp_path, p
 
     code = wait(child(work))
     assert code == (0 if visit == 2 and point in ("close.3", "close.4") else -signal.SIGKILL)
-    if moment(store_dir).epoch == 0:
+    if snapshot_at(store_dir).epoch == 0:
         assert taken(source, store_dir).epoch == 1
     assert problems(store_dir) == []
     export(store_dir, place(tmp_path / "out"))

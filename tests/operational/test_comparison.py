@@ -28,8 +28,8 @@ from recovery.checkpoint.sources import PLACES_KEY
 from recovery.cli import main
 from recovery.operational.steps.comparison import CHANGED, ONLY_A, ONLY_B, StepCounts, compare
 from recovery.operational.steps.epoch_input import FileRead
-from recovery.operational.steps.step_edits import moment
 from recovery.planning.comparing import Comparison
+from recovery.storage.snapshot import snapshot_at
 from tests.stores import ROOT, STEP, Driver
 
 KEYS = ["a", "b/c", "'", "🙂", "z"]
@@ -65,7 +65,7 @@ def test_differences_are_those_of_a_model(store_maker, seed, counts):
         one, other = models[0][e], (models[0] if b == a else models[1])[f]
         expected = dict.fromkeys(one.keys() - other.keys(), ONLY_A) | dict.fromkeys(other.keys() - one.keys(), ONLY_B)
         expected |= {key: CHANGED for key in one.keys() & other.keys() if one[key] != other[key]}
-        found = list(compare(moment(a, e), moment(b, f), STEP, Comparison(), StepCounts()))
+        found = list(compare(snapshot_at(a, e), snapshot_at(b, f), STEP, Comparison(), StepCounts()))
         assert {each.key: each.what for each in found} == expected
         assert [each.key for each in found] == sorted(expected)
 
@@ -331,7 +331,7 @@ def test_a_failure_is_no_difference(pair, monkeypatch):
     def broken(*_, **__):
         raise AssertionError("unforeseen")
 
-    monkeypatch.setattr(importlib.import_module("recovery.cli.diff"), "diff_moments", broken)
+    monkeypatch.setattr(importlib.import_module("recovery.cli.diff"), "diff_snapshots", broken)
     assert "AssertionError: unforeseen" in run_diff(*pair, code=70)
     assert run_diff(pair[0], "nowhere", code=20)
 

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from recovery.cli import main
-from recovery.operational.backends.address import parse_address
-from recovery.operational.backends.objects import open_objects
+from recovery.operational.backends.open import STATE, open_objects
+from recovery.places.address import parse_address
 from tests.shares import some
 from tests.stores import ROOT
 
@@ -94,6 +94,6 @@ def test_the_backend_in_force(tmp_path, places):
 
 def test_a_directory_is_made_only_on_request(tmp_path):
     """A path that is wrong, or a share that is not mounted, is never taken for an empty place."""
-    open_objects(parse_address(f"file://{tmp_path}/a/b?create=1"))
+    open_objects(parse_address(f"file://{tmp_path}/a/b?create=1", STATE))
     assert (tmp_path / "a/b").is_dir()
     shell(tmp_path, f"file://{tmp_path}/c", "$RECOVERY state list", code=46)

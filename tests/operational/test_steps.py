@@ -32,10 +32,11 @@ from recovery.base.clock import SystemClock, Uptime
 from recovery.base.reserved import DECLARATIONS_STEP
 from recovery.cli import main
 from recovery.epochs.writer import EpochWriter
-from recovery.operational.steps.step_edits import edit_states, moment
+from recovery.operational.steps.step_edits import edit_states
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
+from recovery.storage.snapshot import snapshot_at
 from recovery.storage.sqlite.store import FilePartitions
 from recovery.values.declaration import Declaration
 from tests.operational.support import background
@@ -46,7 +47,7 @@ KEYS = ["a", "b", "c", "b/c", "*", "..", "'\"", "🙂", "k" * 10_000]
 
 def at(directory, epoch, step=STEP):
     """The states of a step at an epoch, by key."""
-    return {s.key: (s.value, s.timeout_ms) for s in moment(directory, epoch).states(step)}
+    return {s.key: (s.value, s.timeout_ms) for s in snapshot_at(directory, epoch).states(step)}
 
 
 def edited(directory, changes, **options):
@@ -89,7 +90,7 @@ def test_every_epoch_reads_as_it_was_written(store_maker, seed):
     for last in range(len(model)):
         assert at(directory, last) == model[last]
         for first in range(last):
-            found = {c.key: c for c in moment(directory, last).changes(STEP, moment(directory, first))}
+            found = {c.key: c for c in snapshot_at(directory, last).changes(STEP, snapshot_at(directory, first))}
             differing = {k for k in KEYS if model[first].get(k) != model[last].get(k)}
             assert set(found) == differing
             for key, change in found.items():
@@ -113,7 +114,7 @@ def test_an_edit_is_an_epoch_of_its_own(ran):
     assert edited(ran, {"a": ("9", None), "c": ("7", 8000), "b": (None, None)}) == 3
     assert at(ran, 3) == {"a": ("9", None), "c": ("7", 8000)}
     assert at(ran, 2) == {"a": ("3", None), "b": ("2", 5000)}
-    assert moment(ran).cut[2] == 1
+    assert snapshot_at(ran).cut[2] == 1
     assert problems(ran) == []
     with Driver(ran, resume_epoch=3):
         pass
@@ -137,14 +138,14 @@ def test_an_edit_is_recorded(ran):
 def test_an_empty_edit_makes_no_epoch(ran):
     """No epoch, no execution."""
     assert edited(ran, {}) is None
-    assert moment(ran).epoch == 2
+    assert snapshot_at(ran).epoch == 2
 
 
 def test_an_edit_needs_the_lock(ran):
     """It is refused while a run goes on, and names the run."""
     with DirectoryLock(ran, SystemClock(), "flow words"), pytest.raises(DirectoryLockedError, match="flow words"):
         edited(ran, {"a": ("9", None)})
-    assert moment(ran).epoch == 2
+    assert snapshot_at(ran).epoch == 2
 
 
 def test_force_fences_the_holder(ran):
@@ -292,18 +293,18 @@ def test_an_epoch_that_is_closed_is_closed(ran, monkeypatch):
 
 def test_many_keys_are_read_in_one_call(ran, monkeypatch):
     """Each partition once for what is looked at, and once for what is compared before it is written."""
-    from recovery.operational.steps import step_edits as steps
     from recovery.operational.targets import Steps
+    from recovery.storage import snapshot
 
     reads = []
-    original = steps.few_states_at
+    original = snapshot.few_states_at
 
     def counted(path, step, cut, keys=None):
         if step != DECLARATIONS_STEP:
             reads.append((path.name, step, len(keys)))
         return original(path, step, cut, keys)
 
-    monkeypatch.setattr(steps, "few_states_at", counted)
+    monkeypatch.setattr(snapshot, "few_states_at", counted)
     target = Steps(ran, STEP, SystemClock())
     names = [(step, f"key-{n}") for n in range(200) for step in (STEP, "other")]
     seen = target.find_all(names)
@@ -385,7 +386,7 @@ def test_steps_that_are_not_the_flows(ran, step):
 def test_an_epoch_that_is_not_held(ran):
     """The error says which are."""
     with pytest.raises(EpochNotHeldError, match="epochs 0 to 2"):
-        moment(ran, 9)
+        snapshot_at(ran, 9)
 
 
 def test_a_directory_without_a_flow(store_dir):
@@ -421,7 +422,7 @@ edit_states(Path(sys.argv[1]), "set", lambda _: changes, clock=SystemClock())
 
 def test_a_reader_sees_one_moment(ran):
     """What was planned is read, although epochs are closed meanwhile; when it is gone, that is an error."""
-    then = moment(ran)
+    then = snapshot_at(ran)
     edited(ran, {"a": ("9", None)})
     assert {s.key: s.value for s in then.states(STEP)} == {"a": "3", "b": "2"}
     edited(ran, {"a": ("10", None)})
@@ -459,7 +460,7 @@ def test_rows_of_the_runs_own_are_found_by_key(store_maker):
     writer = EpochWriter(directory, plan_resume(scan(directory)), "flow", SystemClock(), backup_interval_s=0)
     writer.close({("$hwm", key): ("1", None) for key in keys})
     writer.release()
-    assert set(moment(directory).some("$hwm", keys)) == set(keys)
+    assert set(snapshot_at(directory).some("$hwm", keys)) == set(keys)
 
 
 def test_an_epoch_counts_as_closed_when_all_partitions_have_it(store_maker, tmp_path, monkeypatch):
@@ -535,4 +536,4 @@ def test_a_value_whose_epoch_is_damaged_is_not_passed_over(store_dir):
     with pytest.raises(CorruptPartitionError, match="'a' does not match its digest"):
         at(store_dir, 1)
     with pytest.raises(CorruptPartitionError, match="'a' does not match its digest"):
-        moment(store_dir, 1).state(STEP, "a")
+        snapshot_at(store_dir, 1).state(STEP, "a")

@@ -11,11 +11,11 @@ import pytest
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex, StepId
 from recovery.errors import ConfigurationError, EpochNotHeldError, OwnerRefusedError
 from recovery.metrics.memory import resident_bytes
-from recovery.operational.steps.step_edits import moment, moments
 from recovery.owner import step_rows as module
 from recovery.owner.process import OwnerProcess
 from recovery.owner.step_rows import step_rows
 from recovery.storage.reach import reach
+from recovery.storage.snapshot import snapshot_at, snapshots_at
 from recovery.wire.address import OwnerAddress
 from recovery.wire.messages import Rows
 from recovery.wire.rows import read_rows
@@ -37,7 +37,7 @@ def db(make_store) -> Path:
 
 
 def read_all(directory: Path, epoch: int | None = None, since: int | None = None) -> list[dict]:
-    now, before = moments(directory, epoch, since)
+    now, before = snapshots_at(directory, epoch, since)
     found = [step_rows(path, STEP, now.cut, before and before.cut) for path in now.paths]
     return [row for batches in found for batch in batches for row in batch.to_pylist()]
 
@@ -60,7 +60,7 @@ def test_states_and_changes(db, monkeypatch, most):
 def test_a_record_batch_has_a_limit_in_size(db, monkeypatch):
     """Large values make small batches; one that is larger than the limit has a batch of its own."""
     monkeypatch.setattr(module, "MOST_CHARS", 8)
-    now = moment(db)
+    now = snapshot_at(db)
     sizes = [batch.num_rows for path in now.paths for batch in step_rows(path, STEP, now.cut)]
     assert max(sizes) < 4
     assert sum(sizes) == 19
@@ -71,13 +71,13 @@ def test_a_record_batch_has_a_limit_in_size(db, monkeypatch):
 def test_an_older_moment_that_is_newer(db):
     """The epochs are the wrong way round."""
     with pytest.raises(ConfigurationError, match="epoch 3 is newer than epoch 1"):
-        moments(db, 1, 3)
+        snapshots_at(db, 1, 3)
 
 
 @pytest.fixture
 def reader(db, tmp_path):
     """A process that only sends rows of the directory, and its address."""
-    owner = OwnerProcess("", tmp_path, KEY, READER, 2, reads=moment(db).paths)
+    owner = OwnerProcess("", tmp_path, KEY, READER, 2, reads=snapshot_at(db).paths)
     yield owner
     owner.stop()
 
@@ -93,7 +93,7 @@ def test_a_process_that_sends_rows(db, reader):
         return [row for stream in streams for row in stream.read_all().to_pylist()]
 
     for epoch, since in ((None, None), (2, None), (3, 1)):
-        now, before = moments(db, epoch, since)
+        now, before = snapshots_at(db, epoch, since)
         rows = [row for index in range(2) for row in sent(index, now.cut, before and before.cut)]
         assert rows == read_all(db, epoch, since)
     with pytest.raises(EpochNotHeldError):
@@ -109,7 +109,7 @@ def test_memory_does_not_depend_on_the_rows(make_store, tmp_path):
     with Driver(directory) as run:
         run.apply(0, {f"k{i}": f"{i}" + "x" * 20_000 for i in range(10_000)})
         run.close(0)
-    now = moment(directory)
+    now = snapshot_at(directory)
     owner = OwnerProcess("", tmp_path, KEY, READER, 1, reads=now.paths)
     try:
         parsed = OwnerAddress.parsed(json.loads(owner.address("127.0.0.1")))

@@ -80,7 +80,7 @@ def test_which_settings_are_slower():
         "spark.python.unix.domain.socket.enabled": "TRUE",
         "spark.python.worker.reuse": "False",
         "spark.speculation": "true",
-        "spark.python.daemon.module": "recovery.spark.daemon",
+        "spark.python.daemon.module": "recovery.spark.jvm.daemon",
     }
     assert slower_settings(given, "local[2]") == {"spark.python.worker.reuse": "true", "spark.speculation": "false"}
     assert set(slower_settings(given, "local[2]")) <= set(COSTS)

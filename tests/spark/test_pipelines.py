@@ -524,4 +524,4 @@ pipeline = Pipeline("nightly", [
         "from recovery import Flow\nflow = Flow('f', lambda spark: spark.readStream.format('rate').load())\n"
     )
     done = command_line(tmp_path, "flow.py", "-r", "db", "--full-refresh")
-    assert (done.returncode, "are for pipelines" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "is for pipelines" in done.stderr) == (2, True), done.stderr

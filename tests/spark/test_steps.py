@@ -872,6 +872,8 @@ def test_what_would_end_a_program_ends_the_run(spark, feed, tmp_path, kind, wher
         leave({"BatchDone": "batch", "EpochClosed": "closed"}.get(type(event).__name__))
 
     class Sink:
+        single_action = False
+
         def write(self, batch, batch_id):
             leave("sink")
             batch.collect()
@@ -907,6 +909,8 @@ def test_a_query_that_stops_itself(spark, feed, tmp_path, where):
         held[0].stop()
 
     class Sink:
+        single_action = False
+
         def write(self, batch, batch_id):
             if where == "sink" and batch_id == 1:
                 stop()

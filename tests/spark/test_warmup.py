@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recovery.errors import StorageError
-from recovery.spark.jvm.class_archive import (
+from recovery.spark.jvm.cache.class_archive import (
     CACHE_VARIABLE,
     COMPILED_FILES,
     archive_options,

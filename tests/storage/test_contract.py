@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from recovery.errors import LeaseLostError, StorageError
 from recovery.planning.measures import Measure
 from recovery.planning.values import StepEdit
-from recovery.storage.memory import MemoryDirectory
 from recovery.storage.scan import read_measures
 from recovery.storage.seam import BatchCount, Changes, CloseRequest
 from recovery.values.keys import partition_of
 from recovery.wire.calls import Closing
+from tests.memory_store import MemoryDirectory
 from tests.stores import STEP, Driver, OwnedDirectory, SpreadDirectory, new_execution, pack
 
 COUNT = 2
@@ -227,7 +227,7 @@ class TestStart:
 
     def test_an_earlier_execution_is_refused(self, directory, run):
         """An owner says so before it asks its partitions."""
-        reason = "began before|are held by run" if isinstance(directory, SpreadDirectory) else "began before"
+        reason = "began before|began here" if isinstance(directory, SpreadDirectory) else "began before"
         with Driver(directory), pytest.raises(LeaseLostError, match=reason):
             run.store.start(replace(run.execution, id="other"), [STEP])
 

@@ -16,6 +16,7 @@ import pytest
 
 from recovery.base.clock import SystemClock
 from recovery.errors import DirectoryLockedError, StorageError
+from recovery.host import locks
 from recovery.storage import lock as module
 from recovery.storage.lock import LOCK_NAME, DirectoryLock, lock_holder
 from tests.namespaces import as_process_1
@@ -141,12 +142,12 @@ def test_those_who_only_ask_are_waited_out_and_a_run_is_not(lock, tmp_path, monk
 
     def shared_until_the_tenth_try(descriptor, operation):
         tries.append(operation)
-        if operation & module.fcntl.LOCK_EX and len(tries) < 30:
+        if operation & locks.fcntl.LOCK_EX and len(tries) < 30:
             raise BlockingIOError
 
     def always_shared(descriptor, operation):
         tries.append(operation)
-        if operation & module.fcntl.LOCK_EX:
+        if operation & locks.fcntl.LOCK_EX:
             raise BlockingIOError
 
     def held(descriptor, operation):
@@ -156,7 +157,7 @@ def test_those_who_only_ask_are_waited_out_and_a_run_is_not(lock, tmp_path, monk
     monkeypatch.setattr(module, "ATTEMPT_INTERVAL_S", 0)
     for flock, calls in ((shared_until_the_tenth_try, 31), (always_shared, 3 * module.ATTEMPTS), (held, 2)):
         tries.clear()
-        monkeypatch.setattr(module.fcntl, "flock", flock)
+        monkeypatch.setattr(locks.fcntl, "flock", flock)
         another = DirectoryLock(tmp_path, SystemClock(), "flow")
         with pytest.raises(DirectoryLockedError) if calls != 31 else contextlib.nullcontext():
             another.acquire()

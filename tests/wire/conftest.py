@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recovery.storage.memory import MemoryDirectory
+from tests.memory_store import MemoryDirectory
 from tests.stores import Driver
 from tests.wire.certificates import make_certificates
 from tests.wire.serving import Serving

@@ -22,9 +22,7 @@ from typing import NamedTuple
 from recovery.backup.catalog import stage
 from recovery.backup.lease import Term, read_term
 from recovery.backup.manifest import Manifest, manifest_name
-from recovery.backup.mounted import limited
 from recovery.backup.objects import SpoiledObject
-from recovery.backup.places import lasting_place, open_target
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.repository import (
     Listing,
@@ -36,7 +34,6 @@ from recovery.backup.repository import (
 )
 from recovery.backup.standby.document import STAGING, At, Standby, read_standby, write_standby
 from recovery.backup.standby.fetch import Fetcher, changes_path, content_of
-from recovery.backup.target import Target
 from recovery.base import faults
 from recovery.base.clock import Clock
 from recovery.base.threads import each
@@ -49,6 +46,9 @@ from recovery.errors import (
     StorageError,
 )
 from recovery.host.durable import PRIVATE, Modes, make_directories, sync
+from recovery.places.mounted import limited
+from recovery.places.opening import lasting_place, open_place
+from recovery.places.protocol import Place
 from recovery.planning.following import Position, Stage, is_later, latest_first, stage_of
 from recovery.storage.copies import put_in_place, replay
 from recovery.storage.lock import DirectoryLock, check_unlocked
@@ -156,7 +156,7 @@ class Follower:
             check_unlocked(self.directory)
         try:
             self._document = self._marked()
-            self._target: Target = limited(open_target(self._document.place))
+            self._target: Place = limited(open_place(self._document.place))
             faults.reach("follow.1")
             if self._document.coming is not None:
                 if self._preview is not None:
@@ -215,7 +215,7 @@ class Follower:
             return found
         if self._place is None:
             raise _no_standby(self.directory)
-        shown = open_target(self._place).shown
+        shown = open_place(self._place).shown
         if found is None:
             there = sorted(path.name for path in self.directory.glob("part-*.sqlite3*"))
             if there:

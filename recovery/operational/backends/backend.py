@@ -147,7 +147,7 @@ class DirectoryBackend:
         from recovery.operational.locks import FileLock
 
         home(self.directory)
-        with FileLock(self.directory / LOCKS_NAME, name, self._clock, purpose, self._retry.longest_s):
+        with FileLock(self.directory / LOCKS_NAME, name, purpose, self._retry.longest_s):
             yield
 
     def _patiently(self, attempt: Callable[[], T]) -> T:

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from recovery.base.addresses import local_path
 from recovery.base.clock import Clock
-from recovery.errors import ConfigurationError
-from recovery.operational.backends.address import is_uri, parse_address
+from recovery.base.intervals import parse_interval
+from recovery.errors import ConfigurationError, StateBackendError
+from recovery.host.durable import PRIVATE, make_directories
 from recovery.operational.backends.backend import Backend, DirectoryBackend
 from recovery.operational.backends.custom import StateStore, StoreObjects
 from recovery.operational.backends.leases import LeaseTerms
-from recovery.operational.backends.objects import open_objects
 from recovery.operational.backends.owned import OwnerBackend
 from recovery.operational.backends.remote import RemoteBackend
 from recovery.operational.backends.retry import RetryPolicy
+from recovery.places.address import PlaceAddress, Purpose, is_uri, parse_address
+from recovery.places.directory import DirectoryDocuments
+from recovery.places.documents import BucketDocuments
+from recovery.places.protocol import DocumentStore
 
 VARIABLE = "RECOVERY_STATE_BACKEND"
 DIRECTORY = "recovery"
 """The name of the default backend: the recovery directory itself."""
+
+TIMEOUT = "20s"
+_FORMS = "Write it like file:///srv/state, s3://bucket/prefix, azure://container/prefix or gs://bucket/prefix."
+STATE = Purpose(
+    more=frozenset({"timeout", "lock_timeout_seconds", "lock_retry_seconds", "create"}),
+    begin="the state backend cannot be used: ",
+    cause="The URI in --state-backend or RECOVERY_STATE_BACKEND is wrong.",
+    remedy=_FORMS,
+)
+"""The addresses of operational state. Only a directory can be created."""
 
 Location = str | os.PathLike[str]
 
@@ -47,7 +62,7 @@ def choose(directory: Location | None, backend: str | None) -> Location:
             raise ConfigurationError(
                 f"{chosen!r:.120} is not a state backend",
                 cause="A state backend is named by a URI; give a recovery directory as DIR instead.",
-                remedy="Write it like file:///srv/state, s3://bucket/prefix, azure://container/prefix, gs://bucket/prefix.",
+                remedy=_FORMS,
             )
         return chosen
     if not directory:
@@ -65,7 +80,26 @@ def open_backend(location: Location, clock: Clock, retry: RetryPolicy) -> Backen
     """Return the backend at a location: a recovery directory, or a URI. Raises ConfigurationError or
     NoPartitionsError."""
     if isinstance(location, str) and is_uri(location):
-        address = parse_address(location)
-        terms = LeaseTerms(address.seconds("lock_timeout_seconds", "10"), address.seconds("lock_retry_seconds", "1"))
+        address = parse_address(location, STATE)
+        terms = LeaseTerms(
+            _seconds(address, "lock_timeout_seconds", "10"), _seconds(address, "lock_retry_seconds", "1")
+        )
         return RemoteBackend(open_objects(address), clock, retry, terms)
     return DirectoryBackend(local_path(location), clock, retry)
+
+
+def open_objects(address: PlaceAddress) -> DocumentStore:
+    """Return the place of operational state that an address names. Raises ConfigurationError."""
+    timeout_s = _seconds(address, "timeout", TIMEOUT)
+    if address.kind != "file":
+        return BucketDocuments(address, timeout_s, StateBackendError, address.location)
+    create = address.settings.get("create", "0")
+    if create not in ("0", "1"):
+        raise ConfigurationError(f"{STATE.begin}create is 0 or 1", cause=STATE.cause, remedy=STATE.remedy)
+    if create == "1":
+        make_directories(Path(address.path), PRIVATE)
+    return DirectoryDocuments(Path(address.path), timeout_s)
+
+
+def _seconds(address: PlaceAddress, name: str, default: str) -> float:
+    return parse_interval(address.settings.get(name, default))

@@ -11,10 +11,10 @@ from recovery.base.addresses import local_path
 from recovery.errors import StateNotFoundError
 from recovery.operational.ids import matches
 from recovery.operational.steps.epoch_input import SourcePosition, position_of
-from recovery.operational.steps.step_edits import Moment, moment
 from recovery.operational.steps.step_history import content
 from recovery.planning.comparing import ABSENT, Comparison, Difference
 from recovery.storage.history import KeyChange, KeyState
+from recovery.storage.snapshot import Snapshot, snapshot_at
 
 Pair = tuple[str, KeyState | None, KeyState | None]
 """A key with its states in both snapshots; None: it has none."""
@@ -108,13 +108,13 @@ def diff(
     Raises the errors of planning, EpochNotHeldError, StateNotFoundError for a step that is in neither, and
     CorruptPartitionError, also while differences are read.
     """
-    one, other = moment(local_path(a), epoch_a), moment(local_path(b), epoch_b)
-    return diff_moments(one, other, steps, key, Comparison(tolerance, frozenset(ignore_fields)), every_key=every_key)
+    one, other = snapshot_at(local_path(a), epoch_a), snapshot_at(local_path(b), epoch_b)
+    return diff_snapshots(one, other, steps, key, Comparison(tolerance, frozenset(ignore_fields)), every_key=every_key)
 
 
-def diff_moments(
-    a: Moment,
-    b: Moment,
+def diff_snapshots(
+    a: Snapshot,
+    b: Snapshot,
     steps: Collection[str],
     pattern: str | None,
     comparison: Comparison,
@@ -140,8 +140,8 @@ def diff_moments(
 
 
 def compare(
-    a: Moment,
-    b: Moment,
+    a: Snapshot,
+    b: Snapshot,
     step: str,
     comparison: Comparison,
     counts: StepCounts,
@@ -177,7 +177,7 @@ def compare(
         counts.equal = None
 
 
-def since(a: Moment, b: Moment) -> int | None:
+def since(a: Snapshot, b: Snapshot) -> int | None:
     """Return the epoch from which on a comparison reads what was written; None: it reads all keys.
 
     That is the older of two snapshots of the same files, or the newest epoch that two stores hold of a history that
@@ -189,7 +189,7 @@ def since(a: Moment, b: Moment) -> int | None:
     return shared[0].epoch if shared else None
 
 
-def pairs(a: Moment, b: Moment, step: str) -> Iterator[Pair]:
+def pairs(a: Snapshot, b: Snapshot, step: str) -> Iterator[Pair]:
     """Yield the keys of a step that may differ between two snapshots, by key, with their states in both."""
     if a.paths == b.paths:
         older, newer = sorted((a, b), key=lambda at: at.epoch)
@@ -201,7 +201,7 @@ def pairs(a: Moment, b: Moment, step: str) -> Iterator[Pair]:
     yield from _all_pairs(a, b, step) if shared is None else _changed_pairs(a, b, step, shared)
 
 
-def _changed_pairs(a: Moment, b: Moment, step: str, shared: tuple[Moment, Moment]) -> Iterator[Pair]:
+def _changed_pairs(a: Snapshot, b: Snapshot, step: str, shared: tuple[Snapshot, Snapshot]) -> Iterator[Pair]:
     """Yield the keys that changed on either side since the snapshot that both share. A side on which a key did not
     change has the state that it had in that snapshot."""
     changes, others = a.changes_in_order(step, shared[0]), b.changes_in_order(step, shared[1])
@@ -219,7 +219,7 @@ def _changed_pairs(a: Moment, b: Moment, step: str, shared: tuple[Moment, Moment
             one, other = next(changes, None), next(others, None)
 
 
-def _all_pairs(a: Moment, b: Moment, step: str) -> Iterator[Pair]:
+def _all_pairs(a: Snapshot, b: Snapshot, step: str) -> Iterator[Pair]:
     rows, others = a.states_in_order(step), b.states_in_order(step)
     row, other = next(rows, None), next(others, None)
     while row is not None or other is not None:
@@ -235,7 +235,7 @@ def _all_pairs(a: Moment, b: Moment, step: str) -> Iterator[Pair]:
             row, other = next(rows, None), next(others, None)
 
 
-def changed_states(a: Moment, b: Moment, step: str) -> Iterator[KeyChange]:
+def changed_states(a: Snapshot, b: Snapshot, step: str) -> Iterator[KeyChange]:
     """Yield the keys of a step whose state differs between two snapshots, by key, with both states as stored."""
     for key, before, after in pairs(a, b, step):
         if difference_of(step, key, before, after, Comparison()) is not None:
@@ -265,13 +265,13 @@ def difference_of(
     return KeyDifference(step, key, CHANGED, one, other, tuple(differences), timeouts)
 
 
-def positions(a: Moment, b: Moment) -> list[SourcePosition]:
+def positions(a: Snapshot, b: Snapshot) -> list[SourcePosition]:
     """Return the position of each source in both snapshots, by its number in the plan; tick sources are left out."""
     one, other = position_of(a), position_of(b)
     return [SourcePosition(each, one.get(each), other.get(each)) for each in dict.fromkeys([*one, *other])]
 
 
-def steps_of(a: Moment, b: Moment, wanted: Collection[str] = ()) -> list[str]:
+def steps_of(a: Snapshot, b: Snapshot, wanted: Collection[str] = ()) -> list[str]:
     """Return the steps of two snapshots, without the run's own; `wanted`: only these."""
     every = dict.fromkeys([*a.steps(), *b.steps()])
     return [step for step in every if not wanted or step in wanted]

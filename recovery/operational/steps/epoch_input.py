@@ -16,12 +16,12 @@ from recovery.checkpoint.offsets import labels, read_log
 from recovery.checkpoint.source_places import recorded_places
 from recovery.checkpoint.sources import PLACES_KEY
 from recovery.errors import RecoveryError
-from recovery.operational.steps.step_edits import Moment
 from recovery.planning.resume import Cut
+from recovery.storage.snapshot import Snapshot
 
 
-def position_of(at: Moment) -> dict[str, str]:
-    """Return the position of each source at a moment, by its number in the plan, without tick sources."""
+def position_of(at: Snapshot) -> dict[str, str]:
+    """Return the position of each source in a snapshot, by its number in the plan, without tick sources."""
     text = _stored(at, f"offsets/{at.cut[2]}")
     if not text:
         return {}
@@ -36,7 +36,7 @@ def position_of(at: Moment) -> dict[str, str]:
     }
 
 
-def _stored(at: Moment, path: str) -> str:
+def _stored(at: Snapshot, path: str) -> str:
     """Return a file of the checkpoint that a snapshot holds, as text; empty if it holds none."""
     whole = at.state(CHECKPOINT_STEP, path)
     chunks = [whole] if whole else []
@@ -68,7 +68,7 @@ class SourceInput:
         return {"source": self.source, "ranges": ranges}
 
 
-def epoch_input(at: Moment, epoch: int) -> tuple[SourceInput, ...] | None:
+def epoch_input(at: Snapshot, epoch: int) -> tuple[SourceInput, ...] | None:
     """Return what an epoch read of each source; None if the epoch, or the one before it, is not held any more.
 
     Raises the errors of reading, and those of a position that cannot be read.

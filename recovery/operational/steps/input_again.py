@@ -21,9 +21,9 @@ from recovery.base.wording import counted
 from recovery.checkpoint.reached import LOCAL, Reached, reached_between
 from recovery.checkpoint.rows import Content
 from recovery.errors import RecoveryError
-from recovery.operational.steps.step_edits import Moment
 from recovery.planning.lost_input import SHOWN_PARTS
 from recovery.planning.resume import BEGINNING, ResumePlan, common_cuts
+from recovery.storage.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,15 @@ def input_again(plan: ResumePlan) -> InputAgain | None:
     chosen = BEGINNING if plan.snapshot is None else plan.snapshot.cut
     if chosen == newest:
         return None
-    known = () if chosen == BEGINNING else _rows(Moment.of(plan, chosen))
-    beyond = reached_between(_rows(Moment.of(plan, newest)), known)
+    known = () if chosen == BEGINNING else _rows(Snapshot.of(plan, chosen))
+    beyond = reached_between(_rows(Snapshot.of(plan, newest)), known)
     found = dict(_looked(beyond))
     gone = tuple(name for name, state in found.items() if state == "gone")
     changed = tuple(name for name, state in found.items() if state == "changed")
     return InputAgain(len(found), gone, changed) if found else None
 
 
-def _rows(at: Moment) -> Iterator[tuple[str, Content]]:
+def _rows(at: Snapshot) -> Iterator[tuple[str, Content]]:
     """Yield the rows of a snapshot that say what sources have read, without the state of Spark's operators."""
     keys = [key for key, _ in at.sizes(CHECKPOINT_STEP) if key.startswith(("offsets/", "sources/"))]
     for key, state in at.some(CHECKPOINT_STEP, keys).items():

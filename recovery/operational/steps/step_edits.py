@@ -1,20 +1,18 @@
-"""The state of a flow's steps: reading it at any held epoch, and editing it as a new epoch."""
+"""The state of a flow's steps: editing it as a new epoch."""
 
 from __future__ import annotations
 
 import getpass
-import heapq
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from recovery.base.clock import Clock
 from recovery.base.credentials.task_key import task_key
-from recovery.base.ids import NO_EPOCH, Epoch
+from recovery.base.ids import Epoch
 from recovery.base.reserved import DECLARATIONS_STEP, RESERVED_PREFIX
 from recovery.epochs.writer import EpochWriter, StepKey
 from recovery.errors import ConfigurationError, EpochNotHeldError, FlowMismatchError, RecoveryError, StateValueError
@@ -24,162 +22,23 @@ from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.runs import EDIT, RunHistory, RunRecorder
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
-from recovery.planning.timeline import TimelinePart, fork, timeline
-from recovery.planning.values import ClosedEpoch
 from recovery.storage.copied import copies_of
-from recovery.storage.history import (
-    KeyChange,
-    KeyState,
-    KeyVersion,
-    changes_between,
-    check_all_there,
-    count_at,
-    few_states_at,
-    sizes_at,
-    states_at,
-    steps_in,
-    versions_of,
-)
 from recovery.storage.locations import Locations
 from recovery.storage.lock import DirectoryLock, lock_holder
 from recovery.storage.scan import scan
 from recovery.storage.seam import Edited
+from recovery.storage.snapshot import Snapshot
 from recovery.storage.verify import check_all, run_all
 from recovery.values.declaration import Declaration, shown
 from recovery.values.fits import key_check, state_check
-from recovery.values.keys import home_of
 
 E = TypeVar("E")
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """One snapshot of a recovery directory: the files, and the cut that they share.
-
-    epochs: the closed epochs that the files held when the snapshot was chosen. cuts: the snapshots that they shared.
-    timeline: which execution closed which epochs up to this one.
-    """
-
-    paths: tuple[Path, ...]
-    cut: Cut
-    epochs: tuple[ClosedEpoch, ...]
-    cuts: frozenset[Cut]
-    timeline: tuple[TimelinePart, ...]
-
-    @classmethod
-    def of(cls, plan: ResumePlan, cut: Cut) -> Moment:
-        """Return the snapshot of a cut that all partitions of a plan hold."""
-        held = plan.partitions
-        snapshot = next((closed for closed in held[0].epochs if closed.cut == cut), None)
-        parts = timeline(held[0].executions, snapshot)
-        return cls(tuple(d.path for d in held), cut, held[0].epochs, frozenset(common_cuts(held)), parts)
-
-    @property
-    def epoch(self) -> int:
-        """The snapshot's epoch; 0 for the time before the first."""
-        return self.cut[0]
-
-    @property
-    def oldest(self) -> int:
-        """The oldest epoch that the files shared."""
-        return min(self.cuts)[0]
-
-    def shared_with(self, other: Moment) -> tuple[Moment, Moment] | None:
-        """Return the newest snapshot that both directories hold of the history that they share, as a moment of each;
-        None if there is none. A fork shares the history of its origin, and a restored backup that of its store."""
-        limit = min(fork(self.timeline, other.timeline), self.epoch, other.epoch)
-        cuts = [cut for cut in self.cuts & other.cuts if NO_EPOCH < cut[0] <= limit]
-        return (replace(self, cut=max(cuts)), replace(other, cut=max(cuts))) if cuts else None
-
-    def states(self, step: str) -> Iterator[KeyState]:
-        """Yield the states of a step, one partition after the other."""
-        for path in self.paths:
-            yield from states_at(path, step, self.cut)
-
-    def states_in_order(self, step: str) -> Iterator[KeyState]:
-        """Yield the states of a step by key, from all partitions. Holds a few rows of each partition in memory."""
-        every = [states_at(path, step, self.cut, in_order=True) for path in self.paths]
-        return heapq.merge(*every, key=lambda state: state.key)
-
-    def versions(self, step: str, key: str) -> list[KeyVersion]:
-        """Return the values of a key that are still held, oldest first."""
-        return versions_of(self.paths[home_of(step, len(self.paths), key)], step, key, self.cut)
-
-    def state(self, step: str, key: str) -> KeyState | None:
-        """Return the state of one key."""
-        return self.some(step, [key]).get(key)
-
-    def some(self, step: str, keys: Iterable[str]) -> dict[str, KeyState]:
-        """Return the states of these keys, for those that have one."""
-        wanted: dict[Path, list[str]] = {}
-        for key in dict.fromkeys(keys):
-            wanted.setdefault(self.paths[home_of(step, len(self.paths), key)], []).append(key)
-        found = (few_states_at(path, step, self.cut, some) for path, some in wanted.items())
-        return {state.key: state for states in found for state in states}
-
-    def sizes(self, step: str) -> Iterator[tuple[str, int]]:
-        """Yield the keys of a step and the size of each value in bytes, without reading the values."""
-        for path in self.paths:
-            yield from sizes_at(path, step, self.cut)
-
-    def count(self, step: str) -> int:
-        """Return the number of keys of a step, without reading their values."""
-        return sum(count_at(path, step, self.cut) for path in self.paths)
-
-    def changes(self, step: str, since: Moment) -> Iterator[KeyChange]:
-        """Yield the keys of a step whose state differs from that at the moment `since`."""
-        for path in self.paths:
-            yield from changes_between(path, step, since.cut, self.cut)
-
-    def changes_in_order(self, step: str, since: Moment) -> Iterator[KeyChange]:
-        """Yield the same by key. Holds the keys that were written in between in memory."""
-        every = [changes_between(path, step, since.cut, self.cut) for path in self.paths]
-        return heapq.merge(*every, key=lambda change: change.key)
-
-    def check_all_there(self, step: str, key: str) -> None:
-        """Raises CorruptPartitionError if the key's partition lacks rows of the step. Reads all keys of the step
-        there."""
-        check_all_there(self.paths[home_of(step, len(self.paths), key)], step, self.cut)
-
-    def steps(self, *, reserved: bool = False) -> list[str]:
-        """Return the steps that have state at any held epoch."""
-        found = {step for path in self.paths for step in steps_in(path)}
-        return sorted(step for step in found if reserved or not step.startswith(RESERVED_PREFIX))
-
-
-def moment(directory: Path, epoch: int | None = None) -> Moment:
-    """Return the snapshot of an epoch that all partitions hold; None: the newest. Only reads; a run may be active.
-
-    Raises the errors of planning, and EpochNotHeldError.
-    """
-    plan = plan_resume(scan(directory))
-    cuts = common_cuts(plan.partitions)
-    if epoch is None:
-        return Moment.of(plan, max(cuts))
-    for cut in cuts:
-        if cut[0] == epoch:
-            return Moment.of(plan, cut)
-    raise EpochNotHeldError(
-        f"epoch {epoch} is not held: the partitions share epochs {min(cuts)[0]} to {max(cuts)[0]}", path=directory
-    )
-
-
-def moments(directory: Path, epoch: int | None, since: int | None) -> tuple[Moment, Moment | None]:
-    """Return the moment of an epoch, and that of the older epoch `since`, or None. Raises ConfigurationError if `since`
-    is newer."""
-    now = moment(directory, epoch)
-    before = None if since is None else moment(directory, since)
-    if before is not None and before.epoch > now.epoch:
-        raise ConfigurationError(
-            f"epoch {before.epoch} is newer than epoch {now.epoch}", cause="", remedy="Give the older one as `since`."
-        )
-    return now, before
 
 
 def edit_states(
     directory: Path,
     what: str,
-    compute: Callable[[Moment], Mapping[StepKey, Edited]],
+    compute: Callable[[Snapshot], Mapping[StepKey, Edited]],
     *,
     clock: Clock,
     force: bool = False,
@@ -213,7 +72,7 @@ def edit_states(
 
 
 def _edit_at_owners(
-    places: Locations, what: str, compute: Callable[[Moment], Mapping[StepKey, Edited]], clock: Clock
+    places: Locations, what: str, compute: Callable[[Snapshot], Mapping[StepKey, Edited]], clock: Clock
 ) -> Epoch | None:
     """Edit while this process holds all places. What is edited is read from copies."""
     with ExitStack() as held:
@@ -241,8 +100,8 @@ def _check_used(plan: ResumePlan, directory: Path) -> None:
         )
 
 
-def _changes(plan: ResumePlan, compute: Callable[[Moment], Mapping[StepKey, Edited]]) -> Mapping[StepKey, Edited]:
-    newest = Moment.of(plan, _cut(plan))
+def _changes(plan: ResumePlan, compute: Callable[[Snapshot], Mapping[StepKey, Edited]]) -> Mapping[StepKey, Edited]:
+    newest = Snapshot.of(plan, _cut(plan))
     changes = compute(newest)
     for step, _ in changes:
         _check_step(step)
@@ -250,7 +109,7 @@ def _changes(plan: ResumePlan, compute: Callable[[Moment], Mapping[StepKey, Edit
     return changes
 
 
-def _check_fits(newest: Moment, changes: Mapping[StepKey, Edited]) -> None:
+def _check_fits(newest: Snapshot, changes: Mapping[StepKey, Edited]) -> None:
     """Raises StateValueError for a state or a new key that does not fit what its step declares. A state that is removed
     may have any form, and so may the state of a step that declares nothing."""
     wanted = {step for (step, _), (text, _) in changes.items() if text is not None}
@@ -285,7 +144,7 @@ class _NothingToChange(Exception):  # noqa: N818 - not an error
 
 
 def _edit_by_force(
-    directory: Path, what: str, compute: Callable[[Moment], Mapping[StepKey, Edited]], clock: Clock
+    directory: Path, what: str, compute: Callable[[Snapshot], Mapping[StepKey, Edited]], clock: Clock
 ) -> Epoch | None:
     """Edit during the run until it is fenced. It may close epochs meanwhile: then the changes are computed
     again, while all partitions are held."""

@@ -15,11 +15,11 @@ from recovery.errors import ConfigurationError, CorruptPartitionError, StateNotF
 from recovery.operational import marks
 from recovery.operational.ids import escape
 from recovery.operational.steps.epoch_input import SourceInput, epoch_input
-from recovery.operational.steps.step_edits import Moment
 from recovery.operational.targets import Steps, content_of, unknown_step
 from recovery.planning.comparing import ABSENT, Comparison, Difference
 from recovery.planning.values import ClosedEpoch
 from recovery.storage.history import KeyVersion
+from recovery.storage.snapshot import Snapshot
 
 WRITTEN, REMOVED, TIMED_OUT, HELD = "written", "removed", "timed out", "held"
 
@@ -111,7 +111,7 @@ def key_history(target: Steps, step: str, key: str, *, with_input: bool = False)
 
     Raises the errors of planning and reading, and StateNotFoundError for a step or key without any version.
     """
-    at = target.moment
+    at = target.snapshot
     unknown = unknown_step(target, step)
     if unknown is not None:
         raise unknown
@@ -127,11 +127,11 @@ def key_history(target: Steps, step: str, key: str, *, with_input: bool = False)
 def mark_history(target: Steps, environment: str, key: str, *, with_input: bool = False) -> History:
     """Return every version of a high-water mark that epochs of a directory moved; without versions if none did. Raises
     the errors of planning and reading."""
-    found = target.moment.versions(EPOCH_STEP, f"{escape(environment)}/{key}")
-    return _history(target.moment, EPOCH_STEP, key, found, _mark_value, with_input)
+    found = target.snapshot.versions(EPOCH_STEP, f"{escape(environment)}/{key}")
+    return _history(target.snapshot, EPOCH_STEP, key, found, _mark_value, with_input)
 
 
-def seen_history(at: Moment, step: str, key: str, seen: Sequence[tuple[int, Any]], *, with_input: bool) -> History:
+def seen_history(at: Snapshot, step: str, key: str, seen: Sequence[tuple[int, Any]], *, with_input: bool) -> History:
     """Return the history of a key whose value is known at every held epoch, oldest first; ABSENT: it had none."""
     closed = {int(each.epoch): each for each in at.epochs}
     versions: list[Version] = []
@@ -148,7 +148,7 @@ def seen_history(at: Moment, step: str, key: str, seen: Sequence[tuple[int, Any]
 
 
 def _history(
-    at: Moment,
+    at: Snapshot,
     step: str,
     key: str,
     found: Sequence[KeyVersion],
@@ -159,7 +159,7 @@ def _history(
     return _complete(at, step, key, versions, with_input)
 
 
-def _complete(at: Moment, step: str, key: str, versions: list[Version], with_input: bool) -> History:
+def _complete(at: Snapshot, step: str, key: str, versions: list[Version], with_input: bool) -> History:
     if with_input:
         versions = [replace(each, input=epoch_input(at, each.epoch)) for each in versions]
     return History(step, key, at.oldest, at.epoch, tuple(versions))

@@ -45,7 +45,7 @@ def slower_settings(given: dict[str, str], master: str) -> dict[str, str]:
     """Return the settings, with their values, that would make micro-batches faster. given: those of the session."""
     sparks = {SOCKETS: "false", "spark.python.worker.reuse": "true", "spark.speculation": "false"}
     wanted = {SOCKETS: DEFAULTS[SOCKETS], "spark.python.worker.reuse": "true", "spark.speculation": "false"}
-    if not is_cluster(master) and given.get(DAEMON) != "recovery.spark.daemon":
+    if not is_cluster(master):
         wanted |= daemon()
     return {
         name: value

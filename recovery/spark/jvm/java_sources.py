@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from pyspark.sql import SparkSession
 
 from recovery.host import private
-from recovery.spark.jvm import class_cache
+from recovery.spark.jvm.cache import compiled_once
 
 _LOADER = "org.apache.spark.util.MutableURLClassLoader"
 _installing = threading.Lock()
@@ -33,15 +33,14 @@ def bytecodes(spark: SparkSession, source: str) -> dict[str, bytes]:
     jvm = spark._jvm
     assert jvm is not None
     text = files("recovery.spark").joinpath(source).read_text(encoding="utf-8")
-    key = class_cache.key_of(jvm, text)
-    found = class_cache.read(key)
-    if found is None:
+
+    def compile_now() -> dict[str, bytes]:
         compiler = jvm.org.codehaus.janino.SimpleCompiler()
         compiler.setParentClassLoader(jvm.Thread.currentThread().getContextClassLoader())
         compiler.cook(text)
-        found = dict(compiler.getBytecodes())
-        class_cache.write(key, found)
-    return found
+        return dict(compiler.getBytecodes())
+
+    return compiled_once(jvm, text, compile_now)
 
 
 def planner_strategy(spark: SparkSession, name: str, arguments: Callable[[Any], Sequence[Any]]) -> Any:

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recovery.config import DEFAULT_MASTER
-from recovery.errors import SparkUnavailableError
+from recovery.errors import RecoveryError, SparkUnavailableError
 from recovery.host import private
 from recovery.host.signals import EndingAfter, handled
 from recovery.spark.clusters import check_master, is_cluster, is_one_process
-from recovery.spark.jvm import executors, left_archive, local_files, versions
-from recovery.spark.jvm.class_archive import archive_options, archive_path
+from recovery.spark.jvm import cache, executors, local_files, versions
 from recovery.spark.jvm.jars import advice, check_jars, check_loaded
 from recovery.spark.jvm.java import choose_java, java_home
 from recovery.spark.jvm.launch import Launch, LaunchError, abandon_launch, end, user_options
@@ -73,7 +72,7 @@ class _Begun(NamedTuple):
         if self.launch is not None:
             self.launch.abandon()
         if self.home is not None:
-            left_archive.give_up(self.home)
+            cache.give_up(self.home)
 
 
 _ahead: list[_Begun] = []
@@ -117,14 +116,14 @@ def _begin(name: str, master: str, conf: Mapping[str, str]) -> _Begun:
         settings.set(key, value)
     given = settings.get("spark.driver.extraJavaOptions", "")
     home = java_home()
-    shared = archive_options(archive_path(home), given) or left_archive.options(home, given)
+    shared = cache.start_options(home, given)
     ours = [_log4j_options(), shared, f'"-Djava.io.tmpdir={private.home()}"', user_options()]
     settings.set("spark.driver.extraJavaOptions", " ".join(filter(None, [*ours, given])))
     launch = None
     if SparkContext._gateway is None:
         # A process has one JVM: later contexts are made in it.
         launch = Launch(settings, _for_cluster() if is_cluster(master) else _for_python())
-    leaves = launch is not None and left_archive.LEAVING in shared
+    leaves = launch is not None and cache.leaves_archive(shared)
     return _Begun((name, master, dict(conf)), settings, launch, home if leaves else None)
 
 
@@ -143,7 +142,7 @@ def _abandon_ahead() -> None:
 
 def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str, str] | None = None) -> Any:
     """Create a SparkSession with this process's own JVM. Raises SparkUnavailableError, or ConfigurationError for jars
-    that are missing.
+    that are missing and for a setting with an unusable value.
 
     A signal to the process group, or to every process of a unit, does not kill the JVM under a running micro-batch.
     The JVM ends when this process does, however it ends, and when this function raises.
@@ -160,7 +159,7 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
         if begun.launch is not None:
             gateway = begun.launch.gateway()
             if begun.home is not None:
-                atexit.register(left_archive.leave, gateway, begun.home)
+                atexit.register(cache.leave, gateway, begun.home)
         with _signal_kept():
             context = SparkContext(conf=begun.settings, gateway=gateway)
         context.setLogLevel("ERROR")
@@ -170,14 +169,10 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
     except Exception as error:
         # Read the text before the JVM ends: it is kept there.
         text = str(error).strip() or repr(error)
-        cause, remedy = advice(conf, text) or _advice(text)
+        failed = _not_started(error, text, conf)
         if gateway is not None:
             end(gateway)
-        raise SparkUnavailableError(
-            f"Spark did not start: {text if isinstance(error, LaunchError) else text.splitlines()[0]}",
-            cause=cause,
-            remedy=remedy,
-        ) from RuntimeError(text).with_traceback(error.__traceback__)
+        raise failed from RuntimeError(text).with_traceback(error.__traceback__)
     except BaseException:
         if gateway is not None:
             end(gateway)
@@ -185,12 +180,24 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
     return session
 
 
-def _advice(text: str) -> tuple[str, str]:
-    """The probable cause of a failed start with this text, and what to do."""
-    remedy = "Check the settings; with --debug the whole error is shown."
-    if "Too many open files" in text or "java.security file" in text:
-        return "This process may open too few files: ulimit -n says how many.", remedy
-    return "Java, the master or a setting of Spark (--conf, --properties-file).", remedy
+def _not_started(error: Exception, text: str, conf: Mapping[str, str]) -> RecoveryError:
+    """Return the error for a session that could not be made. text: the exception's."""
+    from recovery.spark.jvm.errors import with_java
+    from recovery.spark.jvm.failure_table import STARTING
+    from recovery.spark.jvm.failures import failure_of, reason_of
+
+    packages = advice(conf, text)
+    known = failure_of(with_java(error), STARTING) if packages is None else None
+    if known is not None:
+        return known
+    cause, remedy = packages or (
+        "This process may open too few files: ulimit -n says how many."
+        if "Too many open files" in text or "java.security file" in text
+        else "Java, the master or a setting of Spark (--conf, --properties-file).",
+        "Check the settings; with --debug the whole error is shown.",
+    )
+    found = text if isinstance(error, LaunchError) else reason_of(text)
+    return SparkUnavailableError(f"Spark did not start: {found}", cause=cause, remedy=remedy)
 
 
 def _of_master(master: str) -> dict[str, str]:

@@ -9,12 +9,12 @@ from pathlib import Path
 from secrets import token_hex
 
 from recovery.backup.note import last_replica
-from recovery.backup.places import shown_address
 from recovery.backup.standby.promote import promote
 from recovery.base.clock import Clock
 from recovery.base.ids import Epoch
 from recovery.config import RecoveryConfig
 from recovery.errors import ConfigurationError
+from recovery.places.secrets import shown_address
 from recovery.planning.replica import NOTHING, Shipped, lag_of
 from recovery.planning.resume import ResumePlan
 from recovery.replication.process import Replication

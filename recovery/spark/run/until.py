@@ -17,13 +17,13 @@ from recovery.checkpoint.until import fix_end
 from recovery.config import RecoveryConfig
 from recovery.errors import ConfigurationError, EpochNotHeldError, SparkCheckpointError, UnsupportedPlanError
 from recovery.operational.steps.comparison import positions
-from recovery.operational.steps.step_edits import Moment
 from recovery.planning.resume import ResumePlan, common_cuts, plan_resume
 from recovery.planning.timeline import fork, timeline
 from recovery.planning.values import ClosedEpoch
 from recovery.spark.run.position import fitted
 from recovery.storage.origin import Origin, continued, read_origins
 from recovery.storage.scan import scan
+from recovery.storage.snapshot import Snapshot
 
 
 def check_fork(origins: Sequence[Origin], directory: Path) -> None:
@@ -77,7 +77,7 @@ def find_until(until: int | str, plan: ResumePlan, origins: Sequence[Origin]) ->
                   None if shared else NO_BATCH)  # fmt: skip
     now = plan.snapshot.batch_id if plan.snapshot is not None else NO_BATCH
     on_its_way = plan.resume_epoch - 1 <= shared or now == parted or _is_at_one(plan, reached, epochs, shared, epoch)
-    return Until(Moment.of(reached, held[epoch]), on_its_way, f"epoch {epoch} of {origin}")
+    return Until(Snapshot.of(reached, held[epoch]), on_its_way, f"epoch {epoch} of {origin}")
 
 
 def _is_at_one(
@@ -87,10 +87,10 @@ def _is_at_one(
     reached it."""
     if plan.snapshot is None:
         return False
-    mine = Moment.of(plan, plan.snapshot.cut)
+    mine = Snapshot.of(plan, plan.snapshot.cut)
     held = common_cuts(reached.partitions)
     between = [closed.cut for epoch, closed in epochs.items() if shared < epoch < last and closed.cut in held]
-    return any(all(each.a == each.b for each in positions(mine, Moment.of(reached, cut))) for cut in between)
+    return any(all(each.a == each.b for each in positions(mine, Snapshot.of(reached, cut))) for cut in between)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Until:
     """A position of the origin. on_its_way: whether the origin had read, before this position, everything that this
     store has read."""
 
-    at: Moment
+    at: Snapshot
     on_its_way: bool
     shown: str
 

@@ -12,8 +12,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from recovery.errors import ConfigurationError
 from recovery.host.identity import this_host
-from recovery.operational.steps.step_edits import Moment
 from recovery.spark.sources.native_source import Address, check_is_here, directory_of, number_of
+from recovery.storage.snapshot import Snapshot
 
 
 @dataclass
@@ -21,8 +21,8 @@ class ComparedPartition(InputPartition):
     """What one task compares: files of both directories that have the same keys. host: whose files they are."""
 
     host: str
-    a: Moment
-    b: Moment
+    a: Snapshot
+    b: Snapshot
 
 
 class ComparedReader(DataSourceReader):
@@ -47,10 +47,10 @@ class ComparedReader(DataSourceReader):
         self._epochs = [number_of(options, name) for name in ("epoch", "otherepoch")]
 
     def partitions(self) -> list[InputPartition]:
-        from recovery.operational.steps.step_edits import moment
+        from recovery.storage.snapshot import snapshot_at
 
         directories = [directory_of(place, self._address) for place in self._places]
-        a, b = (moment(directory, epoch) for directory, epoch in zip(directories, self._epochs, strict=True))
+        a, b = (snapshot_at(directory, epoch) for directory, epoch in zip(directories, self._epochs, strict=True))
         if len(a.paths) != len(b.paths):
             return [ComparedPartition(this_host(), _absolute(a), _absolute(b))]
         # With as many partitions, a key has the same number in both.
@@ -68,5 +68,5 @@ class ComparedReader(DataSourceReader):
         yield from change_rows(self._step, changed_states(partition.a, partition.b, self._step))
 
 
-def _absolute(at: Moment) -> Moment:
+def _absolute(at: Snapshot) -> Snapshot:
     return replace(at, paths=tuple(Path(path).absolute() for path in at.paths))

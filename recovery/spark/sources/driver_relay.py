@@ -42,13 +42,13 @@ from recovery.host import private
 from recovery.host.durable import PRIVATE
 from recovery.host.peers import of_trusted_user
 from recovery.native.choose import Wanted
-from recovery.operational.steps.step_edits import moments
 from recovery.owner.process import OwnerProcess
 from recovery.spark.clusters import Serving, is_cluster
 from recovery.spark.jvm.versions import as_type, to_arrow_schema
 from recovery.spark.sources.native_source import Address
 from recovery.spark.sources.native_state import first_line, state_frame
 from recovery.spark.sources.restored_places import RestoredPlaces
+from recovery.storage.snapshot import snapshots_at
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class Relay:
         self, session: int, path: str, epoch: int | None, since: int | None, wanted: dict[str, Any]
     ) -> dict[str, Any]:
         state, directory = Wanted(**wanted), Path(path)
-        now, before = moments(directory, epoch, since)
+        now, before = snapshots_at(directory, epoch, since)
         key = (session, os.path.realpath(directory), now.cut, before and before.cut, state)
         with self._lock:
             if key not in self._frames:
@@ -136,7 +136,7 @@ class Relay:
             return {"files": kept.files}
 
     def _rows(self, path: str, epoch: int | None, since: int | None) -> dict[str, Any]:
-        now, before = moments(Path(path), epoch, since)
+        now, before = snapshots_at(Path(path), epoch, since)
         with self._lock:
             if now.paths not in self._readers:
                 # No execution: only this process's tasks have the key and this id.

@@ -13,17 +13,17 @@ from pyspark.sql import functions as F
 from recovery.native.choose import Wanted
 from recovery.operational.ids import matches
 from recovery.operational.steps.comparison import CHANGED, ONLY_A, ONLY_B, KeyDifference, StepCounts
-from recovery.operational.steps.step_edits import Moment
 from recovery.planning.comparing import ABSENT, Comparison
 from recovery.spark.clusters import check_one_host
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.sources.native_state import EQUAL, compared, frames_by_key, reading
+from recovery.storage.snapshot import Snapshot
 
 
 def compare_operator(
     spark: SparkSession,
-    a: tuple[Path, Moment],
-    b: tuple[Path, Moment],
+    a: tuple[Path, Snapshot],
+    b: tuple[Path, Snapshot],
     wanted: Wanted,
     comparison: Comparison,
     counts: StepCounts,

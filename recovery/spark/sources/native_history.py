@@ -15,14 +15,14 @@ from recovery.base.addresses import local_path
 from recovery.checkpoint.places import storage_errors
 from recovery.errors import StateNotFoundError
 from recovery.native.choose import JOIN_SIDES, Wanted, choose_operator
-from recovery.native.epochs import EpochsCheckpoint, held_moments, write_epochs
+from recovery.native.epochs import EpochsCheckpoint, held_snapshots, write_epochs
 from recovery.native.held import held_operators
-from recovery.operational.steps.step_edits import moment
 from recovery.operational.steps.step_history import History, seen_history
 from recovery.planning.comparing import ABSENT
 from recovery.spark.clusters import check_one_host
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.sources.native_state import of_key, reader_of, reading, sound
+from recovery.storage.snapshot import snapshot_at
 
 FRAMES = 32
 """The most epochs that one job of Spark reads."""
@@ -51,20 +51,20 @@ def native_history(
     check_classic(spark)
     check_one_host(spark.sparkContext.master, "native_history")
     path, wanted = local_path(directory), Wanted(operator, store, variable, timers)
-    at = moment(path)
+    at = snapshot_at(path)
     choose_operator(held_operators(at), wanted, at.epoch)
     values: dict[int, Any] = {}
     with storage_errors(Path(tempfile.gettempdir())), tempfile.TemporaryDirectory(prefix="recovery-native-") as scratch:
         for checkpoint in write_epochs(at, operator, Path(scratch)):
             with reading(path, wanted):
                 by_batch = _values(spark, checkpoint, wanted, key)
-            values |= {int(each.epoch): by_batch.get(each.cut[2], ABSENT) for each in checkpoint.moments}
+            values |= {int(each.epoch): by_batch.get(each.cut[2], ABSENT) for each in checkpoint.snapshots}
     if all(value is ABSENT for value in values.values()):
         what = "timer" if timers else "state"
         raise StateNotFoundError(
             f"operator {operator} has no {what} of key {key!r:.200} in epochs {at.oldest} to {at.epoch}", path=path
         )
-    seen = [(int(each.epoch), values.get(each.epoch, ABSENT)) for each in held_moments(at)]
+    seen = [(int(each.epoch), values.get(each.epoch, ABSENT)) for each in held_snapshots(at)]
     return seen_history(at, f"operator {operator}", key, seen, with_input=with_input)
 
 
@@ -73,7 +73,7 @@ def _values(spark: SparkSession, checkpoint: EpochsCheckpoint, wanted: Wanted, k
     several = wanted.timers or wanted.store in JOIN_SIDES
     reader = reader_of(spark, wanted, by_key=not several)
     found: dict[int, list[str]] = {}
-    batches = sorted({each.cut[2] for each in checkpoint.moments})
+    batches = sorted({each.cut[2] for each in checkpoint.snapshots})
     for first in range(0, len(batches), FRAMES):
         frames = (
             _value_at(sound(reader.option("batchId", batch).load(f"file:{checkpoint.path}"), wanted), key, batch)

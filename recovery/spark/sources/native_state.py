@@ -24,16 +24,17 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from recovery.base.addresses import file_system, incomplete, local_path
+from recovery.base.addresses import incomplete, local_path
 from recovery.checkpoint.places import storage_errors
 from recovery.errors import ConfigurationError, StateValueError
-from recovery.hadoop.files import HadoopFiles
 from recovery.hadoop.home import HadoopHome
 from recovery.native.choose import JOIN_SIDES, Wanted, choose_operator
 from recovery.native.held import held_operators, materialise
-from recovery.operational.steps.step_edits import Moment, moment, moments
+from recovery.places.address import file_system
+from recovery.places.hadoop import HadoopFiles
 from recovery.spark.clusters import check_one_host
 from recovery.spark.jvm.connect_sessions import check_classic
+from recovery.storage.snapshot import Snapshot, snapshot_at, snapshots_at
 
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
 """What Spark raises: the second, when a task failed."""
@@ -69,18 +70,18 @@ def native_state(
     """
     path = local_path(directory)
     wanted = Wanted(operator, store, variable, timers)
-    return state_frame(spark, path, *moments(path, epoch, since), wanted, scratch_directory)
+    return state_frame(spark, path, *snapshots_at(path, epoch, since), wanted, scratch_directory)
 
 
 def state_frame(
     spark: SparkSession,
     directory: Path,
-    now: Moment,
-    before: Moment | None,
+    now: Snapshot,
+    before: Snapshot | None,
     wanted: Wanted,
     scratch_directory: str | None = None,
 ) -> DataFrame:
-    """Return the frame of `native_state` for these moments."""
+    """Return the frame of `native_state` for these snapshots."""
     check_classic(spark)
     place = _place(spark, scratch_directory, "native_state")
     if before is None:
@@ -91,12 +92,12 @@ def state_frame(
 
 def frames_by_key(
     spark: SparkSession,
-    before: tuple[Path, Moment],
-    after: tuple[Path, Moment],
+    before: tuple[Path, Snapshot],
+    after: tuple[Path, Snapshot],
     wanted: Wanted,
     place: tuple[str, str] | None = None,
 ) -> tuple[DataFrame, DataFrame]:
-    """Return the state at two moments, of the same directory or of two, a row for each key. A side on which the
+    """Return the state in two snapshots, of the same directory or of two, a row for each key. A side on which the
     operator has no state yet is empty. Raises what `native_state` raises, of `after` if it is on neither."""
     there = [any(each.number == wanted.operator for each in held_operators(at)) for _, at in (before, after)]
     if there == [True, False]:
@@ -121,7 +122,7 @@ def native_operators(
     path = local_path(directory)
     check_classic(spark)
     place = _place(spark, scratch_directory, "native_operators")
-    made = _checkpoints.of(path, moment(path, epoch), place)
+    made = _checkpoints.of(path, snapshot_at(path, epoch), place)
     return spark.read.format("state-metadata").load(made)
 
 
@@ -176,14 +177,14 @@ def rows_as_json(frame: DataFrame, limit: int | None) -> tuple[list[dict[str, An
 def _read(
     spark: SparkSession,
     directory: Path,
-    at: Moment,
+    at: Snapshot,
     wanted: Wanted,
     place: tuple[str, str] | None,
     *,
     by_key: bool = False,
 ) -> DataFrame:
-    """Return the state at a moment. by_key: one row per key, where Spark would otherwise give one per element of a list
-    or per row of a join."""
+    """Return the state in a snapshot. by_key: one row per key, where Spark would otherwise give one per element of a
+    list or per row of a join."""
     choose_operator(held_operators(at), wanted, at.epoch)
     with reading(directory, wanted):
         return sound(reader_of(spark, wanted, by_key=by_key).load(_checkpoints.of(directory, at, place)), wanted)
@@ -278,8 +279,8 @@ class _Checkpoints:
         self._home: Path | None = None
         self._made: dict[object, str] = {}
 
-    def of(self, directory: Path, at: Moment, place: tuple[str, str] | None) -> str:
-        """Return the URI of a moment's checkpoint; make it on the first request. place: a file system, and a path
+    def of(self, directory: Path, at: Snapshot, place: tuple[str, str] | None) -> str:
+        """Return the URI of a snapshot's checkpoint; make it on the first request. place: a file system, and a path
         there; None: a temporary directory."""
         with self._lock:
             # The cut contains the execution's random id, so no other directory has the same one.
@@ -305,8 +306,8 @@ class _Checkpoints:
             return made
 
 
-def _copied(directory: Path, at: Moment, target: Path, system: str, path: str) -> str:
-    """Write a moment's checkpoint at an address that all hosts reach, by way of `target`; return its URI. Spark's JVM
+def _copied(directory: Path, at: Snapshot, target: Path, system: str, path: str) -> str:
+    """Write a snapshot's checkpoint at an address that all hosts reach, by way of `target`; return its URI. Spark's JVM
     removes it when it ends."""
     files = HadoopFiles(system)
     root = Path(path, f"recovery-state-{secrets.token_hex(8)}")

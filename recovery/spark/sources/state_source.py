@@ -117,10 +117,10 @@ class StateReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         if self._address is not None and self._address.cluster:
             return self._owned(self._address)
-        from recovery.operational.steps.step_edits import moments
+        from recovery.storage.snapshot import snapshots_at
 
         directory = directory_of(self._path, self._address)
-        now, since = moments(directory, self._epoch, self._since)
+        now, since = snapshots_at(directory, self._epoch, self._since)
         return [StatePartition(this_host(), path.absolute(), now.cut, since and since.cut) for path in now.paths]
 
     def _owned(self, address: Address) -> list[InputPartition]:

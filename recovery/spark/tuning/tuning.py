@@ -96,7 +96,7 @@ class Tuning:
             batch = batch if merged is None else merged.frame(batch)
         as_expected = self._row_width.expected(query)
         if delivery.single_action:
-            with as_expected if delivery.as_it_is else contextlib.nullcontext():
+            with as_expected if delivery.keeps_plan else contextlib.nullcontext():
                 yield batch
             return
         if self._lending.lends:

@@ -19,7 +19,6 @@ A page is absent, fetched, or kept. What makes this safe, whatever is killed at 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import struct
@@ -33,14 +32,15 @@ from weakref import WeakValueDictionary
 import apsw
 import msgspec
 
-from recovery.backup.frames import FrameIndex
 from recovery.base import faults
 from recovery.errors import BackupDamagedError, CorruptPartitionError, StorageError
 from recovery.host.durable import create, sync
+from recovery.host.locks import lock_file, unlock_file
+from recovery.places.frames import FrameIndex
 from recovery.storage.lazy.names import SUFFIX, lazy_path
 
 if TYPE_CHECKING:
-    from recovery.backup.target import Target
+    from recovery.places.protocol import Place
 
 HEADER = b"SQLite format 3\0"
 NOT_WHOLE = b"recovery, lazy 1"
@@ -175,11 +175,11 @@ class Pages:
     def locked(self) -> Iterator[None]:
         """Keep other threads and processes from writing absent pages, and from making the partition an ordinary one."""
         with self._mutex:
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            lock_file(self._fd)
             try:
                 yield
             finally:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                unlock_file(self._fd)
 
     def keeps(self, page: int) -> bool:
         """Return whether nobody will write a page any more but SQLite."""
@@ -243,7 +243,7 @@ class Pages:
 
     def _read_range(self, offset: int, size: int) -> bytes:
         # Most processes fetch nothing, and need not wait for what reaches places of backups.
-        from recovery.backup.target import UnreadableError
+        from recovery.places.protocol import UnreadableError
 
         try:
             return _target(self.source.place).read_range(self.source.object, offset, size)
@@ -253,7 +253,7 @@ class Pages:
             raise self._damaged(f"{self.source.object} cannot be read: {error}") from error
 
     def _damaged(self, found: str) -> BackupDamagedError:
-        from recovery.backup.places import shown_address
+        from recovery.places.secrets import shown_address
 
         return BackupDamagedError(
             f"{self.path.name} needs pages that are not there: {found}",
@@ -355,10 +355,10 @@ def pages_at(side: Path) -> Pages:
 
 
 @lru_cache(maxsize=4)
-def _target(place: str) -> Target:
-    from recovery.backup.places import open_target
+def _target(place: str) -> Place:
+    from recovery.places.opening import open_place
 
-    return open_target(place)
+    return open_place(place)
 
 
 def _boot_id() -> bytes:

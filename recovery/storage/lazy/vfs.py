@@ -7,12 +7,12 @@ of both kinds can use a file together from the moment on at which all of it is t
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 
 import apsw
 
+from recovery.host.locks import lock_file
 from recovery.storage.lazy.names import SUFFIX
 from recovery.storage.lazy.pages import HEADER, Pages, pages_at, without_header
 
@@ -97,7 +97,7 @@ class LazyFiles(apsw.VFS):
         except FileNotFoundError:
             return apsw.VFSFile("unix", _usual(shown), flags)
         try:
-            fcntl.flock(side, fcntl.LOCK_SH)
+            lock_file(side, shared=True)
             there = Path(shown.removesuffix("-wal")).exists()
             return apsw.VFSFile("unix", shown if there else _usual(shown), flags)
         finally:

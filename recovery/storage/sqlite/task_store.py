@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from recovery.errors import (
     StorageError,
 )
 from recovery.host.durable import open_own
+from recovery.host.locks import lock_file
 from recovery.storage.deltas.delta import CACHE_BYTES as CACHE_BYTES_OF_DELTA
 from recovery.storage.deltas.delta import Delta
 from recovery.storage.deltas.open_deltas import MOST_KEPT, cache_bytes, kept
@@ -90,7 +90,7 @@ class FileTaskStore:
         try:
             file = open_own(path)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                lock_file(file)
                 noted = int(os.pread(file, _NOTE_BYTES, 0) or NO_BATCH)
                 # A late task of an earlier batch must not erase the note of a later one.
                 if note and noted < batch:

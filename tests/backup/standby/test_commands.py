@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 from recovery.backup import sources
 from recovery.backup.conditional import open_documents
 from recovery.backup.lease import Claimant, claim, read_term
-from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
 from recovery.cli import main
 from recovery.errors import BackupTargetError, FlowFailedError, StandbyDirectoryError, TakenOverError
+from recovery.places.directory import DirectoryPlace
 from tests.backup.standby.support import assert_follows, newest_state, writer
 from tests.backup.support import back_up, random_id
 from tests.backup.test_commands import call
@@ -170,7 +170,7 @@ def test_a_run_from_a_backup_takes_over_before_it_reads_the_place(store, tmp_pat
     def open_source(*arguments: object):
         with pytest.raises(TakenOverError, match="a takeover on"):
             old.check()
-        seen.append(read_term(DirectoryTarget(place)).term)
+        seen.append(read_term(DirectoryPlace(place)).term)
         if len(seen) == 1:
             raise BackupTargetError("no answer")
         return whole(*arguments)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from recovery.spark.jvm import class_cache
-from recovery.spark.jvm.class_archive import CACHE_VARIABLE, remove_archives
+from recovery.spark.jvm.cache import class_cache
+from recovery.spark.jvm.cache.class_archive import CACHE_VARIABLE, remove_archives
 
 KEY = "a" * 64
 CLASSES = {"recovery.One": b"\xca\xfe\xba\xbe\0\1", "recovery.One$Two": bytes(range(256))}

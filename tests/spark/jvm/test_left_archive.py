@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from recovery.spark.jvm import left_archive
-from recovery.spark.jvm.class_archive import CACHE_VARIABLE, remove_archives
+from recovery.spark.jvm.cache import left_archive
+from recovery.spark.jvm.cache.class_archive import CACHE_VARIABLE, remove_archives
 from recovery.spark.jvm.java import _bundled_java
 from tests.spark.test_warmup import made_java, recovery
 
@@ -46,33 +46,33 @@ def left(options: str, content: bytes = b"magic") -> Path:
 
 def test_a_run_leaves_one_and_the_next_uses_it(cache, java):
     """It gets its name when the next run begins, and its parts no name at all."""
-    draft = left(left_archive.options(java, ""))
+    draft = left(left_archive.left_options(java, ""))
     top = draft.with_suffix("")
-    assert f'"-XX:SharedArchiveFile={top}"' in left_archive.options(java, "")
+    assert f'"-XX:SharedArchiveFile={top}"' in left_archive.left_options(java, "")
     assert list(cache.iterdir()) == [top]
     assert remove_archives() == [top]
 
 
 def test_one_run_at_a_time_leaves_one(cache, java):
     """From its start on: on a busy machine its JVM may take long to end."""
-    assert LEAVING.search(left_archive.options(java, ""))
-    assert left_archive.options(java, "") == ""
+    assert LEAVING.search(left_archive.left_options(java, ""))
+    assert left_archive.left_options(java, "") == ""
 
 
 def test_a_run_that_gives_up_lets_another_leave_one(cache, java):
     """It ended before its JVM did anything."""
-    left_archive.options(java, "")
+    left_archive.left_options(java, "")
     left_archive.give_up(java)
     assert list(cache.iterdir()) == []
-    assert LEAVING.search(left_archive.options(java, ""))
+    assert LEAVING.search(left_archive.left_options(java, ""))
 
 
 def test_a_file_without_a_header_is_not_used(cache, java):
     """While it may still be written, no other run leaves one; a torn one is removed and left again."""
-    draft = left(left_archive.options(java, ""), bytes(100))
-    assert left_archive.options(java, "") == ""
+    draft = left(left_archive.left_options(java, ""), bytes(100))
+    assert left_archive.left_options(java, "") == ""
     os.utime(draft, (1, 1))
-    assert LEAVING.search(left_archive.options(java, ""))
+    assert LEAVING.search(left_archive.left_options(java, ""))
     assert draft.read_bytes() == b""
 
 
@@ -82,19 +82,19 @@ def test_a_file_without_a_header_is_not_used(cache, java):
 )
 def test_the_users_own_options_win(cache, java, given):
     """Java would not start with both, or crash."""
-    assert left_archive.options(java, f"-Xmx1g {given}") == ""
+    assert left_archive.left_options(java, f"-Xmx1g {given}") == ""
 
 
 def test_it_can_be_switched_off(cache, java, monkeypatch):
     """Then none is used either; or none is left, and one that is there is used."""
     monkeypatch.setenv(left_archive.VARIABLE, "use")
-    assert left_archive.options(java, "") == ""
+    assert left_archive.left_options(java, "") == ""
     monkeypatch.delenv(left_archive.VARIABLE)
-    left(left_archive.options(java, ""))
+    left(left_archive.left_options(java, ""))
     monkeypatch.setenv(left_archive.VARIABLE, "use")
-    assert "-XX:SharedArchiveFile=" in left_archive.options(java, "")
+    assert "-XX:SharedArchiveFile=" in left_archive.left_options(java, "")
     monkeypatch.setenv(left_archive.VARIABLE, "off")
-    assert left_archive.options(java, "") == ""
+    assert left_archive.left_options(java, "") == ""
 
 
 def test_a_cache_that_cannot_be_written(tmp_path, java, monkeypatch):
@@ -102,13 +102,13 @@ def test_a_cache_that_cannot_be_written(tmp_path, java, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.delenv(left_archive.VARIABLE, raising=False)
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
-    assert left_archive.options(java, "") == ""
+    assert left_archive.left_options(java, "") == ""
 
 
 def test_an_archive_in_a_cache_that_cannot_be_written(cache, java, monkeypatch):
     """It is used, whatever lies beside it that would be removed elsewhere."""
-    left(left_archive.options(java, ""))
-    assert "-XX:SharedArchiveFile=" in left_archive.options(java, "")
+    left(left_archive.left_options(java, ""))
+    assert "-XX:SharedArchiveFile=" in left_archive.left_options(java, "")
     [top] = cache.iterdir()
     old = top.with_name(f"{top.stem}.classes.7")
     old.touch()
@@ -118,7 +118,7 @@ def test_an_archive_in_a_cache_that_cannot_be_written(cache, java, monkeypatch):
         raise OSError(errno.EROFS, "Read-only file system", str(self))
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    assert f'"-XX:SharedArchiveFile={top}"' in left_archive.options(java, "")
+    assert f'"-XX:SharedArchiveFile={top}"' in left_archive.left_options(java, "")
 
 
 def test_few_are_kept(cache, java):
@@ -128,8 +128,8 @@ def test_few_are_kept(cache, java):
         path = cache / f"left-4.{number}.jsa"
         path.touch()
         os.utime(path, (number, number))
-    left(left_archive.options(java, ""))
-    left_archive.options(java, "")
+    left(left_archive.left_options(java, ""))
+    left_archive.left_options(java, "")
     kept = sorted(path.name for path in cache.iterdir())
     assert len(kept) == left_archive.KEPT
     assert f"left-4.{left_archive.KEPT + 2}.jsa" in kept

@@ -18,8 +18,8 @@ from recovery import (
     run_pipeline,
 )
 from recovery.base.clock import SystemClock
-from recovery.operational.steps.step_edits import moment
 from recovery.spark.run.prepare import Prepared
+from recovery.storage.snapshot import snapshot_at
 from tests.backup.support import work
 from tests.spark.support import run_to_end, states, totals_step
 
@@ -28,7 +28,7 @@ CLOCK = SystemClock()
 
 def at(directory, epoch=None):
     """The states of the step at an epoch."""
-    return {state.key: json.loads(state.value) for state in moment(directory, epoch).states("totals")}
+    return {state.key: json.loads(state.value) for state in snapshot_at(directory, epoch).states("totals")}
 
 
 def never(*_):

@@ -17,7 +17,7 @@ from recovery.spark.steps.key_columns import parse_keys
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.run_tasks import run_tasks
 from recovery.spark.tasks.step_task import StepTask
-from recovery.storage.memory import MemoryDirectory
+from tests.memory_store import MemoryDirectory
 from tests.stores import Driver
 from tests.tasks import definition
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from recovery.spark.steps.definition import EVERYWHERE, UNHASHED
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.sorting import _numbers, _order, sorted_by
-from recovery.storage.memory import MemoryDirectory
+from tests.memory_store import MemoryDirectory
 from tests.stores import Driver
 from tests.tasks import definition, run_batch, stored
 

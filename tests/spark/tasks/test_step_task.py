@@ -17,8 +17,8 @@ from recovery.spark.tasks import step_task
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.run_tasks import run_tasks
 from recovery.spark.tasks.step_task import StepTask
-from recovery.storage.memory import MemoryDirectory
 from recovery.values.keys import encode_key, partition_of
+from tests.memory_store import MemoryDirectory
 from tests.stores import STEP, Driver
 from tests.tasks import definition
 

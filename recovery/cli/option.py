@@ -1,0 +1,46 @@
+"""Options whose help is Markdown: a terminal shows the text of its links, and docs/cli.md prints the whole."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import click
+
+from recovery.setting import without_links
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+
+    class ParsedType(click.ParamType[T]):
+        """The type of an option whose value is parsed to T."""
+
+else:
+    # Before click 8.4, ParamType takes no type argument.
+    class ParsedType(click.ParamType, Generic[T]):
+        pass
+
+
+class LinkedOption(click.Option):
+    """An option whose help may have links to pages of docs/."""
+
+    def __init__(self, *arguments: Any, without: str = "", **more: Any) -> None:
+        """without: what applies if the option is not given, where no value says so."""
+        super().__init__(*arguments, **more)
+        self.without = without
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the option's form and its help, as a terminal shows them."""
+        record = super().get_help_record(ctx)
+        return None if record is None else (record[0], without_links(record[1]))
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Return what stands in brackets behind the help."""
+        extra = super().get_help_extra(ctx)
+        if self.without:
+            extra.setdefault("default", self.without)
+        return extra
+
+
+option = functools.partial(click.option, cls=LinkedOption)
