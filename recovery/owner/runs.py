@@ -120,7 +120,7 @@ class OwnedRuns:
         if holding is None:
             raise OwnerUnreachableError(
                 "the owner holds no partitions for this run any more",
-                cause="It was started again, or has not heard of the run for too long.",
+                cause="The owner was started again, or has not heard of the run for too long.",
                 remedy="Run the same command again: it continues from the last closed epoch.",
             )
         if holding.run != run:
