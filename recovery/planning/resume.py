@@ -198,7 +198,7 @@ def _requested(cuts: set[Cut], resume_epoch: int, directory: Path) -> Cut:
     held = sorted(cut[0] for cut in cuts)
     raise EpochNotHeldError(
         f"a run cannot resume at epoch {resume_epoch}, because not all partitions hold the snapshot after epoch "
-        f"{resume_epoch - 1}. All hold the snapshots after epoch {listed(held)}, so a run can resume at epoch "
+        f"{resume_epoch - 1}. All hold the snapshots after epochs {listed(held)}, so a run can resume at epochs "
         f"{listed(e + 1 for e in held)}",
         path=directory,
     )

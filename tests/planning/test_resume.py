@@ -342,7 +342,7 @@ class TestMessages:
         """The range that can be asked for."""
         error = outcome(found_files(["current"] * N), 9)
         assert isinstance(error, EpochNotHeldError)
-        assert "at epoch 4 to 7" in str(error)
+        assert "at epochs 4 to 7" in str(error)
 
     def test_counts_that_differ_are_no_store(self):
         """Files of one store id that disagree on N cannot be used."""
