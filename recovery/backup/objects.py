@@ -11,10 +11,11 @@ from pathlib import Path
 from recovery.backup.manifest import StoredCopy
 from recovery.backup.progress import Observer, Progressed
 from recovery.base.wording import counted
-from recovery.errors import BackupDamagedError, CorruptPartitionError, StorageError, UnsupportedVersionError
+from recovery.errors import BackupDamagedError, CorruptPartitionError, UnsupportedVersionError
 from recovery.host.durable import create
+from recovery.host.storage_errors import storage_errors
 from recovery.places.frames import FRAME_BYTES, digest_of, encode_index, pack
-from recovery.places.protocol import CHUNK_BYTES, Target, UnreadableError
+from recovery.places.protocol import CHUNK_BYTES, Place, UnreadableError
 from recovery.planning.chains import Link
 from recovery.storage.copies import read_links, replay
 
@@ -44,7 +45,7 @@ class StoredFile:
 
 
 def store_file(
-    target: Target, name: str, path: Path, observe: Callable[[int], None], *, indexed: bool = False
+    target: Place, name: str, path: Path, observe: Callable[[int], None], *, indexed: bool = False
 ) -> StoredFile:
     """Compress a file and write it as an object. observe: called with the bytes of the file that were read so far.
     indexed: so that parts of it can be read (see `recovery.places.frames`).
@@ -61,7 +62,7 @@ def store_file(
     return StoredFile(content.sha256, content.size_bytes, stored_bytes, len(index), hashlib.sha256(index).hexdigest())
 
 
-def bring(target: Target, stored: StoredCopy, path: Path, observe: Observer, *, collects: bool = True) -> None:
+def bring(target: Place, stored: StoredCopy, path: Path, observe: Observer, *, collects: bool = True) -> None:
     """Write the partition as of a stored copy to the new file `path`: fetch the whole copy, and replay its changes.
     collects: without the epochs that the partition had collected by then.
 
@@ -74,7 +75,7 @@ def bring(target: Target, stored: StoredCopy, path: Path, observe: Observer, *, 
     replay_changes(target, stored, path, observe, collects=collects)
 
 
-def replay_changes(target: Target, stored: StoredCopy, path: Path, observe: Observer, *, collects: bool) -> None:
+def replay_changes(target: Place, stored: StoredCopy, path: Path, observe: Observer, *, collects: bool) -> None:
     """Replay the changes of a stored copy on its whole copy at `path`. See `bring`."""
     files = {path.with_name(f"{path.name}.changes-{n}"): each for n, each in enumerate(stored.changes)}
     done, tell = stored.size_bytes, _told(stored, path, observe)
@@ -100,7 +101,7 @@ def _told(stored: StoredCopy, path: Path, observe: Observer) -> Callable[[int], 
     return lambda done: observe(Progressed("fetch", path.name, done, total))
 
 
-def links_of(target: Target, stored: StoredCopy, scratch: Path) -> list[Link]:
+def links_of(target: Place, stored: StoredCopy, scratch: Path) -> list[Link]:
     """Return what the links of a chain say of themselves, the oldest first. Reads all its changes files.
 
     Raises SpoiledObject, BackupTargetError or StorageError.
@@ -120,30 +121,27 @@ def links_of(target: Target, stored: StoredCopy, scratch: Path) -> list[Link]:
 
 
 def fetch_object(
-    target: Target, name: str, sha256: str, size_bytes: int, path: Path, observe: Callable[[int], None]
+    target: Place, name: str, sha256: str, size_bytes: int, path: Path, observe: Callable[[int], None]
 ) -> None:
     """Write the file in an object to the new file `path`. Nothing is synced.
 
     Raises SpoiledObject if it is not what was stored, BackupTargetError or StorageError.
     """
     digest, size = hashlib.sha256(), 0
-    try:
-        with os.fdopen(create(path), "wb") as file:
-            for chunk in _read(target, name):
-                file.write(chunk)
-                digest.update(chunk)
-                size += len(chunk)
-                observe(size)
-                if size > size_bytes:
-                    break
-    except OSError as error:
-        raise StorageError(str(error), path=path) from error
+    with storage_errors(path), os.fdopen(create(path), "wb") as file:
+        for chunk in _read(target, name):
+            file.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+            observe(size)
+            if size > size_bytes:
+                break
     if (size, digest.hexdigest()) != (size_bytes, sha256):
         what = f"{size:,} of {counted(size_bytes, 'byte')}" if size != size_bytes else "its bytes were changed"
         raise SpoiledObject(name, f"{name} differs from what was stored: {what}")
 
 
-def _read(target: Target, name: str) -> Iterator[bytes]:
+def _read(target: Place, name: str) -> Iterator[bytes]:
     try:
         yield from target.read(name)
     except FileNotFoundError:
@@ -175,21 +173,18 @@ class _Compressed:
     def __iter__(self) -> Iterator[bytes]:
         frames: list[tuple[int, bytes]] = []
         indexed = self._frame_bytes < CHUNK_BYTES
-        try:
-            with self._path.open("rb") as file:
-                while block := file.read(CHUNK_BYTES):
-                    self._digest.update(block)
-                    view = memoryview(block)
-                    packed = [pack(view[at : at + self._frame_bytes]) for at in range(0, len(block), self._frame_bytes)]
-                    if indexed:
-                        frames += [(len(frame), digest_of(frame)) for frame in packed]
-                    chunk = b"".join(packed)
-                    self.size_bytes += len(block)
-                    self.stored_bytes += len(chunk)
-                    yield chunk
-                    self._observe(self.size_bytes)
-        except OSError as error:
-            raise StorageError(str(error), path=self._path) from error
+        with storage_errors(self._path), self._path.open("rb") as file:
+            while block := file.read(CHUNK_BYTES):
+                self._digest.update(block)
+                view = memoryview(block)
+                packed = [pack(view[at : at + self._frame_bytes]) for at in range(0, len(block), self._frame_bytes)]
+                if indexed:
+                    frames += [(len(frame), digest_of(frame)) for frame in packed]
+                chunk = b"".join(packed)
+                self.size_bytes += len(block)
+                self.stored_bytes += len(chunk)
+                yield chunk
+                self._observe(self.size_bytes)
         if indexed:
             self.index = encode_index(frames, self.size_bytes)
             self.stored_bytes += len(self.index)

@@ -30,6 +30,7 @@ from recovery.cli.terminal import has_colours
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, StorageError
 from recovery.host.durable import PRIVATE, UMASK, replace
 from recovery.host.signals import handled, interrupt
+from recovery.host.storage_errors import storage_errors
 from recovery.planning.health import format_bytes
 
 F = TypeVar("F", bound=Any)
@@ -343,11 +344,9 @@ def write_whole(path: Path, text: str, *, private: bool = False) -> bool:
             cause="",
             remedy="Make it, or name another.",
         )
-    try:
+    with storage_errors(path):
         there = stat.S_IMODE(file.stat().st_mode) if file.exists() else None
         replace(file, text.encode(), mode=there if there is not None else (PRIVATE if private else UMASK).file)
-    except OSError as error:
-        raise StorageError(str(error), path=path) from error
     return True
 
 

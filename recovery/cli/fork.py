@@ -12,6 +12,7 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import format_size, format_time, json_option, print_json, say
+from recovery.cli.dry_run import dry_run_option
 from recovery.cli.places import directories
 from recovery.planning.going_back import after_text
 from recovery.planning.resume import ResumePlan
@@ -23,7 +24,7 @@ from recovery.planning.resume import ResumePlan
     "--epoch", type=click.IntRange(min=0), metavar="E", help="Continue from the state after this epoch; 0: from the "
     "beginning. By default from the newest that all partitions hold.",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Show what would be forked; write nothing.")
+@dry_run_option("Show what would be forked; write nothing.")
 @json_option
 def fork(words: tuple[str, ...], epoch: int | None, dry_run: bool, as_json: bool) -> None:
     """Make an independent store in NEW_DIR that continues from an epoch of the one in DIR, also during a run.

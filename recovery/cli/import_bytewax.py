@@ -13,6 +13,7 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.checkpoint_progress import CheckpointProgress
 from recovery.cli.common import DIRECTORY, json_option, print_json, say, style
+from recovery.cli.dry_run import dry_run_option
 from recovery.cli.tables import table
 from recovery.importing.bytewax import ImportedBytewax, ImportedStep, import_bytewax
 
@@ -47,7 +48,7 @@ def _pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...])
 @click.option("--flow", metavar="NAME", help="The name of the flow that continues; by default Bytewax's.")
 @click.option("--no-older-copies", is_flag=True,
               help="Say that every file of SRC is the newest, where the files do not show it.")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Read and check everything, and write nothing.")
+@dry_run_option("Read and check everything, and write nothing.")
 @json_option
 def bytewax(
     source: Path,

@@ -144,7 +144,7 @@ def _directory_and(words: Sequence[str], names: Sequence[str], more: bool) -> tu
 
 
 def _is_store(word: str) -> bool:
-    return "://" in word or os.path.isdir(word)  # noqa: PTH112 - a key is not a path
+    return is_uri(word) or os.path.isdir(word)  # noqa: PTH112 - a key is not a path
 
 
 def _has_partitions(word: str) -> bool:

@@ -9,6 +9,7 @@ import click
 from recovery.base.intervals import format_interval
 from recovery.base.wording import counted
 from recovery.cli.common import INTERVAL, format_time, json_option, print_json, say
+from recovery.cli.dry_run import dry_run_option
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.cli.tables import table
 from recovery.operational.results import status_of
@@ -92,7 +93,7 @@ def _took(run: Run) -> str:
 @runs.command()
 @click.argument("words", metavar="[DIR]", nargs=-1)
 @click.option("--older-than", type=INTERVAL, required=True, help="Remove runs that ended before that, such as 30d.")
-@click.option("--dry-run", is_flag=True, help="Only show which.")
+@dry_run_option("Only show which.")
 @state_options
 @json_option
 def clean(words: tuple[str, ...], older_than: float, dry_run: bool, environment: str, as_json: bool) -> None:

@@ -62,12 +62,12 @@ class TableLog(ABC):
 
     @abstractmethod
     def check_able(self, table: Any, partition_by: Sequence[str], *, merges: bool) -> None:
-        """Raise if the table asks more of a writer than this sink does, whatever the columns. merges: whether the sink
-        rewrites rows."""
+        """Raise SinkRefusedError if the table asks more of a writer than this sink does, whatever the columns. merges:
+        whether the sink rewrites rows."""
 
     @abstractmethod
     def check_removable(self, table: Any) -> None:
-        """Raise OutputMismatchError if the table allows nobody to take rows out of it."""
+        """Raise SinkRefusedError if the table allows nobody to take rows out of it."""
 
     @abstractmethod
     def check_fits(self, table: Any, schema: str) -> None:
@@ -136,8 +136,8 @@ class TableLog(ABC):
     @abstractmethod
     def apply(self, table: Any, resume: Resume, proposal: Proposal, once: Mark) -> bool:
         """Commit a change to exactly this version of the table, durably; return False if somebody else committed. The
-        other stores of `resume.line` do not own the output from then on (`TAKEN_OVER`). Raises SinkFailedError if
-        nobody else did, and the table still refuses it."""
+        other stores of `resume.line` do not own the output from then on (`TAKEN_OVER`). Raises SinkRefusedError
+        if nobody else did, and the table still refuses it."""
 
     def marks(self, resume: Resume, proposal: Proposal, once: Mark) -> dict[str, int]:
         """Return what a commit sets: what names it, what was proposed, and whose execution the owner of this number
@@ -172,7 +172,7 @@ class TableLog(ABC):
                 "a store that was repartitioned from this one, or from the same one, writes to the table",
                 path=self.name,
                 cause="A directory was repartitioned, and the flow has run on the result since.",
-                remedy="Let that directory go on; or write to a table of its own (fresh=True).",
+                remedy="Let that directory go on; or give this flow another table (fresh=True).",
             )
 
     def check_known(self, resume: Resume, record: Record, number: int = 0) -> None:
@@ -231,11 +231,12 @@ class TableLog(ABC):
                 resume.check_known(each, self.name, number=number, epoch=epoch, store=store)
                 return
         raise StaleDirectoryError(
-            f"execution {number} owns it, which is no longer in its history and not one of this directory, which would "
-            f"begin execution {resume.execution.number} at epoch {resume.epoch}",
+            f"execution {number} has written to the table last, and is no longer in the table's history; this "
+            f"directory does not know that execution, and would begin execution {resume.execution.number} at epoch "
+            f"{resume.epoch}",
             path=self.name,
-            cause="Another directory of the store has written to the table, and its commits were removed since, by age "
-            "or by maintenance. So it is unknown what would have to be taken back.",
+            cause="Another directory of the store has written to the table, and the commits were removed since, by age "
+            "or by maintenance. So it is unknown which rows would have to be taken back.",
             remedy="Let the other directory go on. If it is not in use any more, run once with --lose-epochs: this one "
             "goes on, and rows that the other one has added stay in the table.",
         )
@@ -254,11 +255,12 @@ class TableLog(ABC):
         table; if somebody else commits first, it is asked again. claims: the execution owns the output from then on;
         returns `resume` with the number under which it does, which is also the version that the table then has.
         """
+        versions = list[int]()
         for _ in range(_ATTEMPTS):
             table = self.open()
             if table is None:
                 raise OutputMismatchError(
-                    "the table is gone", path=self.name, cause="Somebody removed it during the run."
+                    "the table is gone", path=self.name, cause="Somebody dropped the table during the run."
                 )
             if claims:
                 resume = self.successor(table, resume)
@@ -266,10 +268,12 @@ class TableLog(ABC):
             self.check(table, resume)
             if self.committed(table, resume, once):
                 return resume
+            versions.append(self.version(table))
             if self.apply(table, resume, propose(table), once):
                 return resume
         raise SinkFailedError(
-            f"the {self.kind} table {self.name}: others committed {_ATTEMPTS} times while this run tried to",
+            f"the {self.kind} table {self.name}: others committed {_ATTEMPTS} times while this run tried to, after "
+            f"versions {', '.join(map(str, versions))}",
             cause="Each commit has to follow the newest one.",
             remedy="Run the same command again, when others write less.",
         )

@@ -8,14 +8,18 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from recovery.errors import ConfigurationError, SinkFailedError
-from recovery.sinks.upsert.reasons import POSTGRESQL, reason_of, says_absent
+from recovery.base.tracebacks import headline
+from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, shown
+from recovery.sinks.upsert.reasons import ABSENT, DATABASE_ERRORS, POSTGRESQL, reason_of, said
 
 PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 MYSQL = ("pymysql", "MySQLdb", "mysql", "mariadb", "asyncmy", "aiomysql")
 """The modules of connections to MySQL and MariaDB."""
 PLACE = "\0"
 """Marks a value's place in a statement, until the module's own sign is known; no name may contain it."""
+
+_OF_THE_FUNCTION = (LookupError, TypeError, AttributeError, NameError, ImportError, ValueError)
+"""Exceptions that no database's module raises for what a server says."""
 
 COLUMN_TYPES = """
 SELECT format_type(atttypid, atttypmod) FROM pg_attribute
@@ -85,8 +89,8 @@ class Session:
         """Whether the table behind {table} exists. If it does not, the transaction is undone and begun again."""
         try:
             self.columns(table)
-        except SinkFailedError as error:
-            if not says_absent(error):
+        except DATABASE_ERRORS as error:
+            if reason_of(error) is not ABSENT:
                 raise
             self.restart()
             return False
@@ -138,10 +142,7 @@ class Session:
         except Exception as error:
             # A sqlite3 connection can be configured to be always in a transaction.
             if not getattr(self._connection, "in_transaction", False):
-                reason = reason_of(error)
-                raise SinkFailedError(
-                    f"no transaction can be begun: {error}", cause=reason.cause, remedy=reason.remedy
-                ) from error
+                raise _error_of(error, "no transaction can be begun") from error
         self._open = True
 
     def _filled(self, sql: str, names: Mapping[str, str]) -> str:
@@ -164,8 +165,7 @@ class Session:
 @contextlib.contextmanager
 def session(connect: Callable[[], Any], names: Mapping[str, str], paramstyle: str | None) -> Iterator[Session]:
     """Open a connection and a transaction, which is undone unless it is committed."""
-    with _typed():
-        connection = connect()
+    connection = _connected(connect)
     try:
         transaction = Session(connection, names, paramstyle)
         try:
@@ -175,6 +175,24 @@ def session(connect: Callable[[], Any], names: Mapping[str, str], paramstyle: st
     finally:
         with contextlib.suppress(Exception):
             connection.close()
+
+
+def _connected(connect: Callable[[], Any]) -> Any:
+    """Return what the user's function returns, if it is a connection."""
+    with _typed():
+        try:
+            connection = connect()
+        except _OF_THE_FUNCTION as error:
+            raise FlowFailedError(
+                f"UpsertSink: `connect` failed: {headline(error)}",
+                cause="An error in that function, or an argument that the database's module does not take.",
+            ) from error
+    if not hasattr(connection, "cursor"):
+        raise ConfigurationError(
+            f"UpsertSink: `connect` returned {shown(connection)}, which is no connection",
+            remedy="Return a new DB-API connection, as in: return psycopg.connect(…)",
+        )
+    return connection
 
 
 def refusal_of_mysql() -> ConfigurationError:
@@ -228,11 +246,15 @@ def _in_order(row: Any) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def _typed() -> Iterator[None]:
-    """Translate a database module's exception to SinkFailedError."""
+    """Translate a database module's exception to one of `DATABASE_ERRORS`."""
     try:
         yield
+    except RecoveryError:
+        raise
     except Exception as error:
-        reason = reason_of(error)
-        raise SinkFailedError(
-            f"the database says: {type(error).__name__}: {error}", cause=reason.cause, remedy=reason.remedy
-        ) from error
+        raise _error_of(error, "the database says") from error
+
+
+def _error_of(error: Exception, what: str) -> RecoveryError:
+    reason = reason_of(error)
+    return reason.error(f"{what}: {type(error).__name__}: {said(error)}", cause=reason.cause, remedy=reason.remedy)

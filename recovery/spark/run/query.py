@@ -19,7 +19,14 @@ from recovery.base.notebooks import html_table
 from recovery.base.tracebacks import essence_of
 from recovery.base.wording import counted
 from recovery.epochs.closer import EpochCloser
-from recovery.errors import FlowFailedError, OwnerUnreachableError, RecoveryError, SparkUnavailableError
+from recovery.errors import (
+    FlowFailedError,
+    LeaseLostError,
+    OwnerRefusedError,
+    OwnerUnreachableError,
+    RecoveryError,
+    SparkUnavailableError,
+)
 from recovery.metrics.meter import BatchMeasure
 from recovery.sinks.delivery import Delivery
 from recovery.spark.jvm.errors import JVM_GONE, is_cancelled, jvm_failed, may_still_close
@@ -48,6 +55,8 @@ TIMER_S = 30.0
 """How long the end waits for the idle timer, which may be in a call into the JVM."""
 LOOK_S = 1.0
 """How often the run looks whether Spark's stream still lives."""
+ENDS_BATCH = (LeaseLostError, OwnerRefusedError, OwnerUnreachableError, SparkUnavailableError)
+"""Errors after which the tasks of the running micro-batch would try for long, or would never begin."""
 ABANDON_S = 15.0
 """How long a sink may need to return when its calls into the JVM have been cut."""
 
@@ -134,7 +143,8 @@ class RecoveryQuery:
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the flow ends, at most `timeout` seconds, then close the last epoch; return whether it ended.
 
-        Raises the error that ended the flow: a RecoveryError, or FlowFailedError for errors of the flow's own code.
+        Raises the error that ended the flow: FlowFailedError for errors of the flow's own code, else another
+        RecoveryError.
         """
         deadline = None if timeout is None else self._clock.elapsed_s() + timeout
         while not self._status.over.is_set():
@@ -310,7 +320,7 @@ class RecoveryQuery:
             except BaseException as error:
                 self._status.note(error)
                 self._status.over.set()
-                if isinstance(error, OwnerUnreachableError | SparkUnavailableError):
+                if isinstance(error, ENDS_BATCH):
                     self._cancel_batch()
 
     def _look_at_stream(self) -> None:
