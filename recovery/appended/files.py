@@ -149,7 +149,7 @@ class LocalFiles:
                 "This is a pipe, socket or device, which cannot be read twice.",
                 path=display(path),
                 cause="",
-                remedy="Write to an ordinary file and name that.",
+                remedy="Let the program write to an ordinary file, and name that file.",
             )
         return PathPattern(directory, name, is_glob=False)
 
@@ -161,7 +161,7 @@ class LocalFiles:
             raise StorageError(
                 "This directory does not exist.",
                 path=display(fixed),
-                cause="It was moved or deleted, or its file system is not mounted.",
+                cause="The file was moved or deleted, or its file system is not mounted.",
                 remedy="Put it back or mount it, then run again: nothing was skipped.",
             )
         if fixed == pattern.directories:

@@ -301,8 +301,8 @@ def vanished(position: FilePosition) -> InputRewrittenError:
     return InputRewrittenError(
         f"The file is gone. {were(position.offset, 'byte')} read from it; {rest}",
         path=display(position.path),
-        cause="It was deleted, compressed or moved to another directory before its end was read.",
-        remedy='Put it back under this name, or skip it with .option("onMissing", "ignore").',
+        cause="The file was deleted, compressed or moved to another directory before its end was read.",
+        remedy='Put the file back under this name, or skip the file with .option("onMissing", "ignore").',
     )
 
 
@@ -312,8 +312,10 @@ def _left(position: FilePosition, file: FileStat) -> InputRewrittenError:
         f"The file was empty when it was input. {display(file.path)}, which is not input, has its inode number now, "
         f"and {counted(file.size, 'byte')} that {'was' if file.size == 1 else 'were'} not read.",
         path=display(position.path),
-        cause="It was renamed, or the link that led to it was changed. Or it was deleted, and this is another file.",
-        remedy='Give it its name back for one run, or go on without its lines with .option("onMissing", "ignore").',
+        cause="The file was renamed, or the link that led to the file was changed. Or the file was deleted, and "
+        "the other file was made later.",
+        remedy="Rename the other file to this name for one run, or go on without the lines that were not read: "
+        '.option("onMissing", "ignore").',
     )
 
 

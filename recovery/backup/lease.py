@@ -341,7 +341,7 @@ def _damaged(shown: str, why: str) -> BackupDamagedError:
     return BackupDamagedError(
         f"{NAME} cannot be read: {why}",
         path=shown,
-        cause="It was edited, or another program wrote it.",
+        cause="The file was edited, or another program wrote it.",
         remedy="Make sure that one directory at most is in use, then remove the file.",
     )
 

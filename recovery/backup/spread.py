@@ -93,7 +93,7 @@ class SpreadParts:
                 f"the run's backup interval is shorter than what lay between looks at its owners: {error.found}",
                 path=self._places.directory,
                 cause="The run closed epochs meanwhile, so that the partitions have none in common.",
-                remedy="Give the run a longer one, such as -b 10m.",
+                remedy="Give the run a longer backup interval, such as -b 10m.",
             ) from error
 
     def _at_owner(

@@ -40,8 +40,9 @@ def check_logs(restored: RestoredCheckpoint, directory: Path, places: SourcePlac
     if missing is not None:
         raise SparkCheckpointError(
             f"{missing} is missing in the position after micro-batch {restored.batch}",
-            cause="An earlier version of recovery did not save it when a flow reads one source in two places.",
-            remedy="Go back to an epoch that has it, with --resume-after, or begin again in another directory: "
+            cause="An earlier version of recovery did not save the whole position of a flow that reads one "
+            "source in two places.",
+            remedy="Go back to an epoch with the whole position (--resume-after), or begin again in another directory: "
             "otherwise input could be skipped.",
         )
 

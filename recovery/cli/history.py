@@ -122,7 +122,9 @@ def _mark_now(directory: Path, environment: str, key: str, found: History) -> di
     if mark is None:
         if not found.versions:
             raise StateNotFoundError(
-                f"there is no mark {key!r:.120}", path=directory, remedy="List them: python -m recovery hwm list DIR"
+                f"there is no mark {key!r:.120}",
+                path=directory,
+                remedy="List the marks: python -m recovery hwm list DIR",
             )
         return {} if last is ABSENT else {"now": None}
     value = to_json(mark.value)

@@ -83,7 +83,7 @@ def their_input(step: str, positions: Mapping[str, int], named: str | None, curr
         if offset > MOST_BYTES:
             raise StateValueError(
                 f"source {step!r:.80} has a position in {str(file)!r:.200} that is not a number of bytes",
-                cause="Its encoding keeps a state between characters, or Bytewax stopped within a line end.",
+                cause="The file's encoding keeps a state between characters, or Bytewax stopped within a line end.",
                 remedy="Let Bytewax read to the end of the file first.",
             )
     return TheirInput(step, path, files)

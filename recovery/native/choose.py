@@ -34,7 +34,7 @@ def choose_operator(found: tuple[NativeOperator, ...], wanted: WantedState, epoc
         raise StateNotFoundError(
             f"Spark's operator {wanted.operator} has no state at epoch {epoch}",
             cause=f"The operators with state are {listed}." if found else "No operator of Spark's own has state there.",
-            remedy="List them: python -m recovery checkpoint show DIR",
+            remedy="List the operators: python -m recovery checkpoint show DIR",
         )
     if wanted.timers:
         _check_timers(chosen, wanted)
@@ -49,10 +49,10 @@ def _check_timers(operator: NativeOperator, wanted: WantedState) -> None:
     if not operator.timers:
         raise StateNotFoundError(
             f"operator {operator.number} ({operator.name}) has no timers",
-            cause="It is a transformWithState with the time mode None."
+            cause="The operator is a transformWithState with the time mode None."
             if operator.variables
             else "Timers are registered by transformWithState, with the time mode EventTime or ProcessingTime.",
-            remedy="List them: python -m recovery checkpoint show DIR",
+            remedy="List the operators: python -m recovery checkpoint show DIR",
         )
     if wanted.store is not None or wanted.variable is not None:
         raise ConfigurationError(
@@ -64,12 +64,12 @@ def _check(operator: NativeOperator, what: str, given: str | None, names: tuple[
     if given is not None and given not in names:
         raise StateNotFoundError(
             f"operator {operator.number} ({operator.name}) has no {what} {given!r:.80}",
-            cause=f"It has {', '.join(names)}." if names else f"Operators of its kind have no {what}s.",
-            remedy="List them: python -m recovery checkpoint show DIR",
+            cause=f"The operator has {', '.join(names)}." if names else f"Operators of its kind have no {what}s.",
+            remedy="List the operators: python -m recovery checkpoint show DIR",
         )
     if given is None and needed and names:
         raise ConfigurationError(
             f"operator {operator.number} ({operator.name}) has several {what}s",
-            cause="Each has keys and values of its own.",
+            cause=f"Each {what} has keys and values of its own.",
             remedy=f"Name one of them (--{what}, or {what}=): {', '.join(names)}.",
         )

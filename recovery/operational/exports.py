@@ -73,7 +73,7 @@ def read_export(lines: Sequence[str]) -> list[ExportedState]:
         raise CorruptStateError(f"a line of the export cannot be read: {error.found}", remedy=REMEDY) from error
     if end != {"end": len(states)}:
         raise CorruptStateError(
-            "the export ends too early", cause="It was cut off while it was written or copied.", remedy=REMEDY
+            "the export ends too early", cause="The file was cut off while it was written or copied.", remedy=REMEDY
         )
     return states
 

@@ -91,7 +91,7 @@ class _Worker:
                 code = self._process.wait()
                 raise StorageError(
                     f"a process that wrote partitions ended with code {code}",
-                    cause="It was killed, or ran out of memory; or its error is above.",
+                    cause="The process was killed, or ran out of memory; or its error is above.",
                     remedy="Run the same command again: nothing was changed.",
                 )
         return lines

@@ -230,7 +230,7 @@ def _connection(text: str) -> dict[str, str]:
     if len(found) < len(pairs) or not found.keys() & {"AccountName", "BlobEndpoint"}:
         raise ConfigurationError(
             f"{CONNECTION_STRING} is not a connection string",
-            cause="It has neither AccountName nor BlobEndpoint, or a part without a =.",
+            cause="The text has neither AccountName nor BlobEndpoint, or a part without a =.",
             remedy="Copy it from `az storage account show-connection-string`.",
         )
     return found

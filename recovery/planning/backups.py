@@ -329,7 +329,7 @@ def _not_held(shared: Iterable[Cut], history: _History, found: str) -> EpochNotH
     span = f", closed over {format_interval((max(times) - min(times)) / 1000)}" if len(times) > 1 else ""
     return EpochNotHeldError(
         found,
-        cause="It was closed later than the copies were taken, or collected before.",
+        cause="The epoch was closed after the copies were taken, or collected before.",
         remedy=f"Choose an epoch between {held[0]} and {held[-1]}{span}; --dry-run shows what would be restored.",
     )
 
@@ -352,7 +352,9 @@ def parse_keep(text: str) -> KeepRule:
     if not slash and age.strip().isdecimal():
         count = int(age) if len(age) < MOST_DIGITS else 10**MOST_DIGITS
         if count < 1:
-            raise ConfigurationError("0 backups cannot be kept", cause="The newest is always kept.", remedy="Give 1.")
+            raise ConfigurationError(
+                "0 backups cannot be kept", cause="The newest backup is always kept.", remedy="Give 1."
+            )
         return KeepRule(count=count)
     rule = KeepRule(age_s=parse_interval(age), every_s=parse_interval(every) if slash else None)
     if slash and not rule.every_s:

@@ -256,7 +256,7 @@ class Replication:
             with contextlib.suppress(Exception):
                 self.on_change(self.state)
         if isinstance(answer, Answer) and answer.lacks is not None:
-            self.say(f"{self._destination}: {answer.lacks}; what it has besides is lost")
+            self.say(f"{self._destination}: {answer.lacks}; epochs that only this place has are lost")
         if isinstance(answer, Answer) and answer.pruning_problem is not None:
             self.say(f"older backups in {self._destination} could not be removed: {answer.pruning_problem}")
 

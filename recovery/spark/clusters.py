@@ -66,7 +66,7 @@ def check_one_host(master: str, what: str) -> None:
     if is_cluster(master):
         raise ConfigurationError(
             f"{what} does not run on master {master}",
-            cause="Its executors read files of this host, and may run on hosts that do not have them.",
+            cause="Executors would read files of this host, and may run on hosts that do not have these files.",
             remedy=f"Name an address that all hosts reach: {what}(…, scratch_directory='s3a://bucket/scratch'), or "
             "'file:///mnt/share/scratch' for a mount of all hosts; or use a session of one host: --master 'local[*]'.",
         )
@@ -135,7 +135,7 @@ class TaskServing:
                 f"tasks reach the partitions at {host}, and would not accept the certificate: "
                 f"{getattr(error, 'verify_message', None) or error.reason or error}",
                 path=self.tls_cert,
-                cause="It has expired, does not name this host, or was signed by another authority.",
+                cause="The certificate has expired, does not name this host, or was signed by another authority.",
                 remedy=f"Give a certificate for {host} (--tls-cert, --tls-key), and the authority that signed it "
                 "(--tls-ca); or another name of this host, which executors can resolve: --serve HOST:PORT.",
             ) from None

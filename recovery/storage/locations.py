@@ -69,8 +69,8 @@ class OwnerAccess(NamedTuple):
         if self.token_file is None:
             raise ConfigurationError(
                 "owners were named, and no token",
-                cause="They answer only those who have the token that they were started with.",
-                remedy="Give its file: --token-file FILE",
+                cause="Owners answer only those who have the token that the owners were started with.",
+                remedy="Give the file of the token: --token-file FILE",
             )
         token = read_token(self.token_file)
         tls_ca_pem = None if self.tls_ca is None else read_certificates(self.tls_ca)

@@ -195,7 +195,7 @@ class Owner:
     def _unreachable(self, reason: str) -> OwnerUnreachableError:
         return OwnerUnreachableError(
             f"the owner at {self.location} was {'not reached' if self._run is None else 'lost'}: {reason}",
-            cause="Its process or its host was stopped, or the network between is cut.",
+            cause="The owner's process or host was stopped, or the network to that host is cut.",
             remedy="Start it (recovery serve DIR --at HOST:PORT), and run the same command again: a run continues from "
             "the last closed epoch.",
         )

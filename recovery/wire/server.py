@@ -298,7 +298,7 @@ class Session:
                 self._refuse(
                     OwnerRefusedError(
                         "the owner refused the token",
-                        cause="It was started with another one.",
+                        cause="The owner was started with another token.",
                         remedy="Give the run and all owners the same file: --token-file FILE",
                     )
                 )

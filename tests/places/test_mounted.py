@@ -82,7 +82,7 @@ def test_every_call_ends(hanging, tmp_path):
     for call in calls.values():
         with pytest.raises(BackupTargetError, match="no answer for 0 s") as error:
             call()
-        assert "mount it again" in error.value.remedy
+        assert "mount the directory again" in error.value.remedy
     hanging()
     target.write("objects/b", [b"x", b"y"])
     assert b"".join(target.read("objects/b")) == b"xy"

@@ -302,7 +302,7 @@ class TestProcesses:
         assert f"127.0.0.1:{port}" in made.state.problem
         with pytest.raises(BackupTargetError) as error:
             made.wait(lambda: False, once=True)
-        assert error.value.cause == "Its process or its host was stopped, or the network between is cut."
+        assert error.value.cause == "The owner's process or host was stopped, or the network to that host is cut."
         spread.services[1] = spread.serve(2, port)
         made.wait(lambda: False)
         assert made.state.shipped.epoch == 1

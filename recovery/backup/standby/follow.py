@@ -221,7 +221,7 @@ class Follower:
                 raise AlreadyInitializedError(
                     f"it holds {', '.join(there[:4])}, and is not a standby",
                     path=self.directory,
-                    cause="It is a recovery directory in use, or was one.",
+                    cause="The directory is a recovery directory in use, or was one.",
                     remedy="Follow into another directory, or move this one away.",
                 )
             found = Standby(self._place, shown)
@@ -412,5 +412,5 @@ def _no_standby(directory: Path) -> ConfigurationError:
         "it is not a standby",
         path=directory,
         cause="No recovery follow made it, or it was promoted.",
-        remedy="Make one: python -m recovery follow SRC DIR",
+        remedy="Make a standby: python -m recovery follow SRC DIR",
     )

@@ -91,7 +91,7 @@ def bind(
     if not frame.isStreaming:
         raise UnsupportedPlanError(
             "the frame is not a streaming one",
-            cause="It was made with spark.read instead of spark.readStream.",
+            cause="The frame was made with spark.read instead of spark.readStream.",
             remedy="Build it from spark.readStream, or run it as an ordinary batch job.",
         )
     spark = frame.sparkSession

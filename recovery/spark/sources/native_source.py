@@ -108,7 +108,7 @@ def ask(address: DriverAddress, question: dict[str, Any]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             'format("recovery") cannot reach the Python process that registered it',
-            cause="Its Spark session was stopped, or the process has ended.",
+            cause="The Spark session of the frame was stopped, or the process of that session has ended.",
             remedy="Register it in a session that is alive: recovery.register(spark).",
         ) from error
     if "error" in answer:
@@ -125,8 +125,8 @@ class NativeReader(DataSourceReader):
         if schema.simpleString() != frame.schema.simpleString():
             raise ConfigurationError(
                 "the schema that was given is not that of the state",
-                cause=f"It is {frame.schema.simpleString()}",
-                remedy="Leave it out.",
+                cause=f"The state has the schema {frame.schema.simpleString()}.",
+                remedy="Leave the schema out.",
             )
         self._frame = frame
 

@@ -169,7 +169,7 @@ def rows_as_json(frame: DataFrame, limit: int | None) -> tuple[list[dict[str, An
         raise StateValueError(
             f"Spark cannot read this state: {first_line(error)}",
             cause="The key has another type, or the state is of a newer version of Spark.",
-            remedy="See keys as they are: python -m recovery checkpoint show DIR --operator N",
+            remedy="See how keys are written: python -m recovery checkpoint show DIR --operator N",
         ) from error
     return [json.loads(text) for text in found[:limit]], limit is not None and len(found) > limit
 

@@ -93,7 +93,7 @@ def plan_aggregate(
         if not isinstance(kind, function.accepts.types):
             raise ConfigurationError(
                 f"step {step_id!r}: {name}={each} is of a column of type {kind.simpleString()}",
-                cause=f"It takes {function.accepts.names}.",
+                cause=f"The function takes {function.accepts.names}.",
                 remedy="Cast the column, or aggregate a part of it.",
             )
     casts = [function.cast(kind) for kind in kinds]

@@ -78,7 +78,7 @@ class ArrowStepTask(StepTask):
         if not isinstance(result, tuple) or len(result) != 2:
             raise StateValueError(
                 f"step {definition.step_id!r}: update gave a {type(result).__name__}",
-                cause="It gives two tables: the new states and the output, either of them None for nothing.",
+                cause="update returns two tables, the new states and the output; None stands for an empty one.",
                 remedy="Write `return states, output`.",
             )
         return result

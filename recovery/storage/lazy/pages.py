@@ -117,7 +117,8 @@ class Pages:
             raise StorageError(
                 f"{side.name} belongs to another user, number {owner}",
                 path=self.path,
-                cause="It names the place from which pages are fetched, with the credentials of whoever reads them.",
+                cause="The file names the place from which pages are fetched, with the credentials of whoever "
+                "reads them.",
                 remedy="Read the directory as the user who restored it, or restore it again.",
             )
         try:
@@ -128,7 +129,7 @@ class Pages:
             raise CorruptPartitionError(
                 f"{side.name} does not say where its pages come from: {error}",
                 path=self.path,
-                cause="It was altered or cut off.",
+                cause="The file was altered or cut off.",
                 remedy="Restore the directory again from its backup.",
             ) from error
         self.page_bytes = self.source.page_bytes

@@ -220,4 +220,4 @@ def missing_file(path: Path) -> StorageError:
             cause="The disk that it leads to is not mounted, or the file there was moved.",
             remedy="Mount the disk, or let the link lead to where the file is now.",
         )
-    return StorageError("no such file", path=path, cause="It was deleted or moved while in use.")
+    return StorageError("no such file", path=path, cause="The file was deleted or moved while in use.")

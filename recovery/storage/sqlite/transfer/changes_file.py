@@ -237,7 +237,9 @@ def _write_changed(
     found = _sums(made, WROTE)
     if found != expected:
         [wrong, *_] = sorted(set(found.items()) ^ set(expected.items()))
-        raise CorruptPartitionError(f"the rows that epoch {wrong[0]} wrote are not those that it left", path=path)
+        raise CorruptPartitionError(
+            f"the rows of epoch {wrong[0]} differ from those that were written when the epoch was closed", path=path
+        )
     damaged = value(made, DAMAGED)
     if damaged:
         raise CorruptPartitionError(mismatch_text(damaged, "snaps"), path=path)
