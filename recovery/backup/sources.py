@@ -20,6 +20,7 @@ from recovery.errors import (
     BackupDamagedError,
     CorruptPartitionError,
     DirectoryLockedError,
+    ForeignPartitionError,
     NoBackupError,
     RecoveryError,
     StorageError,
@@ -33,6 +34,7 @@ from recovery.planning.chains import described
 from recovery.storage.copies import copy_with_log, describe_copy
 from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.lock import lock_holder
+from recovery.storage.no_partitions import is_checkpoint, no_partitions
 from recovery.storage.scan import SUFFIX
 from recovery.storage.sqlite.file.statements import translated
 
@@ -231,6 +233,7 @@ class PlainSource:
         self.unread: list[str] = []
         self.problems = []
         self.damaged = []
+        others: RecoveryError | None = None
         paths = _databases(directory)
         for parent in {directory, *(path.parent for path in paths)}:
             _refuse_live(parent)
@@ -240,6 +243,7 @@ class PlainSource:
                 description, changed_ms = describe_copy(path, scratch)
             except RecoveryError as error:
                 self.problems.append(f"{path.relative_to(directory)}: {error.found}")
+                others = others or (error if isinstance(error, ForeignPartitionError) else None)
                 if isinstance(error, CorruptPartitionError):
                     self.damaged.append(self.problems[-1])
             else:
@@ -249,6 +253,10 @@ class PlainSource:
             found = f"no file in it can be used: {'; '.join(self.problems[:3])}" if self.problems else (
                 "it holds neither backups nor copies of partitions"
             )  # fmt: skip
+            if is_checkpoint(directory):
+                others = no_partitions(directory)
+            if others is not None:
+                raise NoBackupError(found, path=directory, cause=others.cause, remedy=others.remedy)
             raise NoBackupError(found, path=directory)
 
     def fetch(

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import select
-import shlex
 import signal
 import stat
 import sys
@@ -24,9 +23,9 @@ from recovery.base.addresses import local_path
 from recovery.base.intervals import parse_interval, parse_trigger
 from recovery.base.printable import columns, one_line, printable
 from recovery.base.wording import moment_text
+from recovery.cli.misplaced import Guided
 from recovery.cli.option import ParsedType
 from recovery.cli.output_errors import of_output, output_failed
-from recovery.cli.without_owners import WithoutOwners
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, StorageError
 from recovery.host.durable import PRIVATE, UMASK, replace
 from recovery.host.signals import handled, interrupt
@@ -38,7 +37,7 @@ READER_GONE = 141
 """The exit code of a command whose standard output lost its reader, as of a process that SIGPIPE ends."""
 
 
-class Commands(WithoutOwners):
+class Commands(Guided):
     """A group whose errors end the process with their own exit code and without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -73,18 +72,6 @@ class Commands(WithoutOwners):
             _give_up_unwritten(sys.stderr)
             if _reader_is_gone(sys.stdout):
                 _give_up_unwritten(sys.stdout)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command. For Bytewax's form, DIR N, the error names the command to type."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            if len(args) == 2 and args[1].isdecimal():
-                command = shlex.join([*ctx.command_path.split(), "init", *args])
-                raise click.UsageError(f"{error.message} To create recovery partitions, type: {command}", ctx) from None
-            raise
 
     def make_context(self, *args: Any, **more: Any) -> click.Context:
         """Create the context; `--help` and `--version` print during this call."""

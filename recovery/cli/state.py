@@ -12,6 +12,7 @@ import click
 
 from recovery.base.printable import one_line, printable
 from recovery.base.reserved import RESERVED_PREFIX
+from recovery.cli.asking import ask, check_editor
 from recovery.cli.common import echo_json, format_time, json_option, print_json, say, table
 from recovery.cli.hwm import VALUES
 from recovery.cli.native import (
@@ -35,7 +36,6 @@ from recovery.cli.state_common import (
     RETENTION,
     Where,
     any_key_option,
-    ask,
     ask_of_new_steps,
     done,
     epoch_option,
@@ -325,6 +325,7 @@ def edit(
     before = target.find(name)
     if before is None:
         raise missing(target, name)
+    check_editor()
     text = printable(json.dumps(before.content, indent=2, ensure_ascii=False)) + "\n"
     edited = click.edit(text, extension=".json")
     if edited is None or json_text(parse_json(edited)) == json_text(before.content):

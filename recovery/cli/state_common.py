@@ -16,6 +16,7 @@ from recovery.base.addresses import local_path
 from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.base.untrusted_paths import read_named
+from recovery.cli.asking import ask
 from recovery.cli.common import INTERVAL, json_option, print_json, say
 from recovery.cli.native import refused_operator_option
 from recovery.cli.option import ParsedType
@@ -170,12 +171,6 @@ def naming_file(file: str, remedy: str | None = None) -> Iterator[None]:
     except (StateValueError, CorruptStateError) as error:
         path = None if file == "-" else file
         raise type(error)(error.found, path=path, cause=error.cause, remedy=remedy or error.remedy) from error
-
-
-def ask(question: str, sure: bool) -> None:
-    """Ask, unless `sure`. Raises Abort, which ends the command with exit code 1, if the answer is no."""
-    if not sure:
-        click.confirm(one_line(question), abort=True, err=True)
 
 
 def ask_of_new_steps(target: Target, names: Iterable[Name], sure: bool) -> None:

@@ -12,11 +12,11 @@ import click
 from recovery.base.addresses import local_path
 from recovery.base.clock import SystemClock
 from recovery.base.wording import counted
+from recovery.cli.asking import ask
 from recovery.cli.common import echo_json, json_option, write_whole
 from recovery.cli.places import directory_and, state_options
 from recovery.cli.state_common import (
     Where,
-    ask,
     ask_of_new_steps,
     done,
     epoch_option,

@@ -80,7 +80,8 @@ def status(directory: Path, thresholds: dict[str, str], access: OwnerAccess, as_
 
 def _say_heading(directory: Path, facts: dict[str, Any], gathered: Facts) -> None:
     flow = f"flow {one_line(facts['flow'])}" if facts["flow"] else "no flow yet"
-    say(f"{one_line(directory)}: store {one_line(facts['store_id'])}, {flow}")
+    store = f"store {one_line(facts['store_id'])}, {flow}" if facts["store_id"] else "no store that can be read"
+    say(f"{one_line(directory)}: {store}")
     for origin in gathered.origins:
         say(one_line(origin.text(format_time)))
     if facts["standby"]:
@@ -108,6 +109,8 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
     say()
     if facts["problem"]:
         say(f"It cannot be resumed: {with_path(facts['problem']['found'], facts['problem']['path'])}")
+        if facts["problem"]["remedy"]:
+            say(one_line(f"What to do: {facts['problem']['remedy']}"))
     else:
         say(
             f"a run resumes at epoch {facts['resume_epoch']}, {after_text(facts['resume_after'])}; "

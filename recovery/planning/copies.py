@@ -7,12 +7,14 @@ named first. So a file may be copied before the original is removed, and a host 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
+from pathlib import Path
 
 from recovery.base.ids import ExecutionNumber, PartitionIndex
 from recovery.base.wording import counted
 from recovery.errors import DuplicatePartitionError, ForeignPartitionError, MissingPartitionsError, NoPartitionsError
+from recovery.planning.strays import strays
 from recovery.planning.values import PartitionDescription
 
 
@@ -54,7 +56,7 @@ def choose_copies(locations: Sequence[Location]) -> ChosenCopies:
     asked = ", ".join(location.name for location in locations)
     if not copies:
         raise NoPartitionsError(f"no recovery partition was found at {asked}")
-    _check_names(copies)
+    _check_names(locations)
     _check_one_store(copies)
     by_index: dict[PartitionIndex, list[Copy]] = {}
     for copy in copies:
@@ -77,12 +79,18 @@ def choose_copies(locations: Sequence[Location]) -> ChosenCopies:
     return ChosenCopies(tuple(chosen), tuple(notes))
 
 
-def _check_names(copies: Sequence[Copy]) -> None:
+def _check_names(locations: Sequence[Location]) -> None:
     """Check that each file has its partition's name, so that a location has one copy of each at most."""
-    for copy in copies:
-        name, found = f"part-{copy.partition.index}.sqlite3", copy.partition.path
-        if found.name != name:
-            raise DuplicatePartitionError(f"by its content this file is {name}", path=found)
+    for location in locations:
+        # The commands are for the host of the location: paths there are not known here.
+        named = {each.path.name: each for each in location.partitions}
+        astray = strays([replace(each, path=Path(name)) for name, each in named.items()])
+        for path, error in astray.items():
+            if isinstance(error, DuplicatePartitionError):
+                raise DuplicatePartitionError(
+                    error.found, path=named[path.name].path, cause=error.cause,
+                    remedy=f"In the directory of {location.name}: {error.remedy}",
+                )  # fmt: skip
 
 
 def _check_one_store(copies: Sequence[Copy]) -> None:

@@ -6,7 +6,6 @@ could replace it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +16,7 @@ from recovery.base.intervals import format_interval
 from recovery.base.wording import counted
 from recovery.errors import ForeignPartitionError, LinkedPartitionError, RecoveryError
 from recovery.planning.resume import Cut, common_cuts, cut_off
+from recovery.planning.strays import Members, file_name, strays
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
 
 ShowTime = Callable[[int], str]
@@ -72,23 +72,27 @@ def explain(found: Sequence[FoundFile], show_time: ShowTime) -> tuple[Explanatio
     """Return an explanation of every found and every missing file: first the partitions, in order of their indexes."""
     described = [file.description for file in found if file.description is not None]
     if not described:
-        return tuple(_unreadable(file, "") for file in found)
-    proper = _proper(described)
-    if not proper:
-        return tuple(_unreadable(f, "") if f.description is None else _stray(f.description, "", 0) for f in found)
-    directory = _Directory(proper, show_time)
-    in_place = {d.path: directory.explain(d) for d in proper}
-    explained = [in_place[d.path] for d in proper]
+        return tuple(_unreadable(file) for file in found)
+    members = Members.of(described)
     broken = [file for file in found if file.error is not None]
-    names = {file.path.name for file in broken}
-    for index in sorted(set(range(directory.count)) - {d.index for d in proper}):
-        path = proper[0].path.with_name(f"part-{index}.sqlite3")
-        if path.name not in names:
-            fix = directory.needed_copy(path.name)
-            explained.append(Explanation(path, Role.MISSING, None, None, None, "it is missing", fix))
+    astray = strays(described, [file.path.name for file in broken])
+    elsewhere = {file_name(d.index): d.path.name for d in described if _is_renamed(d, members)}
+    explained: list[Explanation] = []
+    needed: dict[str, str] = {}
+    if members.in_place:
+        directory = _Directory([members.in_place[index] for index in sorted(members.in_place)], show_time)
+        explained = [directory.explain(d) for d in members.in_place.values()]
+        needed = {name: directory.needed_copy(name) for name in members.names() if name not in elsewhere}
+        names = {file.path.name for file in found}
+        for index in sorted(set(range(members.count)) - set(members.in_place)):
+            path = described[0].path.with_name(file_name(index))
+            if path.name not in names:
+                held = f": by its content {elsewhere[path.name]} is it" if path.name in elsewhere else ""
+                fix = needed.get(path.name, "")
+                explained.append(Explanation(path, Role.MISSING, None, None, None, f"it is missing{held}", fix))
     explained.sort(key=lambda e: (len(e.path.name), e.path.name))
-    explained += [_stray(d, directory.store_id, directory.count) for d in described if d.path not in in_place]
-    explained += [_unreadable(file, directory.needed_copy(file.path.name)) for file in broken]
+    explained += [_stray(d, astray[d.path]) for d in described if d.path in astray]
+    explained += [_unreadable(file, needed.get(file.path.name, "")) for file in broken]
     return tuple(explained)
 
 
@@ -196,34 +200,19 @@ class _Directory:
         return min(later, key=lambda execution: (execution.resume_epoch, execution.number), default=None)
 
 
-def _proper(described: Sequence[PartitionDescription]) -> list[PartitionDescription]:
-    """Return the correctly named files of the most frequent store and count, in order of their indexes."""
-    (store_id, count), _ = Counter((d.store_id, d.count) for d in described).most_common(1)[0]
-    fitting = [
-        d
-        for d in described
-        if (d.store_id, d.count) == (store_id, count) and d.path.name == f"part-{d.index}.sqlite3" and d.index < count
-    ]
-    return sorted(fitting, key=lambda d: d.index)
+def _is_renamed(d: PartitionDescription, members: Members) -> bool:
+    """Whether a file is a partition of the store under another name, and no file has the right name and content."""
+    return d.store_id == members.store_id and d.count == members.count and d.index not in members.in_place
 
 
-def _stray(d: PartitionDescription, store_id: str, count: int) -> Explanation:
-    own_name = f"part-{d.index}.sqlite3"
-    if store_id and d.store_id != store_id:
-        role, note = Role.FOREIGN, f"it belongs to store {d.store_id}, the others to store {store_id}"
-        fix = "move it away, and put this store's own file there"
-    elif store_id and d.count != count:
-        role, note = Role.FOREIGN, f"it is one of {counted(d.count, 'partition')}, the others are of {count}"
-        fix = "move it away, and put this store's own file there"
-    else:
-        role, note = Role.DUPLICATE, f"by its content this file is {own_name}"
-        fix = f"move it out of the directory, or rename it to {own_name} if that is missing"
-    return Explanation(d.path, role, d.oldest_epoch, d.newest, None, note, fix)
+def _stray(d: PartitionDescription, error: RecoveryError) -> Explanation:
+    role = Role.FOREIGN if isinstance(error, ForeignPartitionError) else Role.DUPLICATE
+    return Explanation(d.path, role, d.oldest_epoch, d.newest, None, error.found, error.remedy)
 
 
-def _unreadable(file: FoundFile, needed: str) -> Explanation:
+def _unreadable(file: FoundFile, needed: str = "") -> Explanation:
+    """Return the explanation of an unreadable file. needed: which copy would take its place."""
     assert file.error is not None
-    named = file.path.name.startswith("part-")
     role = _ROLES.get(type(file.error), Role.DAMAGED)
-    fix = needed if named and needed and role is not Role.DUPLICATE else file.error.remedy
+    fix = needed if needed and role is not Role.DUPLICATE else file.error.remedy
     return Explanation(file.path, role, None, None, None, file.error.found, fix)

@@ -8,7 +8,6 @@ are never mistaken for those of the new timeline with equal numbers.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,13 @@ from recovery.base.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, ExecutionNumbe
 from recovery.base.intervals import format_interval
 from recovery.base.wording import counted, listed
 from recovery.errors import (
-    DuplicatePartitionError,
     EpochNotHeldError,
     FlowMismatchError,
-    ForeignPartitionError,
     InconsistentPartitionsError,
     MissingPartitionsError,
     NoPartitionsError,
 )
+from recovery.planning.strays import file_name, strays
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
 
 Cut = tuple[Epoch, str, BatchId]
@@ -131,24 +129,12 @@ def check_set(found: Sequence[FoundFile]) -> tuple[PartitionDescription, ...]:
     descriptions = [file.description for file in found if file.description is not None]
     if not descriptions:
         raise NoPartitionsError("no recovery partition was found")
-    store_id, _ = Counter(d.store_id for d in descriptions).most_common(1)[0]
-    for d in descriptions:
-        if d.store_id != store_id:
-            raise ForeignPartitionError(
-                f"it belongs to store {d.store_id}, most files here to store {store_id}", path=d.path
-            )
-    for d in descriptions:
-        if d.path.name != f"part-{d.index}.sqlite3":
-            raise DuplicatePartitionError(f"by its content this file is part-{d.index}.sqlite3", path=d.path)
+    for error in strays(descriptions).values():
+        raise error
     count = descriptions[0].count
-    if any(d.count != count or d.index >= count for d in descriptions):
-        raise ForeignPartitionError(
-            f"files disagree on the number of partitions: {sorted({d.count for d in descriptions})}",
-            path=descriptions[0].path.parent,
-        )
     missing = sorted(set(range(count)) - {d.index for d in descriptions})
     if missing:
-        names = ", ".join(f"part-{index}.sqlite3" for index in missing)
+        names = ", ".join(map(file_name, missing))
         raise MissingPartitionsError(
             f"{names} of {counted(count, 'partition')} missing", path=descriptions[0].path.parent
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +26,10 @@ from recovery.errors import (
     CorruptPartitionError,
     DuplicatePartitionError,
     MissingPartitionsError,
-    NoPartitionsError,
     StateLockedError,
 )
 from recovery.host.processes import describe_holder
+from recovery.storage.no_partitions import no_partitions
 from recovery.storage.sqlite.columns import ODD_DOCUMENT, check_columns
 from recovery.storage.sqlite.digests import (
     MODULUS,
@@ -61,6 +62,7 @@ SIGN = f"UPDATE states SET digest = {DIGEST} WHERE state_id = ? RETURNING digest
 SUM = f"SELECT {SUM_SQL} FROM states"
 DAMAGED = f"SELECT count(*) FROM states WHERE digest IS NOT {DIGEST}"
 ODD = f"SELECT count(*) FROM states WHERE {ODD_DOCUMENT}"
+_SEE_PLAN = "See which file to rename or to put back: python -m recovery plan"
 NO_TOTALS = "the row of totals is missing or damaged"
 TOTALS = "SELECT one, states, states_digest, digest FROM totals"
 
@@ -93,9 +95,12 @@ def home(directory: Path) -> Path:
         if path.is_symlink():
             raise missing_file(path)
         if any(directory.glob("part-*.sqlite3")):
-            raise MissingPartitionsError(f"{path.name}, which holds the operational state, is missing", path=directory)
-        what = "it holds no recovery partition" if directory.is_dir() else "there is no such directory"
-        raise NoPartitionsError(what, path=directory)
+            raise MissingPartitionsError(
+                f"{path.name}, which holds the operational state, is missing",
+                path=directory,
+                remedy=f"{_SEE_PLAN} {shlex.quote(str(directory))}",
+            )
+        raise no_partitions(directory)
 
 
 def read_states(path: Path, ids: Sequence[str]) -> dict[str, StoredState]:
@@ -307,7 +312,12 @@ def _check_table(connection: apsw.Connection, path: Path) -> None:
 def _check_home(connection: apsw.Connection, path: Path) -> None:
     index = value(connection, "SELECT part_index FROM parts")
     if index != 0:
-        raise DuplicatePartitionError(f"by its content this file is part-{index}.sqlite3", path=path)
+        raise DuplicatePartitionError(
+            f"by its content this file is part-{index}.sqlite3",
+            path=path,
+            cause="Files were renamed.",
+            remedy=f"{_SEE_PLAN} {shlex.quote(str(path.parent))}",
+        )
 
 
 @contextlib.contextmanager

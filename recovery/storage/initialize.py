@@ -13,11 +13,19 @@ from pathlib import Path
 from recovery.base.addresses import local_path
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.ids import PartitionIndex
-from recovery.errors import AlreadyInitializedError, ConfigurationError, DirectoryLockedError, StorageError
+from recovery.errors import (
+    AlreadyInitializedError,
+    ConfigurationError,
+    DirectoryLockedError,
+    ForeignPartitionError,
+    RecoveryError,
+    StorageError,
+)
 from recovery.host.durable import PRIVATE, UMASK, Modes, granted, make_directories, sync
 from recovery.host.locks import locked_directory
 from recovery.storage.lazy.names import SUFFIX as LAZY
 from recovery.storage.lazy.names import lazy_path
+from recovery.storage.no_partitions import refuse_checkpoint
 from recovery.storage.restored import end_restored, mark_restored
 from recovery.storage.sqlite.columns import MAX_PARTITIONS
 from recovery.storage.sqlite.describe import insert_parts
@@ -210,8 +218,21 @@ def refuse_existing(directory: Path) -> None:
     found = sorted(path.name for path in directory.glob("part-*.sqlite3*"))
     if found:
         raise AlreadyInitializedError(
-            f"it holds {', '.join(found[:4])}{' …' if len(found) > 4 else ''}", path=directory
+            f"it holds {', '.join(found[:4])}{' …' if len(found) > 4 else ''}", path=directory, **_of_others(directory)
         )
+    refuse_checkpoint(directory)
+
+
+def _of_others(directory: Path) -> dict[str, str]:
+    """Return cause and remedy for a directory whose files another program made."""
+    for path in sorted(directory.glob("part-*.sqlite3")):
+        try:
+            read_partition(path, lambda _: None)
+        except ForeignPartitionError as error:
+            return {"cause": error.cause, "remedy": error.remedy}
+        except RecoveryError:
+            continue
+    return {}
 
 
 def _clear_killed_attempt(target: Path) -> None:

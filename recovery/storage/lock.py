@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from recovery.base.clock import Clock
-from recovery.errors import DirectoryLockedError, StorageError
+from recovery.errors import CorruptPartitionError, DirectoryLockedError, StorageError, UnsupportedVersionError
 from recovery.host.durable import modes_beside, open_own
 from recovery.host.locks import free, try_lock_file, unlock_file
 from recovery.host.processes import as_holder, describe_holder, has_ended
+from recovery.storage.no_partitions import is_checkpoint, no_partitions
+from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.sqlite.file.watched_files import Watch, refuse_link_into_store
 from recovery.storage.standby import refuse_standby
 
@@ -34,6 +36,16 @@ def held_lock(directory: Path) -> DirectoryLock | None:
     """Return this process's lock on a directory, or None if it holds none."""
     found = _held.get(os.path.realpath(directory))
     return found if found is not None and found.pid == os.getpid() else None
+
+
+def _refuse_others(directory: Path) -> None:
+    first = directory / FIRST
+    if is_checkpoint(directory) and not first.exists():
+        raise no_partitions(directory)
+    # What else is wrong with the file is the error of those who read it.
+    with contextlib.suppress(CorruptPartitionError, UnsupportedVersionError, StorageError):
+        if first.is_file():
+            read_partition(first, lambda _: None)
 
 
 class DirectoryLock:
@@ -56,11 +68,14 @@ class DirectoryLock:
 
     def acquire(self) -> None:
         """Take the lock immediately. Raises DirectoryLockedError naming the holder, StandbyDirectoryError or
-        StorageError."""
+        StorageError; for a directory of another program ForeignPartitionError or NoPartitionsError, before a lock file
+        is made in it."""
         self.pid = os.getpid()
         directory = self.path.parent
         if not self._follows:
             refuse_standby(directory)
+        if not self.path.exists():
+            _refuse_others(directory)
         try:
             self._take(self.path)
             if not self._follows:

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import apsw
 
-from recovery.base.addresses import has_backups
 from recovery.base.ids import Epoch, StepId
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.errors import (
     ForeignPartitionError,
-    NoPartitionsError,
     RecoveryError,
     StorageError,
 )
 from recovery.planning.measures import Measure, StepSize
+from recovery.planning.strays import judged
 from recovery.planning.values import FoundFile, PartitionDescription
+from recovery.storage.no_partitions import no_partitions
 from recovery.storage.origin import name_relatives
 from recovery.storage.sqlite import describe
 from recovery.storage.sqlite.columns import checked_rows
@@ -43,7 +43,7 @@ def scan(directory: Path) -> list[FoundFile]:
     try:
         paths = [path for path in directory.iterdir() if path.suffix == SUFFIX]
     except (FileNotFoundError, NotADirectoryError):
-        raise NoPartitionsError("there is no such directory", path=directory) from None
+        raise no_partitions(directory) from None
     except OSError as error:
         raise StorageError(str(error), path=directory) from error
     for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
@@ -54,19 +54,8 @@ def scan(directory: Path) -> list[FoundFile]:
             if path.name.startswith("part-") or not isinstance(error, ForeignPartitionError):
                 found.append(FoundFile(path, None, error))
     if not found:
-        raise _none_in(directory)
-    return name_relatives(found)
-
-
-def _none_in(directory: Path) -> NoPartitionsError:
-    if not has_backups(directory):
-        return NoPartitionsError("it holds no recovery partition", path=directory)
-    return NoPartitionsError(
-        "it holds no recovery partition, but backups",
-        path=directory,
-        cause="It is a place of backups.",
-        remedy="Restore one of them, and name the new directory: python -m recovery restore SRC DIR",
-    )
+        raise no_partitions(directory)
+    return judged(name_relatives(found))
 
 
 def describe_file(path: Path) -> PartitionDescription:

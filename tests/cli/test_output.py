@@ -167,5 +167,5 @@ def test_the_form_of_bytewax(tmp_path):
     """`python -m bytewax.recovery DIR N` makes partitions; with this package's name, the error says what does."""
     done = recovery(tmp_path / "my db", 4)
     assert done.returncode == 2
-    assert f"type: python -m recovery init '{tmp_path / 'my db'}' 4" in done.stderr
+    assert f"Type: python -m recovery init '{tmp_path / 'my db'}' 4" in done.stderr
     assert recovery(tmp_path, "four").stderr.count("init") == 0

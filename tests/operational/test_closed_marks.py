@@ -222,7 +222,7 @@ def test_importing_asks_for_marks_of_epochs_too(store_dir, state, tmp_path):
     with execution(store_dir) as writer:
         close(store_dir, writer, orders=200)
     assert state.get_hwm("orders") == 200, "the mark is still that of epochs"
-    call(1, "import", store_dir, file)
+    call(11, "import", store_dir, file)
     assert state.get_hwm("orders") == 200
     call(0, "import", store_dir, file, "--yes")
     assert state.get_hwm("orders") == 100
@@ -282,6 +282,7 @@ def test_a_mark_that_an_epoch_moves_while_the_document_is_edited(store_dir, stat
             close(store_dir, writer, orders=10)
         return text.replace("5", "6")
 
+    monkeypatch.setenv("EDITOR", "none")
     monkeypatch.setattr("click.edit", edit)
     result = CliRunner().invoke(main, ["state", "edit", str(store_dir), "hwm"])
     assert (result.exit_code, "changed by another process" in result.output) == (43, True), result.output

@@ -311,6 +311,7 @@ def test_values_that_python_takes_for_equal(recovery, ran, tmp_path, monkeypatch
         recovery("state", "set", place, "doc", '{"on": 1.0}', "-y")
         recovery("state", "import", place, file, "-y")
         assert recovery("state", "get", place, "doc") == '{"on":true}\n'
+        monkeypatch.setenv("EDITOR", "none")
         monkeypatch.setattr("click.edit", lambda *_, **__: '{"on": 1}')
         assert "written" in recovery("state", "edit", place, "doc")
         assert recovery("state", "get", place, "doc") == '{"on":1}\n'
@@ -455,7 +456,7 @@ def test_a_step_is_made_only_on_purpose(recovery, ran):
         ["move", ran, "--step", "count", "--to-step", "cuont", "a", "a"],
     ):
         assert question in recovery("state", *words, code=1, answer="n\n")
-    assert question in recovery("state", "import", ran, "-", code=1, answer=exported)
+    assert question in recovery("state", "import", ran, "-", code=11, answer=exported)
     assert json.loads(recovery("state", "list", ran, "--json"))["steps"] == ["count"]
     assert question in recovery("state", "set", ran, "--step", "cuont", "--key", "a", "5", answer="y\n")
     recovery("state", "set", ran, "--step", "cuont", "--key", "b", "5")

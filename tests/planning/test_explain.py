@@ -123,7 +123,7 @@ def test_strays_are_distinguished_from_partitions():
     )  # fmt: skip
     explained = by_name(files)
     assert explained["part-0-old.sqlite3"].role is Role.DUPLICATE
-    assert "out of the directory" in explained["part-0-old.sqlite3"].fix
+    assert "Move the extra file away" in explained["part-0-old.sqlite3"].fix
     assert explained["part-2.sqlite3"].role is Role.FOREIGN
     assert "store other" in explained["part-2.sqlite3"].note
 

@@ -17,6 +17,7 @@ from recovery.errors import (
     StorageError,
     UnsupportedVersionError,
 )
+from recovery.storage.no_partitions import of_bytewax
 from recovery.storage.sqlite.file.connections import Mode, connect
 from recovery.storage.sqlite.file.log_files import beside, is_left_alone, refuse_odd_logs
 from recovery.storage.sqlite.file.statements import rows, snapshot, transaction, translated
@@ -26,6 +27,8 @@ from recovery.storage.sqlite.file.watched_files import missing_file, refuse_link
 SMALLEST_PAGE_BYTES = 512
 OPS_PER_LOOK = 2_000_000
 """SQLite instructions between two checks for a signal: some tenths of a second."""
+
+TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' LIMIT 100"
 
 
 def partition_path(directory: Path, index: int) -> Path:
@@ -86,8 +89,10 @@ def _checked_version(connection: apsw.Connection, path: Path) -> int:
     application = connection.pragma("application_id")
     version = int(connection.pragma("user_version"))
     if application != APPLICATION_ID:
+        tables = [str(name) for (name,) in connection.execute(TABLES)]
+        cause, remedy = of_bytewax(path, tables) or ("Another program's file.", None)
         raise ForeignPartitionError(
-            "an SQLite database, but not a recovery partition", path=path, cause="Another program's file."
+            "an SQLite database, but not a recovery partition", path=path, cause=cause, remedy=remedy
         )
     if version > SCHEMA_VERSION:
         raise UnsupportedVersionError(
