@@ -158,7 +158,7 @@ COVERED_BY = {
     "operational/test_comparison.py": "cli.diff cli.diff_output",
     "spark/test_delta_source.py": "spark.jvm.delta_schemas",
     "spark/test_kafka.py": "spark.jvm.lost_topics",
-    "cli/test_config_options.py": "cli.option setting",
+    "cli/test_config_options.py": "cli.dry_run cli.option setting",
     "cli/test_output.py": "cli.common cli.init cli.output_errors cli.status",
     "operational/test_runs.py": "cli.runs host.processes",
     "report/test_commands.py": "cli.advise cli.plan cli.report cli.verify",

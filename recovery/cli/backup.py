@@ -28,7 +28,7 @@ from recovery.cli.common import (
     tell_error,
     umask_option,
 )
-from recovery.cli.option import ParsedType
+from recovery.cli.option import ParsedType, option
 from recovery.cli.output_errors import of_output
 from recovery.cli.owners import owner_options, whole_copies
 from recovery.cli.restore_output import lines_facts, lines_text
@@ -67,22 +67,31 @@ class KeepType(ParsedType[KeepRule]):
 
 @click.command()
 @click.argument("places", metavar="[DIR] DEST", nargs=-1, required=True)
-@click.option("--every", type=INTERVAL, help="Repeat the backup at this interval until SIGTERM or Ctrl-C.")
-@click.option("--keep", type=KeepType(), multiple=True, metavar="N|AGE|AGE/EVERY",
-              help="Remove older backups: keep the newest 24, those younger than 7d, or 90d/1d: one a day "
-                   "for 90 days. Several may be given.")  # fmt: skip
-@click.option("--list", "listed", is_flag=True, help="Only show the backups at DEST.")
-@click.option("--prune", "pruned", is_flag=True, help="Make no backup; remove those that no --keep rule covers.")
-@click.option("--incremental", is_flag=True,
-              help="Store only what changed in each partition since the previous backup. For that, give the run a "
-                   "backup interval (-b) longer than the time between two backups.")  # fmt: skip
-@click.option("--takeover", is_flag=True,
-              help="Make DIR the directory that is backed up to DEST, instead of the one that was: after a restore. "
-                   "The backups of the other one are refused from now on.")  # fmt: skip
-@click.option("--lose-epochs", is_flag=True,
-              help="Make the backup the latest one although DEST has epochs that DIR lacks. They are lost, except "
-                   "with `restore --epoch`.")  # fmt: skip
-@click.option("--check", is_flag=True, help="Read each copy in full and check every digest before it is stored.")
+@option("--every", type=INTERVAL,
+        help="Make a backup at this interval, until SIGTERM, Ctrl-C or SIGHUP, which let a backup that is being made "
+             "finish; a second signal ends immediately. An unreachable place or a full disk is reported, and tried "
+             "again.")  # fmt: skip
+@option("--keep", type=KeepType(), multiple=True, metavar="N|AGE|AGE/EVERY", without="all stay",
+        help="Remove older backups: keep the newest 24, those younger than 7d, or 90d/1d: one a day for 90 days. A "
+             "backup stays if any rule keeps it. The latest always stays, and ages are counted from it.")  # fmt: skip
+@option("--list", "listed", is_flag=True,
+        help="Only show the backups at DEST, and whether [several directories](backup.md#one-writer) made "
+             "them.")  # fmt: skip
+@option("--prune", "pruned", is_flag=True, help="Make no backup; remove those that no --keep rule keeps.")
+@option("--incremental", is_flag=True,
+        help="Store only [what changed in each partition since the previous backup]"
+             "(backup.md#incremental-backups). For that, give the run a backup interval (-b) longer than the time "
+             "between two backups; otherwise whole copies are stored, and the command says why.")  # fmt: skip
+@option("--takeover", is_flag=True,
+        help="After a restore: make DIR the [writer](backup.md#one-writer) of DEST, in place of another directory, "
+             "whose backups are refused from then on.")  # fmt: skip
+@option("--lose-epochs", is_flag=True,
+        help="Make the backup the latest one although DEST has epochs that DIR lacks. They are lost, except with "
+             "`restore --epoch`. Without it, the backup ends with StaleDirectoryError (53).")  # fmt: skip
+@option("--check", is_flag=True,
+        help="Read each copy in full and check every digest before it is stored; a damaged copy is not stored. Objects "
+             "of earlier backups that are part of this one are read too, and stored again if they are "
+             "damaged.")  # fmt: skip
 @umask_option
 @owner_options
 @json_option

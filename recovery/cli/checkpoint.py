@@ -26,6 +26,7 @@ from recovery.cli.native import (
     timers_option,
     variable_option,
 )
+from recovery.cli.option import option
 from recovery.cli.places import directory_and
 from recovery.cli.settings import settings_options
 from recovery.native.exporting import Exported, export
@@ -44,9 +45,14 @@ def checkpoint() -> None:
     """
 
 
+def _epoch_option(function: F) -> F:
+    text = "As of this epoch, one that `recovery status` shows as held."
+    return option("--epoch", type=click.IntRange(min=0), metavar="E", without="the newest", help=text)(function)
+
+
 @checkpoint.command(name="export")
 @click.argument("words", metavar="[DIR] TO", nargs=-1)
-@click.option("--epoch", type=click.IntRange(min=0), help="The epoch to export; by default the newest.")
+@_epoch_option
 @settings_options
 @json_option
 def export_(words: tuple[str, ...], epoch: int | None, conf: dict[str, str], as_json: bool) -> None:
@@ -66,7 +72,8 @@ def export_(words: tuple[str, ...], epoch: int | None, conf: dict[str, str], as_
 @checkpoint.command(name="import")
 @click.argument("source", metavar="FROM")
 @directory_argument
-@click.option("--flow", "flow_id", required=True, metavar="NAME", help="The name of the flow that continues from it.")
+@option("--flow", "flow_id", required=True, metavar="NAME",
+        help="The name of the flow that continues from the checkpoint. DIR is bound to that name.")  # fmt: skip
 @settings_options
 @json_option
 def import_(source: str, directory: Path, flow_id: str, conf: dict[str, str], as_json: bool) -> None:
@@ -84,14 +91,17 @@ def import_(source: str, directory: Path, flow_id: str, conf: dict[str, str], as
 
 @checkpoint.command()
 @directory_argument
-@click.option("--epoch", type=click.IntRange(min=0), help="As of this epoch; by default the newest.")
-@click.option("--operator", type=click.IntRange(min=0), help="Show the keys and values of this operator.")
+@_epoch_option
+@option("--operator", type=click.IntRange(min=0), metavar="N",
+        help="Show keys and values of this operator, through Spark's own `statestore` source. Starts "
+             "Spark.")  # fmt: skip
 @store_option
 @variable_option
 @timers_option
-@click.option("--changes-since", "since", metavar="EPOCH", type=click.IntRange(min=0),
-              help="With --operator: the keys whose value differs from the value at this epoch.")  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="The most rows to show.")
+@option("--changes-since", "since", metavar="E", type=click.IntRange(min=0),
+        help="With --operator: only keys whose value differs from the value at this older epoch.")  # fmt: skip
+@option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N",
+        help="With --operator: the most rows to show, sorted.")  # fmt: skip
 @settings_options
 @json_option
 def show(

@@ -12,6 +12,8 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_size, format_time, json_option, print_json, say
+from recovery.cli.dry_run import dry_run_option
+from recovery.cli.option import option
 from recovery.planning.going_back import after_text
 from recovery.planning.resume import ResumePlan
 
@@ -19,11 +21,9 @@ from recovery.planning.resume import ResumePlan
 @click.command()
 @click.argument("directory", metavar="DIR", type=DIRECTORY, envvar="RECOVERY_DIRECTORY")
 @click.argument("new", metavar="NEW_DIR", type=DIRECTORY)
-@click.option(
-    "--epoch", type=click.IntRange(min=0), metavar="E", help="Continue from the state after this epoch; 0: from the "
-    "beginning. By default from the newest that all partitions hold.",
-)  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Show what would be forked; write nothing.")
+@option("--epoch", type=click.IntRange(min=0), metavar="E", without="the newest that all partitions hold",
+        help="Continue from the state after this epoch; 0: from the beginning.")  # fmt: skip
+@dry_run_option("Show what would be forked; write nothing.")
 @json_option
 def fork(directory: Path, new: Path, epoch: int | None, dry_run: bool, as_json: bool) -> None:
     """Make an independent store in NEW_DIR that continues from an epoch of the one in DIR, also during a run.

@@ -13,6 +13,7 @@ from recovery.base.clock import SystemClock
 from recovery.base.credentials.task_key import task_key
 from recovery.base.wording import counted, listed, moment_text
 from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json, say
+from recovery.cli.option import option
 from recovery.cli.owners import locations, owner_options
 from recovery.epochs.snapshot import SharedEpochs
 from recovery.errors import RecoveryError
@@ -29,10 +30,11 @@ from recovery.storage.lock import DirectoryLock
 
 @click.command()
 @directory_argument
-@click.option("-b", "--backup-interval", type=INTERVAL, envvar="RECOVERY_BACKUP_INTERVAL",
-              help="Keep snapshots younger than this; by default the last run's backup interval.")  # fmt: skip
-@click.option("--discard-history", is_flag=True,
-              help="Allow RECOVERY_BACKUP_INTERVAL to be shorter than the last run's backup interval.")  # fmt: skip
+@option("-b", "--backup-interval", type=INTERVAL, envvar="RECOVERY_BACKUP_INTERVAL", without="that of the last run",
+        help="Keep superseded snapshots that are younger than this.")  # fmt: skip
+@option("--discard-history", is_flag=True,
+        help="Allow RECOVERY_BACKUP_INTERVAL to be shorter than the last run's backup interval. -b on the command line "
+             "needs no confirmation.")  # fmt: skip
 @owner_options
 @json_option
 def gc(

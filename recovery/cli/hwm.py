@@ -10,6 +10,7 @@ import click
 
 from recovery.base.wording import counted
 from recovery.cli.common import echo_json, format_time, json_option, print_json, say, table, tell
+from recovery.cli.option import option
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.errors import StateNotFoundError, StateValueError
 from recovery.operational.marks import Mark, is_future
@@ -26,7 +27,8 @@ def hwm() -> None:
 
 @hwm.command(name="list")
 @click.argument("words", metavar="[DIR]", nargs=-1)
-@click.option("--pattern", metavar="GLOB", help="Only keys that match: * any characters, ? one, [abc] one of these.")
+@option("--pattern", metavar="GLOB", without="all",
+        help="Only keys that match: `*` any characters, `?` one, `[abc]` one of these.")  # fmt: skip
 @state_options
 @json_option
 def list_(words: tuple[str, ...], pattern: str | None, environment: str, as_json: bool) -> None:
@@ -65,7 +67,7 @@ def get(words: tuple[str, ...], environment: str, as_json: bool) -> None:
 
 @hwm.command(name="set", context_settings=VALUES)
 @click.argument("words", metavar="[DIR] KEY VALUE", nargs=-1, type=click.UNPROCESSED)
-@click.option("--force", is_flag=True, help="Allow a lower value or another type.")
+@option("--force", is_flag=True, help="Allow a lower value or another type.")
 @state_options
 @json_option
 def set_(words: tuple[str, ...], force: bool, environment: str, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_time, json_option, print_json, say, tell
+from recovery.cli.option import option
 from recovery.planning.going_back import after_text
 
 if TYPE_CHECKING:
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=DIRECTORY, envvar="RECOVERY_DIRECTORY")
-@click.option("--unfenced", is_flag=True,
-              help="Do not ask the place, which is gone or has no conditional writes. Nothing stops a run that still "
-                   "writes there: make sure that it has ended.")  # fmt: skip
+@option("--unfenced", is_flag=True,
+        help="Do not ask the followed place, which is gone or has no conditional writes. Nothing then stops a run that "
+             "still writes there: make sure that it has ended.")  # fmt: skip
 @json_option
 def promote(directory: Path, unfenced: bool, as_json: bool) -> None:
     """Make DIR, a standby that `recovery follow` keeps current, an ordinary directory: it takes over the store.

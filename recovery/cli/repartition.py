@@ -10,6 +10,8 @@ import click
 from recovery.base.printable import one_line
 from recovery.base.wording import counted, listed
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, table, tell
+from recovery.cli.dry_run import dry_run_option
+from recovery.cli.option import option
 from recovery.cli.status_line import StatusLine
 from recovery.partitioning.in_place import drop_old, kept_directories
 from recovery.partitioning.repartition import Repartitioned, RepartitionPlan, plan_repartition, repartition
@@ -20,9 +22,12 @@ USAGE = "Give DIR NEW_DIR N; with --in-place DIR N; with --drop-old DIR."
 
 @click.command("repartition")
 @click.argument("arguments", metavar="DIR [NEW_DIR] N", nargs=-1, required=True)
-@click.option("--in-place", is_flag=True, help="Swap the new directory with DIR, and keep the old one beside it.")
-@click.option("--drop-old", is_flag=True, help="Remove the old directories that --in-place left beside DIR.")
-@click.option("--dry-run", is_flag=True, help="Show what would be done; write nothing.")
+@option("--in-place", is_flag=True,
+        help="`repartition --in-place DIR N`: swap the new directory with DIR, and keep the old one beside it. DIR "
+             "must hold nothing but what recovery puts there, and no links.")  # fmt: skip
+@option("--drop-old", is_flag=True,
+        help="`repartition --drop-old DIR`: remove the old directories that --in-place kept beside DIR.")  # fmt: skip
+@dry_run_option("Show what would be done; write nothing.")
 @json_option
 @click.pass_context
 def repartition_command(

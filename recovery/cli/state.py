@@ -22,6 +22,7 @@ from recovery.cli.native import (
     timers_option,
     variable_option,
 )
+from recovery.cli.option import option
 from recovery.cli.owners import to_read
 from recovery.cli.places import (
     chosen_access,
@@ -73,9 +74,10 @@ def state() -> None:
 
 def native_options(function: F) -> F:
     """Add --operator and the options that select a part of its state."""
-    option = click.option("--operator", type=click.IntRange(min=0), metavar="N",
-                          help="Read the state of this operator of Spark's own; starts Spark.")  # fmt: skip
-    return option(store_option(variable_option(timers_option(settings_options(function)))))
+    operator = option("--operator", type=click.IntRange(min=0), metavar="N",
+                      help="Read the state of this operator of Spark's own, as [`checkpoint show`](#checkpoint) does. "
+                           "Starts Spark.")  # fmt: skip
+    return operator(store_option(variable_option(timers_option(settings_options(function)))))
 
 
 @state.command(name="list")
@@ -84,7 +86,8 @@ def native_options(function: F) -> F:
 @native_options
 @epoch_option
 @pattern_option
-@click.option("--ids", is_flag=True, help="Print only ids or keys, one per line. Without --step, a pipe gets ids only.")
+@option("--ids", is_flag=True,
+        help="Print only ids or keys, one per line. Without --step, a pipe gets only ids in any case.")  # fmt: skip
 @state_options
 @json_option
 def list_(
@@ -187,12 +190,9 @@ def get(
 @click.argument("words", metavar="[DIR] [ID] [JSON]", nargs=-1, type=click.UNPROCESSED)
 @key_option
 @input_option
-@click.option(
-    "--retention",
-    type=RETENTION,
-    metavar="INTERVAL|never",
-    help="Of scoped state: forget it after this time; 0 and never: keep it. By default, its own begins again.",
-)
+@option("--retention", type=RETENTION, metavar="INTERVAL|never", without="the state's own, from now on",
+        help="Of [scoped state](operational-state.md#scoped-state): forget the value after this time; 0 is `never`. A "
+             "fixed end stays.")  # fmt: skip
 @writing_options
 def set_(
     words: tuple[str, ...],
@@ -227,7 +227,7 @@ def set_(
 @click.argument("words", metavar="[DIR] [ID] [JSON]", nargs=-1, type=click.UNPROCESSED)
 @key_option
 @input_option
-@click.option("--from-state-id", "source", metavar="ID", help="Merge the content of this state, in place of JSON.")
+@option("--from-state-id", "source", metavar="ID", help="Merge the content of this state, in place of JSON.")
 @writing_options
 def merge_(
     words: tuple[str, ...],
@@ -273,7 +273,7 @@ def merge_(
 @click.argument("words", metavar="[DIR] [ID]", nargs=-1)
 @key_option
 @pattern_option
-@click.option("--all", "every", is_flag=True, help="Remove all states, or all keys of the step.")
+@option("--all", "every", is_flag=True, help="Remove all states, or with --step all keys of the step.")
 @writing_options
 def clear(
     words: tuple[str, ...],
@@ -313,7 +313,7 @@ def clear(
 @step_option
 @refused_operator_option
 @key_option
-@click.option("--force", is_flag=True, help="Fence a run that holds the directory's lock.")
+@option("--force", is_flag=True, help="Fence a run that holds the directory's lock.")
 @state_options
 @json_option
 def edit(

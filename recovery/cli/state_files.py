@@ -14,6 +14,7 @@ from recovery.base.clock import SystemClock
 from recovery.base.wording import counted
 from recovery.cli.asking import ask
 from recovery.cli.common import echo_json, json_option, write_whole
+from recovery.cli.option import option
 from recovery.cli.places import directory_and, state_options
 from recovery.cli.state_common import (
     Where,
@@ -38,10 +39,13 @@ from recovery.operational.targets import Documents, Entry, Name, Steps, Target, 
 
 @click.command()
 @click.argument("words", metavar="[DIR]", nargs=-1)
-@click.option("--step", "steps", multiple=True, metavar="STEP", help="Only this step; may be given several times.")
+@option("--step", "steps", multiple=True, metavar="STEP",
+        help="Write the states of this step of the flow instead of operational state.")  # fmt: skip
 @epoch_option
 @pattern_option
-@click.option("--output-file", metavar="FILE|-", default="-", help="The file to write; by default standard output.")
+@option("--output-file", metavar="FILE|-", default="-", show_default=True,
+        help="Where to write; `-` is standard output. A file is replaced as a whole; a link stays a link, and a pipe "
+             "or device is written into.")  # fmt: skip
 @state_options
 def export(
     words: tuple[str, ...],
@@ -99,7 +103,7 @@ def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as
 @click.command(name="migrate")
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
-@click.option("--force", is_flag=True, help="Overwrite states of the target that have the same id.")
+@option("--force", is_flag=True, help="Overwrite states of TO that have the same id.")
 @pattern_option
 @json_option
 def migrate_(source: str, target: str, force: bool, pattern: str | None, as_json: bool) -> None:

@@ -8,6 +8,7 @@ import click
 
 from recovery.base.wording import counted
 from recovery.cli.common import format_time, json_option, print_json, say, table
+from recovery.cli.dry_run import dry_run_option
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.cli.state_common import pattern_option
 
@@ -39,7 +40,7 @@ def scopes(words: tuple[str, ...], pattern: str | None, environment: str, as_jso
 
 @click.command()
 @click.argument("words", metavar="[DIR]", nargs=-1)
-@click.option("--dry-run", is_flag=True, help="Only show how many.")
+@dry_run_option("Only show how many states would be removed.")
 @state_options
 @json_option
 def clean(words: tuple[str, ...], dry_run: bool, environment: str, as_json: bool) -> None:

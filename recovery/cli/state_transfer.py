@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from recovery.cli.asking import ask
+from recovery.cli.option import option
 from recovery.cli.places import directory_and
 from recovery.cli.state_common import Where, ask_of_new_steps, done, shown, writing_options
 from recovery.errors import ConfigurationError, StateNotFoundError
@@ -18,8 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def transfer_options(function: F) -> F:
     """Add the options of both commands."""
-    whole = click.option("--to-step", metavar="STEP",
-                         help="With --step: write to this step; without FROM and TO, copy all keys.")  # fmt: skip
+    whole = option("--to-step", metavar="STEP", without="that of --step",
+                   help="With --step: write to this step. Without FROM and TO, all keys of the step.")  # fmt: skip
     return click.argument("words", metavar="[DIR] FROM TO", nargs=-1)(whole(writing_options(function)))
 
 
