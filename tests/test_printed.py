@@ -62,6 +62,7 @@ BLOCKS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
     "cli.md": {
         "commands": reference.commands,
         "common options": reference.common_options,
+        **{f"commands of {name}": partial(reference.subcommands, name) for name in reference.GROUPS},
         **{f"options of {name}": partial(reference.options, name) for name in COMMANDS},
         "variables": reference.variables,
     },

@@ -117,10 +117,10 @@ def diff(
 ) -> None:
     """Compare the states of two recovery directories, or of one at two epochs. Reads only, also during runs.
 
-    A and B may also be places of backups, which are read like a directory. --owner belongs to A, and to B if it is the
+    A and B may also be places of backups, which are read like a directory. --owner belongs to A, and to B if B is the
     same directory.
 
-    Exits with 0 when they are equal and with 1 when they differ.
+    Ends with 0 if A and B are equal, and with 1 if they differ.
     """
     wanted = wanted_state(operator, store, variable, timers=timers)
     if operator is not None and (steps or every_key):

@@ -36,8 +36,8 @@ def drill(
 ) -> None:
     """Rehearse a disaster: restore SRC into a scratch directory, check everything, begin a run there, and report.
 
-    Nothing in SRC changes, and the command removes the scratch directory. It exits with an error's code if nothing
-    could be restored, a copy was damaged, or the newest epoch is older than --max-age.
+    Nothing in SRC changes, and the command removes the scratch directory. It ends with an error's code if nothing could
+    be restored, a copy was damaged, or the newest epoch is older than --max-age.
     """
     from recovery.backup.drill import drill as rehearse
     from recovery.backup.sources import open_source

@@ -28,8 +28,9 @@ from recovery.planning.resume import ResumePlan
 def fork(directory: Path, new: Path, epoch: int | None, dry_run: bool, as_json: bool) -> None:
     """Make an independent store in NEW_DIR that continues from an epoch of the one in DIR, also during a run.
 
-    It has a store id of its own and records where it comes from. Run it with --no-output, or give its sinks targets of
-    their own: those of the origin are refused. Where the file system can clone files, it takes no space.
+    The new store has a store id of its own and records where it comes from. Run NEW_DIR with --no-output, or give its
+    sinks targets of their own: those of the origin are refused. Where the file system can clone files, the new store
+    takes no space.
     """
     if dry_run:
         planned = plan_fork(directory, new, epoch)

@@ -64,8 +64,8 @@ def history(
 ) -> None:
     """Show how one key came to its value: each held version, oldest first, and what changed in it.
 
-    Reads only, also during a run. The backup interval (-b) of the run sets how far back it reaches. DIR may also be a
-    place of backups; a chain of incremental ones reaches back to its beginning.
+    Reads only, also during a run. The backup interval (-b) of the run sets how far back the history reaches. DIR may
+    also be a place of backups; a chain of incremental backups reaches back to the first of them.
     """
     given = [each is not None for each in (step, hwm, operator)]
     if given.count(True) != 1 or (hwm is None) != (key is not None):

@@ -43,7 +43,7 @@ def plan(
 ) -> None:
     """Show which snapshot a run would resume from, what it would discard, and which file limits it and why.
 
-    Changes nothing. If the files do not fit together, the command explains each file and exits with the error's code.
+    Changes nothing. If the files do not fit together, the command explains each file and ends with the error's code.
     With owners it also shows which copy of each partition a run would use.
     """
     places = locations(directory, access)

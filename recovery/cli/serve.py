@@ -55,7 +55,7 @@ def serve(
     """Serve the partitions in DIR to runs and commands on other hosts that name this one with --owner HOST:PORT.
 
     The owner serves one run at a time. On SIGTERM it lets that run finish the epoch that it is closing. The run then
-    ends with 47, and the same command continues it once the owner is back. --check exits with 0 if the owner is ready,
+    ends with 47, and the same command continues it once the owner is back. --check ends with 0 if the owner is ready,
     else with 47 or 48.
     """
     if check is not None:

@@ -105,7 +105,10 @@ def list_(
     as_json: bool,
 ) -> None:
     """List operational state, and the steps of the flow; with --step the keys of that step, with --operator those of
-    one of Spark's own operators."""
+    one of Spark's own operators.
+
+    Into a pipe, it prints only ids, one per line, for `for id in $(recovery state list); do …`.
+    """
     directory, _ = directory_and(words, ())
     if operator is not None:
         if step is not None or pattern is not None:
@@ -160,10 +163,7 @@ def get(
     environment: str,
     as_json: bool,
 ) -> None:
-    """Print one state as JSON, in the form that `set` accepts. Exits with 44 when there is none.
-
-    With --operator, --key is a JSON object of the key's columns, or the text of a key of one column.
-    """
+    """Print one state as JSON, in the form that `set` accepts. Ends with 44 if there is none."""
     if operator is not None:
         if step is not None or key is None:
             raise click.UsageError("--operator needs --key, and cannot be combined with --step.")
@@ -205,10 +205,10 @@ def set_(
     environment: str,
     as_json: bool,
 ) -> None:
-    """Set one state to a JSON value, in the form that `get` prints. Asks before it overwrites one, and before it makes
-    a step.
+    """Set one state to a JSON value, in the form that `get` prints. Asks before it overwrites a state, and before it
+    makes a step.
 
-    The JSON of scoped state (process/…, task/…, task-instance/…, asset/…) is its value.
+    The JSON of scoped state (process/…, task/…, task-instance/…, asset/…) is the value of that state.
     """
     directory, name, content = with_content(words, step, key, input_file)
     if retention is not None and not (isinstance(name, str) and is_scoped(name)):
@@ -240,7 +240,11 @@ def merge_(
     environment: str,
     as_json: bool,
 ) -> None:
-    """Merge a JSON object into one state: members of objects are set one by one, everything else is replaced."""
+    """Merge a JSON object into one state: members of the object, and of objects in it, are set one by one; everything
+    else is replaced.
+
+    In scoped state, a date and the like is one value, and is replaced.
+    """
     if source is not None:
         if step is not None or input_file is not None:
             raise click.UsageError("--from-state-id goes with neither --step nor --input-file.")
@@ -286,7 +290,10 @@ def clear(
     environment: str,
     as_json: bool,
 ) -> None:
-    """Remove states: one, or all that a glob selects. A tombstone stays, so that no older export brings them back."""
+    """Remove one state; with --pattern several, with --all every one.
+
+    A tombstone stays, so that no older export brings a removed state back.
+    """
     if every and pattern is not None:
         raise click.UsageError("Give --all or --pattern.")
     if pattern is None and not every:

@@ -27,14 +27,16 @@ def transfer_options(function: F) -> F:
 @click.command()
 @transfer_options
 def copy(**options: Any) -> None:
-    """Copy a state to another id; with --step, a key to another key, or a whole step. Asks before it overwrites."""
+    """Copy a state to another id; with --step, a key to another key, or with --to-step a whole step. Asks before it
+    overwrites."""
     _transfer("copy", **options)
 
 
 @click.command()
 @transfer_options
 def move(**options: Any) -> None:
-    """Move a state to another id; with --step, a key to another key, or a whole step. Asks before it overwrites."""
+    """Move a state to another id; with --step, a key to another key, or with --to-step a whole step. Asks before it
+    overwrites."""
     _transfer("move", **options)
 
 

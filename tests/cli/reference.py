@@ -131,17 +131,32 @@ def others(having: Having) -> Having:
     return {name: subcommands for name, subcommands in rest.items() if subcommands}
 
 
+GROUPS = [name for name in COMMANDS if len(below(name)) > 1]
+
+
+def usage(name: str, command: click.Command) -> str:
+    """How a command is typed, with the options that it needs."""
+    with click.Context(command) as ctx:
+        needed = [f"{each.opts[0]} {each.make_metavar(ctx)}" for each, _ in shown_options(command) if each.required]
+        return " ".join([name, *needed, *(each for each in command.collect_usage_pieces(ctx) if each != "[OPTIONS]")])
+
+
 def commands() -> Iterator[str]:
     """The table of all commands."""
     yield head("command", "changes something", "during a run")
     for name in COMMANDS:
-        subcommands = below(name)
-        words = [name, "|".join(subcommands)]
-        if len(subcommands) == 1:
-            [command] = subcommands.values()
-            with click.Context(command) as ctx:
-                words += [each for each in command.collect_usage_pieces(ctx) if each != "[OPTIONS]"]
-        yield row(f"[{code(' '.join(filter(None, words)))}](#{name})", *CHANGES[name])
+        words = f"{name} {'|'.join(below(name))}".strip()
+        if len(below(name)) == 1:
+            [command] = below(name).values()
+            words = usage(words, command)
+        yield row(f"[{code(words)}](#{name})", *CHANGES[name])
+
+
+def subcommands(name: str) -> Iterator[str]:
+    """The table of the subcommands of a command, with their help."""
+    yield head("command", "")
+    for each, command in below(name).items():
+        yield row(code(usage(f"{name} {each}", command)), " ".join(str(command.help).split()))
 
 
 def common_options() -> Iterator[str]:
