@@ -26,7 +26,9 @@ from recovery.storage.locations import OwnerAccess
 @owner_options
 @json_option
 def advise_command(directory: Path, tolerate: float, cores: int | None, access: OwnerAccess, as_json: bool) -> None:
-    """Propose a snapshot interval, a number of partitions and a size of the state, from what runs have measured.
+    """Propose settings from what runs have measured.
+
+    Proposes a snapshot interval and a number of partitions, and says how large the state becomes.
 
     Reads only, also during a run.
     """

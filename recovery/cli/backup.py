@@ -109,10 +109,10 @@ def backup(
     access: OwnerAccess,
     as_json: bool,
 ) -> None:
-    """Copy the partitions of DIR to DEST, a directory or s3://, gs://, azure://. Works during a run.
+    """Copy the partitions of DIR to DEST. Works during a run.
 
-    DIR can be left out when RECOVERY_DIRECTORY is set. A partition that did not change is not stored again. A backup
-    counts once it is complete. Restore with `recovery restore DEST DIR`.
+    DEST is a directory, or s3://, gs://, azure://. DIR can be left out when RECOVERY_DIRECTORY is set. A partition that
+    did not change is not stored again. A backup counts once it is complete. Restore with `recovery restore DEST DIR`.
 
     One directory is backed up to DEST. The first backup claims it; another directory of the store is refused until it
     is given --takeover.

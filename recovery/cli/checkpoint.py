@@ -39,7 +39,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group()
 def checkpoint() -> None:
-    """Spark's own state: export an epoch as an ordinary Spark checkpoint, import one, or look into it.
+    """Export, import or show the state of Spark's own operators.
+
+    What is exported and imported is an ordinary Spark checkpoint.
 
     FROM and TO are directories, or URIs that Spark can reach: hdfs://, s3a://, file: and so on.
     """
@@ -56,9 +58,10 @@ def _epoch_option(function: F) -> F:
 @settings_options
 @json_option
 def export_(words: tuple[str, ...], epoch: int | None, conf: dict[str, str], as_json: bool) -> None:
-    """Write an epoch that is held as an ordinary Spark checkpoint at TO, which plain Spark starts from.
+    """Write a held epoch as an ordinary Spark checkpoint at TO.
 
-    TO appears complete or not at all. The command only reads DIR, also during a run.
+    Plain Spark starts from TO, without this package. TO appears complete or not at all. The command only reads DIR,
+    also during a run.
     """
     directory, [target] = directory_and(words, ("TO",))
     with opened(target, conf) as place, CheckpointProgress(quiet=as_json) as progress:
@@ -77,9 +80,10 @@ def export_(words: tuple[str, ...], epoch: int | None, conf: dict[str, str], as_
 @settings_options
 @json_option
 def import_(source: str, directory: Path, flow_id: str, conf: dict[str, str], as_json: bool) -> None:
-    """Import the checkpoint of a Spark job as the first epoch of DIR, whose partitions must be new.
+    """Import a Spark job's checkpoint as the first epoch of DIR.
 
-    FROM does not change. Stop the job first: DIR does not contain what the job does afterwards.
+    The partitions of DIR must be new. FROM does not change. Stop the job first: DIR does not contain what the job does
+    afterwards.
     """
     with opened(source, conf) as place, CheckpointProgress(quiet=as_json) as progress:
         done = import_checkpoint(place, directory, flow_id, clock=SystemClock(), observe=progress.observe)
@@ -116,7 +120,9 @@ def show(
     conf: dict[str, str],
     as_json: bool,
 ) -> None:
-    """List the native stateful operators of an epoch; with --operator the keys and values of one.
+    """List Spark's own stateful operators, or show one of them.
+
+    With --operator, shows the keys and values of that operator as of an epoch.
 
     Reads only, also during a run. The list needs no Spark; keys and values do.
     """

@@ -73,6 +73,10 @@ class Commands(Guided):
             if _reader_is_gone(sys.stdout):
                 _give_up_unwritten(sys.stdout)
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands in the order in which a newcomer needs them."""
+        return list(self.commands)
+
     def make_context(self, *args: Any, **more: Any) -> click.Context:
         """Create the context; `--help` and `--version` print during this call."""
         try:

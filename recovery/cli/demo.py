@@ -17,7 +17,7 @@ from recovery.host.durable import make_directories
 @option("--directory", type=DIRECTORY, without="a temporary one",
         help="Where to put input and partitions: an empty or missing directory.")  # fmt: skip
 def demo(directory: Path | None) -> None:
-    """Kill a stateful flow over real flights, resume it, let its input grow, and check the result. About a minute."""
+    """Kill a flow over real flights, resume it, and check. The input grows meanwhile. Takes about a minute."""
     from recovery.spark.jvm.installed import check_installed
 
     check_installed()

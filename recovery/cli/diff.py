@@ -115,7 +115,7 @@ def diff(
     conf: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Compare the states of two recovery directories, or of one at two epochs. Reads only, also during runs.
+    """Compare the states of two directories, or one at two epochs. Reads only, also during runs.
 
     A and B may also be places of backups, which are read like a directory. --owner belongs to A, and to B if B is the
     same directory.

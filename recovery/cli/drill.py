@@ -34,9 +34,10 @@ SCRATCH = click.Path(exists=True, file_okay=False, writable=True, path_type=Path
 def drill(
     source: str, epoch: int | None, at_ms: int | None, max_age: float | None, scratch: Path | None, as_json: bool
 ) -> None:
-    """Rehearse a disaster: restore SRC into a scratch directory, check everything, begin a run there, and report.
+    """Rehearse a disaster: restore SRC, check it, and report.
 
-    Nothing in SRC changes, and the command removes the scratch directory. It ends with an error's code if nothing could
+    Restores SRC into a scratch directory, checks everything, and begins a run there. Nothing in SRC changes, and the
+    command removes the scratch directory. The command ends with an error's code if nothing could
     be restored, a copy was damaged, or the newest epoch is older than --max-age.
     """
     from recovery.backup.drill import drill as rehearse

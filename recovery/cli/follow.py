@@ -58,7 +58,7 @@ PASSING = (BackupTargetError, BackupDamagedError, NoBackupError, StorageError)
 @umask_option
 @json_option
 def follow(source: str, directory: Path, every: float, once: bool, umask: bool, as_json: bool) -> None:
-    """Keep DIR as of the latest backup at SRC, until SIGTERM or Ctrl-C: a standby.
+    """Keep DIR as of the latest backup at SRC: a standby. Ends by SIGTERM or Ctrl-C.
 
     SRC is a place of backups (a directory, s3://, gs://, azure://). Only what changed is fetched, if the backups are
     made with --incremental. Nothing else may write to DIR until `recovery promote DIR`, or `recovery run --takeover`,

@@ -26,7 +26,9 @@ from recovery.planning.resume import ResumePlan
 @dry_run_option("Show what would be forked; write nothing.")
 @json_option
 def fork(directory: Path, new: Path, epoch: int | None, dry_run: bool, as_json: bool) -> None:
-    """Make an independent store in NEW_DIR that continues from an epoch of the one in DIR, also during a run.
+    """Make an independent store from an epoch of the one in DIR.
+
+    NEW_DIR continues from that epoch. A run may be active in DIR, of which nothing is changed.
 
     The new store has a store id of its own and records where it comes from. Run NEW_DIR with --no-output, or give its
     sinks targets of their own: those of the origin are refused. Where the file system can clone files, the new store

@@ -40,8 +40,11 @@ from recovery.storage.lock import DirectoryLock
 def gc(
     directory: Path, backup_interval: float | None, discard_history: bool, access: OwnerAccess, as_json: bool
 ) -> None:
-    """Collect what the backup interval no longer needs, fold what a killed run left logged, remove scoped state whose
-    retention has passed, and give the space back. End the run first."""
+    """Collect what the backup interval no longer needs.
+
+    Also folds what a killed run left logged, removes scoped state whose retention has passed, and gives the space
+    back. End the run first.
+    """
     clock = SystemClock()
     places = locations(directory, access)
     with contextlib.ExitStack() as held:

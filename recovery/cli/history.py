@@ -62,7 +62,9 @@ def history(
     conf: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Show how one key came to its value: each held version, oldest first, and what changed in it.
+    """Show how one key came to its value.
+
+    Shows each held version, oldest first, and what changed in it.
 
     Reads only, also during a run. The backup interval (-b) of the run sets how far back the history reaches. DIR may
     also be a place of backups; a chain of incremental backups reaches back to the first of them.

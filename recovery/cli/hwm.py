@@ -32,7 +32,7 @@ def hwm() -> None:
 @state_options
 @json_option
 def list_(words: tuple[str, ...], pattern: str | None, environment: str, as_json: bool) -> None:
-    """List the marks, with their types and when they were moved last."""
+    """List the marks, with their types and times of change."""
     directory, _ = directory_and(words, ())
     found = open_state(directory, environment).list_hwms(pattern)
     if as_json:

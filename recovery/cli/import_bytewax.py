@@ -65,9 +65,9 @@ def bytewax(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Take over a recovery directory of Bytewax 0.20 or 0.21 as DIR, which must not exist.
+    """Take over a recovery directory of Bytewax 0.20 or 0.21.
 
-    SRC is only read. Stop the dataflow first. All of DIR appears or nothing.
+    DIR must not exist, or must be empty. SRC is only read. Stop the dataflow first. All of DIR appears or nothing.
     """
     if allow:
         # Last, so that nothing in the present directory takes the place of an installed module.

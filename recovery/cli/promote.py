@@ -27,7 +27,9 @@ if TYPE_CHECKING:
              "still writes there: make sure that it has ended.")  # fmt: skip
 @json_option
 def promote(directory: Path, unfenced: bool, as_json: bool) -> None:
-    """Make DIR, a standby that `recovery follow` keeps current, an ordinary directory: it takes over the store.
+    """Make a standby an ordinary directory, which takes over.
+
+    DIR is a standby that `recovery follow` keeps current. DIR takes over the store.
 
     The command first fences the run that replicates to the followed place: that run's next close fails. Then it brings
     DIR to the latest backup and prints what is lost. The next `recovery run -r DIR` continues from there.

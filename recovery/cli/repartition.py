@@ -33,9 +33,9 @@ USAGE = "Give DIR NEW_DIR N; with --in-place DIR N; with --drop-old DIR."
 def repartition_command(
     context: click.Context, arguments: tuple[str, ...], in_place: bool, drop_old: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Make a store with N partitions in NEW_DIR that holds everything that the store in DIR holds.
+    """Make a store with N partitions that holds all that DIR holds.
 
-    The new store has everything: each held epoch, timeouts, operational state, the input position. DIR does not
+    The new store, in NEW_DIR, has each held epoch, timeouts, operational state, the input position. DIR does not
     change. End the run first. Afterwards the unchanged flow runs on NEW_DIR.
     """
     if in_place and drop_old:

@@ -50,7 +50,9 @@ def report(
     access: OwnerAccess,
     as_json: bool,
 ) -> None:
-    """Write one page that shows a directory: timeline, partitions, state and snapshots over time, health, advice.
+    """Write one page that shows a directory.
+
+    The page has a timeline, the partitions, state and snapshots over time, health and advice.
 
     The page needs no network and no other file. The command only reads the directory, which may be damaged or in use.
     """

@@ -87,7 +87,9 @@ def restore(
     access: OwnerAccess,
     as_json: bool,
 ) -> None:
-    """Restore all partitions from copies into DIR, which must not hold any; or restore nothing.
+    """Restore all partitions from copies into DIR, or nothing.
+
+    DIR must not hold any partitions.
 
     SRC is a place of backups (a directory, s3://, gs://, azure://), or a plain directory of copied files. Of all copies
     the command takes the newest set with a common epoch, and prints what that loses before it writes anything.

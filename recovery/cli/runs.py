@@ -100,7 +100,7 @@ def _took(run: Run) -> str:
 @state_options
 @json_option
 def clean(words: tuple[str, ...], older_than: float, dry_run: bool, environment: str, as_json: bool) -> None:
-    """Forget old runs, but never the last run of a pipeline, nor an active run."""
+    """Forget old runs. The last run of a pipeline and active runs always stay."""
     directory, _ = directory_and(words, ())
     gone = open_state(directory, environment).history.clean(older_than, dry_run=dry_run)
     if as_json:

@@ -52,7 +52,9 @@ def serve(
     check: str | None,
     tls_ca: Path | None,
 ) -> None:
-    """Serve the partitions in DIR to runs and commands on other hosts that name this one with --owner HOST:PORT.
+    """Serve the partitions in DIR to runs on other hosts: an owner.
+
+    Runs and commands on other hosts name this one with --owner HOST:PORT.
 
     The owner serves one run at a time. On SIGTERM it lets that run finish the epoch that it is closing. The run then
     ends with 47, and the same command continues it once the owner is back. --check ends with 0 if the owner is ready,

@@ -66,7 +66,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group()
 def state() -> None:
-    """Operational state by its id, or the state of a flow's step with --step. Edits of steps are an epoch of their own.
+    """Show and edit operational state, and states of the flow.
+
+    An id names operational state; --step and --key name a state of the flow. An edit of a step is an epoch of its own.
 
     DIR is optional if RECOVERY_DIRECTORY is set. Without --step, an id is one that `state list` shows.
     """
@@ -104,10 +106,10 @@ def list_(
     environment: str,
     as_json: bool,
 ) -> None:
-    """List operational state, and the steps of the flow; with --step the keys of that step, with --operator those of
-    one of Spark's own operators.
+    """List operational state, and the steps of the flow.
 
-    Into a pipe, it prints only ids, one per line, for `for id in $(recovery state list); do …`.
+    With --step, lists the keys of that step, with --operator those of one of Spark's own operators. Into a pipe,
+    prints only ids, one per line, for `for id in $(recovery state list); do …`.
     """
     directory, _ = directory_and(words, ())
     if operator is not None:
@@ -240,10 +242,10 @@ def merge_(
     environment: str,
     as_json: bool,
 ) -> None:
-    """Merge a JSON object into one state: members of the object, and of objects in it, are set one by one; everything
-    else is replaced.
+    """Merge a JSON object into one state.
 
-    In scoped state, a date and the like is one value, and is replaced.
+    Members of the object, and of objects in it, are set one by one; everything else is replaced. In scoped state, a
+    date and the like is one value, and is replaced.
     """
     if source is not None:
         if step is not None or input_file is not None:
@@ -290,7 +292,7 @@ def clear(
     environment: str,
     as_json: bool,
 ) -> None:
-    """Remove one state; with --pattern several, with --all every one.
+    """Remove one state; with --pattern or --all, several.
 
     A tombstone stays, so that no older export brings a removed state back.
     """
@@ -326,7 +328,7 @@ def clear(
 def edit(
     words: tuple[str, ...], step: str | None, key: str | None, force: bool, environment: str, as_json: bool
 ) -> None:
-    """Edit one state as JSON in $EDITOR; saving it unchanged changes nothing."""
+    """Edit one state as JSON in $EDITOR. Saving the text unchanged changes nothing."""
     directory, name = named(words, step, key)
     target = Where(directory, environment, step, force=force).target()
     before = target.find(name)
@@ -346,7 +348,7 @@ def edit(
 @state_options
 @json_option
 def backend(words: tuple[str, ...], environment: str, as_json: bool) -> None:
-    """Show where operational state is stored, and which setting decided that."""
+    """Show where operational state is, and which setting said so."""
     directory, _ = directory_and(words, ())
     place = open_state(directory, environment).backend.location
     option = click.get_current_context().meta.get("recovery.backend.source")

@@ -55,7 +55,10 @@ def export(
     output_file: str,
     environment: str,
 ) -> None:
-    """Write states as lines of JSON: operational state, or with --step the states of steps."""
+    """Write states as lines of JSON.
+
+    Writes operational state, or with --step the states of steps.
+    """
     directory, _ = directory_and(words, ())
     first = Where(directory, environment, steps[0] if steps else None, epoch).target()
     # All steps are read as of one moment, even during a run.
@@ -78,10 +81,10 @@ def export(
 @state_options
 @json_option
 def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as_json: bool) -> None:
-    """Read states that `export` wrote, all of them or none; the states of steps become one epoch.
+    """Read states that `export` wrote, all of them or none.
 
-    It asks everything before it writes anything, and refuses a truncated export as a whole. A state that was removed
-    since it was exported stays removed, unless --force is given.
+    States of steps become one epoch. The command asks everything before it writes anything, and refuses a truncated
+    export as a whole. A state that was removed since it was exported stays removed, unless --force is given.
     """
     directory, [file] = directory_and(words, ("FILE",))
     with naming_file(file):
@@ -108,9 +111,9 @@ def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as
 @pattern_option
 @json_option
 def migrate_(source: str, target: str, force: bool, pattern: str | None, as_json: bool) -> None:
-    """Copy operational state, all or what --pattern selects, from one place to another, and verify the copy.
+    """Copy operational state to another place, and verify the copy.
 
-    A place is a DIR or a URI. What has expired is neither copied nor counted.
+    Copies all, or what --pattern selects. A place is a DIR or a URI. What has expired is neither copied nor counted.
     """
     clock, retry = SystemClock(), RetryPolicy()
     origin, place = open_backend(source, clock, retry), open_backend(target, clock, retry)

@@ -27,16 +27,20 @@ def transfer_options(function: F) -> F:
 @click.command()
 @transfer_options
 def copy(**options: Any) -> None:
-    """Copy a state to another id; with --step, a key to another key, or with --to-step a whole step. Asks before it
-    overwrites."""
+    """Copy a state to another id. Asks before it overwrites.
+
+    With --step, a key is copied to another key, or with --to-step to another step; without keys, a whole step.
+    """
     _transfer("copy", **options)
 
 
 @click.command()
 @transfer_options
 def move(**options: Any) -> None:
-    """Move a state to another id; with --step, a key to another key, or with --to-step a whole step. Asks before it
-    overwrites."""
+    """Move a state to another id. Asks before it overwrites.
+
+    With --step, a key is moved to another key, or with --to-step to another step; without keys, a whole step.
+    """
     _transfer("move", **options)
 
 

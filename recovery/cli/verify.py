@@ -23,7 +23,7 @@ from recovery.storage.verify import Verdict, run_all
 @owner_options
 @json_option
 def verify(directory: Path, access: OwnerAccess, as_json: bool) -> None:
-    """Read everything and check every digest and sum. Changes nothing; works during a run.
+    """Read everything, and check every digest and sum. Changes nothing; works during a run.
 
     Ends with 23 if a file is damaged, and with the code of `plan` if the files do not fit together.
     """
