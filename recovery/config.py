@@ -13,7 +13,7 @@ from recovery.base.addresses import host_and_port, local_path
 from recovery.base.intervals import Interval, parse_interval
 from recovery.base.wording import counted
 from recovery.errors import ConfigurationError
-from recovery.places.address import file_system
+from recovery.places.address import file_system, is_uri
 from recovery.planning.backups import parse_keep
 from recovery.planning.health import parse_targets
 from recovery.setting import setting
@@ -330,8 +330,8 @@ class RecoveryConfig:
             return
         place = os.fspath(self.replicate)
         # The flow may change the working directory while it runs.
-        set_field(self, "replicate", place if not place or "://" in place else os.fspath(local_path(place).absolute()))
-        if "://" not in place and os.path.realpath(place) == os.path.realpath(self.path):
+        set_field(self, "replicate", place if not place or is_uri(place) else os.fspath(local_path(place).absolute()))
+        if not is_uri(place) and os.path.realpath(place) == os.path.realpath(self.path):
             raise ConfigurationError(
                 "the recovery directory would be its own replica",
                 path=place,

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic
 
-from recovery.base.intervals import duration_ms
-from recovery.errors import StateValueError, shortened
+from recovery.base.intervals import LONGEST_S, duration_ms
+from recovery.errors import ConfigurationError, StateValueError, shortened, shown
 from recovery.values.codec import StateCodec, StateType, has_fields
 
 if TYPE_CHECKING:
@@ -139,11 +139,13 @@ class GroupState(Generic[S]):
         given_ms = _milliseconds(durationMs) if isinstance(durationMs, str | timedelta) else durationMs
         if isinstance(given_ms, bool) or not isinstance(given_ms, int):
             raise TypeError(
-                f"durationMs must be a number of milliseconds, text such as '5 minutes', or a timedelta, not "
-                f"{durationMs!r}"
+                f"setTimeoutDuration: durationMs must be a number of milliseconds, text such as '5 minutes', or a "
+                f"timedelta, not {shown(durationMs)}"
             )
         if given_ms <= 0:
-            raise ValueError(f"durationMs must be positive, not {durationMs}")
+            raise ValueError(f"setTimeoutDuration: durationMs must be positive, not {shown(durationMs)}")
+        if given_ms > LONGEST_S * 1000:
+            raise ValueError(f"setTimeoutDuration: {shown(durationMs)} ms are more than a thousand years")
         # Without the time, the step itself refuses the timeout.
         self.timeout_at_ms = self._facts.now_ms + given_ms
 
@@ -181,8 +183,12 @@ class GroupState(Generic[S]):
 
 @lru_cache(64)
 def _milliseconds(duration: str | timedelta) -> int:
-    """Return the milliseconds in a duration. Cached: a function gives the same text for every key."""
-    return duration_ms(duration)
+    """Return the milliseconds in a duration. Cached: a function gives the same text for every key. Raises ValueError,
+    like any wrong argument: the error of a setting would hide that the flow's code gave it."""
+    try:
+        return duration_ms(duration)
+    except ConfigurationError as error:
+        raise ValueError(f"setTimeoutDuration: {' '.join(filter(None, (error.found + '.', error.remedy)))}") from None
 
 
 class _TestedState(GroupState[S]):

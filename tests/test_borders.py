@@ -32,7 +32,7 @@ LAYERS = (
     "epochs flow",
     "operational",
     "backup importing native partitioning pipeline",
-    "replication report",
+    "replication report runnable",
     "spark.clusters",
     "spark.jvm",
     "spark.steps",
@@ -54,11 +54,12 @@ EXCEPTIONS = {
 }
 
 LIBRARIES = {
-    "pyspark": "hadoop spark demo sinks flow pipeline aggregates cli.flow_loader cli.native",
-    "py4j": "hadoop spark",
+    "pyspark": "hadoop places.hadoop spark demo sinks flow pipeline aggregates cli.flow_loader cli.native",
+    "py4j": "places.hadoop spark",
     "pandas": "",
     "sqlite3": "",  # a second SQLite library in the process would drop the locks of the first
     "apsw": "storage",
+    "obstore": "places.documents",
     "fcntl": "host.locks host.cloned",
 }
 """Which rooms may import a library."""
@@ -67,7 +68,7 @@ PURE = ("time", "random", "secrets", "os", "shutil", "subprocess", "socket")
 """What planning does not import: no clock, no chance, no files. What it needs comes in as arguments."""
 
 STORAGE = (
-    "bytewax connect copied copies documents history hydration initialize locations lock origin reach "
+    "bytewax connect copied copies documents history hydration initialize locations lock no_partitions origin reach "
     "repartition restored scan seam snapshot staged standby verify"
 )
 """The public modules of `recovery.storage`: all that other rooms may import of it."""
@@ -81,7 +82,7 @@ PRIVATE_STORAGE = {
 DOORS = ("spark.jvm.cache",)
 """Rooms of which others import only the names of the room itself, and none of its modules."""
 
-JVM_ROOMS = "hadoop spark.jvm spark.tuning spark.planner"
+JVM_ROOMS = "hadoop places.hadoop spark.jvm spark.tuning spark.planner"
 JVM_MODULES = {
     "recovery.spark.sources.appended",
     "recovery.spark.sources.driver_relay",

@@ -122,12 +122,24 @@ def test_a_timeout_counts_from_the_time_of_the_micro_batch():
 
 
 @pytest.mark.parametrize(
-    ("duration", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)]
+    ("duration", "error"),
+    [
+        (0, ValueError),
+        (-1, ValueError),
+        (10**15, ValueError),
+        (10**30, ValueError),
+        (1.5, TypeError),
+        (True, TypeError),
+        (timedelta(0), ValueError),
+        (timedelta(-1), ValueError),
+        (timedelta.max, ValueError),
+        (None, TypeError),
+    ],
 )
 def test_a_duration_is_a_positive_number_of_milliseconds(duration, error):
-    """Anything else is refused, and sets nothing."""
+    """Anything else is refused, and sets nothing; so is a time so far away that a partition could not hold it."""
     state = state_of("1")
-    with pytest.raises(error):
+    with pytest.raises(error, match=r"^setTimeoutDuration: "):
         state.setTimeoutDuration(duration)
     assert state.timeout_at_ms is None
 
@@ -220,8 +232,13 @@ def test_a_timeout_in_words(duration, at_ms):
 
 @pytest.mark.parametrize("duration", ["1 month", "", "soon", "5 minutes 3", "5000"])
 def test_an_invalid_timeout_text(duration):
-    with pytest.raises(ConfigurationError, match=r"is not an interval|has no unit"):
+    """An error of the flow's code, like any wrong argument: it names the call, the text and what can be written."""
+    with pytest.raises(
+        ValueError, match=r"setTimeoutDuration: .*(is not an interval|has no unit).* '5 minutes'"
+    ) as raised:
         GroupState.of(1).setTimeoutDuration(duration)
+    assert not isinstance(raised.value, ConfigurationError)
+    assert repr(duration) in str(raised.value)
 
 
 def test_a_member_by_a_wrong_name():

@@ -71,7 +71,8 @@ COVERED_BY = {
     "sinks/test_changed_tables.py": "sinks.tables.commits sinks.tables.forgotten sinks.tables.takeback",
     "sinks/test_upsert.py": """sinks.upsert.checks sinks.upsert.effects sinks.upsert.going_back sinks.upsert.sink
         sinks.upsert.table""",
-    "sinks/test_postgresql.py": "sinks.upsert.holders sinks.upsert.reasons sinks.upsert.retry",
+    "sinks/test_postgresql.py": "sinks.upsert.holders sinks.upsert.retry",
+    "sinks/test_reasons.py": "sinks.upsert.culprits",
     "sinks/test_iceberg.py": """sinks.iceberg.columns sinks.iceberg.partitions sinks.iceberg.sink
         sinks.iceberg.table""",
     "storage/test_contract.py": "storage.owned storage.seam storage.spread",
@@ -113,7 +114,7 @@ COVERED_BY = {
     "spark/jvm/test_versions.py": "spark.jvm.connect_sessions spark.jvm.stream_readers",
     "test_without_spark.py": "places.arrow spark.jvm.installed",
     "spark/test_warmup.py": "cli.warmup spark.jvm.cache.class_archive spark.run.warmup_flows",
-    "native/test_addresses.py": "spark.jvm.hadoop",
+    "native/test_addresses.py": "hadoop.checkpoint",
     "spark/test_plan.py": "spark.jvm.plan_nodes",
     "spark/test_steps.py": """flow spark.planner.replay spark.run.mailboxes spark.run.position spark.run.query
         spark.run.start spark.steps.input_keys spark.steps.picklable spark.steps.state_columns spark.steps.stateful
@@ -158,7 +159,7 @@ COVERED_BY = {
     "operational/test_comparison.py": "cli.diff cli.diff_output",
     "spark/test_delta_source.py": "spark.jvm.delta_schemas",
     "spark/test_kafka.py": "spark.jvm.lost_topics",
-    "cli/test_config_options.py": "cli.dry_run cli.option setting",
+    "cli/test_config_options.py": "cli.option setting",
     "cli/test_output.py": "cli.common cli.init cli.output_errors cli.status",
     "operational/test_runs.py": "cli.runs host.processes",
     "report/test_commands.py": "cli.advise cli.plan cli.report cli.verify",

@@ -134,14 +134,14 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     from recovery.backup.restore import restore
     from recovery.backup.sources import open_source
     from recovery.base.clock import SystemClock
-    from recovery.places.directory import DirectoryTarget
+    from recovery.places.directory import DirectoryPlace
 
     ids = iter(range(1_000_000))
 
     def random_id() -> str:
         return f"{next(ids):08x}"
 
-    clock, target, chance = SystemClock(), DirectoryTarget(Path("backups")), random.Random(1)
+    clock, target, chance = SystemClock(), DirectoryPlace(Path("backups")), random.Random(1)
     store = EpochStore(PARTITIONS, noted=arguments["noted"])
     store.fill(arguments["keys"], chance)
     samples = []

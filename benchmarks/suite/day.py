@@ -185,10 +185,10 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _counting_target() -> Any:
-    from recovery.places.directory import DirectoryTarget
-    from recovery.places.protocol import Entry
+    from recovery.places.directory import DirectoryPlace
+    from recovery.places.protocol import PlaceEntry
 
-    class CountingTarget(DirectoryTarget):
+    class CountingTarget(DirectoryPlace):
         """A directory that counts what it is asked for."""
 
         def __init__(self) -> None:
@@ -214,7 +214,7 @@ def _counting_target() -> Any:
             self._count("reads")
             return super().read_range(name, offset, size)
 
-        def entries(self, prefix: str) -> list[Entry]:
+        def entries(self, prefix: str) -> list[PlaceEntry]:
             found = super().entries(prefix)
             self._count("lists", max(1, -(-len(found) // LISTED)))
             return found

@@ -97,7 +97,7 @@ def make(arguments: dict[str, Any]) -> dict[str, Any]:
     from recovery import RecoveryConfig, init_partitions
     from recovery.backup.make import make_backup
     from recovery.base.clock import SystemClock
-    from recovery.places.directory import DirectoryTarget
+    from recovery.places.directory import DirectoryPlace
     from recovery.spark.jvm.session import create_session
     from recovery.spark.run.blocking import run as run_flow
 
@@ -111,7 +111,7 @@ def make(arguments: dict[str, Any]) -> dict[str, Any]:
     spark = create_session("make", master=f"local[{CORES}]")
     run_flow(files_flow(str(files)), RecoveryConfig(stores / "db"), spark=spark)
     spark.stop()
-    make_backup(stores / "db", DirectoryTarget(stores / "backups"), clock=SystemClock(), random_id=lambda: "0" * 8)
+    make_backup(stores / "db", DirectoryPlace(stores / "backups"), clock=SystemClock(), random_id=lambda: "0" * 8)
     step = max(1, arguments["keys"] // arguments["rows"])
     with (files / "new.txt").open("w") as file:
         file.writelines(f"{_key(number * step, width)},1\n" for number in range(arguments["rows"]))
@@ -129,7 +129,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     from recovery.backup.restore import restore
     from recovery.backup.sources import BackupSource
     from recovery.base.clock import SystemClock
-    from recovery.places.directory import DirectoryTarget
+    from recovery.places.directory import DirectoryPlace
     from recovery.spark.jvm.session import create_session
     from recovery.storage.hydration import hydrating
 
@@ -155,7 +155,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     if arguments["how"] != LOCAL:
         place, clock = str(stores / "backups"), SystemClock()
         lazily = place if arguments["how"] == LAZY else None
-        source = BackupSource(DirectoryTarget(Path(place)), clock)
+        source = BackupSource(DirectoryPlace(Path(place)), clock)
         restore(source, directory, clock=clock, random_id=lambda: "1" * 8, lazy_from=lazily)
     run(Flow(flow.name, flow.build, sink), RecoveryConfig(directory), spark=spark)
     found = versions(spark)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from recovery.backup.manifest import MANIFESTS, SUFFIX, Manifest, decode, is_ours
-from recovery.places.protocol import Entry, Target
+from recovery.places.protocol import Place, PlaceEntry
 from recovery.planning.following import Stage, age, stage_of
 
 READERS = 8
@@ -30,16 +30,16 @@ class Contents:
     """The backups at a place, the latest one last, and the unreadable manifests."""
 
     backups: tuple[Backup, ...]
-    unreadable: tuple[Entry, ...]
+    unreadable: tuple[PlaceEntry, ...]
 
 
 class Catalog:
     """The backups at a place. Every look lists the manifests, and reads those that are new. Their epochs, which are
     most of a manifest, are kept of the newest one alone. For one thread."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Place) -> None:
         self.target = target
-        self._known: dict[Entry, Backup] = {}
+        self._known: dict[PlaceEntry, Backup] = {}
         self._newest: Manifest | None = None
         self._shared: dict[object, object] = {}
 
@@ -53,7 +53,7 @@ class Catalog:
         known |= {entry: each for entry, each in zip(new, found, strict=True) if isinstance(each, Backup)}
         self._known = known
         backups = sorted(known.values(), key=lambda backup: age(backup.stage))
-        return Contents(tuple(backups), tuple(each for each in found if isinstance(each, Entry)))
+        return Contents(tuple(backups), tuple(each for each in found if isinstance(each, PlaceEntry)))
 
     def newest(self) -> Manifest | None:
         """Look, and return the latest backup. Raises BackupTargetError."""
@@ -76,7 +76,7 @@ class Catalog:
         """Note the backup that this process has made, so that it need not be read to be continued."""
         self._newest = manifest
 
-    def _read(self, entry: Entry) -> Backup | Entry | None:
+    def _read(self, entry: PlaceEntry) -> Backup | PlaceEntry | None:
         found = read_manifest(self.target, entry)
         if not isinstance(found, Manifest):
             return found
@@ -95,7 +95,7 @@ def stage(manifest: Manifest) -> Stage:
     return stage_of(descriptions, manifest.started_ms, manifest.id, manifest.term)
 
 
-def read_manifest(target: Target, entry: Entry) -> Manifest | Entry | None:
+def read_manifest(target: Place, entry: PlaceEntry) -> Manifest | PlaceEntry | None:
     """Return the manifest, its entry if it is unreadable, None if it was removed meanwhile."""
     try:
         return decode(target.read(entry.name), identity_of(entry.name))
@@ -105,7 +105,7 @@ def read_manifest(target: Target, entry: Entry) -> Manifest | Entry | None:
         return entry
 
 
-def entries_of(target: Target, prefix: str) -> list[Entry]:
+def entries_of(target: Place, prefix: str) -> list[PlaceEntry]:
     """Return the entries of backups, without other programs' files."""
     return [entry for entry in target.entries(prefix) if is_ours(entry.name)]
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+from collections.abc import Callable
 
 from recovery.errors import BackupTargetError, ConfigurationError
 from recovery.host.durable import Modes, make_directories
-from recovery.places.directory import DirectoryTarget, FileObjects
-from recovery.places.documents import BucketObjects
+from recovery.places.directory import DirectoryDocuments, DirectoryPlace
+from recovery.places.documents import BucketDocuments
 from recovery.places.mounted import answered
-from recovery.places.opening import copies_address, open_target
-from recovery.places.protocol import Conflict, Found, Objects, Target, Token, UnreadableError
+from recovery.places.opening import copies_address, open_place
+from recovery.places.protocol import Conflict, DocumentStore, FoundObject, Place, Token, UnreadableError
 
 TIMEOUT_S = 20.0
 _UNKNOWN = re.compile(r"NotImplemented|Not Implemented|\b501\b")
@@ -26,14 +27,14 @@ class Documents:
     """Small documents at a place. Every call ends. Raises BackupTargetError if it cannot be reached or refuses, and
     Conflict."""
 
-    def __init__(self, objects: Objects, shown: str) -> None:
+    def __init__(self, objects: DocumentStore, shown: str) -> None:
         self.shown = shown
         self.location = objects.location
         """The place's one name, however its address was written."""
         self._objects = objects
         self._is_checked = False
 
-    def get(self, name: str) -> Found | None:
+    def get(self, name: str) -> FoundObject | None:
         """Return a document, None if there is none."""
         return answered(lambda: self._objects.get(name), self.shown)
 
@@ -73,7 +74,7 @@ class Documents:
     @property
     def in_bucket(self) -> bool:
         """Whether the store of a bucket is to keep the conditions of writes."""
-        return not isinstance(self._objects, FileObjects | TargetObjects)
+        return not isinstance(self._objects, DirectoryDocuments | ComparedDocuments)
 
 
 def open_documents(place: str, make: Modes | None = None) -> Documents:
@@ -81,8 +82,8 @@ def open_documents(place: str, make: Modes | None = None) -> Documents:
 
     Raises ConfigurationError if that needs a package, or BackupTargetError.
     """
-    target = open_target(place)
-    if isinstance(target, DirectoryTarget):
+    target = open_place(place)
+    if isinstance(target, DirectoryPlace):
         if make is not None:
             try:
                 answered(lambda: make_directories(target.root, make), target.shown)
@@ -92,70 +93,53 @@ def open_documents(place: str, make: Modes | None = None) -> Documents:
     return Documents(_of_bucket(place, target.shown), target.shown)
 
 
-def documents_to_back_up(target: Target, place: str | None = None) -> Documents:
+def documents_to_back_up(target: Place, place: str | None = None) -> Documents:
     """Return the documents at the place of `target`, also if its store has no conditional writes or the package for
     them is missing, and also if a directory is not there yet. place: the address; None: `target` is a directory, or
     only looked at."""
-    if isinstance(target, DirectoryTarget):
-        return Documents(_NewDirectory(target), target.shown)
+    if isinstance(target, DirectoryPlace):
+        return Documents(_of_directory(target, make=target.make), target.shown)
     if place is not None:
         with contextlib.suppress(ConfigurationError):
             return Documents(_of_bucket(place, target.shown), target.shown)
     return unconditional(target, place)
 
 
-def unconditional(target: Target, place: str | None = None) -> Documents:
+def unconditional(target: Place, place: str | None = None) -> Documents:
     """Return documents that are compared before they are written: of two writers at the same moment the last counts."""
     address = None if place is None else copies_address(place)
-    return Documents(TargetObjects(target, target.shown if address is None else address.location), target.shown)
+    return Documents(ComparedDocuments(target, target.shown if address is None else address.location), target.shown)
 
 
-def _of_directory(target: DirectoryTarget) -> FileObjects:
-    return FileObjects(target.root, TIMEOUT_S, as_root=True, failure=BackupTargetError)
+def _of_directory(target: DirectoryPlace, make: Callable[[], None] | None = None) -> DirectoryDocuments:
+    return DirectoryDocuments(target.root, TIMEOUT_S, as_root=True, failure=BackupTargetError, make=make)
 
 
-def _of_bucket(place: str, shown: str) -> BucketObjects:
+def _of_bucket(place: str, shown: str) -> BucketDocuments:
     address = copies_address(place)
     assert address is not None, "a path is a directory"
-    return BucketObjects(address, TIMEOUT_S, BackupTargetError, shown)
+    return BucketDocuments(address, TIMEOUT_S, BackupTargetError, shown)
 
 
-class _NewDirectory(FileObjects):
-    """Documents of a directory that is made with the first one."""
+class ComparedDocuments:
+    """Documents that are read and written through a `Place`, for stores without conditional writes."""
 
-    def __init__(self, target: DirectoryTarget) -> None:
-        super().__init__(target.root, TIMEOUT_S, as_root=True, failure=BackupTargetError)
-        self._target = target
-
-    def get(self, path: str) -> Found | None:
-        """See `Objects.get`."""
-        return super().get(path) if self.root.exists() else None
-
-    def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """See `Objects.put`."""
-        self._target.make()
-        return super().put(path, content, expected)
-
-
-class TargetObjects:
-    """Documents that are read and written through a `Target`, for stores without conditional writes."""
-
-    def __init__(self, target: Target, location: str) -> None:
+    def __init__(self, target: Place, location: str) -> None:
         self.location = location
         self._target = target
 
-    def get(self, path: str) -> Found | None:
-        """See `Objects.get`."""
+    def get(self, path: str) -> FoundObject | None:
+        """See `DocumentStore.get`."""
         try:
             content = b"".join(self._target.read(path))
         except FileNotFoundError:
             return None
         except UnreadableError as error:
             raise BackupTargetError(str(error), path=self._target.shown) from error
-        return Found(content, hashlib.sha256(content).hexdigest())
+        return FoundObject(content, hashlib.sha256(content).hexdigest())
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """See `Objects.put`."""
+        """See `DocumentStore.put`."""
         found = self.get(path)
         if (None if found is None else found.token) != expected:
             raise Conflict(path)
@@ -163,11 +147,11 @@ class TargetObjects:
         return hashlib.sha256(content).hexdigest()
 
     def paths(self, prefix: str) -> list[str]:
-        """See `Objects.paths`."""
+        """See `DocumentStore.paths`."""
         return [entry.name for entry in self._target.entries(prefix)]
 
     def delete(self, path: str) -> None:
-        """See `Objects.delete`."""
+        """See `DocumentStore.delete`."""
         self._target.delete(path)
 
 

@@ -29,7 +29,7 @@ from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.copies import PinnedPartition, discard_copy, pin, settle
 from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.initialize import new_store_id
-from recovery.storage.origin import Origin, add_origin, origin_of
+from recovery.storage.origin import Origin, add_origin, origin_of, refuse_made
 from recovery.storage.scan import describe_file, scan
 from recovery.storage.standby import refuse_standby
 
@@ -60,6 +60,7 @@ def plan_fork(directory: Path, new_directory: Path, epoch: int | None = None) ->
     refuse_hydrating(directory, "a fork")
     planned = _plan([*scan(directory)], epoch)
     check_outside(new_directory, directory)
+    refuse_made(new_directory, planned.store_id)
     check_free(new_directory)
     return planned
 

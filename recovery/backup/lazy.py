@@ -14,12 +14,12 @@ from recovery.backup.manifest import StoredCopy
 from recovery.backup.objects import SpoiledObject, replay_changes
 from recovery.backup.progress import Observer
 from recovery.errors import BackupDamagedError, ConfigurationError, StorageError
-from recovery.places.protocol import Target, UnreadableError
+from recovery.places.protocol import Place, UnreadableError
 from recovery.storage.hydration import FrameIndex, Source, create_lazy, page_bytes_of
 
 
 def bring_lazily(
-    target: Target, place: str, stored: StoredCopy, path: Path, observe: Observer, *, collects: bool
+    target: Place, place: str, stored: StoredCopy, path: Path, observe: Observer, *, collects: bool
 ) -> None:
     """Make the new file `path` the partition as of a stored copy, whose pages are fetched from `place` when they are
     read. The copy has an index. See `recovery.backup.objects.bring`.
@@ -56,7 +56,7 @@ def bring_lazily(
         raise SpoiledObject(name, error.found) from error
 
 
-def _read(target: Target, name: str, offset: int, size: int) -> bytes:
+def _read(target: Place, name: str, offset: int, size: int) -> bytes:
     try:
         return target.read_range(name, offset, size)
     except FileNotFoundError:

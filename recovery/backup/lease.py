@@ -45,7 +45,7 @@ from recovery.errors import (
 )
 from recovery.host.beside import alone_beside, read_beside, remove_beside, write_beside
 from recovery.host.durable import modes_beside
-from recovery.places.protocol import Conflict, Target, Token, UnreadableError
+from recovery.places.protocol import Conflict, Place, Token, UnreadableError
 
 NAME = "lease.json"
 BACKUP = "backup"
@@ -148,7 +148,7 @@ class Lease:
         return token
 
 
-def read_term(target: Target) -> Term | None:
+def read_term(target: Place) -> Term | None:
     """Return the term of a place, None if nobody claimed one. Raises BackupTargetError or BackupDamagedError."""
     try:
         return _decode(b"".join(target.read(NAME)), target.shown)
@@ -185,12 +185,13 @@ def claim(
     seen: str | None = None,
     renews: bool = False,
     check: Callable[[bool], None] = lambda _: None,
+    dry_run: bool = False,
 ) -> Lease:
     """Claim the next term of a place. takeover: whoever holds it now, but not for a directory that was taken over: it
     lacks what was written since. seen: the nonce of the term that may be ended; "" if there was none. renews: also if
     the claimant, which is no run, holds the term; else it continues with that. check: called before anything is
     written, with whether this directory holds that term by a takeover and so has all that counts; raises if the term
-    shall not end.
+    shall not end. dry_run: write nothing, and return the lease that would be claimed.
 
     A promotion that claimed it before continues with that term. Raises TakenOverError if another writer holds it or was
     faster; ForeignPartitionError for a place of another store, ConfigurationError if the store of the place cannot
@@ -212,7 +213,8 @@ def claim(
         if found is None and "" not in known:
             raise taken_over(documents.shown, found, claimant.purpose)
         check(held is not None and found is not None and found.nonce == held.nonce and not found.execution)
-        documents.check(CHECK)
+        if not dry_run:
+            documents.check(CHECK)
         term = Term(
             store_id=claimant.store_id,
             term=max(found.term if found else 0, claimant.least) + 1,
@@ -224,7 +226,8 @@ def claim(
             since_ms=clock.wall_ms(),
             sync=claimant.sync,
         )
-        _put_claim(documents, claimant, term, found, token)
+        if not dry_run:
+            _put_claim(documents, claimant, term, found, token)
         return Lease(documents, term, found)
 
 
@@ -250,6 +253,13 @@ def look_at_term(documents: Documents, directory: Path) -> tuple[Term | None, bo
     directory that claimed it does not. Raises BackupTargetError, BackupDamagedError or StorageError."""
     found, _ = _read(documents)
     return found, found is not None and _holds(_held_at(directory, documents, found), found, directory)
+
+
+def last_place(directory: Path) -> str | None:
+    """Return the location of the place whose term a directory claimed last, None if it never claimed one. Raises
+    BackupDamagedError, UnsupportedVersionError or StorageError."""
+    held = _read_all_held(directory)
+    return held[0].place if held else None
 
 
 def may_continue(documents: Documents, directory: Path, found: Term | None) -> bool:

@@ -20,7 +20,7 @@ from recovery.backup.manifest import StoredChanges, StoredCopy, fingerprint, obj
 from recovery.backup.objects import SpoiledObject, bring, fetch_object, store_file
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.errors import CorruptPartitionError
-from recovery.places.protocol import Target
+from recovery.places.protocol import Place
 from recovery.planning.chains import continues, merged_from, outgrown
 from recovery.storage.copies import PinnedPartition, merge, replay
 from recovery.storage.verify import PartitionCheck
@@ -33,7 +33,7 @@ class NoLink(Exception):  # noqa: N818 - not an error: the partition is stored w
 class Linking(NamedTuple):
     """Where links are stored, and by which backup. check: read each chain in full before a link is added to it."""
 
-    target: Target
+    target: Place
     identity: str
     taken_ms: int
     check: bool

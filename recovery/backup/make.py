@@ -24,7 +24,7 @@ from recovery.base.threads import each
 from recovery.errors import InconsistentPartitionsError, RecoveryError, StorageError
 from recovery.host.open_files import allow_open_files
 from recovery.host.scratch import scratch_directory
-from recovery.places.protocol import Target
+from recovery.places.protocol import Place
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.copies import PinnedPartition, pin
@@ -115,7 +115,7 @@ class DirectoryParts:
 
 def make_backup(
     directory: Path,
-    target: Target,
+    target: Place,
     *,
     clock: Clock,
     random_id: Callable[[], str],
@@ -223,7 +223,7 @@ def _moment_after(backups: Iterable[Backup | Manifest | None], clock: Clock) -> 
     return min(max(clock.wall_ms(), latest + 1), LATEST_MS)
 
 
-def _present(target: Target, copies: Sequence[StoredCopy]) -> list[StoredCopy]:
+def _present(target: Place, copies: Sequence[StoredCopy]) -> list[StoredCopy]:
     """Return the copies whose objects are all at the target."""
     there = {entry.name: entry.size_bytes for entry in target.entries(OBJECTS)}
     return [copy for copy in copies if all(there.get(name) == size for name, size in copy.objects)]
@@ -358,7 +358,7 @@ def _done(copy: StoredCopy) -> Finish:
     return lambda: copy
 
 
-def _is_whole(target: Target, scratch: Path, observe: Observer, copy: StoredCopy) -> bool:
+def _is_whole(target: Place, scratch: Path, observe: Observer, copy: StoredCopy) -> bool:
     """Whether a stored copy is still unchanged and was whole when it was stored. Reads all of it."""
     path = scratch / f"stored-{copy.description.index}.sqlite3"
     name = copy.description.path.name

@@ -14,7 +14,7 @@ from recovery.base.wording import counted
 from recovery.errors import BackupDamagedError, CorruptPartitionError, StorageError, UnsupportedVersionError
 from recovery.host.durable import create
 from recovery.places.frames import FRAME_BYTES, digest_of, encode_index, pack
-from recovery.places.protocol import CHUNK_BYTES, Target, UnreadableError
+from recovery.places.protocol import CHUNK_BYTES, Place, UnreadableError
 from recovery.planning.chains import Link
 from recovery.storage.copies import read_links, replay
 
@@ -44,7 +44,7 @@ class StoredFile:
 
 
 def store_file(
-    target: Target, name: str, path: Path, observe: Callable[[int], None], *, indexed: bool = False
+    target: Place, name: str, path: Path, observe: Callable[[int], None], *, indexed: bool = False
 ) -> StoredFile:
     """Compress a file and write it as an object. observe: called with the bytes of the file that were read so far.
     indexed: so that parts of it can be read (see `recovery.places.frames`).
@@ -61,7 +61,7 @@ def store_file(
     return StoredFile(content.sha256, content.size_bytes, stored_bytes, len(index), hashlib.sha256(index).hexdigest())
 
 
-def bring(target: Target, stored: StoredCopy, path: Path, observe: Observer, *, collects: bool = True) -> None:
+def bring(target: Place, stored: StoredCopy, path: Path, observe: Observer, *, collects: bool = True) -> None:
     """Write the partition as of a stored copy to the new file `path`: fetch the whole copy, and replay its changes.
     collects: without the epochs that the partition had collected by then.
 
@@ -74,7 +74,7 @@ def bring(target: Target, stored: StoredCopy, path: Path, observe: Observer, *, 
     replay_changes(target, stored, path, observe, collects=collects)
 
 
-def replay_changes(target: Target, stored: StoredCopy, path: Path, observe: Observer, *, collects: bool) -> None:
+def replay_changes(target: Place, stored: StoredCopy, path: Path, observe: Observer, *, collects: bool) -> None:
     """Replay the changes of a stored copy on its whole copy at `path`. See `bring`."""
     files = {path.with_name(f"{path.name}.changes-{n}"): each for n, each in enumerate(stored.changes)}
     done, tell = stored.size_bytes, _told(stored, path, observe)
@@ -100,7 +100,7 @@ def _told(stored: StoredCopy, path: Path, observe: Observer) -> Callable[[int], 
     return lambda done: observe(Progressed("fetch", path.name, done, total))
 
 
-def links_of(target: Target, stored: StoredCopy, scratch: Path) -> list[Link]:
+def links_of(target: Place, stored: StoredCopy, scratch: Path) -> list[Link]:
     """Return what the links of a chain say of themselves, the oldest first. Reads all its changes files.
 
     Raises SpoiledObject, BackupTargetError or StorageError.
@@ -120,7 +120,7 @@ def links_of(target: Target, stored: StoredCopy, scratch: Path) -> list[Link]:
 
 
 def fetch_object(
-    target: Target, name: str, sha256: str, size_bytes: int, path: Path, observe: Callable[[int], None]
+    target: Place, name: str, sha256: str, size_bytes: int, path: Path, observe: Callable[[int], None]
 ) -> None:
     """Write the file in an object to the new file `path`. Nothing is synced.
 
@@ -143,7 +143,7 @@ def fetch_object(
         raise SpoiledObject(name, f"{name} differs from what was stored: {what}")
 
 
-def _read(target: Target, name: str) -> Iterator[bytes]:
+def _read(target: Place, name: str) -> Iterator[bytes]:
     try:
         yield from target.read(name)
     except FileNotFoundError:

@@ -49,8 +49,8 @@ from recovery.backup.manifest import (
     manifest_name,
 )
 from recovery.errors import BackupTargetError, ForeignPartitionError, UnsupportedVersionError
-from recovery.places.directory import DirectoryTarget
-from recovery.places.protocol import DRAFT, NO_FILE, Entry, Target, UnreadableError
+from recovery.places.directory import DirectoryPlace
+from recovery.places.protocol import DRAFT, NO_FILE, Place, PlaceEntry, UnreadableError
 from recovery.planning.backups import KeepRule, backups_to_keep
 from recovery.planning.following import age, lines
 from recovery.storage.origin import Origin
@@ -66,7 +66,7 @@ class Listing:
     """The backups at a place, the latest one last, and the unreadable manifests."""
 
     manifests: tuple[Manifest, ...]
-    unreadable: tuple[Entry, ...]
+    unreadable: tuple[PlaceEntry, ...]
 
     @property
     def newest(self) -> Manifest | None:
@@ -97,15 +97,16 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What a pruning removed."""
+    """What a pruning removed, or would remove. leftovers: the names of files of unfinished and unreadable backups."""
 
     kept: tuple[str, ...]
     removed: tuple[str, ...]
+    leftovers: tuple[str, ...]
     objects: int
     stored_bytes: int
 
 
-def list_backups(target: Target, besides: Container[str] = ()) -> Listing:
+def list_backups(target: Place, besides: Container[str] = ()) -> Listing:
     """Read all manifests but those of the names in `besides`. Raises BackupTargetError."""
     entries = [
         entry for entry in entries_of(target, MANIFESTS) if entry.name.endswith(SUFFIX) and entry.name not in besides
@@ -113,7 +114,7 @@ def list_backups(target: Target, besides: Container[str] = ()) -> Listing:
     with ThreadPoolExecutor(READERS) as pool:
         found = list(pool.map(lambda entry: read_manifest(target, entry), entries))
     manifests = sorted((each for each in found if isinstance(each, Manifest)), key=lambda each: age(stage(each)))
-    return Listing(tuple(manifests), tuple(entry for entry in found if isinstance(entry, Entry)))
+    return Listing(tuple(manifests), tuple(entry for entry in found if isinstance(entry, PlaceEntry)))
 
 
 def check_store(
@@ -142,9 +143,7 @@ def check_store(
         )
 
 
-def begin(
-    target: Target, identity: str, choose_base: Callable[[], Manifest | None], started_ms: int
-) -> Manifest | None:
+def begin(target: Place, identity: str, choose_base: Callable[[], Manifest | None], started_ms: int) -> Manifest | None:
     """Steps make.1 and make.2: announce the backup; returns the base, whose copies the backup may list again."""
     while True:
         base = choose_base()
@@ -160,7 +159,7 @@ def begin(
         target.delete(_running_name(identity))
 
 
-def finish(target: Target, manifest: Manifest) -> None:
+def finish(target: Place, manifest: Manifest) -> None:
     """Steps make.4 and make.5: make the backup count. Raises BackupTargetError if it was given up meanwhile."""
     running, written = _running_name(manifest.id), False
     if _exists(target, running):
@@ -179,18 +178,26 @@ def finish(target: Target, manifest: Manifest) -> None:
     give_up(target, manifest.id)
 
 
-def give_up(target: Target, identity: str) -> None:
+def give_up(target: Place, identity: str) -> None:
     """Withdraw the announcement of this backup. The next pruning removes what it stored."""
     target.delete(_running_name(identity))
 
 
 def prune(
-    target: Target, rules: Sequence[KeepRule], now_ms: int, catalog: Catalog | None = None, made: Manifest | None = None
+    target: Place,
+    rules: Sequence[KeepRule],
+    now_ms: int,
+    catalog: Catalog | None = None,
+    made: Manifest | None = None,
+    *,
+    dry_run: bool = False,
 ) -> Pruned:
     """Remove the backups that no rule keeps, and objects that no backup needs. The latest backup always stays.
 
     The next pruning completes one that was cut off. catalog: what this process knows of the place. made: the backup
     after which the directory prunes; that stays too, and so do those of a later term: another directory has taken over.
+    dry_run: write and remove nothing, and return what a pruning would remove now.
+
     Raises ForeignPartitionError for backups of several stores, or UnsupportedVersionError, and has removed nothing
     then; BackupTargetError.
     """
@@ -207,37 +214,56 @@ def prune(
     removed = [each.id for each in contents.backups if each.id not in kept_ids]
     refuse_other_versions(target, contents.unreadable)
     # prune.2
-    for identity in removed:
-        target.delete(manifest_name(identity))
-    drafts = [entry for entry in entries_of(target, MANIFESTS) if entry.name.endswith(DRAFT)]
     # The objects behind a damaged manifest are unchanged, and may be needed to recover data.
     torn = [
         entry
         for entry in contents.unreadable
         if entry.name not in backups_to_keep(_with_unreadable(taken, entry), rules, now_ms)
     ]
-    for entry in (*drafts, *torn, *entries_of(target, RUNNING)):
-        if entry.written_ms < now_ms - STALE_AFTER_S * 1000:
-            target.delete(entry.name)
+    leftovers = _leftovers(target, torn, now_ms)
+    going = [*map(manifest_name, removed), *leftovers]
+    # What a dry run leaves in place, and a pruning would no longer find.
+    left = set(going) if dry_run else set()
+    if not dry_run:
+        for name in going:
+            target.delete(name)
     # prune.3
-    running = [_read_running(target, e) for e in entries_of(target, RUNNING) if e.size_bytes != NO_FILE]
+    running = [_read_running(target, e) for e in _without(left, entries_of(target, RUNNING)) if e.size_bytes != NO_FILE]
     contents = catalog.look()
-    kept += contents.backups
+    kept += [each for each in contents.backups if manifest_name(each.id) not in left]
     # prune.4
-    garbage = _unneeded(objects, kept, running, contents.unreadable)
-    with ThreadPoolExecutor(READERS) as pool:
-        list(pool.map(lambda entry: target.delete(entry.name), garbage))
+    garbage = _unneeded(objects, kept, running, _without(left, contents.unreadable))
+    if not dry_run:
+        with ThreadPoolExecutor(READERS) as pool:
+            list(pool.map(lambda entry: target.delete(entry.name), garbage))
     return Pruned(
         kept=tuple(sorted({each.id for each in kept})),
         removed=tuple(removed),
+        leftovers=tuple(leftovers),
         objects=len(garbage),
         stored_bytes=sum(entry.size_bytes for entry in garbage),
     )
 
 
+def _leftovers(target: Place, torn: Sequence[PlaceEntry], now_ms: int) -> list[str]:
+    """Return the names of files of unfinished and unreadable backups that are older than a day: prune.2. torn: the
+    unreadable manifests that no rule keeps."""
+    drafts = [entry for entry in entries_of(target, MANIFESTS) if entry.name.endswith(DRAFT)]
+    found = (*drafts, *torn, *entries_of(target, RUNNING))
+    return [entry.name for entry in found if entry.written_ms < now_ms - STALE_AFTER_S * 1000]
+
+
+def _without(names: Container[str], entries: Iterable[PlaceEntry]) -> list[PlaceEntry]:
+    """Return the entries that have none of these names."""
+    return [entry for entry in entries if entry.name not in names]
+
+
 def _unneeded(
-    objects: Sequence[Entry], kept: Sequence[Backup], running: Sequence[Running | None], unreadable: Iterable[Entry]
-) -> list[Entry]:
+    objects: Sequence[PlaceEntry],
+    kept: Sequence[Backup],
+    running: Sequence[Running | None],
+    unreadable: Iterable[PlaceEntry],
+) -> list[PlaceEntry]:
     """Return the objects that no backup needs, whether it is kept, running or unreadable: prune.4."""
     if None in running or not kept:
         # Either a backup is being announced now, and its needs are unknown yet; or no manifest is readable, which more
@@ -258,7 +284,7 @@ def _unneeded(
     ]
 
 
-def _with_unreadable(taken: Sequence[tuple[str, int]], entry: Entry) -> list[tuple[str, int]]:
+def _with_unreadable(taken: Sequence[tuple[str, int]], entry: PlaceEntry) -> list[tuple[str, int]]:
     """Return the backups with an unreadable one, which is after those that have an earlier id."""
     before = [each for each in taken if each[0] < identity_of(entry.name)]
     return [*before, (entry.name, entry.written_ms), *(each for each in taken if each not in before)]
@@ -275,7 +301,7 @@ def _refuse_several_stores(backups: Sequence[Backup], shown: str) -> None:
         )
 
 
-def refuse_other_versions(target: Target, unreadable: Iterable[Entry]) -> None:
+def refuse_other_versions(target: Place, unreadable: Iterable[PlaceEntry]) -> None:
     """Raises UnsupportedVersionError for a backup of a newer version, whose needs are unknown."""
     for entry in unreadable:
         try:
@@ -286,18 +312,18 @@ def refuse_other_versions(target: Target, unreadable: Iterable[Entry]) -> None:
             continue
 
 
-def is_damaged(target: Target, entry: Entry, now_ms: int) -> bool:
+def is_damaged(target: Place, entry: PlaceEntry, now_ms: int) -> bool:
     """Return whether an unreadable manifest is damaged. In a directory a manifest appears whole. In a bucket an
     unreadable one may be a partial or interrupted upload, until it is a day old."""
-    return isinstance(target, DirectoryTarget) or entry.written_ms < now_ms - STALE_AFTER_S * 1000
+    return isinstance(target, DirectoryPlace) or entry.written_ms < now_ms - STALE_AFTER_S * 1000
 
 
-def is_listed(target: Target, identity: str) -> bool:
+def is_listed(target: Place, identity: str) -> bool:
     """Return whether a backup's manifest is still there. Raises BackupTargetError."""
     return _exists(target, manifest_name(identity))
 
 
-def _read_running(target: Target, entry: Entry) -> Running | None:
+def _read_running(target: Place, entry: PlaceEntry) -> Running | None:
     """Return what a running backup announced; None if it is not readable yet."""
     identity = identity_of(entry.name)
     try:
@@ -309,7 +335,7 @@ def _read_running(target: Target, entry: Entry) -> Running | None:
         return None
 
 
-def _exists(target: Target, name: str) -> bool:
+def _exists(target: Place, name: str) -> bool:
     """Whether an object is there; asked for by its name, because a list of all may be long."""
     try:
         for _ in target.read(name):

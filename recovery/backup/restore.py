@@ -29,15 +29,16 @@ from recovery.errors import (
 )
 from recovery.host.durable import PRIVATE, UMASK
 from recovery.host.scratch import scratch_directory
-from recovery.places.opening import open_target
+from recovery.places.opening import open_place
 from recovery.planning.backups import Copy, RestorePlan, plan_restore
-from recovery.planning.resume import plan_resume
+from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.copies import settle
-from recovery.storage.hydration import is_lazy
+from recovery.storage.hydration import hydrating, is_lazy
 from recovery.storage.initialize import place_restored
+from recovery.storage.restored import read_restored
 from recovery.storage.scan import describe_file, scan
 from recovery.storage.sqlite.file.opening import partition_path
-from recovery.storage.verify import PartitionCheck
+from recovery.storage.verify import PartitionCheck, naming
 
 AT_ONCE = 4
 SHOWN = 3
@@ -166,6 +167,29 @@ def plan_from(
     except RecoveryError as error:
         found = "; ".join([error.found, *(f"not used: {problem}" for problem in source.problems[:SHOWN])])
         raise type(error)(found, path=source.shown, cause=error.cause, remedy=error.remedy) from error
+
+
+def restored_before(
+    source: Source, directory: Path, now_ms: int, *, epoch: int | None = None, at_ms: int | None = None
+) -> ResumePlan | None:
+    """Return the plan of a directory that an earlier restore of a source's store has made whole, as of the wanted epoch
+    if one was named, and on which no run has begun since; None if it is not known to be that.
+
+    Raises the errors of `plan_from`, BackupTargetError or StorageError.
+    """
+    if not read_restored(directory, now_ms).counts or hydrating(directory):
+        return None
+    try:
+        here = plan_resume(scan(directory))
+    except RecoveryError:
+        return None
+    known = {(copy.description.store_id, each.id) for copy in source.copies for each in copy.description.executions}
+    if not all((here.store_id, each.id) in known for d in here.partitions for each in d.executions):
+        return None
+    if epoch is None and at_ms is None:
+        return here
+    look_into_chains(source, epoch, at_ms)
+    return here if plan_from(source, epoch=epoch, at_ms=at_ms).epoch == here.resume_epoch - 1 else None
 
 
 class _Attempt:
@@ -302,11 +326,12 @@ def restored_to_read(
     block ends. warn: called with a sentence for each copy that is not used. parent: where the directory is made, by
     default the system's temporary directory. Raises what `open_source` and `restore` raise."""
     with scratch_directory("read", parent) as room:
-        source = open_source(open_target(place), room, clock)
+        source = open_source(open_place(place), room, clock)
         done = restore(source, room / "restored", clock=clock, random_id=random_id, collects=False)
         for problem in (*source.problems, *done.left_out):
             warn(f"{source.shown}: not used: {problem}")
-        yield room / "restored"
+        with naming(room / "restored", source.shown):
+            yield room / "restored"
 
 
 def _each(work: Callable[[Copy], T], copies: Sequence[Copy]) -> list[T]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,20 +19,21 @@ from recovery.backup.links import Linking
 from recovery.backup.make import FILES_PER_COPY, SpoiledChainError, Storing
 from recovery.backup.manifest import StoredCopy, StoredPartition, decode_copy, encode_copy
 from recovery.backup.progress import ignore
-from recovery.errors import RecoveryError, StorageError
+from recovery.errors import StorageError
 from recovery.host.children import lines_of, tell_parent
 from recovery.host.durable import make_directories
 from recovery.host.open_files import allow_open_files
 from recovery.host.scratch import scratch_directory
 from recovery.places.mounted import limited
-from recovery.places.opening import open_target
-from recovery.places.protocol import Target
-from recovery.wire.messages import Refusal, as_refusal
+from recovery.places.opening import open_place
+from recovery.places.protocol import Place
+from recovery.storage.verify import damage_behind
+from recovery.wire.messages import Refusal, as_refusal, as_typed
 
 NICENESS = 10
 
 
-class Place(msgspec.Struct, frozen=True):
+class OwnerDirectories(msgspec.Struct, frozen=True):
     """Where the partitions of this owner are, and its scratch directory."""
 
     directory: str
@@ -74,7 +76,7 @@ def decoded(copies: list[dict[str, Any]], store_id: str, count: int) -> list[Sto
         raise StorageError(f"copies that were sent cannot be read: {error}") from error
 
 
-def store_share(wanted: Wanted, directory: Path, target: Target, scratch: Path) -> Stored:
+def store_share(wanted: Wanted, directory: Path, target: Place, scratch: Path) -> Stored:
     """Store an owner's partitions. Raises what `make_backup` raises for them."""
     linking = Linking(target, wanted.identity, wanted.taken_ms, wanted.check, ignore)
     allow_open_files(len(wanted.indexes) * FILES_PER_COPY)
@@ -92,21 +94,25 @@ class Sharing:
     """Answers one request after the other. It keeps the place open while nothing fails: opened again, a place may have
     other credentials, or its disk may be back."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: OwnerDirectories) -> None:
         self._directory, self._scratch = Path(place.directory), Path(place.scratch)
-        self._targets: dict[str, Target] = {}
+        self._targets: dict[str, Place] = {}
 
     def answer(self, line: bytes) -> Stored:
         """Return the copies that a line of JSON (`Wanted`) asks for, or why there are none."""
         try:
             wanted = msgspec.json.decode(line, type=Wanted)
-            target = self._targets.get(wanted.destination) or limited(open_target(wanted.destination))
+            target = self._targets.get(wanted.destination) or limited(open_place(wanted.destination))
             self._targets = {wanted.destination: target}
             make_directories(self._scratch)
             return store_share(wanted, self._directory, target, self._scratch)
-        except (RecoveryError, ValueError, OSError) as error:
+        except Exception as error:
             self._targets = {}
-            return Stored(refusal=as_refusal(error))
+            return Stored(refusal=as_refusal(as_typed(error, damage_behind, _log)))
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> NoReturn:
@@ -115,7 +121,7 @@ def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     asked = lines_of(os.getppid())
-    sharing = Sharing(msgspec.json.decode(asked.get(), type=Place))
+    sharing = Sharing(msgspec.json.decode(asked.get(), type=OwnerDirectories))
     os.nice(NICENESS)
     while True:
         tell_parent(msgspec.json.encode(sharing.answer(asked.get())))

@@ -27,8 +27,8 @@ from recovery.errors import (
 )
 from recovery.host.durable import files_below
 from recovery.host.processes import describe_holder
-from recovery.places.directory import DirectoryTarget
-from recovery.places.protocol import Target
+from recovery.places.directory import DirectoryPlace
+from recovery.places.protocol import Place
 from recovery.planning.backups import Copy
 from recovery.planning.chains import described
 from recovery.storage.copies import copy_with_log, describe_copy
@@ -100,7 +100,7 @@ class Source(Protocol):
 class BackupSource:
     """The finished backups at a target. A copy that several backups list appears once."""
 
-    def __init__(self, target: Target, clock: Clock, scratch: Path | None = None) -> None:
+    def __init__(self, target: Place, clock: Clock, scratch: Path | None = None) -> None:
         """scratch: a directory for temporary files. Raises NoBackupError or BackupTargetError."""
         self.shown = target.shown
         self._target = target
@@ -304,7 +304,7 @@ def _databases(directory: Path) -> list[Path]:
         raise StorageError(str(error), path=directory) from error
 
 
-def open_source(target: Target, scratch: Path, clock: Clock) -> Source:
+def open_source(target: Place, scratch: Path, clock: Clock) -> Source:
     """Return the backups at a target; for a directory without backups, the copies of partitions in it.
 
     Raises NoBackupError, BackupTargetError, DirectoryLockedError or StorageError.
@@ -312,6 +312,6 @@ def open_source(target: Target, scratch: Path, clock: Clock) -> Source:
     try:
         return BackupSource(target, clock, scratch)
     except NoBackupError:
-        if isinstance(target, DirectoryTarget) and not (target.root / MANIFESTS).exists():
+        if isinstance(target, DirectoryPlace) and not (target.root / MANIFESTS).exists():
             return PlainSource(target.root, scratch)
         raise

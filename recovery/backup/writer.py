@@ -5,7 +5,8 @@ A run that replicates ships under its own term (see `recovery.backup.lease`). Ev
 write.1  Before anything is written: if the directory holds the place's term, go on under it. If nobody holds one, or
          the directory held the one before, claim the next one. Else refuse. A takeover claims it from whoever has it.
 write.2  Before that: refuse if the latest backup has epochs that the directory lacks. A backup of an earlier term does
-         not count: it came too late. To give these epochs up, the directory claims the next term.
+         not count: it came too late. To give these epochs up, the directory claims the next term. Before a takeover,
+         also refuse if the backup has newer operational state, which belongs to no epoch.
 write.3  Before the manifest is written: the place's term must still be the directory's.
 
 So the latest backup is always one of the directory that holds the term, whatever the clocks of the hosts say. A user
@@ -22,12 +23,20 @@ from pathlib import Path
 from recovery.backup.conditional import documents_to_back_up, unconditional
 from recovery.backup.lease import BACKUP, CHECK, Claimant, Term, claim, look_at_term, may_continue, taken_over
 from recovery.backup.manifest import Manifest
+from recovery.backup.objects import SpoiledObject, bring
+from recovery.backup.progress import ignore
 from recovery.base.clock import Clock
 from recovery.base.printable import one_line
+from recovery.base.wording import counted
 from recovery.errors import BackupTargetError, ConfigurationError, StaleDirectoryError
-from recovery.places.protocol import Target
-from recovery.planning.following import lacking
+from recovery.host.scratch import scratch_directory
+from recovery.places.protocol import Place
+from recovery.planning.following import lacking, newer_documents
 from recovery.planning.values import PartitionDescription
+from recovery.storage.documents import read_prefix
+
+SHOWN = 3
+"""How many documents an error names."""
 
 
 class _Unconditional(Exception):  # noqa: N818 - the claim is repeated
@@ -36,12 +45,13 @@ class _Unconditional(Exception):  # noqa: N818 - the claim is repeated
 
 class Writer:
     """A directory that backs itself up to a place. place: its address; None: claim nothing. takeover: claim the place's
-    term from whoever holds it. lose_epochs: also if the place has epochs that the directory lacks."""
+    term from whoever holds it. lose_epochs: also if the place has epochs, or for a takeover newer operational state,
+    that the directory lacks."""
 
     def __init__(
         self,
         directory: Path,
-        target: Target,
+        target: Place,
         clock: Clock,
         random_id: Callable[[], str],
         *,
@@ -74,7 +84,7 @@ class Writer:
             lost = lacks([each.id for each in longest.executions], epoch, latest)
         if self._place is not None and os.access(self._directory, os.W_OK | os.X_OK):
             if not holds or lost is not None:
-                self._claim(partitions[0].store_id, lost, latest)
+                self._claim(partitions[0], lost, latest, takes_over=self._takeover and not holds)
         elif not may_continue(self._documents, self._directory, found):
             raise taken_over(self._documents.shown, found, BACKUP, is_replaced=False)
         elif lost is not None:
@@ -91,14 +101,20 @@ class Writer:
             raise taken_over(self._documents.shown, found, BACKUP)
         return found.term
 
-    def _claim(self, store_id: str, lost: str | None, latest: Manifest | None) -> None:
+    def _claim(
+        self, first: PartitionDescription, lost: str | None, latest: Manifest | None, *, takes_over: bool
+    ) -> None:
         least = 0 if latest is None else latest.term
-        claimant = Claimant(self._directory, store_id, BACKUP, os.getpid(), least=least)
+        claimant = Claimant(self._directory, first.store_id, BACKUP, os.getpid(), least=least)
 
         def check(_: bool) -> None:
             if lost is not None and not self._lose_epochs:
                 raise self._stale(lost)
             self._check_conditions()
+            if takes_over and latest is not None and not self._lose_epochs:
+                documents = lacks_documents(first.path, latest, self._target)
+                if documents is not None:
+                    raise self._stale(documents)
 
         for _ in range(2):
             with contextlib.suppress(_Unconditional):
@@ -147,3 +163,23 @@ def lacks(executions: Collection[str], epoch: int, latest: Manifest, since: Coll
     by = f"closed by execution {found.execution.number} on {found.execution.host}"
     ends = f"ended at epoch {epoch} before it went on by itself" if since else f"ends at epoch {epoch}"
     return one_line(f"it has {epochs}, {by}, in backup {latest.id}, and this directory {ends}")
+
+
+def lacks_documents(path: Path, latest: Manifest, target: Place) -> str | None:
+    """Return what operational state a backup holds and the directory of partition 0, at `path`, lacks, as a sentence;
+    None if nothing. Fetches the backup's copy of that partition. Raises BackupTargetError, CorruptPartitionError or
+    StorageError."""
+    here = {each.state_id: (each.generation, each.content) for each in read_prefix(path, "")}
+    [stored] = [copy for copy in latest.copies if copy.description.index == 0]
+    with scratch_directory("backup") as room:
+        try:
+            bring(target, stored, room / path.name, ignore)
+        except SpoiledObject as error:
+            return one_line(f"its operational state, in backup {latest.id}, is not known: {error.found}")
+        there = {each.state_id: (each.generation, each.content) for each in read_prefix(room / path.name, "")}
+    newer = newer_documents(here, there)
+    if not newer:
+        return None
+    named = ", ".join(newer[:SHOWN]) + (", …" if len(newer) > SHOWN else "")
+    documents = counted(len(newer), "newer document")
+    return one_line(f"it has {documents} of operational state, in backup {latest.id}, than this directory: {named}")

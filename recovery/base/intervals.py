@@ -16,7 +16,12 @@ _LETTERS = re.compile(r"[\s_-]+")
 LONGEST_S = 1000 * 366 * 86400.0
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)"
 _PART = re.compile(rf"\s*({_NUMBER})\s*([A-Za-z]+)", re.ASCII)
+_QUOTED = re.compile(rf"'\s*({_NUMBER})\s*'", re.ASCII)
 _BARE = re.compile(_NUMBER, re.ASCII)
+_ISO = re.compile(
+    r"P(?=.)(?:(\d+)W)?(?:(\d+)D)?(?:T(?=.)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.ASCII | re.I
+)
+_ISO_S = (7 * 86400.0, 86400.0, 3600.0, 60.0, 1.0)
 _SHOWN = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 _LETTERS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _WORDS_S = {
@@ -31,8 +36,9 @@ def parse_interval(value: Interval) -> float:
     seconds.
 
     Units are ms, s, m, h, d and w, and words as Spark has them, in the singular or plural: "10s", "0.5 h", "1h30m",
-    "5 minutes", "1 hour 30 min". Raises ConfigurationError for a negative or unreadable interval, for months and years,
-    which have no fixed length, and for more than a thousand years, which is a mistake and too long for system clocks.
+    "5 minutes", "1 hour 30 min". The forms of ISO 8601 and of Spark's SQL are read too: "PT10S", "INTERVAL '10'
+    SECOND". Raises ConfigurationError for a negative or unreadable interval, for months and years, which have no fixed
+    length, and for more than a thousand years, which is a mistake and too long for system clocks.
     """
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
@@ -82,8 +88,11 @@ def duration_ms(value: str | timedelta) -> int:
 def _parts(text: str) -> float:
     """Return the seconds in numbers with units."""
     rest, seconds = text.strip(), 0.0
+    iso = _ISO.fullmatch(rest)
+    if iso is not None:
+        return sum(float(number) * size for number, size in zip(iso.groups(), _ISO_S, strict=True) if number)
     if rest[:9].lower() == "interval ":
-        rest = rest[9:].strip()
+        rest = _QUOTED.sub(r"\1", rest[9:].strip())
     seen: set[float] = set()
     while rest:
         part = _PART.match(rest)

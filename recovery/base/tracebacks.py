@@ -63,6 +63,11 @@ def headline(error: BaseException) -> str:
     return "\n".join([f"{first}{_place(own)}", *more])
 
 
+def has_own_frames(error: BaseException) -> bool:
+    """Whether an exception came through the user's own code."""
+    return any(_is_own(each.filename) for each in traceback.extract_tb(error.__traceback__))
+
+
 def _place(own: list[_Frame]) -> str:
     return f" ({Path(own[-1].file).name}, line {own[-1].line})" if own else ""
 

@@ -28,6 +28,7 @@ from recovery.cli.common import (
     tell_error,
     umask_option,
 )
+from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import ParsedType, option
 from recovery.cli.output_errors import of_output
 from recovery.cli.owners import owner_options, whole_copies
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from recovery.backup.manifest import Manifest
     from recovery.backup.repository import Listing, Pruned
     from recovery.backup.writer import Writer
-    from recovery.places.protocol import Target
+    from recovery.places.protocol import Place
 
 
 PASSING = (BackupTargetError, StorageError)
@@ -77,7 +78,10 @@ class KeepType(ParsedType[KeepRule]):
 @option("--list", "listed", is_flag=True,
         help="Only show the backups at DEST, and whether [several directories](backup.md#one-writer) made "
              "them.")  # fmt: skip
-@option("--prune", "pruned", is_flag=True, help="Make no backup; remove those that no --keep rule keeps.")
+@option("--prune", "pruned", is_flag=True,
+        help="Make no backup; remove those that no --keep rule keeps, and what unfinished or damaged backups have "
+             "left, if that is older than a day.")  # fmt: skip
+@dry_run_option("With --prune: show what would be removed; remove nothing.")
 @option("--incremental", is_flag=True,
         help="Store only [what changed in each partition since the previous backup]"
              "(backup.md#incremental-backups). For that, give the run a backup interval (-b) longer than the time "
@@ -86,8 +90,9 @@ class KeepType(ParsedType[KeepRule]):
         help="After a restore: make DIR the [writer](backup.md#one-writer) of DEST, in place of another directory, "
              "whose backups are refused from then on.")  # fmt: skip
 @option("--lose-epochs", is_flag=True,
-        help="Make the backup the latest one although DEST has epochs that DIR lacks. They are lost, except with "
-             "`restore --epoch`. Without it, the backup ends with StaleDirectoryError (53).")  # fmt: skip
+        help="Make the backup the latest one although DEST has epochs, or with --takeover newer operational state, "
+             "that DIR lacks. These are lost; `restore --epoch` still reaches the epochs. Without it, the backup ends "
+             "with StaleDirectoryError (53).")  # fmt: skip
 @option("--check", is_flag=True,
         help="Read each copy in full and check every digest before it is stored; a damaged copy is not stored. Objects "
              "of earlier backups that are part of this one are read too, and stored again if they are "
@@ -101,6 +106,7 @@ def backup(
     keep: tuple[KeepRule, ...],
     listed: bool,
     pruned: bool,
+    dry_run: bool,
     incremental: bool,
     takeover: bool,
     lose_epochs: bool,
@@ -121,20 +127,23 @@ def backup(
     _check(places, every, makes=not (listed or pruned), modes=listed + pruned + (every is not None), decides=decides)
     if pruned and not keep:
         raise click.UsageError("Say with --keep which backups to keep.")
+    if dry_run and not pruned:
+        raise click.UsageError("--dry-run shows what --prune would remove: give both.")
     from recovery.backup.catalog import Catalog
     from recovery.backup.repository import list_backups, prune
     from recovery.backup.writer import Writer
     from recovery.places.mounted import limited
-    from recovery.places.opening import open_target
+    from recovery.places.opening import open_place
 
-    target = open_target(places[-1], umask=umask)
+    target = open_place(places[-1], umask=umask)
     if every is not None:
         target = limited(target)
     if listed:
         _show(target, list_backups(target), as_json)
         return
     if pruned:
-        _say_pruned(target, prune(target, keep, SystemClock().wall_ms()), as_json)
+        done = prune(target, keep, SystemClock().wall_ms(), dry_run=dry_run)
+        _say_pruned(target, done, dry_run, as_json)
         return
     directory = _directory(places)
     writer = Writer(
@@ -176,7 +185,7 @@ class _How(NamedTuple):
     """What the options say about each backup."""
 
     directory: Path
-    target: Target
+    target: Place
     keep: tuple[KeepRule, ...]
     check: bool
     incremental: bool
@@ -249,7 +258,7 @@ def _or_say_why(once: Callable[[], RecoveryError | None], as_json: bool) -> None
     tell(f"{format_time(SystemClock().wall_ms())} {failed}, it will be retried: {found}")
 
 
-def _made_facts(target: Target, made: Made, removed: Pruned | None, unpruned: RecoveryError | None) -> dict[str, Any]:
+def _made_facts(target: Place, made: Made, removed: Pruned | None, unpruned: RecoveryError | None) -> dict[str, Any]:
     return {
         "destination": target.shown,
         **_facts(made.manifest),
@@ -286,25 +295,32 @@ def _by_reason(whole_because: Mapping[str, str]) -> list[tuple[str, str]]:
     ]
 
 
-def _say_pruned(target: Target, done: Pruned, as_json: bool) -> None:
+def _say_pruned(target: Place, done: Pruned, dry_run: bool, as_json: bool) -> None:
     if as_json:
         print_json(
             {
                 "destination": target.shown,
+                "dry_run": dry_run,
                 "kept": list(done.kept),
                 "removed": list(done.removed),
+                "leftovers": list(done.leftovers),
                 "objects": done.objects,
                 "bytes": done.stored_bytes,
             }
         )
         return
+    removed = "would remove" if dry_run else "removed"
+    for each in done.removed:
+        say(one_line(f"{removed} backup {each}"))
+    for each in done.leftovers:
+        say(one_line(f"{removed} {each}, of a backup that is unfinished or damaged"))
     say(
-        f"removed {counted(len(done.removed), 'backup')} and {counted(done.objects, 'object')}, "
+        f"{removed} {counted(len(done.removed), 'backup')} and {counted(done.objects, 'object')}, "
         f"{format_size(done.stored_bytes)}; {counted(len(done.kept), 'backup')} left"
     )
 
 
-def _show(target: Target, listing: Listing, as_json: bool) -> None:
+def _show(target: Place, listing: Listing, as_json: bool) -> None:
     if not listing.manifests and not listing.unreadable:
         _check_place(target)
     if as_json:
@@ -343,11 +359,11 @@ def _show(target: Target, listing: Listing, as_json: bool) -> None:
         say(line)
 
 
-def _check_place(target: Target) -> None:
+def _check_place(target: Place) -> None:
     """Raises NoBackupError for a place that clearly does not hold backups."""
-    from recovery.places.directory import DirectoryTarget
+    from recovery.places.directory import DirectoryPlace
 
-    if not isinstance(target, DirectoryTarget):
+    if not isinstance(target, DirectoryPlace):
         return
     if not target.root.is_dir():
         found = "it is not a directory" if target.root.exists() else "there is no such directory"

@@ -161,7 +161,7 @@ def opened(name: str, conf: dict[str, str]) -> Iterator[CheckpointPlace]:
         yield LocalPlace(local_path(name), lambda: token_hex(4))
         return
     with session(conf) as spark:
-        from recovery.spark.jvm.hadoop import HadoopPlace
+        from recovery.hadoop.checkpoint import HadoopPlace
 
         yield HadoopPlace(spark, name, lambda: token_hex(4))
 

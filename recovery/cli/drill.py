@@ -43,7 +43,7 @@ def drill(
     from recovery.backup.drill import drill as rehearse
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
-    from recovery.places.opening import open_target
+    from recovery.places.opening import open_place
 
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")
@@ -51,7 +51,7 @@ def drill(
     progress = CopyProgress(quiet=as_json)
     with scratch_directory("drill", scratch) as room:
         started = clock.elapsed_s()
-        found = open_source(open_target(source), room, clock)
+        found = open_source(open_place(source), room, clock)
         list_s = clock.elapsed_s() - started
         done = rehearse(
             found,

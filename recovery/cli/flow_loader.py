@@ -6,6 +6,8 @@ import ast
 import contextlib
 import importlib
 import importlib.util
+import inspect
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,10 +17,11 @@ import recovery
 from recovery.base.tracebacks import headline
 from recovery.errors import FlowLoadError, RecoveryError
 from recovery.flow import Flow
-from recovery.pipeline import Pipeline
+from recovery.pipeline import Node, Pipeline
 
 DEFAULT_NAME = "flow"
 PIPELINE_NAME = "pipeline"
+_OF_BYTEWAX = "It is a dataflow of Bytewax, which this package does not run."
 
 
 def load_flow(target: str) -> Flow:
@@ -41,13 +44,44 @@ def load(target: str) -> Flow | Pipeline:
         expression = PIPELINE_NAME
     found = _evaluate(module, expression, target)
     if callable(found) and not isinstance(found, Flow):
+        _check_needs_nothing(found, expression, target)
         found = _call(found, (), {}, target)
     if not isinstance(found, Flow | Pipeline):
         raise FlowLoadError(
-            f"{target}: {expression} is a {type(found).__name__}, not a Flow",
-            remedy="Name a Flow or a Pipeline, or a function that makes one.",
+            f"{target}: {expression} is a {type(found).__name__}, neither a Flow nor a Pipeline",
+            cause=_OF_BYTEWAX if type(found).__module__.startswith("bytewax") else "",
+            remedy=_remedy(found),
         )
     return found
+
+
+def _remedy(found: object) -> str:
+    """Return what to write in place of something that is neither a flow nor a pipeline."""
+    if type(found).__module__.startswith("bytewax"):
+        return (
+            "Write it as a Flow: flow = Flow('NAME', build, sink). Then `recovery import bytewax` takes its state over."
+        )
+    if hasattr(found, "sparkSession"):
+        return "Write a function that returns the frame, build(spark), and flow = Flow('NAME', build, sink)."
+    if isinstance(found, list | tuple) and found and all(isinstance(each, Node) for each in found):
+        return "Write pipeline = Pipeline('NAME', [node, ...])."
+    return "Name a Flow or a Pipeline, or a function that makes one."
+
+
+def _check_needs_nothing(function: Any, expression: str, target: str) -> None:
+    """Raise FlowLoadError for a function that cannot be called without arguments: it builds a frame, or makes a flow
+    from values."""
+    try:
+        inspect.signature(function).bind()
+    except ValueError:
+        return  # It has no signature.
+    except TypeError:
+        raise FlowLoadError(
+            f"{target}: {expression} is a function that needs arguments, not a flow",
+            cause="It builds the frame of a flow, or it makes a flow from values.",
+            remedy=f"If it builds a frame, write flow = Flow('NAME', {expression}, sink) in the file. If it makes a "
+            f"flow, name its arguments: {_split(target)[0]}:{expression}('value')",
+        ) from None
 
 
 def import_paths(target: str) -> list[str]:
@@ -109,6 +143,8 @@ def _load_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            if Path(name).is_dir():
+                raise _directory(name) from error
             raise FlowLoadError(
                 f"there is no module or file {name!r}", cause="", remedy="Name a .py file or an importable module."
             ) from error
@@ -143,12 +179,28 @@ def _attribute(module: ModuleType, name: str, target: str) -> Any:
         return getattr(module, name)
     except AttributeError:
         where, _ = _split(target)
-        flows = ", ".join(f"{where}:{key}" for key, value in sorted(vars(module).items()) if isinstance(value, Flow))
+        if getattr(module, "__file__", None) is None and Path(where).is_dir():
+            raise _directory(where) from None
+        kinds = {kind: [key for key, value in sorted(vars(module).items()) if isinstance(value, kind)]
+                 for kind in (Flow, Pipeline)}  # fmt: skip
+        named = [f"{where}:{key}" for keys in kinds.values() for key in keys]
+        what = "flows" if not kinds[Pipeline] else "pipelines" if not kinds[Flow] else "flows and pipelines"
         raise FlowLoadError(
             f"{target}: it has no {name!r}",
             cause="",
-            remedy=f"Name one of its flows: {flows}" if flows else "Define flow = Flow(name, build, sink=...).",
-        ) from None
+            remedy=f"Name one of its {what}: {', '.join(named)}" if named else (
+                "Define flow = Flow(name, build, sink=...)."
+            ),
+        ) from None  # fmt: skip
+
+
+def _directory(where: str) -> FlowLoadError:
+    flow = shlex.quote(where)
+    return FlowLoadError(
+        f"{where} is a directory, not a flow",
+        cause="The first word after `run` is the flow; the recovery directory is given with -r.",
+        remedy=f"Type: recovery run flow.py -r {flow}",
+    )
 
 
 def _call(function: Any, arguments: Any, named: dict[str, Any], target: str) -> Any:

@@ -11,21 +11,21 @@ from recovery.backup.fork import fork as fork_store
 from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
-from recovery.cli.common import DIRECTORY, format_size, format_time, json_option, print_json, say
+from recovery.cli.common import format_size, format_time, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import option
+from recovery.cli.places import directories
 from recovery.planning.going_back import after_text
 from recovery.planning.resume import ResumePlan
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=DIRECTORY, envvar="RECOVERY_DIRECTORY")
-@click.argument("new", metavar="NEW_DIR", type=DIRECTORY)
+@click.argument("words", metavar="[DIR] NEW_DIR", nargs=-1)
 @option("--epoch", type=click.IntRange(min=0), metavar="E", without="the newest that all partitions hold",
         help="Continue from the state after this epoch; 0: from the beginning.")  # fmt: skip
 @dry_run_option("Show what would be forked; write nothing.")
 @json_option
-def fork(directory: Path, new: Path, epoch: int | None, dry_run: bool, as_json: bool) -> None:
+def fork(words: tuple[str, ...], epoch: int | None, dry_run: bool, as_json: bool) -> None:
     """Make an independent store from an epoch of the one in DIR.
 
     NEW_DIR continues from that epoch. A run may be active in DIR, of which nothing is changed.
@@ -34,6 +34,7 @@ def fork(directory: Path, new: Path, epoch: int | None, dry_run: bool, as_json: 
     sinks targets of their own: those of the origin are refused. Where the file system can clone files, the new store
     takes no space.
     """
+    directory, [new] = directories(words, ("NEW_DIR",))
     if dry_run:
         planned = plan_fork(directory, new, epoch)
         if as_json:

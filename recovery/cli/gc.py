@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 from click.core import ParameterSource
 
-from recovery.base.clock import SystemClock
+from recovery.base.clock import Clock, SystemClock
 from recovery.base.credentials.task_key import task_key
 from recovery.base.wording import counted, listed, moment_text
 from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json, say
+from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import option
 from recovery.cli.owners import locations, owner_options
 from recovery.epochs.snapshot import SharedEpochs
@@ -23,9 +26,22 @@ from recovery.operational.scopes import remove_expired
 from recovery.planning.going_back import check_history, kept_interval_s
 from recovery.planning.resume import common_cuts, plan_resume
 from recovery.storage.connect import SCRATCH_NAME
+from recovery.storage.copied import copies_of
 from recovery.storage.hydration import refuse_hydrating
-from recovery.storage.locations import OwnerAccess
-from recovery.storage.lock import DirectoryLock
+from recovery.storage.locations import Locations, OwnerAccess
+from recovery.storage.lock import DirectoryLock, check_unlocked
+from recovery.storage.standby import refuse_standby
+
+
+class _Collected(NamedTuple):
+    """What was collected. window: the epochs after which runs could resume before, and can now."""
+
+    floor: int
+    window: tuple[list[int], list[int]]
+    rows: int
+    changes: int
+    expired: int
+    after_bytes: int
 
 
 @click.command()
@@ -35,10 +51,17 @@ from recovery.storage.lock import DirectoryLock
 @option("--discard-history", is_flag=True,
         help="Allow RECOVERY_BACKUP_INTERVAL to be shorter than the last run's backup interval. -b on the command line "
              "needs no confirmation.")  # fmt: skip
+@dry_run_option("Collect in [whole copies](clusters.md#commands-and-owners) of all partitions, which are removed "
+                "afterwards, and show what that gives.")  # fmt: skip
 @owner_options
 @json_option
 def gc(
-    directory: Path, backup_interval: float | None, discard_history: bool, access: OwnerAccess, as_json: bool
+    directory: Path,
+    backup_interval: float | None,
+    discard_history: bool,
+    dry_run: bool,
+    access: OwnerAccess,
+    as_json: bool,
 ) -> None:
     """Collect what the backup interval no longer needs.
 
@@ -46,51 +69,83 @@ def gc(
     back. End the run first.
     """
     clock = SystemClock()
-    places = locations(directory, access)
+    # -b 0 is explicit; a variable may have been set for other directories.
+    checks = not discard_history and not _on_command_line("backup_interval")
     with contextlib.ExitStack() as held:
+        places = locations(directory, access)
         held.callback(places.release)
-        places.found()
+        before = sum(file.description.size_bytes for file in places.found() if file.description is not None)
         refuse_hydrating(directory, "gc")
-        held.enter_context(DirectoryLock(directory, clock, "gc"))
-        places.hold(secrets.token_hex(8), "gc", task_key())
-        plan = plan_resume(places.found())
-        before = sum(d.size_bytes for d in plan.partitions)
-        if not discard_history and not _on_command_line("backup_interval"):
-            # -b 0 is explicit; a variable may have been set for other directories.
-            check_history(plan, backup_interval, moment_text)
-        interval_s = kept_interval_s(plan.partitions, backup_interval)
-        expired, damage = 0, None
-        try:
-            # Remove them before the space is given back.
-            expired = remove_expired(documents_of(places, clock, RetryPolicy()), clock.wall_ms())
-        except RecoveryError as error:
-            damage = error
-        store = places.connect(plan.partitions, directory / SCRATCH_NAME, clock)
-        try:
-            floor = SharedEpochs(store, plan, clock, backup_interval_s=interval_s).time().floor
-            collected = store.collect(floor)
-            described = store.describe()
-            after = sum(d.size_bytes for d in described)
-            window = sorted(cut[0] for cut in common_cuts(described))
-        finally:
-            store.release()
-    if damage is not None:
-        raise damage
-    rows, changes = sum(each.rows for each in collected), sum(each.changes for each in collected)
+        if dry_run:
+            places = held.enter_context(_copies(places))
+        else:
+            held.enter_context(DirectoryLock(directory, clock, "gc"))
+            places.hold(secrets.token_hex(8), "gc", task_key())
+        done = _collect(places, backup_interval, checks, clock)
     if as_json:
         print_json({
-            "directory": str(directory), "floor": floor, "window": window, "rows": rows, "changes": changes,
-            "expired": expired, "bytes_before": before, "bytes_after": after,
+            "directory": str(directory), "dry_run": dry_run, "floor": done.floor, "window": done.window[1],
+            "rows": done.rows, "changes": done.changes, "expired": done.expired, "bytes_before": before,
+            "bytes_after": done.after_bytes,
         })  # fmt: skip
         return
-    also = f", and folded {counted(changes, 'logged change')}" if changes else ""
-    if expired:
-        also += f", and removed {counted(expired, 'expired state')}"
-    sizes = f"{format_size(before)} → {format_size(after)}"
-    say(f"collected {counted(rows, 'superseded row')} up to epoch {floor}{also}: {sizes}")
-    given_up = [epoch for epoch in plan.window if epoch not in window]
+    say(_text(done, before, dry_run))
+
+
+@contextlib.contextmanager
+def _copies(places: Locations) -> Iterator[Locations]:
+    """Yield copies of the partitions in a directory that is removed afterwards. Raises DirectoryLockedError during a
+    run, and StandbyDirectoryError, as collecting does."""
+    refuse_standby(places.directory)
+    check_unlocked(places.directory)
+    places.check_free()
+    with copies_of(places) as directory:
+        yield Locations(directory)
+
+
+def _collect(places: Locations, backup_interval: float | None, checks: bool, clock: Clock) -> _Collected:
+    """Collect in partitions that this process has for itself. checks: refuse an interval that discards history."""
+    plan = plan_resume(places.found())
+    if checks:
+        check_history(plan, backup_interval, moment_text)
+    interval_s = kept_interval_s(plan.partitions, backup_interval)
+    expired, damage = 0, None
+    try:
+        # Remove them before the space is given back.
+        expired = remove_expired(documents_of(places, clock, RetryPolicy()), clock.wall_ms())
+    except RecoveryError as error:
+        damage = error
+    store = places.connect(plan.partitions, places.directory / SCRATCH_NAME, clock)
+    try:
+        floor = SharedEpochs(store, plan, clock, backup_interval_s=interval_s).time().floor
+        collected = store.collect(floor)
+        described = store.describe()
+    finally:
+        store.release()
+    if damage is not None:
+        raise damage
+    return _Collected(
+        floor=floor,
+        window=(list(plan.window), sorted(cut[0] for cut in common_cuts(described))),
+        rows=sum(each.rows for each in collected),
+        changes=sum(each.changes for each in collected),
+        expired=expired,
+        after_bytes=sum(each.size_bytes for each in described),
+    )
+
+
+def _text(done: _Collected, before_bytes: int, dry_run: bool) -> str:
+    collect, fold, remove = ("would collect", "fold", "remove") if dry_run else ("collected", "folded", "removed")
+    also = f", and {fold} {counted(done.changes, 'logged change')}" if done.changes else ""
+    if done.expired:
+        also += f", and {remove} {counted(done.expired, 'expired state')}"
+    sizes = f"{format_size(before_bytes)} → {format_size(done.after_bytes)}"
+    lines = [f"{collect} {counted(done.rows, 'superseded row')} up to epoch {done.floor}{also}: {sizes}"]
+    given_up = [epoch for epoch in done.window[0] if epoch not in done.window[1]]
     if given_up:
-        say(f"runs can no longer go back to the snapshots after epoch {listed(given_up)}")
+        can = "could" if dry_run else "can"
+        lines.append(f"runs {can} no longer go back to the snapshots after epoch {listed(given_up)}")
+    return "\n".join(lines)
 
 
 def _on_command_line(option: str) -> bool:

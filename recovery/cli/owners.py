@@ -13,9 +13,8 @@ import click
 from recovery.base.printable import one_line
 from recovery.cli.common import say, table, tell
 from recovery.cli.config_options import config_option
-from recovery.host.scratch import scratch_directory
 from recovery.planning.copies import Location
-from recovery.storage.copied import copied
+from recovery.storage.copied import copies_of
 from recovery.storage.locations import Locations, OwnerAccess
 
 VERIFIES = "A PEM file of certificates that verify the owners."
@@ -47,10 +46,10 @@ def whole_copies(directory: Path, access: OwnerAccess) -> Iterator[Path]:
     if not access.owners:
         yield directory
         return
-    with scratch_directory("read") as room:
-        places = locations(directory, access)
+    places = locations(directory, access)
+    with contextlib.ExitStack() as held:
         try:
-            found = copied(places, room)
+            found = held.enter_context(copies_of(places))
         finally:
             places.release()
         for note in places.notes:

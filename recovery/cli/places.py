@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
@@ -12,6 +13,7 @@ import click
 from recovery.base.addresses import local_path
 from recovery.base.clock import SystemClock
 from recovery.base.reserved import EPOCH_STEP
+from recovery.cli.common import DIRECTORY
 from recovery.cli.config_options import config_option
 from recovery.cli.option import option
 from recovery.cli.owners import locations, owner_options
@@ -116,17 +118,39 @@ def directory_and(words: Sequence[str], names: Sequence[str], *, more: bool = Fa
     return found, rest
 
 
+def directories(words: Sequence[str], names: Sequence[str]) -> tuple[Path, list[Path]]:
+    """Return what `directory_and` returns, where the other arguments are paths too."""
+    directory, rest = directory_and(words, names)
+    ctx = click.get_current_context()
+    first, *others = (DIRECTORY.convert(each, None, ctx) for each in (directory, *rest))
+    return first, others
+
+
 def _directory_and(words: Sequence[str], names: Sequence[str], more: bool) -> tuple[str, list[str]]:
     default = os.environ.get("RECOVERY_DIRECTORY") or chosen_backend()
+    if default and words and len(words) <= len(names) and _has_partitions(words[0]):
+        raise click.UsageError(
+            f"Missing argument '{names[len(words) - 1]}': {words[0]} is taken for DIR, because it holds recovery "
+            f"partitions. If {words[0]} is meant as {names[0]}, give DIR before it: {default} is DIR only if DIR is "
+            "left out."
+        )
     if default and (len(words) == len(names) or (more and len(words) > len(names) and not _is_store(words[0]))):
         return default, list(words)
     if len(words) <= len(names):
-        missing = ["DIR", *names][len(words)]
-        raise click.UsageError(f"Missing argument '{missing}'.")
+        expected = names if default else ["DIR", *names]
+        raise click.UsageError(f"Missing argument '{expected[len(words)]}'.")
     if len(words) > len(names) + 1 and not more:
-        raise click.UsageError(f"Got unexpected extra argument ({words[len(names) + 1]})")
+        quotes = " Write the JSON within quotes: '…'." if names[-1:] == ("JSON",) else ""
+        raise click.UsageError(f"Got unexpected extra argument ({words[len(names) + 1]}).{quotes}")
     return words[0], list(words[1:])
 
 
 def _is_store(word: str) -> bool:
-    return "://" in word or os.path.isdir(word)  # noqa: PTH112 - a key is not a path
+    return is_uri(word) or os.path.isdir(word)  # noqa: PTH112 - a key is not a path
+
+
+def _has_partitions(word: str) -> bool:
+    try:
+        return "://" not in word and any(Path(word).glob("part-*.sqlite3"))
+    except (OSError, ValueError):
+        return False

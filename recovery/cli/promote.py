@@ -12,6 +12,7 @@ from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_time, json_option, print_json, say, tell
+from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import option
 from recovery.planning.going_back import after_text
 
@@ -25,28 +26,33 @@ if TYPE_CHECKING:
 @option("--unfenced", is_flag=True,
         help="Do not ask the followed place, which is gone or has no conditional writes. Nothing then stops a run that "
              "still writes there: make sure that it has ended.")  # fmt: skip
+@dry_run_option("Show what would be promoted, which term would be claimed, and what would be lost; claim, apply and "
+                "change nothing.")  # fmt: skip
 @json_option
-def promote(directory: Path, unfenced: bool, as_json: bool) -> None:
+def promote(directory: Path, unfenced: bool, dry_run: bool, as_json: bool) -> None:
     """Make a standby an ordinary directory, which takes over.
 
     DIR is a standby that `recovery follow` keeps current. DIR takes over the store.
 
     The command first fences the run that replicates to the followed place: that run's next close fails. Then it brings
-    DIR to the latest backup and prints what is lost. The next `recovery run -r DIR` continues from there.
+    DIR to the latest backup and prints what is lost. The next `recovery run -r DIR` continues from there. A directory
+    that is the store's writer already stays as it is.
     """
-    done = take_over(directory, unfenced=unfenced, quiet=as_json)
+    done = take_over(directory, unfenced=unfenced, dry_run=dry_run, quiet=as_json)
     if as_json:
-        print_json(promoted_facts(done))
+        print_json({**promoted_facts(done), "dry_run": dry_run})
     else:
-        say(promoted_text(done))
+        say(promoted_text(done, dry_run=dry_run))
 
 
-def take_over(directory: Path, *, unfenced: bool = False, quiet: bool = False) -> Promoted:
+def take_over(directory: Path, *, unfenced: bool = False, dry_run: bool = False, quiet: bool = False) -> Promoted:
     """Promote a standby. Raises what `recovery.backup.standby.promote.promote` raises."""
     from recovery.backup.standby.promote import promote as promote_standby
 
     progress = CopyProgress(quiet=quiet)
-    return promote_standby(directory, SystemClock(), lambda: token_hex(8), unfenced=unfenced, observe=progress.observe)
+    return promote_standby(
+        directory, SystemClock(), lambda: token_hex(8), unfenced=unfenced, dry_run=dry_run, observe=progress.observe
+    )
 
 
 def take_over_before_run(directory: Path, *, quiet: bool) -> None:
@@ -54,14 +60,17 @@ def take_over_before_run(directory: Path, *, quiet: bool) -> None:
     tell(promoted_text(take_over(directory, quiet=quiet)))
 
 
-def promoted_text(done: Promoted) -> str:
-    """Return what was promoted, and what is lost, for people."""
+def promoted_text(done: Promoted, *, dry_run: bool = False) -> str:
+    """Return what was promoted, or would be, and what is lost, for people."""
     from recovery.backup.lease import BACKUP
 
+    if not done.changed:
+        return _unchanged_text(done)
     snapshot = done.resume.snapshot
     epoch = done.resume.resume_epoch - 1
     closed = f", closed {format_time(snapshot.closed_ms)}" if snapshot is not None else ""
-    lines = [f"promoted {one_line(done.directory)}: the state {after_text(epoch)}{closed}, of backup {done.backup}"]
+    verb = "would promote" if dry_run else "promoted"
+    lines = [f"{verb} {one_line(done.directory)}: the state {after_text(epoch)}{closed}, of backup {done.backup}"]
     if done.term is None:
         lines.append("unfenced: a run that still writes to the place is not stopped")
     elif done.before is None:
@@ -83,7 +92,8 @@ def promoted_facts(done: Promoted) -> dict[str, Any]:
     snapshot = done.resume.snapshot
     return {
         "directory": str(done.directory),
-        "source": done.source,
+        "changed": done.changed,
+        "source": done.source or None,
         "backup": done.backup,
         "store_id": done.resume.store_id,
         "flow": done.resume.flow_id,
@@ -97,6 +107,14 @@ def promoted_facts(done: Promoted) -> dict[str, Any]:
         "unseen": done.unseen,
         "missed": [{"backup": each.backup, "epoch": each.epoch, "why": each.why} for each in done.missed],
     }
+
+
+def _unchanged_text(done: Promoted) -> str:
+    at = f"{one_line(done.directory)} is an ordinary directory already, as of the state"
+    epoch = after_text(done.resume.resume_epoch - 1)
+    if done.term is None:
+        return f"{at} {epoch}: it was promoted or restored, and no run has begun on it since; nothing changed"
+    return f"{at} {epoch}, and the writer of {one_line(done.source)}, with term {done.term.term}; nothing changed"
 
 
 def _lost_text(done: Promoted) -> str:

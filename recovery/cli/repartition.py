@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,20 @@ from recovery.base.wording import counted, listed
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, table, tell
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import option
+from recovery.cli.places import directory_and
 from recovery.cli.status_line import StatusLine
+from recovery.errors import RecoveryError
 from recovery.partitioning.in_place import drop_old, kept_directories
 from recovery.partitioning.repartition import Repartitioned, RepartitionPlan, plan_repartition, repartition
+from recovery.planning.resume import check_set
 from recovery.storage.repartition import StepTally
+from recovery.storage.scan import scan
 
 USAGE = "Give DIR NEW_DIR N; with --in-place DIR N; with --drop-old DIR."
 
 
 @click.command("repartition")
-@click.argument("arguments", metavar="DIR [NEW_DIR] N", nargs=-1, required=True)
+@click.argument("arguments", metavar="[DIR] [NEW_DIR] N", nargs=-1)
 @option("--in-place", is_flag=True,
         help="`repartition --in-place DIR N`: swap the new directory with DIR, and keep the old one beside it. DIR "
              "must hold nothing but what recovery puts there, and no links.")  # fmt: skip
@@ -40,17 +45,22 @@ def repartition_command(
     """
     if in_place and drop_old:
         raise click.UsageError(USAGE)
-    wanted = 1 if drop_old else 2 if in_place else 3
-    if len(arguments) != wanted:
-        raise click.UsageError(USAGE)
-    directory, *new = (Path(DIRECTORY.convert(each, None, context)) for each in arguments[: wanted - (not drop_old)])
+    names = () if drop_old else ("N",) if in_place else ("NEW_DIR", "N")
+    try:
+        given, rest = directory_and(arguments, names)
+    except click.UsageError as error:
+        raise click.UsageError(f"{error.message} {USAGE}") from error
+    directory, *new = (Path(DIRECTORY.convert(each, None, context)) for each in (given, *rest[:-1]))
     if drop_old:
         _drop_old(directory, dry_run, as_json)
         return
-    if not arguments[-1].isdecimal():
-        raise click.UsageError(f"{arguments[-1]!r} is not a number of partitions. {USAGE}")
-    count = int(arguments[-1])
+    if not rest[-1].isdecimal():
+        raise click.UsageError(f"{rest[-1]!r} is not a number of partitions. {USAGE}")
+    count = int(rest[-1])
     target = new[0] if new else None
+    if in_place and _has(directory, count):
+        _say_unchanged(directory, count, dry_run, as_json)
+        return
     if dry_run:
         plan = plan_repartition(directory, target, count)
         if as_json:
@@ -77,6 +87,33 @@ def _repartitioned(directory: Path, target: Path | None, count: int, *, quiet: b
             directory, target, count, announce=announce,
             observe=lambda done, total: line.show(f"moved {done:,} of {counted(max(done, total), 'row')}"),
         )  # fmt: skip
+
+
+def _has(directory: Path, count: int) -> bool:
+    """Whether a directory has this number of partitions. What is wrong with it, repartitioning says."""
+    with contextlib.suppress(RecoveryError):
+        return len(check_set(scan(directory))) == count
+    return False
+
+
+def _say_unchanged(directory: Path, count: int, dry_run: bool, as_json: bool) -> None:
+    kept = kept_directories(directory)
+    if as_json:
+        print_json({
+            "directory": str(directory), "dry_run": dry_run, "changed": False,
+            "partitions": {"before": count, "after": count}, "kept": str(kept[0]) if kept else None,
+        })  # fmt: skip
+        return
+    say(f"{one_line(directory)} has {counted(count, 'partition')} already; nothing changed")
+    if kept:
+        say(_kept_text(directory, kept[0]))
+
+
+def _kept_text(directory: Path, kept: Path) -> str:
+    return (
+        f"the old one is kept as {one_line(kept)}; when you trust the new one: "
+        f"python -m recovery repartition --drop-old {one_line(directory)}"
+    )
 
 
 def _drop_old(directory: Path, dry_run: bool, as_json: bool) -> None:
@@ -114,10 +151,7 @@ def _text(done: Repartitioned) -> str:
         f"{counted(plan.new_partitions, 'partition')}, made from store {plan.store_id} in {done.elapsed_s:.1f} s"
     )
     if plan.keeps is not None:
-        lines.append(
-            f"the old one is kept as {one_line(plan.keeps)}; when you trust the new one: "
-            f"python -m recovery repartition --drop-old {one_line(plan.directory)}"
-        )
+        lines.append(_kept_text(plan.directory, plan.keeps))
     return "\n".join(lines)
 
 
@@ -125,6 +159,7 @@ def _facts(done: Repartitioned) -> dict[str, Any]:
     return {
         **done.plan.as_json(),
         "dry_run": False,
+        "changed": True,
         "store_id": {"before": done.plan.store_id, "after": done.store_id},
         "origin": done.origin.as_json(),
         "steps": [

@@ -25,9 +25,11 @@ from recovery.cli.restore_to_owners import Wanted, to_owners
 from recovery.errors import BackupTargetError, StorageError
 from recovery.host.durable import PRIVATE, make_directories, sync
 from recovery.planning.going_back import after_text
+from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.hydration import Progress, Stop, hydrate_directory, hydrating
 from recovery.storage.initialize import clear_killed_attempt
 from recovery.storage.locations import OwnerAccess
+from recovery.storage.scan import scan
 
 if TYPE_CHECKING:
     from recovery.backup.sources import Source
@@ -72,7 +74,8 @@ def wanted_options(function: F) -> F:
         "they read are fetched first, the rest meanwhile. The command ends when all is there; give it again to "
         "continue.")  # fmt: skip
 @dry_run_option("Show what would be restored, what would be lost, and which files and bytes would be read; with "
-                "--lazy, how much of them before DIR can be used, and how much meanwhile. Write nothing.")  # fmt: skip
+                "--lazy, how much of them before DIR can be used, and how much meanwhile. If DIR holds partitions, say "
+                "what would become of them. Write nothing.")  # fmt: skip
 @umask_option
 @partial(owner_options, envvar=None, help=RECEIVES)
 @json_option
@@ -107,12 +110,8 @@ def restore(
         return
     if directory is None:
         raise click.UsageError("Missing argument 'DIR'.")
-    from recovery.places.opening import lasting_place
-
-    if lazy and not dry_run and any(each.place == lasting_place(source) for each in hydrating(directory)):
-        continue_hydration(directory, CopyProgress(quiet=as_json))
-        if as_json:
-            print_json({"directory": str(directory), "dry_run": False, "continued": True})
+    if lazy and not dry_run and _is_begun(source, directory):
+        _go_on(directory, as_json)
         return
     _to_directory(source, directory, wanted, lazy, as_json)
 
@@ -121,14 +120,18 @@ def _to_directory(place: str, directory: Path, wanted: Wanted, lazy: bool, as_js
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
-    from recovery.places.opening import lasting_place, open_target
+    from recovery.places.opening import lasting_place, open_place
 
     clock, progress = SystemClock(), CopyProgress(quiet=as_json)
     with scratch_directory("restore") as scratch:
-        found = open_source(open_target(place), scratch, clock)
+        found = open_source(open_place(place), scratch, clock)
         lazy_from = lasting_place(place) if lazy else None
         if wanted.dry_run:
-            _show(found, directory, wanted, lazy, as_json)
+            _show(found, place, directory, wanted, lazy, as_json)
+            return
+        there = _restored_before(found, directory, wanted) if lazy else None
+        if there is not None:
+            _say_there(directory, there, as_json, continued=False)
             return
         done = restore_copies(
             found,
@@ -167,18 +170,76 @@ def _to_directory(place: str, directory: Path, wanted: Wanted, lazy: bool, as_js
     )
 
 
-def _show(found: Source, directory: Path, wanted: Wanted, lazy: bool, as_json: bool) -> None:
+def _is_begun(place: str, directory: Path) -> bool:
+    """Whether an earlier lazy restore from a place has not fetched all of a directory yet."""
+    left = hydrating(directory)
+    if not left:
+        return False
+    from recovery.places.opening import lasting_place
+
+    return any(each.place == lasting_place(place) for each in left)
+
+
+def _restored_before(found: Source, directory: Path, wanted: Wanted) -> ResumePlan | None:
+    """Return the plan of a directory that an earlier lazy restore has made, None if none has."""
+    from recovery.backup.restore import restored_before
+
+    return restored_before(found, directory, SystemClock().wall_ms(), epoch=wanted.epoch, at_ms=wanted.at_ms)
+
+
+def _go_on(directory: Path, as_json: bool) -> None:
+    """Fetch the rest of a lazy restore that was ended early."""
+    progress = CopyProgress(quiet=as_json)
+    left = hydrating(directory)
+    missing = sum(each.total_bytes - each.there_bytes for each in left)
+    progress.say(
+        f"{one_line(directory)} can be used; an earlier restore is continued: {format_size(missing)} of "
+        f"{counted(len(left), 'partition')} to fetch"
+    )
+    continue_hydration(directory, progress)
+    _say_there(directory, plan_resume(scan(directory)), as_json, continued=True)
+
+
+def _say_there(directory: Path, there: ResumePlan, as_json: bool, *, continued: bool) -> None:
+    """Say that all of a lazy restore is there. continued: this command has fetched the rest of it."""
+    epoch = there.resume_epoch - 1
+    if as_json:
+        print_json({
+            "directory": str(directory), "dry_run": False, "continued": continued, "store_id": there.store_id,
+            "epoch": epoch, "resume_epoch": there.resume_epoch,
+        })  # fmt: skip
+        return
+    already = "" if continued else " already"
+    say(
+        f"all of {one_line(directory)} is there{already}: the state {after_text(epoch)}, "
+        f"{counted(len(there.partitions), 'partition')}; the next run resumes at epoch {there.resume_epoch}"
+    )
+
+
+def _show(found: Source, place: str, directory: Path, wanted: Wanted, lazy: bool, as_json: bool) -> None:
     """Show what a restore would do."""
     from recovery.backup.restore import look_into_chains, plan_from
 
     look_into_chains(found, wanted.epoch, wanted.at_ms)
     plan, now_ms = plan_from(found, epoch=wanted.epoch, at_ms=wanted.at_ms), SystemClock().wall_ms()
+    held = sorted(path.name for path in directory.glob("part-*.sqlite3*"))
     if as_json:
-        facts = {**plan_facts(plan, found, now_ms), "directory": str(directory), "dry_run": True}
+        facts = {**plan_facts(plan, found, now_ms), "directory": str(directory), "dry_run": True, "held": held}
         print_json({**facts, **reads_facts(plan, found, lazy)})
         return
     say(plan_text(plan, found, now_ms))
     say(reads_text(plan, found, lazy))
+    if held:
+        say(f"{one_line(directory)} holds {one_line(', '.join(held))}: {_fate(found, place, directory, wanted, lazy)}")
+
+
+def _fate(found: Source, place: str, directory: Path, wanted: Wanted, lazy: bool) -> str:
+    """Return what a restore would do to a directory that holds partitions."""
+    if lazy and _is_begun(place, directory):
+        return "the restore that has begun them would be continued"
+    if lazy and _restored_before(found, directory, wanted) is not None:
+        return "all of it is there already"
+    return "it is refused, unless a killed restore left that"
 
 
 def restore_missing(place: str, directory: Path, *, replicate: str | None, takeover: bool, quiet: bool) -> None:
@@ -193,14 +254,14 @@ def restore_missing(place: str, directory: Path, *, replicate: str | None, takeo
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
-    from recovery.places.opening import lasting_place, open_target
+    from recovery.places.opening import lasting_place, open_place
 
     clock = SystemClock()
     lasting = lasting_place(place)
     if replicate is not None:
         _claim(replicate, directory, clock, takeover)
     with scratch_directory("restore") as scratch:
-        found = open_source(open_target(place), scratch, clock)
+        found = open_source(open_place(place), scratch, clock)
         done = restore_copies(
             found, directory, clock=clock, random_id=lambda: token_hex(4), lazy_from=lasting,
             announce=announcing(progress, found, clock), observe=progress.observe,

@@ -37,12 +37,12 @@ def to_owners(source: str, directory: Path | None, access: OwnerAccess, wanted: 
     from recovery.backup.restore import look_into_chains, plan_from
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
-    from recovery.places.opening import open_target
+    from recovery.places.opening import open_place
 
     clock, owners = SystemClock(), access.connect(LOOK_S)
     shown = None if directory is None else str(directory)
     with scratch_directory("restore") as scratch:
-        found = open_source(open_target(source), scratch, clock)
+        found = open_source(open_place(source), scratch, clock)
         if wanted.dry_run:
             look_into_chains(found, wanted.epoch, wanted.at_ms)
             plan = plan_from(found, epoch=wanted.epoch, at_ms=wanted.at_ms)

@@ -122,8 +122,7 @@ def writing_options(function: F) -> F:
 
 def named(words: tuple[str, ...], step: str | None, key: str | None) -> tuple[str, Name]:
     """Return the directory, and the id or the step and key, from a command's words."""
-    if (step is None) != (key is None):
-        raise click.UsageError("Give both --step and --key, or neither.")
+    _check_step_and_key(step, key)
     if step is None or key is None:
         directory, [name] = directory_and(words, ("ID",))
         return directory, name
@@ -134,19 +133,22 @@ def named(words: tuple[str, ...], step: str | None, key: str | None) -> tuple[st
 def with_content(
     words: tuple[str, ...], step: str | None, key: str | None, input_file: str | None
 ) -> tuple[str, Name, Any]:
-    """Return the same, and the JSON of the last word or of a file."""
+    """Return what `named` returns, and the JSON of the last word or of a file."""
     if input_file is not None:
         directory, name = named(words, step, key)
         with naming_file(input_file, "Put JSON into it, as `python -m recovery state get` prints it."):
             return directory, name, parse_json("\n".join(lines_of(input_file)))
-    if not words:
-        raise click.UsageError("Missing argument 'JSON'.")
-    if step is not None and len(words) == 1:
-        # RECOVERY_DIRECTORY gives DIR.
-        directory, _ = directory_and((), ())
-        return directory, named((directory,), step, key)[1], parse_json(words[-1])
-    directory, name = named(words[:-1], step, key)
-    return directory, name, parse_json(words[-1])
+    if step is not None and key is not None:
+        directory, [text] = directory_and(words, ("JSON",))
+        return directory, (step, key), parse_json(text)
+    _check_step_and_key(step, key)
+    directory, [name, text] = directory_and(words, ("ID", "JSON"))
+    return directory, name, parse_json(text)
+
+
+def _check_step_and_key(step: str | None, key: str | None) -> None:
+    if (step is None) != (key is None):
+        raise click.UsageError("Give both --step and --key, or neither.")
 
 
 def lines_of(file: str) -> list[str]:

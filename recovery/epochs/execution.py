@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Callable
 from importlib.metadata import version
 
 from recovery.base.clock import Clock
+from recovery.base.ids import Lease
+from recovery.errors import FileReplacedError, LeaseLostError, OwnerRefusedError, OwnerUnreachableError, RecoveryError
 from recovery.planning.resume import ResumePlan
 from recovery.planning.values import Execution
+from recovery.storage.seam import PartitionStore
 
 
 def new_execution(
@@ -34,3 +38,23 @@ def new_execution(
         pid=os.getpid(),
         version=version("recovery"),
     )
+
+
+def what_ended(store: PartitionStore, lease: Lease, found: Callable[[], BaseException]) -> BaseException:
+    """Return the error that says why an execution ended, of all that its end has caused.
+
+    A later execution, or a file that is not in its place any more, is the cause of whatever else went wrong. A task
+    that an owner refuses cannot know whether the owner was restarted; the driver can. found: returns the error that was
+    noticed first; called if neither is the cause.
+    """
+    lost: RecoveryError | None = None
+    try:
+        store.check(lease)
+    except (FileReplacedError, LeaseLostError) as error:
+        return error
+    except RecoveryError as error:
+        lost = error
+    noticed = found()
+    if isinstance(noticed, OwnerRefusedError) and isinstance(lost, OwnerUnreachableError):
+        return lost
+    return noticed

@@ -1,6 +1,7 @@
 """Files that executors write or read, through the Hadoop client of Spark's JVM.
 
-files.py    the files of one of Hadoop's file systems: hdfs://, s3a://, abfs://, gs:// …
-home.py     the checkpoint of a run there, for the state of Spark's own operators
-writing.py  a frame's rows as files, each reported by the task that wrote it
+checkpoint.py  an ordinary checkpoint of Spark there, imported and exported
+home.py        the checkpoint of a run there, for the state of Spark's own operators
+reports.py     what the tasks of a write report
+writing.py     a frame's rows as files, each reported by the task that wrote it
 """

@@ -26,8 +26,9 @@ from recovery.base import faults
 from recovery.base.ids import BatchId
 from recovery.checkpoint.home import Mark
 from recovery.errors import StorageError
-from recovery.hadoop.files import HadoopFiles
 from recovery.host.durable import make_directories
+from recovery.places.failures import Failures
+from recovery.places.hadoop import HadoopFiles
 
 CONCURRENT = 16
 """Files that are copied at a time: an object store answers after some ten milliseconds."""
@@ -43,6 +44,7 @@ class HadoopHome:
         self.directory = directory
         self.location = f"{system}{root}"
         self._files = files
+        self._failures = Failures(StorageError, self.location)
         self._root = root
         self._marks: dict[str, Mark] = {}
         self._below: dict[str, tuple[set[str], set[str]]] = {}
@@ -57,7 +59,7 @@ class HadoopHome:
             for file in self.directory.rglob("*")
             if file.is_file()
         }
-        with self._reaching():
+        with self._failures.of_hadoop(FileNotFoundError):
             self._files.make_directory(self._root)
             self._all(self._put, sizes)
         self._look()
@@ -69,7 +71,7 @@ class HadoopHome:
 
     def has_logged(self, batch: BatchId) -> bool:
         """See `CheckpointHome.has_logged`."""
-        with self._reaching():
+        with self._failures.of_hadoop(FileNotFoundError):
             return self._files.size(self._root / "commits" / str(batch)) is not None
 
     def pull(self, batch: BatchId) -> None:
@@ -110,7 +112,7 @@ class HadoopHome:
             with own.open("rb") as file:
                 yield file
             return
-        with self._reaching():
+        with self._failures.of_hadoop(FileNotFoundError):
             content = self._files.read(self._root / path)
         if content is None:
             raise _gone(self.location, path)
@@ -145,7 +147,7 @@ class HadoopHome:
 
     def _hold(self, path: str, target: Path) -> None:
         size, _ = self.mark(path)
-        with self._reaching():
+        with self._failures.of_hadoop(FileNotFoundError):
             self._files.fetch(self._root / path, target)
         faults.reach("close.1.copied")
         if target.stat().st_size != size:
@@ -153,7 +155,7 @@ class HadoopHome:
             raise _gone(self.location, path)
 
     def _look(self) -> None:
-        with self._reaching():
+        with self._failures.of_hadoop(FileNotFoundError):
             self._marks = self._files.tree(self._root)
         self._below = {}
         for path in self._marks:
@@ -163,21 +165,6 @@ class HadoopHome:
                 above, _, name = directory.rpartition("/")
                 self._below.setdefault(above, (set(), set()))[0].add(name)
                 directory = above
-
-    @contextlib.contextmanager
-    def _reaching(self) -> Iterator[None]:
-        """Pass on FileNotFoundError; raise StorageError with the address for any other error."""
-        try:
-            yield
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise StorageError(
-                str(error),
-                path=self.location,
-                cause="The address is wrong, the service is down, or Spark lacks its library or credentials for it.",
-                remedy="Check the address and Spark's settings for it, and run the same command again.",
-            ) from error
 
 
 def _gone(location: str, path: str) -> FileNotFoundError:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.base.clock import Clock
-from recovery.base.ids import BatchId, Epoch
+from recovery.base.ids import FIRST_EPOCH, BatchId, Epoch
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.base.untrusted_paths import read_received
 from recovery.checkpoint.capture import Captured
@@ -33,13 +33,25 @@ from recovery.checkpoint.places import (
 )
 from recovery.checkpoint.position import missing_entry, position_files
 from recovery.checkpoint.rows import Content, held_file, row_objection
-from recovery.errors import AlreadyInitializedError, ConfigurationError, SparkCheckpointError, StorageError
+from recovery.errors import (
+    AlreadyInitializedError,
+    ConfigurationError,
+    RecoveryError,
+    SparkCheckpointError,
+    StorageError,
+)
+from recovery.operational.backends.open import choose, open_backend
+from recovery.operational.backends.retry import RetryPolicy
+from recovery.operational.runs import RunHistory
 from recovery.operational.steps.step_edits import check_whole, close_audited
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
+
+WHAT = "checkpoint import"
+"""What the run history calls an import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +84,9 @@ def import_checkpoint(
     _check_name(flow_id)
     scan(directory)
     # import.1
-    with DirectoryLock(directory, clock, "checkpoint import"):
+    with DirectoryLock(directory, clock, WHAT):
         plan = plan_resume(scan(directory), flow_id=flow_id)
-        _check_fresh(directory, plan)
+        _check_fresh(directory, plan, clock)
         check_whole(plan)
         # import.2
         paths = place.sizes()
@@ -89,7 +101,7 @@ def import_checkpoint(
                 directory,
                 plan,
                 flow_id,
-                {"what": "checkpoint import", "from": place.shown, "batch": batch, "files": len(sizes)},
+                {"what": WHAT, "from": place.shown, "batch": batch, "files": len(sizes)},
                 lambda writer: writer.close({}, batches=batch + 1, driver_rows={CHECKPOINT_STEP: observed}),
                 clock=clock,
                 backup_interval_s=kept_interval_s(plan.partitions, None),
@@ -196,8 +208,18 @@ def _check_name(flow_id: str) -> None:
         raise ConfigurationError(f"{flow_id!r} is not a name for a flow", remedy="Use a text like 'wordcount'.")
 
 
-def _check_fresh(directory: Path, plan: ResumePlan) -> None:
+def _check_fresh(directory: Path, plan: ResumePlan, clock: Clock) -> None:
     newest = max(d.newest_epoch for d in plan.partitions) if plan.window[-1] else 0
+    before = _imported_before(directory, clock) if newest == FIRST_EPOCH else None
+    if before is not None:
+        raise AlreadyInitializedError(
+            f"it holds the checkpoint at {before['from']} after micro-batch {before['batch']} already: epoch {newest} "
+            f"of flow {plan.flow_id!r}",
+            path=directory,
+            cause="The same command was run before.",
+            remedy="Run the flow on it as it is. To import the checkpoint as it is now, make new partitions: python -m "
+            "recovery init DIR N",
+        )
     if newest:
         raise AlreadyInitializedError(
             f"it holds epochs of flow {plan.flow_id!r}, up to {newest}",
@@ -205,3 +227,13 @@ def _check_fresh(directory: Path, plan: ResumePlan) -> None:
             cause="The flow ran on it, or a checkpoint was imported before.",
             remedy="Import into new partitions: python -m recovery init DIR N",
         )
+
+
+def _imported_before(directory: Path, clock: Clock) -> Mapping[str, object] | None:
+    """Return what the run history says of the import into a directory; None if it says nothing."""
+    try:
+        runs = RunHistory(open_backend(choose(directory, None), clock, RetryPolicy()), clock).runs()
+    except RecoveryError:
+        return None
+    found = (run.details for run in runs if run.details.get("what") == WHAT and run.succeeded)
+    return next((each for each in found if "from" in each and "batch" in each), None)

@@ -9,13 +9,15 @@ from pathlib import Path
 
 from recovery.base.clock import Clock
 from recovery.base.ids import PartitionIndex
-from recovery.errors import LeaseLostError, RecoveryError
+from recovery.errors import LeaseLostError, OwnerUnreachableError, RecoveryError
 from recovery.host.durable import Modes
 from recovery.owner.given import GivenRows
+from recovery.planning.values import PartitionDescription
 from recovery.storage.connect import FilePartitions, Share, connect_share
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.staged import StagedRestore
 from recovery.storage.verify import PartitionCheck
+from recovery.wire.calls import Begun
 
 
 class Holding:
@@ -64,7 +66,7 @@ class Holding:
         before."""
         with self._changed:
             if self._ends or self.store is None:
-                raise LeaseLostError("this run does not hold the partitions any more")
+                raise let_go_error()
             self._using += 1
         try:
             yield self.store
@@ -116,3 +118,35 @@ class Holding:
         finally:
             self.given.clear()
             self._lock.release()
+
+
+def let_go_error() -> OwnerUnreachableError:
+    """Return the error for a run that does not hold the partitions, though no later run is known."""
+    return OwnerUnreachableError(
+        "the owner holds no partitions for this run any more",
+        cause="It was started again, or has not heard of the run for too long.",
+        remedy="Run the same command again: it continues from the last closed epoch.",
+    )
+
+
+def why_not_held(
+    begun: Begun | None, there: Sequence[PartitionDescription], holder: Holding | None, directory: Path
+) -> RecoveryError:
+    """Return why a run does not hold a directory: LeaseLostError if a later execution has begun in the partitions that
+    are there or another run holds them, else OwnerUnreachableError. begun: by the run, None: nothing yet."""
+    if begun is not None and any(each.store_id != begun.store_id for each in there):
+        return OwnerUnreachableError(
+            "the owner serves partitions of another store now",
+            path=directory,
+            cause="It was started with another directory, or another owner listens at this address.",
+            remedy="Serve the store's directory there, and run the same command again: it continues from the last "
+            "closed epoch.",
+        )
+    newest = max(((each.number, each.id) for found in there for each in found.executions), default=None)
+    if begun is not None and newest is not None and newest[0] >= begun.lease.number and newest[1] != begun.lease.id:
+        return LeaseLostError(
+            f"execution {begun.lease.number} may not write any more: execution {newest[0]} began here", path=directory
+        )
+    if holder is not None:
+        return LeaseLostError(f"the partitions are held by {holder.purpose} now", path=directory)
+    return let_go_error()

@@ -23,7 +23,7 @@ from recovery.host.processes import describe_holder
 from recovery.owner import documents
 from recovery.owner.copying import copies
 from recovery.owner.given import request_of
-from recovery.owner.holding import Holding
+from recovery.owner.holding import Holding, why_not_held
 from recovery.owner.shipping import Shipping
 from recovery.owner.tasks import TaskService
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
@@ -34,6 +34,7 @@ from recovery.storage.scan import log_bytes, read_measures, scan, sizes_in
 from recovery.storage.seam import BatchCount, Collected
 from recovery.storage.staged import StagedRestore, end_left, left
 from recovery.wire.calls import (
+    Begun,
     Changed,
     Checked,
     Closing,
@@ -114,17 +115,12 @@ class OwnedRuns:
             self._log(f"held by {one_line(purpose)}")
             return self._holding
 
-    def held_by(self, run: str) -> Holding:
-        """Return the hold of this run. Raises LeaseLostError if another one has it, OwnerUnreachableError if none."""
+    def held_by(self, run: str, begun: Begun | None) -> Holding:
+        """Return the hold of this run. Raises what `why_not_held` returns."""
         holding = self._holding
-        if holding is None:
-            raise OwnerUnreachableError(
-                "the owner holds no partitions for this run any more",
-                cause="It was started again, or has not heard of the run for too long.",
-                remedy="Run the same command again: it continues from the last closed epoch.",
-            )
-        if holding.run != run:
-            raise LeaseLostError(f"the partitions are held by {holding.purpose} now", path=self.directory)
+        if holding is None or holding.run != run:
+            there = [each.description for each in self.scan() if each.description is not None]
+            raise why_not_held(begun, there, holding, self.directory)
         return holding
 
     def let_go(self, holding: Holding) -> None:
@@ -257,9 +253,9 @@ class Connection:
         """See `OwnerCalls.hold`."""
         self._holds = self._owner.hold(run, purpose, self._unmask(masked_key))
 
-    def still(self, run: str) -> Serving:
+    def still(self, run: str, begun: Begun | None) -> Serving:
         """See `OwnerCalls.still`."""
-        self._owner.held_by(run)
+        self._owner.held_by(run, begun)
         return self.serving()
 
     def let_go(self) -> None:
@@ -267,9 +263,9 @@ class Connection:
         if self._holds is not None:
             self._owner.let_go(self._holds)
 
-    def join(self, run: str) -> None:
+    def join(self, run: str, begun: Begun | None) -> None:
         """See `OwnerCalls.join`."""
-        self._joined = self._owner.held_by(run)
+        self._joined = self._owner.held_by(run, begun)
         self._joined.cuts.add(self._cut)
 
     @property

@@ -24,6 +24,7 @@ from recovery.owner.process import WAITING
 from recovery.owner.runs import OwnedRuns
 from recovery.owner.serving import FILES_OF_DELTAS, STACK_BYTES, port_of, tls_context
 from recovery.storage.connect import SCRATCH_NAME
+from recovery.storage.verify import damage_behind
 from recovery.wire.address import location
 from recovery.wire.server import MOST_CONNECTIONS, OwnerServer
 
@@ -84,7 +85,9 @@ class OwnerService:
             lambda tasks: self._server.serve_tasks(tasks),
             log,
         )
-        self._server = OwnerServer(self._listener, None, runs=self.runs, token=token, tls=tls, log=log)
+        self._server = OwnerServer(
+            self._listener, None, runs=self.runs, token=token, tls=tls, explain=damage_behind, log=log
+        )
         self._endpoint = None if metrics_at is None else _endpoint(metrics_at)
         self._server.start()
         if self._endpoint is not None:

@@ -104,8 +104,16 @@ def _server(task: Task) -> server.OwnerServer:
             frozenset(map(PartitionIndex, range(task.count))),
         ),
         tls=tls_context(task.tls_cert, task.tls_key),
+        explain=_damage_behind,
         log=_log,
     )
+
+
+def _damage_behind(error: Exception) -> RecoveryError | None:
+    # Only a damaged partition needs what checks it.
+    from recovery.storage.verify import damage_behind
+
+    return damage_behind(error)
 
 
 def _service(task: Task) -> Service:

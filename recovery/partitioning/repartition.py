@@ -34,7 +34,7 @@ from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.documents import home, state_totals
 from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.lock import DirectoryLock, check_unlocked
-from recovery.storage.origin import How, Origin, add_origin, origin_of
+from recovery.storage.origin import How, Origin, add_origin, origin_of, refuse_made
 from recovery.storage.repartition import MAX_PARTITIONS, StepTally, Tally, refuse_misplaced
 from recovery.storage.scan import scan
 from recovery.storage.standby import refuse_standby
@@ -135,6 +135,7 @@ def _planned(directory: Path, new_directory: Path | None, count: int) -> tuple[R
         keeps = kept_path(directory, found.store_id)
     else:
         check_outside(new_directory, directory)
+        refuse_made(new_directory, found.store_id)
         check_free(new_directory)
     return RepartitionPlan(
         directory=directory,

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from recovery.base.untrusted_paths import read_named
 from recovery.errors import ConfigurationError
-from recovery.places.address import Address
+from recovery.places.address import PlaceAddress
 
 S3_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 S3_IDENTITIES = (
@@ -64,7 +64,7 @@ class Access:
         return [each for each in (self.secret, self.token) if each]
 
 
-def access_of(address: Address, environ: Mapping[str, str]) -> Access:
+def access_of(address: PlaceAddress, environ: Mapping[str, str]) -> Access:
     """Return how to reach a bucket: what the address says comes before the environment. Raises ConfigurationError."""
     given = address.settings
     if address.kind == "s3":
@@ -87,7 +87,7 @@ def access_of(address: Address, environ: Mapping[str, str]) -> Access:
     return replace(access, endpoint=endpoint, region=given.get("region") or access.region)
 
 
-def _given_endpoint(address: Address) -> str | None:
+def _given_endpoint(address: PlaceAddress) -> str | None:
     """Return the URL of the server that an address names, None if it names none."""
     given = address.settings
     authority = given.get("blob_storage_authority")

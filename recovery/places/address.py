@@ -13,11 +13,20 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from recovery.base.addresses import incomplete
 from recovery.errors import ConfigurationError
-from recovery.places.secrets import NAMES, has_loose_secret, shown_address
+from recovery.places.secrets import NAMES, PASSWORD, has_loose_secret, shown_address
 
 KINDS = {"file": "file", "s3": "s3", "gs": "gs", "gcs": "gs",
          "az": "azure", "azure": "azure", "abfs": "azure", "abfss": "azure"}  # fmt: skip
 """The kind of place behind each scheme of an address."""
+SETTINGS = {
+    "file": frozenset[str](),
+    "s3": frozenset({"endpoint", "region", "endpoint_override", "scheme"}),
+    "gs": frozenset({"endpoint", "endpoint_override", "scheme", "retry_limit_seconds", "project_id"}),
+    "azure": frozenset(
+        {"endpoint", "account", "account_name", "blob_storage_authority", "dfs_storage_authority", "enable_tls"}
+    ),
+}
+"""What the address of each kind of place may say after a `?`; a client ignores what it has no use for."""
 SHARE = "file://"
 """The file system of a share that all hosts have mounted under the same path."""
 
@@ -27,18 +36,18 @@ _FILE_SYSTEM = re.compile(r"(?P<system>(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """What addresses are for. settings: those that each kind takes. begin: begins every message. cause: the probable
-    one. remedy: the forms. holds_credentials: whether an address may."""
+    """What addresses are for. remedy: the forms. more: settings besides those of its kind. begin: begins every message.
+    cause: the probable one. holds_credentials: whether an address may."""
 
-    settings: Mapping[str, frozenset[str]]
     remedy: str
+    more: frozenset[str] = frozenset()
     begin: str = ""
     cause: str = "The address is incomplete, or holds a mistake."
     holds_credentials: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class PlaceAddress:
     """A parsed address. text: as it was given. account: of Azure. user, password: credentials in it."""
 
     text: str
@@ -66,7 +75,7 @@ def is_uri(text: object) -> bool:
     return isinstance(text, str) and "://" in text
 
 
-def parse_address(text: str, purpose: Purpose) -> Address:
+def parse_address(text: str, purpose: Purpose) -> PlaceAddress:
     """Return the parts of `s3://bucket/path?endpoint=…`. Raises ConfigurationError, which repeats no secrets."""
 
     def refused(why: str, remedy: str = purpose.remedy) -> ConfigurationError:
@@ -74,7 +83,7 @@ def parse_address(text: str, purpose: Purpose) -> Address:
 
     if has_loose_secret(text):
         raise refused(
-            "its credentials contain a character that ends them",
+            "its credentials contain a character that ends them, or no @ stands behind them",
             "Write /, ? and # in a key as %2F, %3F and %23; better, leave credentials to the environment: see "
             "docs/backup.md.",
         )
@@ -94,7 +103,7 @@ def parse_address(text: str, purpose: Purpose) -> Address:
     if wrong is not None:
         raise refused(wrong)
     if kind == "file":
-        return Address(text, kind, "", unquote(parts.path), settings=settings)
+        return PlaceAddress(text, kind, "", unquote(parts.path), settings=settings)
     bucket, account, path = parts.netloc.rpartition("@")[2], None, unquote(parts.path).strip("/")
     if kind == "azure":
         bucket, account, path = azure_place(parts)
@@ -102,7 +111,7 @@ def parse_address(text: str, purpose: Purpose) -> Address:
     if not bucket:
         raise refused(f"it names no bucket or container: {parts.scheme}://BUCKET/PATH")
     user = None if kind == "azure" else parts.username
-    return Address(text, kind, bucket, path, account, _decoded(user), _decoded(parts.password), settings)
+    return PlaceAddress(text, kind, bucket, path, account, _decoded(user), _decoded(parts.password), settings)
 
 
 def _objection(parts: SplitResult, kind: str, settings: Mapping[str, str], purpose: Purpose) -> str | None:
@@ -113,7 +122,7 @@ def _objection(parts: SplitResult, kind: str, settings: Mapping[str, str], purpo
             return "credentials do not belong into an address, which is printed and logged"
     elif kind == "gs" and (parts.password or parts.username not in (None, "anonymous")):
         return "gs:// takes no name or password: it uses Google's application default credentials"
-    known = purpose.settings[kind]
+    known = SETTINGS[kind] | purpose.more - ({"create"} if kind != "file" else set())
     if not settings.keys() <= known:
         return f"unknown settings {sorted(settings.keys() - known)}; known are {', '.join(sorted(known)) or 'none'}"
     if kind == "file":
@@ -169,5 +178,16 @@ def file_system(text: str, what: str) -> tuple[str, str] | None:
 def split_uri(uri: str) -> tuple[str, str]:
     """Return the file system and the decoded path of a URI as Spark writes it: `file:` and `/a b` of `file:///a%20b`,
     `s3a://bucket` and `/a`. A ? or # is part of the path."""
-    found = urlsplit(uri.replace("?", "%3F").replace("#", "%23"))
-    return f"{found.scheme}:" + (f"//{found.netloc}" if found.netloc else ""), unquote(found.path)
+    system, path = split_system(uri)
+    return system.removesuffix("//"), unquote(path)
+
+
+def split_system(uri: str) -> tuple[str, str]:
+    """Return the file system and the path of a URI that Hadoop is given, both as they were written: `s3a://bucket` and
+    `/a%20b`, `file:` and `/a`. The file system has the password."""
+    scheme, _, rest = uri.partition(":")
+    if not rest.startswith("//"):
+        return f"{scheme}:", rest
+    password = PASSWORD.search(uri)
+    at = uri.find("/", password.end() if password else len(scheme) + 3)
+    return (uri, "/") if at < 0 else (uri[:at], uri[at:])

@@ -11,10 +11,10 @@ from recovery.base.outside import Answers, Checked, Moment, Question
 from recovery.base.threads import bounded
 from recovery.errors import BackupTargetError, ConfigurationError
 from recovery.places.access import Access, access_of, endpoint_of
-from recovery.places.address import Address
+from recovery.places.address import PlaceAddress
 from recovery.places.arrow import arrow, content_of, or_arrow_error
 from recovery.places.failures import Failures
-from recovery.places.protocol import CHUNK_BYTES, OF_EVERY_PLACE, Entry
+from recovery.places.protocol import CHUNK_BYTES, NO_ANSWER_S, OF_EVERY_PLACE, PlaceEntry
 from recovery.places.secrets import Secrets
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ OPEN_FILES = 256
 T = TypeVar("T")
 
 
-class ObjectTarget:
+class BucketPlace:
     """A prefix in a bucket. Every call ends: with an answer, or with an error after `no_answer_s` without one."""
 
     answers: ClassVar[Answers] = {
@@ -46,7 +46,7 @@ class ObjectTarget:
         shown: str,
         *,
         secrets: Secrets | None = None,
-        no_answer_s: float = 60.0,
+        no_answer_s: float = NO_ANSWER_S,
         looked_at: str = "",
     ) -> None:
         """looked_at: where credentials were looked for."""
@@ -59,7 +59,7 @@ class ObjectTarget:
         self._files: dict[str, Any] = {}
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
-        """See `Target.write`."""
+        """See `Place.write`."""
         size = 0
         # Not a context manager: leaving it by an exception would publish what was written so far.
         try:
@@ -84,7 +84,7 @@ class ObjectTarget:
         return size
 
     def read(self, name: str) -> Iterator[bytes]:
-        """See `Target.read`."""
+        """See `Place.read`."""
         stream = self._ask(lambda: self._filesystem.open_input_stream(self._path(name), compression=None))
         try:
             yield from content_of(name, lambda: self._ask(lambda: stream.read(CHUNK_BYTES)), self.shown)
@@ -93,7 +93,7 @@ class ObjectTarget:
                 self._ask(stream.close)
 
     def read_range(self, name: str, offset: int, size: int) -> bytes:
-        """See `Target.read_range`."""
+        """See `Place.read_range`."""
         # Opening asks for the object's size, so it stays open.
         known = self._files.get(name)
         if known is not None:
@@ -107,20 +107,22 @@ class ObjectTarget:
             self._files.pop(oldest, None)
         return self._ask(lambda: file.read_at(size, offset))  # type: ignore[no-any-return]
 
-    def entries(self, prefix: str) -> list[Entry]:
-        """See `Target.entries`."""
+    def entries(self, prefix: str) -> list[PlaceEntry]:
+        """See `Place.entries`."""
         # Recursive, because some stores do not know directories that were never made.
         selector = arrow().fs.FileSelector(self._path(prefix.rstrip("/")), recursive=True, allow_not_found=True)
         infos = self._ask(lambda: self._filesystem.get_file_info(selector))
         found = [
-            Entry(info.path.removeprefix(self._root).lstrip("/"), info.size or 0, (info.mtime_ns or 0) // 1_000_000)
+            PlaceEntry(
+                info.path.removeprefix(self._root).lstrip("/"), info.size or 0, (info.mtime_ns or 0) // 1_000_000
+            )
             for info in infos
             if info.type == arrow().fs.FileType.File
         ]
         return sorted(found, key=lambda entry: entry.name)
 
     def delete(self, name: str) -> None:
-        """See `Target.delete`."""
+        """See `Place.delete`."""
         with contextlib.suppress(FileNotFoundError):
             self._ask(lambda: self._filesystem.delete_file(self._path(name)))
 
@@ -141,7 +143,7 @@ class ObjectTarget:
             raise self._failures.of_service(error) from None
 
 
-def open_bucket(address: Address, environ: Mapping[str, str], no_answer_s: float) -> ObjectTarget:
+def open_bucket(address: PlaceAddress, environ: Mapping[str, str], no_answer_s: float) -> BucketPlace:
     """Return the place in a bucket that an address names, without contacting it. Raises ConfigurationError."""
     access = access_of(address, environ)
     secrets = Secrets([address.password or "", *access.secrets])
@@ -156,12 +158,12 @@ def open_bucket(address: Address, environ: Mapping[str, str], no_answer_s: float
             remedy="See docs/backup.md for the forms.",
         ) from None
     root = f"{address.bucket}/{address.path}"
-    return ObjectTarget(
+    return BucketPlace(
         filesystem, root, address.shown, secrets=secrets, no_answer_s=no_answer_s, looked_at=access.looked_at
     )
 
 
-def _s3(address: Address, access: Access, _: Mapping[str, str], no_answer_s: float) -> FileSystem:
+def _s3(address: PlaceAddress, access: Access, _: Mapping[str, str], no_answer_s: float) -> FileSystem:
     # The address cannot set time limits, so the file systems are constructed here.
     scheme, authority = endpoint_of(access.endpoint) if access.endpoint else (address.settings.get("scheme"), None)
     options = {
@@ -181,7 +183,7 @@ def _s3(address: Address, access: Access, _: Mapping[str, str], no_answer_s: flo
     )
 
 
-def _gcs(address: Address, access: Access, environ: Mapping[str, str], no_answer_s: float) -> FileSystem:
+def _gcs(address: PlaceAddress, access: Access, environ: Mapping[str, str], no_answer_s: float) -> FileSystem:
     given = address.settings
     limit_s = float(given.get("retry_limit_seconds") or no_answer_s / 2)
     # An emulator that the environment names needs no credentials; another server that the address names may.
@@ -198,7 +200,7 @@ def _gcs(address: Address, access: Access, environ: Mapping[str, str], no_answer
     return arrow().fs.GcsFileSystem(**options)
 
 
-def _azure(address: Address, access: Access, _: Mapping[str, str], _no_answer_s: float) -> FileSystem:
+def _azure(address: PlaceAddress, access: Access, _: Mapping[str, str], _no_answer_s: float) -> FileSystem:
     given = address.settings
     options: dict[str, Any] = {"account_name": access.account or ""}
     if access.secret:

@@ -8,7 +8,7 @@ import hashlib
 import os
 import shlex
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
@@ -27,14 +27,14 @@ from recovery.places.protocol import (
     OF_EVERY_PLACE,
     SUFFIXES,
     Conflict,
-    Entry,
-    Found,
+    FoundObject,
+    PlaceEntry,
     Token,
     UnreadableError,
 )
 
 
-class DirectoryTarget:
+class DirectoryPlace:
     """A directory of this machine. An object appears under its name whole and synced, or not at all.
 
     modes: the permissions of directories that are made. An object has the permissions of its directory.
@@ -54,27 +54,13 @@ class DirectoryTarget:
         self._failures = Failures(BackupTargetError, self.shown)
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
-        """See `Target.write`."""
+        """See `Place.write`."""
         path = self.root / name
         draft = path.with_name(f".{path.name}{DRAFT}")
-        size = 0
         with self._translated(), self._made():
             make_directories(path.parent, self.modes)
-            mode = path.parent.stat().st_mode & UMASK.file | PRIVATE.file
-            # No two backups share an object name, so a killed attempt of this backup left the draft.
-            draft.unlink(missing_ok=True)
-            try:
-                with os.fdopen(create(draft, mode), "wb") as file:
-                    for chunk in chunks:
-                        file.write(chunk)
-                        size += len(chunk)
-                    file.flush()
-                    os.fsync(file.fileno())
-                draft.rename(path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    draft.unlink(missing_ok=True)
-                raise
+            # No two backups share an object name, so only a killed attempt of this backup left a draft.
+            size = _write(path, draft, chunks, path.parent.stat().st_mode & UMASK.file | PRIVATE.file)
             for directory in (path.parent, *path.parent.parents):
                 if directory == self.root.parent:
                     # Others may own it and deny this user to list it; then they made the root.
@@ -93,7 +79,7 @@ class DirectoryTarget:
                 raise _no_directory(self.shown, "it is not a directory") from None
 
     def read(self, name: str) -> Iterator[bytes]:
-        """See `Target.read`."""
+        """See `Place.read`."""
         with self._translated(), self._opened(name) as file:
 
             def chunk() -> bytes:
@@ -103,7 +89,7 @@ class DirectoryTarget:
             yield from content_of(name, chunk, self.shown)
 
     def read_range(self, name: str, offset: int, size: int) -> bytes:
-        """See `Target.read_range`."""
+        """See `Place.read_range`."""
         with self._translated():
             try:
                 file = self._opened(name)
@@ -116,8 +102,8 @@ class DirectoryTarget:
             with file:
                 return os.pread(file.fileno(), size, offset)
 
-    def entries(self, prefix: str) -> list[Entry]:
-        """See `Target.entries`."""
+    def entries(self, prefix: str) -> list[PlaceEntry]:
+        """See `Place.entries`."""
         found = []
         with self._translated():
             for path in files_below(self.root / prefix, directories=True):
@@ -127,11 +113,11 @@ class DirectoryTarget:
                         continue
                     size = status.st_size if stat.S_ISREG(status.st_mode) else NO_FILE
                     name = path.relative_to(self.root).as_posix()
-                    found.append(Entry(name, size, status.st_mtime_ns // 1_000_000))
+                    found.append(PlaceEntry(name, size, status.st_mtime_ns // 1_000_000))
         return sorted(found, key=lambda entry: entry.name)
 
     def delete(self, name: str) -> None:
-        """See `Target.delete`."""
+        """See `Place.delete`."""
         with self._translated(), contextlib.suppress(IsADirectoryError):
             (self.root / name).unlink(missing_ok=True)
 
@@ -161,7 +147,7 @@ class DirectoryTarget:
             raise _no_directory(self.shown, f"it is not a directory: {error}") from error
 
 
-class FileObjects:
+class DirectoryDocuments:
     """Documents as files of a directory. An operating system lock excludes other writers of this machine; no writer
     waits for it longer than `timeout_s`.
 
@@ -176,31 +162,36 @@ class FileObjects:
         *,
         as_root: bool = False,
         failure: type[RecoveryError] = StateBackendError,
+        make: Callable[[], None] | None = None,
     ) -> None:
-        """failure: the class of errors."""
+        """failure: the class of errors. make: makes the directory for the first document; until then there are none."""
         self.root = root
         # One place has one name, by which it is recognised.
         self.location = f"file://{os.path.realpath(root)}"
         self._timeout_s = timeout_s
         self._as_root = as_root
+        self._make_root = make
         self._failures = Failures(failure, str(root))
 
-    def get(self, path: str) -> Found | None:
-        """See `Objects.get`."""
+    def get(self, path: str) -> FoundObject | None:
+        """See `DocumentStore.get`."""
         with self._failures.of_disk():
             try:
                 content = read_received(self.root / path, LARGEST, through_links=True)
             except FileNotFoundError:
-                self._check_root()
+                if self._make_root is None or self.root.exists():
+                    self._check_root()
                 return None
             except NotADirectoryError:
                 self._check_root()
                 raise
-        return Found(content, hashlib.sha256(content).hexdigest())
+        return FoundObject(content, hashlib.sha256(content).hexdigest())
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """See `Objects.put`. A rename replaces the file; the file is synced before it, its directory after it."""
+        """See `DocumentStore.put`. A rename replaces the file; the file is synced before it, its directory after it."""
         target = self.root / path
+        if self._make_root is not None:
+            self._make_root()
         with self._failures.of_disk():
             self._check_root()
             self._make(target.parent)
@@ -208,26 +199,19 @@ class FileObjects:
                 found = self.get(path)
                 if (None if found is None else found.token) != expected:
                     raise Conflict(path)
-                draft = target.with_name(f".{target.name}.draft")
-                # Only writers make a draft; a killed writer leaves it behind.
-                draft.unlink(missing_ok=True)
-                with os.fdopen(create(draft, self._mode()), "wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                draft.replace(target)
+                _write(target, target.with_name(f".{target.name}{DRAFT}"), [content], self._mode())
                 sync(target.parent)
         return hashlib.sha256(content).hexdigest()
 
     def paths(self, prefix: str) -> list[str]:
-        """See `Objects.paths`."""
+        """See `DocumentStore.paths`."""
         with self._failures.of_disk():
             found = [path for path in files_below(self.root / prefix) if path.suffix == ".json" and path.is_file()]
             self._check_root()
             return sorted(path.relative_to(self.root).as_posix() for path in found if not path.name.startswith("."))
 
     def delete(self, path: str) -> None:
-        """See `Objects.delete`."""
+        """See `DocumentStore.delete`."""
         target = self.root / path
         with self._failures.of_disk():
             if not target.exists():
@@ -282,6 +266,26 @@ class FileObjects:
             yield
         finally:
             free(descriptor, holder_pid)
+
+
+def _write(path: Path, draft: Path, chunks: Iterable[bytes], mode: int) -> int:
+    """Give a file its content, whole and synced, or leave it as it was; return the size in bytes. The directory is not
+    synced. draft: its name until then, under which a killed writer leaves a part."""
+    draft.unlink(missing_ok=True)
+    size = 0
+    try:
+        with os.fdopen(create(draft, mode), "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+                size += len(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+    return size
 
 
 def _no_directory(shown: str, found: str) -> BackupTargetError:

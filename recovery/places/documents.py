@@ -11,22 +11,22 @@ from typing import Any, ClassVar, TypeVar
 
 from recovery.errors import ConfigurationError, RecoveryError
 from recovery.places.access import Access, access_of
-from recovery.places.address import Address
+from recovery.places.address import PlaceAddress
 from recovery.places.failures import Failures
-from recovery.places.protocol import LARGEST, Conflict, Found, Token
+from recovery.places.protocol import LARGEST, Conflict, FoundObject, Token
 from recovery.places.secrets import Secrets
 
 T = TypeVar("T")
 
 
-class BucketObjects:
+class BucketDocuments:
     """Documents in S3, Azure Blob Storage or Google Cloud Storage. No request takes longer than `timeout_s`, retries
     included."""
 
     _asking_pids: ClassVar[set[int]] = set()
     """The ids of the processes that have made a request: this one, and those that it was forked from after they had."""
 
-    def __init__(self, address: Address, timeout_s: float, failure: type[RecoveryError], shown: str) -> None:
+    def __init__(self, address: PlaceAddress, timeout_s: float, failure: type[RecoveryError], shown: str) -> None:
         """failure, shown: the class of errors, and the place in their texts. Raises ConfigurationError."""
         self.location = address.location
         self._prefix = f"{address.path}/" if address.path else ""
@@ -68,35 +68,35 @@ class BucketObjects:
                 remedy="Correct it.",
             ) from None
 
-    def get(self, path: str) -> Found | None:
-        """See `Objects.get`."""
+    def get(self, path: str) -> FoundObject | None:
+        """See `DocumentStore.get`."""
 
-        def get() -> Found | None:
+        def get() -> FoundObject | None:
             try:
                 found = self._api.get(self._store, self._prefix + path)
                 if found.meta["size"] > LARGEST:
                     raise self._failures.kind(f"{path} is larger than {LARGEST:,} bytes", path=self._failures.shown)
-                return Found(bytes(found.bytes()), _token(found.meta))
+                return FoundObject(bytes(found.bytes()), _token(found.meta))
             except FileNotFoundError:
                 return None
 
         return self._ask(get)
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """See `Objects.put`."""
+        """See `DocumentStore.put`."""
         mode = "create" if expected is None else expected
         return self._ask(
             lambda: _token(self._api.put(self._store, self._prefix + path, content, mode=mode, use_multipart=False))
         )
 
     def paths(self, prefix: str) -> list[str]:
-        """See `Objects.paths`."""
+        """See `DocumentStore.paths`."""
         below = (self._prefix + prefix).rstrip("/") or None
         found = self._ask(lambda: self._api.list(self._store, prefix=below).collect())
         return sorted(each["path"].removeprefix(self._prefix) for each in found)
 
     def delete(self, path: str) -> None:
-        """See `Objects.delete`."""
+        """See `DocumentStore.delete`."""
 
         def delete() -> None:
             with contextlib.suppress(FileNotFoundError):

@@ -29,9 +29,8 @@ class Failures:
         except passed:
             raise
         except or_arrow_error(OSError) as error:
-            raise self.kind(
-                str(error), path=self.shown, cause="The disk is full or failing, or this user may not write there."
-            ) from error
+            cause = "The disk is full or failing, or this user may not write there."
+            raise self.kind(str(error), path=self.shown, cause=cause) from error
 
     @contextlib.contextmanager
     def of_hadoop(self, *passed: type[OSError]) -> Iterator[None]:

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from recovery.base.threads import bounded
 from recovery.errors import BackupTargetError
-from recovery.places.directory import DirectoryTarget
-from recovery.places.protocol import Entry, Target
+from recovery.places.directory import DirectoryPlace
+from recovery.places.protocol import Place, PlaceEntry
 
 SILENT_S = 600.0
 """How long a call may take; of a write, what follows a chunk. Syncing a large object to a slow disk takes a while."""
@@ -20,9 +20,9 @@ SILENT_S = 600.0
 T = TypeVar("T")
 
 
-def limited(target: Target) -> Target:
+def limited(target: Place) -> Place:
     """Return the place so that every call to it ends: with an answer, or with BackupTargetError."""
-    return MountedTarget(target) if isinstance(target, DirectoryTarget) else target
+    return MountedPlace(target) if isinstance(target, DirectoryPlace) else target
 
 
 def answered(call: Callable[[], T], shown: str, moved: Callable[[], int] = lambda: 0) -> T:
@@ -38,14 +38,14 @@ def answered(call: Callable[[], T], shown: str, moved: Callable[[], int] = lambd
         ) from None
 
 
-class MountedTarget(DirectoryTarget):
+class MountedPlace(DirectoryPlace):
     """A directory that is asked in other threads. A call that was given up goes on in its thread."""
 
-    def __init__(self, of: DirectoryTarget) -> None:
+    def __init__(self, of: DirectoryPlace) -> None:
         super().__init__(of.root, of.modes)
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
-        """See `Target.write`."""
+        """See `Place.write`."""
         taken = 0
 
         def counted() -> Iterator[bytes]:
@@ -55,22 +55,22 @@ class MountedTarget(DirectoryTarget):
                 yield chunk
             taken += 1
 
-        return answered(lambda: super(MountedTarget, self).write(name, counted()), self.shown, lambda: taken)
+        return answered(lambda: super(MountedPlace, self).write(name, counted()), self.shown, lambda: taken)
 
     def read(self, name: str) -> Iterator[bytes]:
-        """See `Target.read`."""
+        """See `Place.read`."""
         found = super().read(name)
         while chunk := answered(lambda: next(found, b""), self.shown):
             yield chunk
 
     def read_range(self, name: str, offset: int, size: int) -> bytes:
-        """See `Target.read_range`."""
-        return answered(lambda: super(MountedTarget, self).read_range(name, offset, size), self.shown)
+        """See `Place.read_range`."""
+        return answered(lambda: super(MountedPlace, self).read_range(name, offset, size), self.shown)
 
-    def entries(self, prefix: str) -> list[Entry]:
-        """See `Target.entries`."""
-        return answered(lambda: super(MountedTarget, self).entries(prefix), self.shown)
+    def entries(self, prefix: str) -> list[PlaceEntry]:
+        """See `Place.entries`."""
+        return answered(lambda: super(MountedPlace, self).entries(prefix), self.shown)
 
     def delete(self, name: str) -> None:
-        """See `Target.delete`."""
-        answered(lambda: super(MountedTarget, self).delete(name), self.shown)
+        """See `Place.delete`."""
+        answered(lambda: super(MountedPlace, self).delete(name), self.shown)

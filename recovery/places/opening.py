@@ -9,40 +9,30 @@ from pathlib import Path
 from recovery.base.addresses import has_backups, local_path
 from recovery.errors import ConfigurationError
 from recovery.host.durable import PRIVATE, UMASK
-from recovery.places.address import Address, Purpose, is_uri, parse_address
-from recovery.places.protocol import Target
-
-NO_ANSWER_S = 60.0
+from recovery.places.address import PlaceAddress, Purpose, is_uri, parse_address
+from recovery.places.protocol import NO_ANSWER_S, Place
 
 COPIES = Purpose(
-    settings={
-        "file": frozenset(),
-        "s3": frozenset({"endpoint", "region", "endpoint_override", "scheme"}),
-        "gs": frozenset({"endpoint", "endpoint_override", "scheme", "retry_limit_seconds", "project_id"}),
-        "azure": frozenset(
-            {"endpoint", "account", "account_name", "blob_storage_authority", "dfs_storage_authority", "enable_tls"}
-        ),
-    },
     remedy="Give a path, or an address such as s3://BUCKET/PATH: see docs/backup.md for the forms.",
     holds_credentials=True,
 )
 """The addresses of places of backups."""
 
 
-def open_target(
+def open_place(
     place: str,
     environ: Mapping[str, str] = os.environ,
     *,
     no_answer_s: float = NO_ANSWER_S,
     umask: bool = False,
-) -> Target:
+) -> Place:
     """Return the place of backups that a path or an address names, without contacting it. Raises ConfigurationError.
 
     umask: let others read the directories that are made, as far as this process's umask allows.
     """
     # Most processes that have partitions open reach no place.
     from recovery.places.bucket import open_bucket
-    from recovery.places.directory import DirectoryTarget
+    from recovery.places.directory import DirectoryPlace
 
     if not place:
         raise ConfigurationError(
@@ -53,11 +43,11 @@ def open_target(
     address = copies_address(place)
     if address is None or address.kind == "file":
         path = local_path(place) if address is None else Path(address.path)
-        return DirectoryTarget(path, UMASK if umask else PRIVATE)
+        return DirectoryPlace(path, UMASK if umask else PRIVATE)
     return open_bucket(address, environ, no_answer_s)
 
 
-def copies_address(place: str) -> Address | None:
+def copies_address(place: str) -> PlaceAddress | None:
     """Return the parts of the address of a place of backups; None for a path. Raises ConfigurationError."""
     return parse_address(place, COPIES) if is_uri(place) else None
 

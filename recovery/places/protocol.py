@@ -1,8 +1,8 @@
 """What a place can do: two protocols, because no client of object stores can do both.
 
-Objects are written once, of any size, and listed: `Target`. Documents are small and written conditionally, only if
-nobody wrote them since they were read: `Objects`. A directory and a bucket have both. docs/dependencies.md says why a
-bucket needs a client for each.
+Objects are written once, of any size, and listed: `Place`. Documents are small and written conditionally, only if
+nobody wrote them since they were read: `DocumentStore`. A directory and a bucket have both. docs/dependencies.md says
+why a bucket needs a client for each.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol
 from recovery.base.outside import Answers, Checked, Moment, Question
 
 CHUNK_BYTES = 4 << 20
+NO_ANSWER_S = 60.0
+"""How long a service may take for one call."""
 LARGEST = 256 << 20
 """The largest document that is read, in bytes. Documents stay far below it; a larger one came from another program."""
 DRAFT = ".draft"
@@ -54,7 +56,7 @@ class Conflict(Exception):  # noqa: N818 - another writer was faster: the write 
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PlaceEntry:
     """One object: its name below the place, its size (`NO_FILE` if it is not a file), and when it was written, by the
     clock of its store."""
 
@@ -63,14 +65,14 @@ class Entry:
     written_ms: int
 
 
-class Found(NamedTuple):
+class FoundObject(NamedTuple):
     """A document's content, and the token that identifies it."""
 
     content: bytes
     token: Token
 
 
-class Target(Protocol):
+class Place(Protocol):
     """A place for objects that are written once. A name holds what was once written under it, or only a part if the
     write failed: every object store publishes an interrupted upload as far as it went. So readers compare with the
     digest and size in the manifest, and nothing counts without a manifest.
@@ -92,7 +94,7 @@ class Target(Protocol):
         """Return `size` bytes of the object from `offset` on as stored, less if it ends before, in one request."""
         ...
 
-    def entries(self, prefix: str) -> list[Entry]:
+    def entries(self, prefix: str) -> list[PlaceEntry]:
         """Return all objects whose name begins with `prefix`, which ends in a slash; sorted by name."""
         ...
 
@@ -101,13 +103,13 @@ class Target(Protocol):
         ...
 
 
-class Objects(Protocol):
+class DocumentStore(Protocol):
     """A place for documents by path. Raises the error of its caller's class if it cannot be reached or refuses."""
 
     location: str
     """The place's one name, however its address was written."""
 
-    def get(self, path: str) -> Found | None:
+    def get(self, path: str) -> FoundObject | None:
         """Return the document, None if there is none."""
         ...
 

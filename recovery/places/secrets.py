@@ -15,9 +15,9 @@ SHORTEST_OF_VARIABLES = 6
 LONGEST_MESSAGE = 600
 
 _QUERY = re.compile(r"\?[^\s\"')]+")
-# The text between the name and the @. Hadoop accepts no slash in a password, but such text is hidden, too. A port is
-# not a password.
-_PASSWORD = re.compile(r"(://[^/@:]*):([^/]*|(?!\d+/)[^@]*)@")
+PASSWORD = re.compile(r"(://[^/@:]*):([^/]*|(?!\d+/)[^@]*)@")
+"""Matches a URI of Hadoop's up to the @ behind a password: the text after the name. A port is none. Hadoop accepts no
+slash in a password, but such text is hidden, too."""
 
 
 class Secrets:
@@ -55,13 +55,14 @@ def shown_address(place: str) -> str:
 
 
 def has_loose_secret(place: str) -> bool:
-    """Whether a name and a key stand before an @ that no address format accepts as their end."""
+    """Whether a name and a key stand before an @ that no address format accepts as their end, or before no @."""
     _, separator, rest = place.partition("://")
     host = re.split("[/?#]", rest, maxsplit=1)[0]
-    return bool(separator) and ":" in host and "@" not in host and "@" in rest
+    _, colon, key = host.partition(":")
+    return bool(separator and colon) and "@" not in host and ("@" in rest or not key.isdigit())
 
 
 def without_password(uri: str) -> tuple[str, Secrets]:
     """Return the URI of one of Hadoop's file systems without its password, and the password."""
-    found = _PASSWORD.search(uri)
-    return _PASSWORD.sub(r"\1@", uri, count=1), Secrets([found[2]] if found else ())
+    found = PASSWORD.search(uri)
+    return PASSWORD.sub(r"\1@", uri, count=1), Secrets([found[2]] if found else ())

@@ -9,7 +9,7 @@ first own execution was begun later counts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
@@ -113,6 +113,21 @@ def lacking(
     identity, _, last = lost[-1]
     execution = next(each for each in described.executions if each.id == identity)
     return Lacking(Epoch(min(first for _, first, _ in lost)), last, execution)
+
+
+def newer_documents(
+    here: Mapping[str, tuple[int, str | None]], there: Mapping[str, tuple[int, str | None]]
+) -> list[str]:
+    """Return the ids of the documents of operational state that a backup has and a directory lacks, sorted: newer ones,
+    and others of the same generation. here, there: generation and content by id, of the directory and of the backup; no
+    content: it was removed. Of a document that both have changed, only the generations tell."""
+    return sorted(
+        state_id
+        for state_id, (generation, content) in there.items()
+        if (found := here.get(state_id, (0, None))) != (generation, content)
+        and generation >= found[0]
+        and (state_id in here or content is not None)
+    )
 
 
 class Position(NamedTuple):

@@ -13,7 +13,7 @@ from recovery.base.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, ExecutionNumbe
 from recovery.base.intervals import format_interval
 from recovery.base.wording import counted, listed
 from recovery.errors import ConfigurationError, HistoryLossError, RewindRepeatedError
-from recovery.planning.resume import BEGINNING, Cut, ResumePlan
+from recovery.planning.resume import BEGINNING, Cut, ResumePlan, directory_of
 from recovery.planning.values import ClosedEpoch, PartitionDescription
 
 When = Callable[[int], str]
@@ -116,7 +116,7 @@ def check_rewind(plan: ResumePlan, made: Sequence[Rewind], again: int | None, wh
     raise RewindRepeatedError(
         f"execution {last.execution} went back to {after_text(epoch)} already, {when(last.made_ms)}; to go back there "
         f"again would discard {gone.text(when)}",
-        path=plan.partitions[0].path.parent,
+        path=directory_of(plan.partitions),
         remedy="Remove --resume-after or --resume-epoch to continue from the latest snapshot, or give "
         f"--rewind-again {last.execution} as well (rewind_again={last.execution}) to discard these epochs.",
     )
@@ -141,7 +141,7 @@ def check_history(plan: ResumePlan, given_s: float | None, when: When) -> None:
         f"a backup interval of {format_interval(given_s)} discards snapshots that the last run kept for "
         f"{format_interval(kept_s)}: those {after_text(plan.window[0])} to {plan.window[-2]} (the oldest is {since}), "
         f"as far as they are older than {format_interval(given_s)}",
-        path=plan.partitions[0].path.parent,
+        path=directory_of(plan.partitions),
         remedy=f"Leave -b (backup_interval) out to keep them for {format_interval(kept_s)} as before, or give "
         "--discard-history (discard_history=True) to discard them.",
     )

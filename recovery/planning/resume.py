@@ -103,7 +103,7 @@ def plan_resume(
         raise _inconsistent(partitions)
     chosen = max(cuts)
     if resume_epoch is not None:
-        chosen = _requested(cuts, resume_epoch, partitions[0].path.parent)
+        chosen = _requested(cuts, resume_epoch, directory_of(partitions))
     pending = cut_off(partitions, cuts)
     newest = max(d.newest_epoch for d in partitions if d.path not in pending)
     numbers = [execution.number for d in partitions for execution in d.executions]
@@ -136,9 +136,21 @@ def check_set(found: Sequence[FoundFile]) -> tuple[PartitionDescription, ...]:
     if missing:
         names = ", ".join(map(file_name, missing))
         raise MissingPartitionsError(
-            f"{names} of {counted(count, 'partition')} missing", path=descriptions[0].path.parent
+            f"{names} of {counted(count, 'partition')} missing", path=directory_of(descriptions)
         )
     return tuple(sorted(descriptions, key=lambda d: d.index))
+
+
+def directory_of(partitions: Sequence[PartitionDescription]) -> Path | None:
+    """Return the directory that has all partitions, which an error about the whole store names; None if they are in
+    several places: none of these has the fault."""
+    parents = {d.path.parent for d in partitions}
+    return parents.pop() if len(parents) == 1 else None
+
+
+def name_in(partitions: Sequence[PartitionDescription], path: Path) -> str:
+    """Return how an error about the whole store names one file: with its place if the partitions are in several."""
+    return path.name if directory_of(partitions) is not None else str(path)
 
 
 def common_cuts(partitions: Sequence[PartitionDescription]) -> set[Cut]:
@@ -176,13 +188,13 @@ def _check_flow(partitions: Sequence[PartitionDescription], flow_id: str | None)
     earlier = {d.path for d in partitions if d is not newest and _is_bound_earlier(d, newest)}
     bound = {d.flow_id: d.path for d in partitions if d.flow_id is not None and d.path not in earlier}
     if len(bound) > 1:
-        raise FlowMismatchError(
-            f"files of several flows: {', '.join(f'{path.name} of {flow!r}' for flow, path in bound.items())}",
-            path=partitions[0].path.parent,
-        )
-    for flow, path in bound.items():
+        named = ", ".join(f"{name_in(partitions, path)} of {flow!r}" for flow, path in bound.items())
+        raise FlowMismatchError(f"files of several flows: {named}", path=directory_of(partitions))
+    for flow in bound:
         if flow_id is not None and flow != flow_id:
-            raise FlowMismatchError(f"it holds the state of flow {flow!r}, not of {flow_id!r}", path=path.parent)
+            raise FlowMismatchError(
+                f"the partitions hold the state of flow {flow!r}, not of {flow_id!r}", path=directory_of(partitions)
+            )
 
 
 def _is_bound_earlier(description: PartitionDescription, newest: PartitionDescription) -> bool:
@@ -191,7 +203,7 @@ def _is_bound_earlier(description: PartitionDescription, newest: PartitionDescri
     return last is not None and last.flow_id == description.flow_id and last in newest.executions
 
 
-def _requested(cuts: set[Cut], resume_epoch: int, directory: Path) -> Cut:
+def _requested(cuts: set[Cut], resume_epoch: int, directory: Path | None) -> Cut:
     for cut in cuts:
         if cut[0] == resume_epoch - 1:
             return cut
@@ -208,10 +220,10 @@ def _inconsistent(partitions: Sequence[PartitionDescription]) -> InconsistentPar
     horizon = max(partitions, key=lambda d: d.collected)
     too_old = [d for d in partitions if d.newest_epoch < horizon.collected]
     if not too_old:
-        listed = "; ".join(f"{d.path.name} holds epochs {_span(d)}" for d in partitions)
+        listed = "; ".join(f"{name_in(partitions, d.path)} holds epochs {_span(d)}" for d in partitions)
         return InconsistentPartitionsError(
             f"no epoch was closed by the same execution in every file: {listed}",
-            path=partitions[0].path.parent,
+            path=directory_of(partitions),
             cause="Some files are from an abandoned timeline: copies taken before a rewind to an earlier epoch.",
             remedy="Replace them by copies taken after the rewind.",
         )
@@ -221,10 +233,10 @@ def _inconsistent(partitions: Sequence[PartitionDescription]) -> InconsistentPar
         age = ""
         if needed is not None and d.newest is not None:
             age = f", {format_interval(max(0, needed.closed_ms - d.newest.closed_ms) / 1000)} too old"
-        parts.append(f"{d.path.name} ends at epoch {d.newest_epoch}{age}")
+        parts.append(f"{name_in(partitions, d.path)} ends at epoch {d.newest_epoch}{age}")
     return InconsistentPartitionsError(
-        f"{'; '.join(parts)}; {horizon.path.name} goes back no further than epoch {horizon.collected}",
-        path=partitions[0].path.parent,
+        f"{'; '.join(parts)}; {name_in(partitions, horizon.path)} goes back no further than epoch {horizon.collected}",
+        path=directory_of(partitions),
         remedy=f"Replace the old files by copies that hold epoch {horizon.collected} or a newer one, "
         "and choose a longer backup interval (-b).",
     )

@@ -23,7 +23,7 @@ from recovery.errors import ConfigurationError, RecoveryError, StaleDirectoryErr
 from recovery.host.children import lines_of, tell_parent
 from recovery.host.durable import PRIVATE
 from recovery.places.mounted import limited
-from recovery.places.opening import lasting_place, open_target
+from recovery.places.opening import lasting_place, open_place
 from recovery.places.secrets import shown_address
 from recovery.planning.backups import parse_keep
 from recovery.replication.messages import Answer, Ship, Task, problem_of
@@ -90,7 +90,7 @@ class _Fence:
         self._has_all = False
         self.lost: str | None = None
         self.shipper = Shipper(
-            Path(task.directory), limited(open_target(task.destination)), clock=SystemClock(),
+            Path(task.directory), limited(open_place(task.destination)), clock=SystemClock(),
             random_id=lambda: token_hex(4), keep=[parse_keep(text) for text in task.keep], scratch=Path(task.scratch),
             fence=self.check, parts=_at_owners(task),
         )  # fmt: skip

@@ -28,7 +28,7 @@ from recovery.errors import (
     RecoveryError,
     StorageError,
 )
-from recovery.places.protocol import Target
+from recovery.places.protocol import Place
 from recovery.planning.backups import KeepRule
 from recovery.planning.replica import NOTHING, Shipped
 
@@ -70,7 +70,7 @@ class Shipper:
     def __init__(
         self,
         directory: Path,
-        target: Target,
+        target: Place,
         *,
         clock: Clock,
         random_id: Callable[[], str],

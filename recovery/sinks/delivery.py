@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from recovery.base import faults
 from recovery.base.ids import BatchId, Epoch, StepId
 from recovery.base.reserved import SINK_STEP
-from recovery.base.tracebacks import essence_of
-from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, SinkFailedError, StorageError
+from recovery.base.tracebacks import essence_of, headline
+from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, SinkFailedError
 from recovery.sinks.protocol import BATCH_BEING_WRITTEN, BatchContext, EpochOutput, Resume
+from recovery.sinks.targets import target_error
 from recovery.values.functions import check_runs, not_run
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ class Delivery:
             )
         check = getattr(self._sink, "check", None)
         if check is not None:
-            with _translated(sink, "checking its output"):
-                _check_done("check", check(resume))
+            with _translated(sink, "check", "before the run"):
+                _check_done(sink, "check", check(resume))
         self.single_action = bool(getattr(sink, "single_action", False))
         self.keeps_plan = _declared(sink, "keeps_plan")
         """What the sink declares; see `Sink`. Some know it after their check."""
@@ -52,8 +53,8 @@ class Delivery:
         """Let the sink abandon the output beyond the snapshot, as the partitions have done."""
         if self._sink is not None:
             try:
-                with _translated(self._sink, f"going back to epoch {self._resume.epoch}"):
-                    _check_done("rollback", self._sink.rollback(self._resume))
+                with _translated(self._sink, "rollback", f"going back to epoch {self._resume.epoch}"):
+                    _check_done(self._sink, "rollback", self._sink.rollback(self._resume))
             except BaseException:
                 self.release()
                 raise
@@ -75,10 +76,13 @@ class Delivery:
                     "from the last closed epoch.",
                 )
         except OSError as error:
-            # From a sink that is a function, an OSError means that its target is unreachable, not that the partitions'
-            # disk is. It says nothing about the JVM either, unless it came through the JVM's gateway.
-            if self._sink is not None or _is_from_gateway(error):
+            # From a sink, an OSError means that its target is unreachable, not that the partitions' disk is. It says
+            # nothing about the JVM either, unless it came through the JVM's gateway.
+            if is_from_gateway(error):
                 raise
+            if self._sink is not None:
+                with _translated(self._sink, "write", f"writing micro-batch {batch_id}"):
+                    raise
             raise FlowFailedError(essence_of(_in_sink(error, batch_id))) from error
         except BaseException as error:
             _in_sink(error, batch_id)
@@ -93,11 +97,14 @@ class Delivery:
         if self._failed is not None:
             # An earlier epoch's output waits for the next run, and this epoch's output must follow it.
             raise self._failed
-        with _translated(self._sink, f"preparing the output of epoch {epoch}"):
+        with _translated(self._sink, "prepare", f"preparing the output of epoch {epoch}"):
             note = self._sink.prepare(self._output(epoch, batch, floor))
-            _check_done("prepare", note)
+            _check_done(self._sink, "prepare", note)
             if not isinstance(note, str):
-                raise TypeError(f"prepare returned {type(note).__name__}, not the text of a note")
+                raise ConfigurationError(
+                    f"{type(self._sink).__name__}.prepare returned {type(note).__name__}, not the text of a note",
+                    remedy="Return a str: resume.note is this text in later runs.",
+                )
         faults.reach("close.1.prepared")
         return {SINK_STEP: {NOTE_KEY: note}}
 
@@ -109,8 +116,8 @@ class Delivery:
         if self._sink is None:
             return
         try:
-            with _translated(self._sink, f"publishing the output of closed epoch {epoch}"):
-                _check_done("publish", self._sink.publish(self._output(epoch, batch, floor)))
+            with _translated(self._sink, "publish", f"publishing the output of closed epoch {epoch}"):
+                _check_done(self._sink, "publish", self._sink.publish(self._output(epoch, batch, floor)))
         except BaseException as error:
             self._failed = error
             raise
@@ -134,16 +141,20 @@ def _in_sink(error: BaseException, batch_id: BatchId) -> BaseException:
     return error
 
 
-def _is_from_gateway(error: BaseException) -> bool:
+def is_from_gateway(error: BaseException) -> bool:
     """Whether the error was raised in the gateway to Spark's JVM."""
     return any("py4j" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__))
 
 
-def _check_done(phase: str, result: object) -> None:
-    """Raise TypeError if a phase has returned work that nobody does."""
+def _check_done(sink: Any, phase: str, result: object) -> None:
+    """Raise ConfigurationError if a phase has returned work that nobody does."""
     left = not_run(result)
     if left is not None:
-        raise TypeError(f"{phase} returned {left}: it has done nothing")
+        raise ConfigurationError(
+            f"{type(sink).__name__}.{phase} returned {left}: it has done nothing",
+            cause="A call of it only makes that object. Nobody runs it.",
+            remedy="Let the method do the work before it returns.",
+        )
 
 
 def _declared(sink: Any, name: str) -> bool:
@@ -181,13 +192,17 @@ def _takes_part(sink: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _translated(sink: Any, doing: str) -> Iterator[None]:
-    """Translate a sink's exceptions to the package's errors."""
+def _translated(sink: Any, call: str, doing: str) -> Iterator[None]:
+    """Translate a sink's exceptions to errors that name the sink's class, the call, and the line of the user's code."""
     try:
         yield
     except RecoveryError:
         raise
-    except OSError as error:
-        raise StorageError(f"{type(sink).__name__} failed while {doing}: {error}") from error
     except Exception as error:
-        raise SinkFailedError(f"{type(sink).__name__} failed while {doing}: {type(error).__name__}: {error}") from error
+        found = f"{type(sink).__name__}.{call} failed, {doing}: {headline(error)}"
+        if isinstance(error, OSError):
+            raise target_error(error, found) from error
+        raise SinkFailedError(
+            found,
+            cause="An error in the sink's own code, or in a library that it uses; or what it writes to is failing.",
+        ) from error

@@ -50,9 +50,13 @@ class Disk:
         return f"file:{path}"
 
     def check_writable(self, directory: Path) -> None:
-        """Raise PermissionError if this user may not make, rename or remove files in a directory, or may not make the
-        directory where it does not exist yet. Changes nothing."""
+        """Raise OSError if this user cannot make, rename or remove files in a directory, or cannot make the directory
+        where it does not exist yet. Changes nothing."""
         found = next(each for each in (directory, *directory.absolute().parents) if each.exists())
+        if not found.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "this is not a directory", str(found))
+        if os.statvfs(found).f_flag & os.ST_RDONLY:
+            raise OSError(errno.EROFS, "this file system may only be read", str(found))
         if not os.access(found, os.W_OK | os.X_OK, effective_ids=True):
             raise PermissionError(errno.EACCES, "this user may not write to it", str(found))
 

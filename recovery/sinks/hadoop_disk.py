@@ -32,7 +32,7 @@ _SEGMENT = re.compile(r"(\d{8,})-(\d)-[0-9a-f]{8}")
 
 
 class Files(Protocol):
-    """The files of a file system; see `recovery.hadoop.files.HadoopFiles`."""
+    """The files of a file system; see `recovery.places.hadoop.HadoopFiles`."""
 
     def sizes(self, directory: Path) -> dict[str, int]: ...
     def size(self, path: Path) -> int | None: ...

@@ -45,7 +45,7 @@ from pathlib import Path
 from recovery.base import faults
 from recovery.base.ids import Lease
 from recovery.base.printable import one_line
-from recovery.errors import LeaseLostError, OutputMismatchError, StorageError
+from recovery.errors import LeaseLostError, OutputMismatchError
 from recovery.hadoop.reports import PATIENCE_S, check_reported
 from recovery.sinks.disk import Disk
 from recovery.sinks.manifest import (
@@ -66,6 +66,7 @@ from recovery.sinks.manifest import (
     visible_name,
 )
 from recovery.sinks.protocol import EpochOutput, Resume
+from recovery.sinks.targets import target_error
 
 HIDDEN = "_recovery"
 OWNER = "owner.json"
@@ -106,7 +107,7 @@ class OutputDirectory:
 
     def plan(self, resume: Resume) -> OutputPlan:
         """Return what `rollback` will do; changes nothing. Raises OutputMismatchError if that is impossible, or
-        StorageError if this user may not write there."""
+        SinkRefusedError if this user may not write there."""
         with self._translated():
             for each in (self.path, self._hidden, self._prepared):
                 self._disk.check_writable(each)
@@ -343,12 +344,8 @@ class OutputDirectory:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        """Translate errors of the file system to StorageError."""
+        """Translate errors of the file system; see `targets`."""
         try:
             yield
         except OSError as error:
-            raise StorageError(
-                str(error),
-                path=self._disk.shown(self.path),
-                remedy="Make room or grant access, then run the same command again: nothing is lost or written twice.",
-            ) from error
+            raise target_error(error, str(error), self._disk.shown(self.path)) from error

@@ -12,7 +12,7 @@ from recovery.sinks.disk import Disk
 _WHAT = "FileSink"
 
 
-class Place(NamedTuple):
+class OutputPlace(NamedTuple):
     """An output directory: its path on a disk. shared: whether tasks on other hosts reach it."""
 
     disk: Disk
@@ -22,7 +22,7 @@ class Place(NamedTuple):
     address: str
 
 
-def place_of(text: str) -> Place:
+def place_of(text: str) -> OutputPlace:
     """Return the place that a user's text names. Raises ConfigurationError."""
     found = file_system(text, _WHAT)
     if found is None:
@@ -30,13 +30,13 @@ def place_of(text: str) -> Place:
             raise incomplete(
                 text, _WHAT, "Give a path, ./ before one with a colon, or a whole address: s3a://bucket/out."
             )
-        return Place(Disk(), Path(text).absolute(), shared=False, is_local=True, address=text)
+        return OutputPlace(Disk(), Path(text).absolute(), shared=False, is_local=True, address=text)
     system, path = found
     if system == SHARE:
-        return Place(Disk(), Path(path), shared=True, is_local=True, address=text)
+        return OutputPlace(Disk(), Path(path), shared=True, is_local=True, address=text)
     # These import PySpark, which a local place does not need.
-    from recovery.hadoop.files import HadoopFiles
+    from recovery.places.hadoop import HadoopFiles
     from recovery.sinks.hadoop_disk import HadoopDisk
 
     disk = HadoopDisk(HadoopFiles(system), system)
-    return Place(disk, Path(path), shared=True, is_local=False, address=system + path)
+    return OutputPlace(disk, Path(path), shared=True, is_local=False, address=system + path)

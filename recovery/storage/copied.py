@@ -5,21 +5,33 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from recovery.base.threads import each, is_stopped
 from recovery.errors import InconsistentPartitionsError, StorageError
 from recovery.host.durable import create
+from recovery.host.scratch import scratch_directory
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import PartitionDescription
 from recovery.storage.copies import pin
 from recovery.storage.locations import AT_ONCE, Locations
 from recovery.storage.scan import scan
+from recovery.storage.verify import naming
 from recovery.wire.calls import OwnerCalls, Piece
 
 ATTEMPTS = 3
+
+
+@contextlib.contextmanager
+def copies_of(places: Locations) -> Iterator[Path]:
+    """Yield a directory with copies of the partitions of all places, which is removed afterwards. Errors of the block
+    name the files that were copied. Raises what `copied` raises."""
+    with scratch_directory("read") as room:
+        directory = copied(places, room)
+        with naming(directory, str(places.directory), places.shown):
+            yield directory
 
 
 def copied(places: Locations, room: Path) -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 from recovery.base.addresses import local_path
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.ids import PartitionIndex
+from recovery.base.wording import counted
 from recovery.errors import (
     AlreadyInitializedError,
     ConfigurationError,
@@ -23,10 +24,12 @@ from recovery.errors import (
 )
 from recovery.host.durable import PRIVATE, UMASK, Modes, granted, make_directories, sync
 from recovery.host.locks import locked_directory
+from recovery.planning.resume import check_set
 from recovery.storage.lazy.names import SUFFIX as LAZY
 from recovery.storage.lazy.names import lazy_path
 from recovery.storage.no_partitions import refuse_checkpoint
 from recovery.storage.restored import end_restored, mark_restored
+from recovery.storage.scan import scan
 from recovery.storage.sqlite.columns import MAX_PARTITIONS
 from recovery.storage.sqlite.describe import insert_parts
 from recovery.storage.sqlite.file.connections import connect, use_log
@@ -77,7 +80,30 @@ def init_partitions(
         fill_draft(staging, count, clock, store_id)
         return count
 
-    return _place(local_path(directory), f"{STAGING}{store_id}", create, UMASK if umask else PRIVATE)
+    target = local_path(directory)
+    try:
+        return _place(target, f"{STAGING}{store_id}", create, UMASK if umask else PRIVATE)
+    except AlreadyInitializedError as error:
+        raise _made_before(target, count) or error from None
+
+
+def _made_before(directory: Path, count: int) -> AlreadyInitializedError | None:
+    """Return the error for a directory that holds all partitions of one store; None if it does not."""
+    try:
+        there = len(check_set(scan(directory)))
+    except RecoveryError:
+        return None
+    if there == count:
+        return AlreadyInitializedError(
+            f"it holds {counted(there, 'recovery partition')} already, as many as were asked for; nothing changed",
+            path=directory,
+            remedy="Use the partitions as they are; for empty ones, choose another directory.",
+        )
+    return AlreadyInitializedError(
+        f"it holds {counted(there, 'recovery partition')} already, and not {count}",
+        path=directory,
+        remedy="Use the partitions as they are, or change their number: python -m recovery repartition DIR NEW_DIR N",
+    )
 
 
 def fill_draft(draft: Path, count: int, clock: Clock, store_id: str) -> None:

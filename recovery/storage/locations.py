@@ -14,7 +14,7 @@ from recovery.base.credentials.certificates import read_certificates
 from recovery.base.credentials.token import read_token
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
 from recovery.base.threads import each
-from recovery.errors import ConfigurationError, NoPartitionsError, RecoveryError
+from recovery.errors import ConfigurationError, DirectoryLockedError, NoPartitionsError, RecoveryError
 from recovery.planning.copies import Location, choose_copies
 from recovery.planning.measures import Measure, StepSize
 from recovery.planning.values import FoundFile, PartitionDescription
@@ -93,6 +93,8 @@ class Locations:
         self.owners = tuple(owners)
         self.notes: tuple[str, ...] = ()
         """On each copy that is not used."""
+        self.shown: dict[str, str] = {}
+        """How errors name each file that is used: with its owner's location, or with the own directory."""
         self._owner_of: dict[PartitionIndex, Owner | None] = {}
         self._known: dict[PartitionIndex, FileFacts] = {}
 
@@ -101,6 +103,13 @@ class Locations:
         the own one. run: a text that nobody else has. Raises DirectoryLockedError."""
         for owner in self.owners:
             owner.hold(run, f"{purpose} on {socket.gethostname()}", task_key)
+
+    def check_free(self) -> None:
+        """Raise DirectoryLockedError, with the location of the owner, if a process has locked the directory of one."""
+        for owner in self.owners:
+            holder = owner.ask(OwnerCalls.serving).holder
+            if holder:
+                raise DirectoryLockedError(f"the owner's directory is in use by {holder}", path=owner.location)
 
     def found(self) -> list[FoundFile]:
         """Return the files to plan with: of several copies of a partition, the one that counts. Raises what
@@ -111,6 +120,7 @@ class Locations:
         """Return what `found` returns, chosen from the answers of `asked`."""
         chosen = choose_copies(asked)
         self.notes = chosen.notes
+        self.shown = {copy.partition.path.name: str(copy.partition.path) for copy in chosen.copies}
         named = {owner.location: owner for owner in self.owners}
         self._owner_of = {copy.partition.index: named.get(copy.location) for copy in chosen.copies}
         return [FoundFile(copy.partition.path, copy.partition) for copy in chosen.copies]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from recovery.base.untrusted_json import Count, Moment, decode_json
 from recovery.base.wording import counted
-from recovery.errors import CorruptPartitionError, ForeignPartitionError, RecoveryError
+from recovery.errors import AlreadyInitializedError, CorruptPartitionError, ForeignPartitionError, RecoveryError
 from recovery.planning.resume import ResumePlan
 from recovery.planning.values import FoundFile
 from recovery.storage.documents import StoredState, change_states, home, read_states
@@ -97,6 +97,19 @@ def origin_of(directory: Path, how: How, plan: ResumePlan, made_ms: int) -> Orig
     name = os.fsencode(directory.absolute()).decode(errors="replace")
     execution, newest = plan.held or ("", 0)
     return Origin(how, plan.store_id, plan.resume_epoch - 1, made_ms, len(plan.partitions), name, execution, newest)
+
+
+def refuse_made(directory: Path, origin_store: str) -> None:
+    """Raise AlreadyInitializedError, which says so, if a directory holds a store that was made from the one of this id:
+    the command that made it was repeated."""
+    for made in _read_quietly(directory / "part-0.sqlite3")[:1]:
+        if made.store_id == origin_store:
+            raise AlreadyInitializedError(
+                f"it holds what was {made.verb} from store {origin_store} after epoch {made.epoch} already",
+                path=directory,
+                cause="The same command was run before.",
+                remedy="Use the directory as it is; to make another one, name a new directory.",
+            )
 
 
 def continued(origins: Sequence[Origin]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from recovery.base.ids import NO_EPOCH, BatchId, Epoch, Lease, PartitionIndex, StepId
-from recovery.errors import OwnerUnreachableError
+from recovery.errors import LeaseLostError, OwnerUnreachableError
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.values import Execution, PartitionDescription, StepEdit
 from recovery.storage.reach import spread_address
@@ -23,7 +23,7 @@ from recovery.storage.seam import BatchCount, CloseRequest, Collected, Edited, a
 from recovery.storage.sqlite.store import FilePartitions, epoch_of
 from recovery.values.keys import home_of
 from recovery.wire.address import owner_address
-from recovery.wire.calls import CONVERTED, DRIVER, EDITED, Closing, Edit, OwnerCalls, Part
+from recovery.wire.calls import CONVERTED, DRIVER, EDITED, Begun, Closing, Edit, OwnerCalls, Part
 from recovery.wire.run_client import Owner
 
 T = TypeVar("T")
@@ -106,6 +106,7 @@ class OwnerPlace:
         """Open the partitions at the owner."""
         self.indexes = tuple(indexes)
         self._owner = owner
+        self._store_id = store_id
         self._count = count
         owner.ask(OwnerCalls.take, store_id, list(indexes), count)
 
@@ -119,6 +120,7 @@ class OwnerPlace:
         self._owner.ask(OwnerCalls.allow, list(steps))
 
     def begin(self, execution: Execution, planned: Mapping[PartitionIndex, PartitionDescription | None]) -> None:
+        self._owner.begun = Begun(self._store_id, execution.lease)
         self._owner.ask(OwnerCalls.begin, execution, dict(planned))
 
     def make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None:
@@ -354,12 +356,12 @@ class OwnedPartitions:
             place.release()
 
     def _each(self, work: Callable[[Place], T]) -> list[T]:
-        """Do `work` for all places in parallel. Waits for all before raising an error. An error that says why the run
-        lost its right to write is raised before one of a lost owner."""
+        """Do `work` for all places in parallel. Waits for all before raising an error: first that of a run that was
+        replaced, last that of a lost owner."""
         futures = [self._pool.submit(work, place) for place in self._places]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
-            raise min(errors, key=lambda error: isinstance(error, OwnerUnreachableError))
+            raise min(errors, key=_rank)
         return [future.result() for future in futures]
 
     def _in_order(self, found: Iterable[Iterable[T]]) -> list[T]:
@@ -370,3 +372,8 @@ class OwnedPartitions:
             for pair in zip(place.indexes, results, strict=True)
         )
         return [result for _, result in sorted(pairs, key=lambda pair: pair[0])]
+
+
+def _rank(error: BaseException) -> int:
+    """Return how much an error of a place says about why the run ended: 0 the most."""
+    return 0 if isinstance(error, LeaseLostError) else 2 if isinstance(error, OwnerUnreachableError) else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -95,6 +95,8 @@ def damage_behind(error: Exception) -> CorruptPartitionError | None:
     SQLite keeps the types of a column, so code that reads a partition relies on them. Only a forger can put a text
     where a number belongs, or a second row where there is one; whatever such a value does, the partition is to blame.
     """
+    if isinstance(error, apsw.InterruptError | MemoryError):
+        return None
     for path in opened_paths():
         try:
             PartitionCheck(path).run().raise_if_damaged()
@@ -105,6 +107,28 @@ def damage_behind(error: Exception) -> CorruptPartitionError | None:
         except (RecoveryError, apsw.Error):
             continue
     return None
+
+
+@contextlib.contextmanager
+def naming(copies: Path, whole: str, files: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Let errors of the block that name a temporary directory of copies name what was copied: the copies are gone when
+    somebody reads the error. Damage behind an unexpected error becomes a typed one, as in `damage_behind`.
+
+    whole: what the directory stands for. files: what files in it are copies of, by their names; others are in `whole`.
+    """
+    try:
+        yield
+    except Exception as error:
+        typed = error if isinstance(error, RecoveryError) else damage_behind(error)
+        if typed is None:
+            raise
+        originals = {str(copies / name): original for name, original in (files or {}).items()}
+        for copy, original in (*originals.items(), (str(copies), whole)):
+            typed.found = typed.found.replace(copy, original)
+            typed.path = typed.path and typed.path.replace(copy, original)
+        if typed is not error:
+            raise typed from error
+        raise
 
 
 class PartitionCheck:

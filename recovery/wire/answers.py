@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
+from recovery.errors import RecoveryError
 from recovery.wire import messages
 from recovery.wire.frames import HELLO_BYTES, Channel, Kind, wait_at_most
 
@@ -60,13 +61,13 @@ class Answers:
         """Send the result of a task's call."""
         self.send(Kind.ANSWER, messages.encode(content))
 
-    def refuse(self, error: Exception, key: bytes | None = None, facts: Sequence[str] = ()) -> None:
+    def refuse(self, error: RecoveryError, key: bytes | None = None, facts: Sequence[str] = ()) -> None:
         """Send an error. key, facts: for a client that waits for the owner's proof, to prove who sends it."""
         refusal = messages.as_refusal(error)
         proved = refusal if key is None else messages.proven(refusal, key, facts)
         self.send(Kind.REFUSAL, messages.write_first(proved))
 
-    def end_with(self, error: Exception, key: bytes | None = None, facts: Sequence[str] = ()) -> NoReturn:
+    def end_with(self, error: RecoveryError, key: bytes | None = None, facts: Sequence[str] = ()) -> NoReturn:
         """Send an error, wait until the client has read it, and raise ConnectionAbortedError. See `refuse`."""
         self.refuse(error, key, facts)
         # If bytes were unread, closing would make the kernel discard the error just sent.

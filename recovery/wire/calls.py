@@ -64,6 +64,13 @@ class Serving(msgspec.Struct, frozen=True):
     stops: bool
 
 
+class Begun(msgspec.Struct, frozen=True, array_like=True):
+    """The execution that a run has begun, or is beginning, in the partitions of a store."""
+
+    store_id: str
+    lease: Lease
+
+
 class Stored(msgspec.Struct, frozen=True, array_like=True):
     """A document of operational state, as `recovery.storage.documents.StoredState`."""
 
@@ -176,16 +183,18 @@ class OwnerCalls(Protocol):
         """Lock the directory for a run. masked_key: the task key, masked by `proof.masked`."""
         ...
 
-    def still(self, run: str) -> Serving:
-        """Confirm that the run is active. The connection that holds the directory calls this from time to time."""
+    def still(self, run: str, begun: Begun | None) -> Serving:
+        """Confirm that the run is active. The connection that holds the directory calls this from time to time. begun:
+        as in `join`."""
         ...
 
     def let_go(self) -> None:
         """End the hold of this connection. The directory is free when this returns."""
         ...
 
-    def join(self, run: str) -> None:
-        """Make this a connection of the run that holds the directory."""
+    def join(self, run: str, begun: Begun | None) -> None:
+        """Make this a connection of the run that holds the directory. begun: what the run has begun in the partitions,
+        if it has; with it the owner can tell a run that was replaced from one that it only let go."""
         ...
 
     def take(self, store_id: str, indexes: list[PartitionIndex], count: int) -> None:

@@ -7,7 +7,8 @@ of Arrow take 0.03 and 0.03 µs, and four bytes more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -230,12 +231,27 @@ def too_large(size_bytes: int, what: str = "state") -> StorageError:
     )
 
 
-def as_refusal(error: BaseException) -> Refusal:
-    """Return an error as a message: a typed one as itself, any other without its traceback."""
+def as_refusal(error: RecoveryError) -> Refusal:
+    """Return an error as a message."""
+    return Refusal(type(error).__name__, error.found, error.path, error.cause, error.remedy)
+
+
+Explain = Callable[[Exception], RecoveryError | None]
+"""Returns the typed error that is behind an unexpected one; None: the unexpected error is a defect."""
+
+
+def as_typed(error: Exception, explain: Explain, log: Callable[[str], None]) -> RecoveryError:
+    """Return the error that an owner sends for one that ended a call: a typed error as it is, for an unexpected one
+    what `explain` finds behind it. A defect is sent without its traceback, which `log` gets."""
     if isinstance(error, RecoveryError):
-        return Refusal(type(error).__name__, error.found, error.path, error.cause, error.remedy)
-    return Refusal(
-        StorageError.__name__,
+        return error
+    if isinstance(error, OSError):
+        return StorageError(str(error), path=error.filename)
+    behind = explain(error)
+    if behind is not None:
+        return behind
+    log("".join(traceback.format_exception(error)).rstrip())
+    return StorageError(
         f"the owner of the partitions failed: {type(error).__name__}: {one_line(str(error))}",
         cause="A defect of this program, or a lack of memory on the owner's host; its output has the traceback.",
         remedy="Run the same command again: nothing was half-written.",

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from recovery.errors import RecoveryError, StorageError
+from recovery.errors import RecoveryError
 from recovery.wire import calls, messages
 from recovery.wire.answers import Answers
 from recovery.wire.frames import VALUE_BYTES, Kind, WireError
 from recovery.wire.service import RunConnection
 
 
-def serve_call(answers: Answers, run: RunConnection, log: Callable[[str], None]) -> None:
-    """Wait for a call and answer it. Raises OSError and WireError."""
+def serve_call(answers: Answers, run: RunConnection, explain: messages.Explain, log: Callable[[str], None]) -> None:
+    """Wait for a call and answer it. explain, log: see `messages.as_typed`. Raises OSError and WireError."""
     kind, body = answers.channel.message(VALUE_BYTES, idle=True)
     if kind != Kind.CALL:
         raise WireError(f"a message of kind {kind} instead of a call")
@@ -24,10 +23,10 @@ def serve_call(answers: Answers, run: RunConnection, log: Callable[[str], None])
     is_stream = calls.verb(name).is_stream
     try:
         with answers.working():
-            result = _done(partial(getattr(run, name), *arguments), log)
+            result = _done(partial(getattr(run, name), *arguments), explain, log)
             if is_stream:
                 with contextlib.closing(result):
-                    while (some := _done(partial(next, result, None), log)) is not None:
+                    while (some := _done(partial(next, result, None), explain, log)) is not None:
                         answers.send(Kind.STATES, calls.encode(some))
     except RecoveryError as error:
         answers.refuse(error)
@@ -35,15 +34,11 @@ def serve_call(answers: Answers, run: RunConnection, log: Callable[[str], None])
     answers.send(Kind.ANSWER, calls.encode(None if is_stream else result))
 
 
-def _done(work: Callable[[], Any], log: Callable[[str], None]) -> Any:
+def _done(work: Callable[[], Any], explain: messages.Explain, log: Callable[[str], None]) -> Any:
     """Execute a part of a call. Raises typed errors only, so that none is taken for an error of the connection."""
     try:
         return work()
     except RecoveryError:
         raise
-    except OSError as error:
-        raise StorageError(str(error)) from error
     except Exception as error:
-        log("".join(traceback.format_exception(error)).rstrip())
-        refusal = messages.as_refusal(error)
-        raise StorageError(refusal.found, cause=refusal.cause, remedy=refusal.remedy) from error
+        raise messages.as_typed(error, explain, log) from error

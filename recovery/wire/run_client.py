@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from recovery.errors import LeaseLostError, OwnerUnreachableError, RecoveryError, StorageError
+from recovery.errors import LeaseLostError, OwnerRefusedError, OwnerUnreachableError, RecoveryError, StorageError
 from recovery.wire import calls, messages
 from recovery.wire.address import OwnerAddress
-from recovery.wire.calls import OwnerCalls
+from recovery.wire.calls import Begun, OwnerCalls
 from recovery.wire.client import Line, RefusedError, next_message, reason_of
 from recovery.wire.frames import VALUE_BYTES, Channel, Kind, WireError
 from recovery.wire.proof import masked
@@ -42,6 +42,8 @@ class Owner:
         """address: its deadline is for the first connection."""
         self.address = address
         self.location = address.location
+        self.begun: Begun | None = None
+        """What the run begins in the owner's partitions; None before."""
         self._token = token
         self._lock = threading.Lock()
         self._idle: list[Line] = []
@@ -152,7 +154,7 @@ class Owner:
             line = self._connected()
             try:
                 if self._run is not None:
-                    self._on(line, OwnerCalls.join.__name__, (self._run,))
+                    self._on(line, OwnerCalls.join.__name__, (self._run, self.begun))
             except BaseException:
                 line.drop()
                 raise
@@ -199,20 +201,23 @@ class Owner:
         )
 
     def _why(self, reason: str) -> RecoveryError:
-        """Return the error for a connection that broke. A run that was frozen for long may have lost its right to the
-        partitions: then the owner says so."""
+        """Return the error for a connection that broke. A run that was frozen for long may have been replaced: then the
+        owner says so."""
         if self._run is None or self._ended.is_set():
             return self._unreachable(reason)
         line = Line(self.address, self._token, messages.RUN)
         try:
             line.channel = line.connect(time.monotonic() + CLASSIFY_S)
-            line.channel.send(Kind.CALL, calls.write_call(OwnerCalls.join.__name__, (self._run,)))
+            line.channel.send(Kind.CALL, calls.write_call(OwnerCalls.join.__name__, (self._run, self.begun)))
             next_message(line.channel)
         except RefusedError as refused:
             error = messages.as_error(refused.refusal, self.location)
             if isinstance(error, LeaseLostError):
                 return error
-        except (RecoveryError, OSError, WireError):
+        except OwnerRefusedError as error:
+            self._lost = error
+            return error
+        except (OSError, WireError):
             pass
         finally:
             line.drop()
@@ -226,7 +231,7 @@ class Owner:
         assert self._run is not None
         while not self._ended.wait(STILL_S):
             try:
-                self._on(self._holding, OwnerCalls.still.__name__, (self._run,))
+                self._on(self._holding, OwnerCalls.still.__name__, (self._run, self.begun))
             except RecoveryError as error:
                 if not self._ended.is_set():
                     self._lost = error

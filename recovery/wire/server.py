@@ -16,6 +16,7 @@ import ssl
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +34,7 @@ from recovery.wire.task_calls import TaskCalls, Turns
 
 MOST_CONNECTIONS = 2000
 MOST_UNPROVEN = 256
+MOST_EARLIER = 8
 PROOF_S = 10.0
 HOLD_S = 45.0
 """A run that says nothing for so long no longer holds the partitions."""
@@ -63,17 +65,22 @@ class OwnerServer:
         runs: Runs | None = None,
         token: bytes | None = None,
         tls: ssl.SSLContext | None = None,
+        explain: messages.Explain = lambda _: None,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """runs, token: the handler of runs and looks, and their secret; None: the server answers tasks only."""
+        """runs, token: the handler of runs and looks, and their secret; None: the server answers tasks only. explain:
+        see `messages.as_typed`."""
         self.incarnation = new_nonce()
         self.runs = runs
         self.token = token
         self.tls = tls
+        self.explain = explain
         self.log = log
         self.turns = Turns()
         self.counts = Counts()
         self._tasks = tasks
+        self._earlier: deque[Tasks] = deque(maxlen=MOST_EARLIER)
+        """What served the tasks of runs that have ended: with their keys these get an answer that they believe."""
         self._listener = listener
         self._lock = threading.Lock()
         self._unproven: dict[Session, None] = {}
@@ -99,10 +106,18 @@ class OwnerServer:
     def serve_tasks(self, tasks: Tasks | None) -> None:
         """Serve the tasks of another execution, or of none. Returns when the connections of earlier ones have ended."""
         with self._lock:
+            if self._tasks not in (None, tasks):
+                self._earlier.append(self._tasks)
             self._tasks = tasks
             others = [each for each in self._proven.values() if each.tasks not in (None, tasks)]
         for session in others:
             session.cancel()
+
+    def key_of(self, found: messages.Proof, role: str, facts: tuple[str, ...]) -> bytes | None:
+        """Return the key by which a task has proved itself: this run's, or an earlier one's; None if it has not."""
+        with self._lock:
+            keys = [each.key for each in (self._tasks, *self._earlier) if each is not None]
+        return next((key for key in keys if is_proof(found.proof, key, role, *facts)), None)
 
     def stop(self) -> None:
         """End all connections."""
@@ -266,7 +281,7 @@ class Session:
         if self._calls is not None:
             return self._calls.serve_call
         assert self._run is not None
-        return partial(serve_call, self.answers, self._run, server.log)
+        return partial(serve_call, self.answers, self._run, server.explain, server.log)
 
     def _refuse(self, error: RecoveryError) -> NoReturn:
         """Refuse a client that cannot prove itself, after a pause: who guesses gets few answers."""
@@ -291,15 +306,18 @@ class Session:
             self._run = server.runs.connected(lambda text: unmasked(text, token, *facts), self.channel.cut)
             return token
         tasks = server.tasks
+        key = server.key_of(found, role, facts) if role == messages.TASK else None
         if role == messages.TASK and tasks is None:
             self.answers.end_with(
                 OwnerUnreachableError(
                     "no run holds the partitions here",
                     cause="The owner was restarted, or has released the task's run.",
                     remedy="Run the same command again: it continues from the last closed epoch.",
-                )
+                ),
+                key,
+                facts,
             )
-        if role != messages.TASK or tasks is None or not is_proof(found.proof, tasks.key, role, *facts):
+        if key is None or tasks is None:
             server.log(f"{self._peer}: wrong proof")
             self._refuse(
                 OwnerRefusedError(
@@ -308,11 +326,11 @@ class Session:
                     remedy="Give runs on one host different ports (--serve).",
                 )
             )
-        if (found.number, found.id) != (tasks.lease.number, tasks.lease.id):
+        if key != tasks.key or (found.number, found.id) != (tasks.lease.number, tasks.lease.id):
             self._server.counts.refused += 1
             lost = LeaseLostError(f"execution {found.number} may not write any more: {tasks.lease.number} began here")
-            self.answers.end_with(lost, tasks.key, facts)
-        self._calls = TaskCalls(self.answers, tasks, server.turns, server.log)
+            self.answers.end_with(lost, key, facts)
+        self._calls = TaskCalls(self.answers, tasks, server.turns, server.explain, server.log)
         return tasks.key
 
     def _secure(self) -> None:

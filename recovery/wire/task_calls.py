@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -41,10 +40,14 @@ class Turns:
 class TaskCalls:
     """The calls of one connection of a task."""
 
-    def __init__(self, answers: Answers, tasks: Tasks, turns: Turns, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, answers: Answers, tasks: Tasks, turns: Turns, explain: messages.Explain, log: Callable[[str], None]
+    ) -> None:
+        """explain, log: see `messages.as_typed`."""
         self.tasks = tasks
         self._answers = answers
         self._turns = turns
+        self._explain = explain
         self._log = log
         self._rows = RowsUnderWay()
 
@@ -70,10 +73,9 @@ class TaskCalls:
         except (OSError, WireError):
             raise
         except Exception as error:
-            refusal = messages.as_refusal(error)
-            if refusal.error != type(error).__name__:
-                self._log("".join(traceback.format_exception(error)).rstrip())
-            self._answers.refuse(error)
+            with self._answers.working():
+                typed = messages.as_typed(error, self._explain, self._log)
+            self._answers.refuse(typed)
 
     def _simple(self, call: messages.AnyCall) -> Any:
         with self._turn(), self.tasks.service.store() as store:

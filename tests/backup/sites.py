@@ -25,8 +25,8 @@ from recovery.backup.standby.promote import promote
 from recovery.backup.writer import Writer
 from recovery.base.clock import SystemClock
 from recovery.errors import RecoveryError, StaleDirectoryError, TakenOverError
-from recovery.places.directory import DirectoryTarget
-from recovery.places.protocol import Target
+from recovery.places.directory import DirectoryPlace
+from recovery.places.protocol import Place
 from recovery.planning.backups import KeepRule, parse_keep
 from recovery.planning.resume import plan_resume
 from recovery.storage.documents import change_states
@@ -51,7 +51,7 @@ class SkewedClock(SystemClock):
 
 def saved(
     directory: Path,
-    place: Path | Target,
+    place: Path | Place,
     clock: SystemClock | None = None,
     *,
     keep: Sequence[KeepRule] = (),
@@ -61,7 +61,7 @@ def saved(
 ) -> Made:
     """`recovery backup DIRECTORY PLACE`, with the clock of a host."""
     clock = clock or SystemClock()
-    target = DirectoryTarget(place) if isinstance(place, Path) else place
+    target = DirectoryPlace(place) if isinstance(place, Path) else place
     catalog = Catalog(target)
     address = str(place) if isinstance(place, Path) else target.shown
     writer = Writer(
@@ -90,7 +90,7 @@ def noted(directory: Path, value: str) -> None:
 def restored(place: Path, directory: Path, scratch: Path, **options: object) -> Path:
     """`recovery restore PLACE DIRECTORY`."""
     clock = SystemClock()
-    source = open_source(DirectoryTarget(place), scratch, clock)
+    source = open_source(DirectoryPlace(place), scratch, clock)
     restore(source, directory, clock=clock, random_id=random_id, **options)
     return directory
 
@@ -200,6 +200,11 @@ class Sites:
             assert directory != self.holder, "the writer was refused"
             return
         assert was_holder or self.holder is None or takeover, "another directory wrote"
+        if not was_holder and self.saved is not None and not lose:
+            there, here = (dict(row[:2] for row in held[2]) for held in (self.saved, state))
+            assert all(here.get(name, 0) >= generation for name, generation in there.items()), (
+                "newer documents are lost"
+            )
         self._count_as_saved(directory, made.manifest.id, state)
         removed = ids - self._ids()
         assert made.manifest.id not in removed
@@ -208,14 +213,14 @@ class Sites:
         """A backup whose calls to the place fail from some moment on."""
         directory, before = self._any(), self._ids()
         was_holder, state = self._holds(directory), held_by(directory)
-        target = FailingTarget(DirectoryTarget(self.place), self.chance.randint(1, 25), lasting=True)
+        target = FailingTarget(DirectoryPlace(self.place), self.chance.randint(1, 25), lasting=True)
         self._tell(f"kill {directory.name}")
         with contextlib.suppress(RecoveryError):
             make_backup(
                 directory, target, clock=SystemClock(), random_id=random_id, incremental=True,
-                writer=Writer(directory, DirectoryTarget(self.place), SystemClock(), random_id, place=str(self.place)),
+                writer=Writer(directory, DirectoryPlace(self.place), SystemClock(), random_id, place=str(self.place)),
             )  # fmt: skip
-        if look_at_term(documents_to_back_up(DirectoryTarget(self.place)), directory)[1]:
+        if look_at_term(documents_to_back_up(DirectoryPlace(self.place)), directory)[1]:
             self.holder = directory
         for identity in self._ids() - before:
             assert was_holder or self.holder == directory
@@ -225,7 +230,7 @@ class Sites:
         if not self.saved:
             return
         self._tell("prune")
-        prune(DirectoryTarget(self.place), [KeepRule(count=self.chance.randint(1, 3))], self.clocks[0].wall_ms())
+        prune(DirectoryPlace(self.place), [KeepRule(count=self.chance.randint(1, 3))], self.clocks[0].wall_ms())
 
     def restore(self) -> None:
         if self.saved is not None and len(self.directories) < 5:
@@ -262,8 +267,8 @@ class Sites:
         """Everybody who reads the place reads what its writer saved last."""
         if self.saved is None:
             return
-        assert list_backups(DirectoryTarget(self.place)).newest.id == self.latest, self.told
-        assert Catalog(DirectoryTarget(self.place)).newest().id == self.latest
+        assert list_backups(DirectoryPlace(self.place)).newest.id == self.latest, self.told
+        assert Catalog(DirectoryPlace(self.place)).newest().id == self.latest
         for look in (lambda to: restored(self.place, to, self.root), lambda to: followed(self.place, to)):
             found = look(self._new("look"))
             assert problems(found) == []
@@ -276,7 +281,7 @@ class Sites:
 
     def _holds(self, directory: Path) -> bool:
         """Whether the directory, or one that it was copied from, holds the term."""
-        found, _ = look_at_term(documents_to_back_up(DirectoryTarget(self.place)), directory)
+        found, _ = look_at_term(documents_to_back_up(DirectoryPlace(self.place)), directory)
         return found is not None and found.nonce.encode() in self._lease(directory)
 
     def _lease(self, directory: Path) -> bytes:
@@ -284,7 +289,7 @@ class Sites:
         return path.read_bytes() if path.exists() else b""
 
     def _ids(self) -> set[str]:
-        return {manifest.id for manifest in list_backups(DirectoryTarget(self.place)).manifests}
+        return {manifest.id for manifest in list_backups(DirectoryPlace(self.place)).manifests}
 
     def _any(self) -> Path:
         return self.chance.choice(self.directories)

@@ -12,8 +12,8 @@ from recovery.backup.make import Made, make_backup
 from recovery.backup.restore import Restored, restore
 from recovery.backup.sources import open_source
 from recovery.base.clock import SystemClock
-from recovery.places.directory import DirectoryTarget
-from recovery.places.protocol import Target
+from recovery.places.directory import DirectoryPlace
+from recovery.places.protocol import Place
 from recovery.storage.restored import read_restored
 from recovery.storage.scan import scan
 from tests.stores import Driver, State, problems, state_at
@@ -56,15 +56,15 @@ def states(directory: Path) -> dict[int, State]:
     return {epoch: state_at(directory, epoch) for epoch in plan_resume(scan(directory)).window}
 
 
-def back_up(directory: Path, target: Target | Path, **options: object) -> Made:
+def back_up(directory: Path, target: Place | Path, **options: object) -> Made:
     """A backup as the command makes it."""
-    place = DirectoryTarget(target) if isinstance(target, Path) else target
+    place = DirectoryPlace(target) if isinstance(target, Path) else target
     return make_backup(directory, place, clock=SystemClock(), random_id=random_id, **options)
 
 
-def bring_back(target: Target | Path, directory: Path, scratch: Path, **options: object) -> Restored:
+def bring_back(target: Place | Path, directory: Path, scratch: Path, **options: object) -> Restored:
     """A restore as the command does it."""
-    place = DirectoryTarget(target) if isinstance(target, Path) else target
+    place = DirectoryPlace(target) if isinstance(target, Path) else target
     clock = SystemClock()
     return restore(open_source(place, scratch, clock), directory, clock=clock, random_id=random_id, **options)
 

@@ -16,7 +16,7 @@ from recovery.backup.manifest import MANIFESTS
 from recovery.backup.repository import list_backups, prune
 from recovery.base.clock import SystemClock
 from recovery.errors import CorruptPartitionError
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from recovery.planning.backups import KeepRule
 from tests.backup.support import assert_sound, back_up, bring_back, random_id, states, work
 from tests.backup.test_incremental import fill
@@ -26,7 +26,7 @@ from tests.stores import alter, paths_of
 NOW_MS = 4_000_000_000_000
 
 
-class CountingTarget(DirectoryTarget):
+class CountingTarget(DirectoryPlace):
     """Counts what is asked of it."""
 
     def __init__(self, root: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_process_that_begins_reads_each_once(store, tmp_path):
 
 def test_what_others_add_and_remove_is_seen(store, tmp_path):
     """Backups that other processes make, prune, or leave half-written."""
-    target = DirectoryTarget(tmp_path / "dest")
+    target = DirectoryPlace(tmp_path / "dest")
     catalog = Catalog(target)
     assert catalog.newest() is None
     first = back_up(store, target, incremental=True).manifest
@@ -111,7 +111,7 @@ class SlowClock(SystemClock):
 
 def test_a_host_whose_clock_is_behind_makes_the_newest_backup(store, tmp_path):
     """A further process, on whatever host, continues that one, and not the last one of the host before."""
-    target = DirectoryTarget(tmp_path / "dest")
+    target = DirectoryPlace(tmp_path / "dest")
     last = back_up(store, target, incremental=True).manifest
     for _ in range(2):
         change(store)
@@ -149,7 +149,7 @@ class TestContinuing:
 
     def test_of_one_that_was_pruned_meanwhile_takes_another(self, store, tmp_path):
         """The newest that is left."""
-        target = DirectoryTarget(tmp_path / "dest")
+        target = DirectoryPlace(tmp_path / "dest")
         first = back_up(store, target, incremental=True).manifest
         change(store)
         back_up(store, target, incremental=True)
@@ -171,7 +171,7 @@ class TestStaged:
 
         one_at_a_time = threading.Lock()
 
-        class Slow(DirectoryTarget):
+        class Slow(DirectoryPlace):
             def write(self, name, chunks):
                 if name.startswith("objects/"):
                     # Several objects are written at the same time.
@@ -206,7 +206,7 @@ class TestStaged:
 
     def test_a_backup_that_may_not_count_leaves_no_manifest(self, store, tmp_path):
         """The one before stays the newest, and what was written is removed by a pruning."""
-        target = DirectoryTarget(tmp_path / "dest")
+        target = DirectoryPlace(tmp_path / "dest")
         first = back_up(store, target, incremental=True).manifest
         change(store)
 

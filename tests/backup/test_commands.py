@@ -19,7 +19,7 @@ from recovery.backup.repository import list_backups
 from recovery.cli import main
 from recovery.cli.common import format_size
 from recovery.errors import BackupTargetError, UnsupportedVersionError
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from tests.backup.support import states, work
 from tests.backup.test_incremental import fill
 from tests.stores import ROOT, Driver, run_python
@@ -98,7 +98,7 @@ def test_a_dry_run_says_what_would_be_read(store, tmp_path):
     assert "in the background" not in text
     text = call("restore", place, new, "--dry-run", "--lazy")
     planned = json.loads(call("restore", place, new, "--dry-run", "--lazy", "--json"))
-    manifest = list_backups(DirectoryTarget(place)).newest
+    manifest = list_backups(DirectoryPlace(place)).newest
     before = sum(copy.index_bytes + sum(each.stored_bytes for each in copy.changes) for copy in manifest.copies)
     assert planned["read_bytes_before_start"] == before < planned["read_bytes"]
     assert planned["read_bytes"] == sum((place / name).stat().st_size for name in made["objects"])

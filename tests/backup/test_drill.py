@@ -12,7 +12,7 @@ import pytest
 from recovery.backup.manifest import manifest_name
 from recovery.backup.sources import open_source
 from recovery.base.clock import SystemClock
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from tests.backup.support import back_up, work
 from tests.backup.test_commands import call
 from tests.backup.test_round_trip import files
@@ -83,7 +83,7 @@ def test_a_manifest_in_a_bucket_that_cannot_be_read(store, tmp_path):
     class Bucket:
         """Not known to be a directory."""
 
-        def __init__(self, inner: DirectoryTarget) -> None:
+        def __init__(self, inner: DirectoryPlace) -> None:
             self._inner = inner
 
         def __getattr__(self, name: str):
@@ -93,10 +93,10 @@ def test_a_manifest_in_a_bucket_that_cannot_be_read(store, tmp_path):
     work(store, 1)
     path = tmp_path / "dest" / manifest_name(back_up(store, tmp_path / "dest").manifest.id)
     path.write_bytes(path.read_bytes()[:-1])
-    source = open_source(Bucket(DirectoryTarget(tmp_path / "dest")), tmp_path, SystemClock())
+    source = open_source(Bucket(DirectoryPlace(tmp_path / "dest")), tmp_path, SystemClock())
     assert (len(source.problems), source.damaged) == (1, [])
     os.utime(path, (0, 0))
-    source = open_source(Bucket(DirectoryTarget(tmp_path / "dest")), tmp_path, SystemClock())
+    source = open_source(Bucket(DirectoryPlace(tmp_path / "dest")), tmp_path, SystemClock())
     assert source.damaged == source.problems
     assert len(source.damaged) == 1
 

@@ -20,8 +20,8 @@ from recovery.backup import repository
 from recovery.backup.manifest import MANIFESTS, OBJECTS, RUNNING
 from recovery.backup.repository import list_backups, prune
 from recovery.errors import BackupTargetError, NoBackupError, RecoveryError, StaleDirectoryError
-from recovery.places.directory import DirectoryTarget
-from recovery.places.protocol import Entry
+from recovery.places.directory import DirectoryPlace
+from recovery.places.protocol import PlaceEntry
 from recovery.planning.backups import KeepRule, parse_keep
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
 from tests.shares import some
@@ -37,7 +37,7 @@ class FailingTarget:
     Like an object store it publishes what was written before the failure.
     """
 
-    def __init__(self, inner: DirectoryTarget, fail_at: int, lasting: bool) -> None:
+    def __init__(self, inner: DirectoryPlace, fail_at: int, lasting: bool) -> None:
         self.inner = inner
         self.shown = inner.shown
         self.operations = 0
@@ -77,7 +77,7 @@ class FailingTarget:
             yield chunk
             self._reach()
 
-    def entries(self, prefix: str) -> list[Entry]:
+    def entries(self, prefix: str) -> list[PlaceEntry]:
         self._reach()
         return self.inner.entries(prefix)
 
@@ -110,7 +110,7 @@ def one_at_a_time(monkeypatch):
 @pytest.mark.usefixtures("one_at_a_time")
 def test_a_backup_cut_off_at_any_step_counts_whole_or_not_at_all(store, tmp_path, lasting):
     """At every operation until one is left untouched: the backup is there and restores, or the one before does."""
-    first = DirectoryTarget(tmp_path / "first")
+    first = DirectoryPlace(tmp_path / "first")
     back_up(store, first)
     before = states(store)
     work(store, 1)
@@ -118,7 +118,7 @@ def test_a_backup_cut_off_at_any_step_counts_whole_or_not_at_all(store, tmp_path
     counted = 0
     for k in itertools.count(1):
         root = Path(shutil.copytree(first.root, tmp_path / f"dest-{k}"))
-        target = FailingTarget(DirectoryTarget(root), k, lasting)
+        target = FailingTarget(DirectoryPlace(root), k, lasting)
         try:
             back_up(store, target)
         except BackupTargetError:
@@ -126,17 +126,17 @@ def test_a_backup_cut_off_at_any_step_counts_whole_or_not_at_all(store, tmp_path
         else:
             if target.operations < k:
                 break
-        finished = len(list_backups(DirectoryTarget(root)).manifests)
+        finished = len(list_backups(DirectoryPlace(root)).manifests)
         counted += finished == 2
         bring_back(root, tmp_path / "new", tmp_path)
         assert states(tmp_path / "new") == (after if finished == 2 else before), k
         shutil.rmtree(tmp_path / "new")
         # The next attempt is not hindered by what this one left, and a pruning a day later leaves nothing of it.
-        made = back_up(store, DirectoryTarget(root)).manifest
-        prune(DirectoryTarget(root), [KeepRule(count=1)], NOW_MS)
-        objects = {entry.name for entry in DirectoryTarget(root).entries(OBJECTS)}
+        made = back_up(store, DirectoryPlace(root)).manifest
+        prune(DirectoryPlace(root), [KeepRule(count=1)], NOW_MS)
+        objects = {entry.name for entry in DirectoryPlace(root).entries(OBJECTS)}
         assert objects == {copy.object_name for copy in made.copies}
-        assert DirectoryTarget(root).entries(RUNNING) == []
+        assert DirectoryPlace(root).entries(RUNNING) == []
         bring_back(root, tmp_path / "new", tmp_path)
         assert states(tmp_path / "new") == after
         shutil.rmtree(tmp_path / "new")
@@ -149,7 +149,7 @@ def pruned_with_failures(first: Path, root: Path, lasting: bool) -> Iterator[Pat
     pruning succeeds. Yield the copy after each."""
     for k in itertools.count(1):
         shutil.copytree(first, root)
-        target = FailingTarget(DirectoryTarget(root), k, lasting)
+        target = FailingTarget(DirectoryPlace(root), k, lasting)
         with contextlib.suppress(BackupTargetError):
             prune(target, [KeepRule(count=1)], NOW_MS)
         yield root
@@ -172,12 +172,12 @@ def test_a_pruning_cut_off_at_any_step_leaves_every_listed_backup_whole(store, t
     back_up(store, first)
     back_up(store, first)  # lists the objects of the one before
     for root in pruned_with_failures(first, tmp_path / "dest", lasting):
-        stored = {entry.name for entry in DirectoryTarget(root).entries(OBJECTS)}
-        for manifest in list_backups(DirectoryTarget(root)).manifests:
+        stored = {entry.name for entry in DirectoryPlace(root).entries(OBJECTS)}
+        for manifest in list_backups(DirectoryPlace(root)).manifests:
             assert {copy.object_name for copy in manifest.copies} <= stored
-        prune(DirectoryTarget(root), [KeepRule(count=1)], NOW_MS)
-        assert len(list_backups(DirectoryTarget(root)).manifests) == 1
-        assert len(DirectoryTarget(root).entries(OBJECTS)) == 2
+        prune(DirectoryPlace(root), [KeepRule(count=1)], NOW_MS)
+        assert len(list_backups(DirectoryPlace(root)).manifests) == 1
+        assert len(DirectoryPlace(root).entries(OBJECTS)) == 2
     bring_back(root, tmp_path / "new", tmp_path)
     assert states(tmp_path / "new") == states(store)
 
@@ -185,7 +185,7 @@ def test_a_pruning_cut_off_at_any_step_leaves_every_listed_backup_whole(store, t
 class Interleaved:
     """A target that does something else before its k-th operation."""
 
-    def __init__(self, inner: DirectoryTarget, at: int, other: Callable[[], object]) -> None:
+    def __init__(self, inner: DirectoryPlace, at: int, other: Callable[[], object]) -> None:
         self.shown = inner.shown
         self.operations = 0
         self._inner, self._at, self._other = inner, at, other
@@ -216,7 +216,7 @@ class TestAtTheSameTime:
         """Run `act` on a copy of the place with `other` in between, at every operation until it is past the last."""
         for k in itertools.count(1):
             root = Path(shutil.copytree(place, tmp_path / f"dest-{k}"))
-            plain = DirectoryTarget(root)
+            plain = DirectoryPlace(root)
             target = Interleaved(plain, k, lambda plain=plain: other(plain))
             act(target)
             for manifest in list_backups(plain).manifests:
@@ -258,7 +258,7 @@ class TestAtTheSameTime:
         changed = Path(shutil.copytree(store, tmp_path / "changed"))
         work(changed, 1)
 
-        def others(plain: DirectoryTarget) -> None:
+        def others(plain: DirectoryPlace) -> None:
             back_up(changed, plain)
             prune(plain, [KeepRule(count=1)], 0)
             prune(plain, [KeepRule(count=1)], 0)
@@ -313,7 +313,7 @@ class TestAtTheSameTime:
 
     def test_a_backup_that_was_taken_for_dead_does_not_count(self, store, place, monkeypatch):
         """It took more than a day and somebody pruned: its objects may be gone, so it is given up."""
-        plain = DirectoryTarget(place)
+        plain = DirectoryPlace(place)
         ids = [m.id for m in list_backups(plain).manifests]
         original = repository.finish
 
@@ -510,8 +510,8 @@ def test_objects_without_a_manifest_are_no_backup(store, tmp_path):
     """All objects were stored and the manifest was not. Pruning leaves them until there is one: they may be all there
     is when the manifests were lost."""
     back_up(store, tmp_path / "dest")
-    for entry in DirectoryTarget(tmp_path / "dest").entries(MANIFESTS):
-        DirectoryTarget(tmp_path / "dest").delete(entry.name)
-    assert prune(DirectoryTarget(tmp_path / "dest"), [parse_keep("1")], 0).objects == 0
+    for entry in DirectoryPlace(tmp_path / "dest").entries(MANIFESTS):
+        DirectoryPlace(tmp_path / "dest").delete(entry.name)
+    assert prune(DirectoryPlace(tmp_path / "dest"), [parse_keep("1")], 0).objects == 0
     with pytest.raises(NoBackupError):
         bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from recovery.backup.manifest import LARGEST, decode, encode, manifest_name, object_name, unpacked
 from recovery.backup.repository import list_backups, prune
 from recovery.cli import main
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from recovery.planning.backups import KeepRule
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
 
@@ -37,7 +37,7 @@ def place(store_dir, tmp_path) -> Path:
 
 def sound(place: Path) -> dict:
     """The JSON of the sound backup's manifest."""
-    [manifest] = list_backups(DirectoryTarget(place)).manifests
+    [manifest] = list_backups(DirectoryPlace(place)).manifests
     return json.loads(gzip.decompress(encode(manifest)))
 
 
@@ -172,8 +172,8 @@ def test_one_bad_manifest_blocks_nothing(place, store_dir, tmp_path, kind, ident
     assert f"{name} is damaged" in drilled.output
     work(store_dir, 1)
     assert run(main, ["backup", "--check", str(store_dir), str(place), "--keep", "5"]).exit_code == 0
-    prune(DirectoryTarget(place), [KeepRule(count=1)], int(time.time() * 1000) + 3 * 86_400_000)
-    assert len(list_backups(DirectoryTarget(place)).manifests) == 1
+    prune(DirectoryPlace(place), [KeepRule(count=1)], int(time.time() * 1000) + 3 * 86_400_000)
+    assert len(list_backups(DirectoryPlace(place)).manifests) == 1
     assert time.monotonic() - began < 30
 
 
@@ -196,8 +196,8 @@ def test_something_else_in_the_place_of_a_note(place, store_dir, kind):
     lay(place, kind, f"running/{BAD_ID}.json.gz")
     work(store_dir, 1)
     back_up(store_dir, place)
-    prune(DirectoryTarget(place), [KeepRule(count=1)], int(time.time() * 1000) + 3 * 86_400_000)
-    assert len(list_backups(DirectoryTarget(place)).manifests) == 1
+    prune(DirectoryPlace(place), [KeepRule(count=1)], int(time.time() * 1000) + 3 * 86_400_000)
+    assert len(list_backups(DirectoryPlace(place)).manifests) == 1
 
 
 def test_a_manifest_that_lies_about_others_objects(place, store_dir, tmp_path):

@@ -19,8 +19,8 @@ from recovery.backup.repository import list_backups, prune
 from recovery.backup.sources import open_source
 from recovery.base.clock import SystemClock
 from recovery.errors import CorruptPartitionError, EpochNotHeldError
-from recovery.places.directory import DirectoryTarget
-from recovery.places.protocol import Target
+from recovery.places.directory import DirectoryPlace
+from recovery.places.protocol import Place
 from recovery.planning.backups import KeepRule
 from recovery.planning.measures import Measure
 from recovery.planning.resume import plan_resume
@@ -48,7 +48,7 @@ def whole(directory: Path) -> dict:
     }
 
 
-def brought(target: Target, manifest: Manifest, directory: Path) -> dict:
+def brought(target: Place, manifest: Manifest, directory: Path) -> dict:
     """The same of a backup's copies, as they are before a restore goes back to a shared epoch."""
     directory.mkdir()
     for copy in manifest.copies:
@@ -145,7 +145,7 @@ def test_every_backup_of_a_random_history_is_what_a_whole_copy_would_be(make_sto
     directory = make_store(2)
     fill(directory)
     history = History(directory, chance)
-    target = DirectoryTarget(tmp_path / "dest")
+    target = DirectoryPlace(tmp_path / "dest")
     expected = {}
     linked = merged = 0
     for _ in range(30):
@@ -175,7 +175,7 @@ def test_every_backup_of_a_random_history_is_what_a_whole_copy_would_be(make_sto
     assert_every_epoch_is_there(target, history, tmp_path, chance)
 
 
-def assert_every_epoch_is_there(target: Target, history: History, tmp_path: Path, chance: random.Random) -> None:
+def assert_every_epoch_is_there(target: Place, history: History, tmp_path: Path, chance: random.Random) -> None:
     """What the chains of some backups hold, each epoch of it, is what the run left, whatever else was pruned."""
     prune(target, [KeepRule(count=chance.randint(1, 3))], int(time.time() * 1000) + 3 * 86_400_000)
     source = open_source(target, tmp_path, SystemClock())
@@ -318,7 +318,7 @@ def test_epochs_of_backups_that_were_pruned(store, tmp_path, monkeypatch):
                 run.close(batch, floor=max(0, run.epoch - 3), closed_ms=batch, clock_ms=batch)
                 expected[run.epoch - 1, batch] = state_at(store, run.epoch - 1)
         made = back_up(store, tmp_path / "dest", incremental=True)
-    target = DirectoryTarget(tmp_path / "dest")
+    target = DirectoryPlace(tmp_path / "dest")
     assert len(prune(target, [KeepRule(count=1)], int(time.time() * 1000) + 3 * 86_400_000).kept) == 1
     assert len(target.entries(OBJECTS)) == sum(len(copy.objects) for copy in made.manifest.copies)
     first = states_window(store)[0]
@@ -368,7 +368,7 @@ def test_a_backup_of_an_older_version_continues_as_a_chain(store, tmp_path):
     assert back_up(store, tmp_path / "dest", incremental=True).linked == 2
     bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
     assert states(tmp_path / "new") == states(store)
-    newest = list_backups(DirectoryTarget(tmp_path / "dest")).manifests[-1]
+    newest = list_backups(DirectoryPlace(tmp_path / "dest")).manifests[-1]
     assert json.loads(gzip.decompress(encode(newest)))["format"] == 2
 
 

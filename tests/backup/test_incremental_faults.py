@@ -13,7 +13,7 @@ import pytest
 from recovery.backup.manifest import OBJECTS, RUNNING
 from recovery.backup.repository import list_backups, prune
 from recovery.errors import BackupDamagedError, BackupTargetError, StaleDirectoryError
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from recovery.planning.backups import KeepRule
 from tests.backup.support import assert_sound, back_up, bring_back, in_memory, states
 from tests.backup.test_faults import NOW_MS, FailingTarget, Interleaved, one_at_a_time, pruned_with_failures  # noqa: F401
@@ -73,7 +73,7 @@ def test_a_link_cut_off_at_any_step_counts_whole_or_not_at_all(store, tmp_path, 
     after = states(store)
     for k in itertools.count(1):
         root = Path(shutil.copytree(first, tmp_path / "dest"))
-        target = FailingTarget(DirectoryTarget(root), k, lasting)
+        target = FailingTarget(DirectoryPlace(root), k, lasting)
         try:
             made = back_up(store, target, incremental=True)
         except BackupTargetError:
@@ -81,14 +81,14 @@ def test_a_link_cut_off_at_any_step_counts_whole_or_not_at_all(store, tmp_path, 
         else:
             if target.operations < k:
                 break
-        finished = len(list_backups(DirectoryTarget(root)).manifests) == links + 2
+        finished = len(list_backups(DirectoryPlace(root)).manifests) == links + 2
         bring_back(root, tmp_path / "new", tmp_path)
         assert states(tmp_path / "new") == (after if finished else before), k
         shutil.rmtree(tmp_path / "new")
-        made = back_up(store, DirectoryTarget(root), incremental=True).manifest
-        prune(DirectoryTarget(root), [KeepRule(count=1)], NOW_MS)
-        assert {entry.name for entry in DirectoryTarget(root).entries(OBJECTS)} == objects(made)
-        assert DirectoryTarget(root).entries(RUNNING) == []
+        made = back_up(store, DirectoryPlace(root), incremental=True).manifest
+        prune(DirectoryPlace(root), [KeepRule(count=1)], NOW_MS)
+        assert {entry.name for entry in DirectoryPlace(root).entries(OBJECTS)} == objects(made)
+        assert DirectoryPlace(root).entries(RUNNING) == []
         bring_back(root, tmp_path / "new", tmp_path)
         assert states(tmp_path / "new") == after
         for path in (tmp_path / "new", root):
@@ -103,11 +103,11 @@ def test_a_pruning_cut_off_at_any_step_breaks_no_chain(store, tmp_path, lasting)
     first = tmp_path / "first"
     manifests = chain(store, first, 4)
     for root in pruned_with_failures(first, tmp_path / "dest", lasting):
-        stored = {entry.name for entry in DirectoryTarget(root).entries(OBJECTS)}
-        for manifest in list_backups(DirectoryTarget(root)).manifests:
+        stored = {entry.name for entry in DirectoryPlace(root).entries(OBJECTS)}
+        for manifest in list_backups(DirectoryPlace(root)).manifests:
             assert objects(manifest) <= stored
-        prune(DirectoryTarget(root), [KeepRule(count=1)], NOW_MS)
-        assert {entry.name for entry in DirectoryTarget(root).entries(OBJECTS)} == objects(manifests[-1])
+        prune(DirectoryPlace(root), [KeepRule(count=1)], NOW_MS)
+        assert {entry.name for entry in DirectoryPlace(root).entries(OBJECTS)} == objects(manifests[-1])
     bring_back(root, tmp_path / "new", tmp_path)
     assert states(tmp_path / "new") == states(store)
     # A chain goes on after a pruning.
@@ -154,7 +154,7 @@ def test_a_damaged_object_is_named_and_what_lies_before_it_is_restored(store, tm
         shutil.rmtree(here)
 
 
-def stored_at(place: DirectoryTarget) -> set[str]:
+def stored_at(place: DirectoryPlace) -> set[str]:
     return {entry.name for entry in place.entries(OBJECTS)}
 
 
@@ -169,14 +169,14 @@ def test_others_act_while_a_link_is_made(store, tmp_path, other):
     expected = states(store)
     change(ahead)
 
-    def act(plain: DirectoryTarget) -> None:
+    def act(plain: DirectoryPlace) -> None:
         if other != "a pruning":
             back_up(ahead, plain, incremental=True)
             prune(plain, [KeepRule(count=1)], 0)
         prune(plain, [KeepRule(count=1)], 0)
 
     for k in itertools.count(1):
-        plain = DirectoryTarget(Path(shutil.copytree(first, tmp_path / "dest")))
+        plain = DirectoryPlace(Path(shutil.copytree(first, tmp_path / "dest")))
         target = Interleaved(plain, k, lambda plain=plain: act(plain))
         with contextlib.suppress(StaleDirectoryError):
             # It finds the one of the directory that is ahead, or it continues the one before.

@@ -30,7 +30,7 @@ from recovery.errors import (
     RecoveryError,
     StorageError,
 )
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from recovery.places.frames import FRAME_BYTES, FrameIndex, digest_of, encode_index, pack
 from recovery.places.opening import lasting_place
 from recovery.planning.resume import plan_resume
@@ -298,7 +298,7 @@ def test_chains(make_store, tmp_path):
     for epochs in (3, 2, 1):
         work(store, epochs, keys=2000)
         back_up(store, tmp_path / "backups", incremental=True)
-    [*_, last] = list_backups(DirectoryTarget(tmp_path / "backups")).manifests
+    [*_, last] = list_backups(DirectoryPlace(tmp_path / "backups")).manifests
     assert any(copy.changes for copy in last.copies)
     directory = begin(tmp_path / "backups", tmp_path / "lazy")
     assert states(directory) == states(store)
@@ -412,7 +412,7 @@ def test_damage_from_before_the_backup_is_found_in_the_end(make_store, tmp_path)
 def test_copies_of_older_versions_are_fetched_first(place, tmp_path):
     """They have no index."""
     own = copied(place, tmp_path / "backups")
-    target = DirectoryTarget(own)
+    target = DirectoryPlace(own)
     [manifest] = list_backups(target).manifests
     without_index(target, manifest)
     directory = begin(own, tmp_path / "whole")
@@ -420,7 +420,7 @@ def test_copies_of_older_versions_are_fetched_first(place, tmp_path):
     assert state_at(directory, 4) == state_of(4)
 
 
-def without_index(target: DirectoryTarget, manifest: Manifest) -> None:
+def without_index(target: DirectoryPlace, manifest: Manifest) -> None:
     """Let a manifest be as older versions wrote it."""
     from dataclasses import replace
 

@@ -22,8 +22,8 @@ from recovery.errors import (
     ForeignPartitionError,
     TakenOverError,
 )
-from recovery.places.directory import DirectoryTarget, FileObjects
-from recovery.places.protocol import Conflict, Found
+from recovery.places.directory import DirectoryDocuments, DirectoryPlace
+from recovery.places.protocol import Conflict, FoundObject
 from tests.backup.support import random_id
 from tests.operational.emulators import store
 
@@ -129,7 +129,7 @@ def test_who_may_read_the_place_may_read_the_lease(tmp_path, directory, file):
     before = os.umask(0o022)
     try:
         claimed(open_documents(str(tmp_path / "place")), run(tmp_path / "a")).end(1)
-        DirectoryTarget(tmp_path / "place").write("object", [b""])
+        DirectoryPlace(tmp_path / "place").write("object", [b""])
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "place").iterdir()} == {file}
@@ -165,7 +165,7 @@ def test_of_many_that_claim_at_once_one_gets_each_term(documents, tmp_path):
     won[0].check()
 
 
-class CutOff(FileObjects):
+class CutOff(DirectoryDocuments):
     """Files behind a connection that is cut at the k-th call: before it, or after its work is done."""
 
     def __init__(self, root: Path, at: int, done: bool) -> None:
@@ -173,7 +173,7 @@ class CutOff(FileObjects):
         self.calls = 0
         self._at, self._done = at, done
 
-    def get(self, path: str) -> Found | None:
+    def get(self, path: str) -> FoundObject | None:
         return self._call(lambda: super(CutOff, self).get(path))
 
     def put(self, path: str, content: bytes, expected: object) -> object:
@@ -196,7 +196,7 @@ def test_a_claim_that_is_cut_off_can_be_repeated(tmp_path, done):
         for at in itertools.count(1):
             place = tmp_path / f"{make.__name__}-{done}-{at}"
             place.mkdir()
-            whole = Documents(FileObjects(place, 5.0), "place")
+            whole = Documents(DirectoryDocuments(place, 5.0), "place")
             before = claimed(whole, run(tmp_path / f"a-{place.name}"))
             directory = tmp_path / (f"a-{place.name}" if make is run else f"b-{place.name}")
             seen = {"seen": before.term.nonce} if options else {}
@@ -214,7 +214,7 @@ def test_a_claim_that_is_cut_off_can_be_repeated(tmp_path, done):
         assert at > 2
 
 
-class Careless(FileObjects):
+class Careless(DirectoryDocuments):
     """A service that writes whatever the condition is."""
 
     def put(self, path: str, content: bytes, expected: object) -> object:
@@ -222,7 +222,7 @@ class Careless(FileObjects):
         return super().put(path, content, None if found is None else found.token)
 
 
-class Unknowing(FileObjects):
+class Unknowing(DirectoryDocuments):
     """A service that does not know conditions."""
 
     def put(self, path: str, content: bytes, expected: object) -> object:
@@ -232,7 +232,7 @@ class Unknowing(FileObjects):
 @pytest.mark.parametrize("kind", [Careless, Unknowing])
 def test_a_store_without_conditional_writes_is_refused_by_name(tmp_path, monkeypatch, kind):
     """Before anything is claimed."""
-    monkeypatch.setattr("recovery.backup.conditional.FileObjects", int)
+    monkeypatch.setattr("recovery.backup.conditional.DirectoryDocuments", int)
     documents = Documents(kind(tmp_path, 5.0), "s3://old/place")
     with pytest.raises(ConfigurationError, match=r"s3://old/place: .*condition"):
         claimed(documents, run(tmp_path / "a"))
@@ -241,7 +241,7 @@ def test_a_store_without_conditional_writes_is_refused_by_name(tmp_path, monkeyp
 
 def test_a_lease_that_cannot_be_read_is_damage(tmp_path):
     """It is never taken for missing; a newer format is refused as such."""
-    documents, target = open_documents(str(tmp_path)), DirectoryTarget(tmp_path)
+    documents, target = open_documents(str(tmp_path)), DirectoryPlace(tmp_path)
     assert read_term(target) is None
     held = claimed(documents, run(tmp_path / "a"))
     assert read_term(target) == held.term
@@ -259,7 +259,7 @@ def test_a_lease_that_cannot_be_read_is_damage(tmp_path):
 def test_a_repeated_write_does_not_conflict_with_itself(tmp_path):
     """A client may repeat a write whose answer was lost, and then be refused by its own first write."""
 
-    class Twice(FileObjects):
+    class Twice(DirectoryDocuments):
         def put(self, path: str, content: bytes, expected: object) -> object:
             super().put(path, content, expected)
             raise Conflict(path)

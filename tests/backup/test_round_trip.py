@@ -31,7 +31,7 @@ from recovery.errors import (
     StorageError,
     UnsupportedVersionError,
 )
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from recovery.planning.backups import KeepRule, parse_keep
 from recovery.storage.copies import PinnedPartition
 from recovery.storage.documents import change_states
@@ -165,7 +165,7 @@ class TestBackup:
         monkeypatch.setattr(PinnedPartition, "copy_to", copy_and_work)
         with pytest.raises(StorageError, match="no consistent copies"):
             back_up(store, tmp_path / "dest")
-        assert len(list_backups(DirectoryTarget(tmp_path / "dest")).manifests) == 1
+        assert len(list_backups(DirectoryPlace(tmp_path / "dest")).manifests) == 1
 
     def test_operational_state_that_is_written_all_the_time(self, store, tmp_path):
         """A file that nobody holds open, but that is never left alone for as long as copying takes."""
@@ -225,7 +225,7 @@ class TestBackup:
         path.write_bytes(gzip.compress(json.dumps(value | {"format": FORMAT + 1}).encode()))
         work(store, 1)
         back_up(store, tmp_path / "dest")
-        target = DirectoryTarget(tmp_path / "dest")
+        target = DirectoryPlace(tmp_path / "dest")
         before = target.entries(OBJECTS)
         with pytest.raises(UnsupportedVersionError, match=f"format {FORMAT + 1}"):
             prune(target, [KeepRule(count=1)], time.time_ns() // 1_000_000)
@@ -240,7 +240,7 @@ class TestBackup:
         draft.write_bytes(b"killed while writing")
         work(store, 1)
         back_up(store, tmp_path / "dest")
-        target, now_ms = DirectoryTarget(tmp_path / "dest"), time.time_ns() // 1_000_000
+        target, now_ms = DirectoryPlace(tmp_path / "dest"), time.time_ns() // 1_000_000
         prune(target, [KeepRule(count=1)], now_ms)
         assert path.exists()
         assert draft.exists()
@@ -256,7 +256,7 @@ class TestBackup:
         made = back_up(store, tmp_path / "dest")
         path = tmp_path / "dest" / "manifests" / f"{made.manifest.id}.json.gz"
         path.write_bytes(path.read_bytes()[:-20])
-        target, later_ms = DirectoryTarget(tmp_path / "dest"), time.time_ns() // 1_000_000 + 2 * 86_400_000
+        target, later_ms = DirectoryPlace(tmp_path / "dest"), time.time_ns() // 1_000_000 + 2 * 86_400_000
         for keep in ("1", "30d/1d"):
             assert prune(target, [parse_keep(keep)], later_ms).objects == 0
         assert path.exists()
@@ -274,7 +274,7 @@ class TestBackup:
         content = states(store)
         work(store, 1)
         newest = back_up(store, tmp_path / "dest").manifest
-        target, now_ms = DirectoryTarget(tmp_path / "dest"), time.time_ns() // 1_000_000
+        target, now_ms = DirectoryPlace(tmp_path / "dest"), time.time_ns() // 1_000_000
         path = tmp_path / "dest" / manifest_name(made.id)
         whole = path.read_bytes()
         path.write_bytes(whole[:-20])
@@ -304,7 +304,7 @@ class TestBackup:
         for path in others:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("not a backup")
-        target, now_ms = DirectoryTarget(tmp_path / "dest"), time.time_ns() // 1_000_000
+        target, now_ms = DirectoryPlace(tmp_path / "dest"), time.time_ns() // 1_000_000
         for _ in range(2):
             back_up(store, target)
             work(store, 1)
@@ -339,7 +339,7 @@ class TestBackup:
             data = bytearray(whole)
             data[bit // 8] ^= 1 << bit % 8
             path.write_bytes(data)
-            found = list_backups(DirectoryTarget(tmp_path / "dest"))
+            found = list_backups(DirectoryPlace(tmp_path / "dest"))
             assert len(found.manifests) + len(found.unreadable) == 2
         path.write_bytes(b"\x1f\x8b\x08" + bytes(len(whole)))
         assert back_up(store, tmp_path / "dest").reused == 3
@@ -358,18 +358,18 @@ class TestBackup:
 import os, sys
 from pathlib import Path
 from recovery.backup.repository import prune
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from recovery.errors import BackupTargetError
 from recovery.planning.backups import parse_keep
 os.setgid(65534); os.setuid(65534)
 try:
-    print(prune(DirectoryTarget(Path(sys.argv[1])), [parse_keep("1")], 0))
+    print(prune(DirectoryPlace(Path(sys.argv[1])), [parse_keep("1")], 0))
 except BackupTargetError as error:
     print("refused")
 """
             result = run_python(code, public / "dest")
             assert (result.stdout, result.stderr) == ("refused\n", "")
-            assert len(DirectoryTarget(public / "dest").entries(OBJECTS)) == 3
+            assert len(DirectoryPlace(public / "dest").entries(OBJECTS)) == 3
         finally:
             shutil.rmtree(public)
 
@@ -379,7 +379,7 @@ except BackupTargetError as error:
         second = back_up(store, tmp_path / "dest")
         assert (first.stored, first.reused, second.stored, second.reused) == (3, 0, 0, 3)
         assert [c.object_name for c in first.manifest.copies] == [c.object_name for c in second.manifest.copies]
-        assert len(DirectoryTarget(tmp_path / "dest").entries(OBJECTS)) == 3
+        assert len(DirectoryPlace(tmp_path / "dest").entries(OBJECTS)) == 3
         work(store, 1)
         assert back_up(store, tmp_path / "dest").stored == 3
 
@@ -400,7 +400,7 @@ except BackupTargetError as error:
         with pytest.raises(CorruptPartitionError, match="do not match their digest") as damaged:
             back_up(store, tmp_path / "dest", check=True)
         assert damaged.value.path == str(paths_of(store)[1])
-        assert len(list_backups(DirectoryTarget(tmp_path / "dest")).manifests) == 1
+        assert len(list_backups(DirectoryPlace(tmp_path / "dest")).manifests) == 1
         assert bring_back(tmp_path / "dest", tmp_path / "new", tmp_path).plan.epoch == 5
 
     def test_a_directory_that_cannot_be_resumed_is_refused(self, store, tmp_path):
@@ -410,7 +410,7 @@ except BackupTargetError as error:
             back_up(store, tmp_path / "dest")
         with pytest.raises(NoPartitionsError):
             back_up(tmp_path / "none", tmp_path / "dest")
-        assert list_backups(DirectoryTarget(tmp_path / "dest")).manifests == ()
+        assert list_backups(DirectoryPlace(tmp_path / "dest")).manifests == ()
 
     def test_one_place_takes_one_store(self, store, make_store, tmp_path):
         """Backups of two directories are never mixed."""
@@ -553,7 +553,7 @@ class TestRestore:
             path.rename(path.with_name("20990101T000000.000Z-0badcafe.json.gz"))
         else:
             path.write_bytes({"empty": b"", "truncated": data[:-9], "junk": b"\x00" * 500}[damage])
-        assert len(list_backups(DirectoryTarget(tmp_path / "dest")).unreadable) == 1
+        assert len(list_backups(DirectoryPlace(tmp_path / "dest")).unreadable) == 1
         assert bring_back(tmp_path / "dest", tmp_path / "new", tmp_path).plan.epoch == 5
 
     def test_a_place_without_backups(self, tmp_path):

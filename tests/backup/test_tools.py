@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from recovery.planning.resume import plan_resume
 from recovery.storage.scan import scan
 from tests.backup.emulators import script
@@ -195,6 +195,6 @@ def test_an_empty_place_takes_a_backup_in_a_new_directory(make_store, tmp_path):
     work(store, 1)
     (tmp_path / "dest").mkdir()
     (tmp_path / "dest" / "notes.txt").write_text("mine")
-    back_up(store, DirectoryTarget(tmp_path / "dest" / "deep" / "down"))
+    back_up(store, DirectoryPlace(tmp_path / "dest" / "deep" / "down"))
     assert (tmp_path / "dest" / "notes.txt").read_text() == "mine"
     assert bring_back(tmp_path / "dest" / "deep" / "down", tmp_path / "new", tmp_path).plan.epoch == 1

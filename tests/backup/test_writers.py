@@ -27,7 +27,7 @@ from recovery.errors import (
     StaleDirectoryError,
     TakenOverError,
 )
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from recovery.planning.backups import KeepRule, parse_keep
 from tests.backup.sites import (
     DAY_MS,
@@ -63,7 +63,7 @@ def place(tmp_path) -> Path:
 
 
 def ids(place: Path) -> list[str]:
-    return [manifest.id for manifest in list_backups(DirectoryTarget(place)).manifests]
+    return [manifest.id for manifest in list_backups(DirectoryPlace(place)).manifests]
 
 
 @pytest.fixture
@@ -175,6 +175,30 @@ def test_operational_state_alone_is_no_other_line(a, place, tmp_path):
     assert held_by(restored(place, tmp_path / "c", tmp_path)) == held_by(b)
 
 
+def test_a_takeover_that_lacks_operational_state_says_which(a, place, tmp_path):
+    """The old directory changed a document after the restore, and was backed up without another epoch."""
+    noted(a, "first")
+    saved(a, place)
+    b = restored(place, tmp_path / "b", tmp_path)
+    assert saved(b, tmp_path / "other", takeover=True)
+    noted(a, "second")
+    saved(a, place)
+    before = content_of(place), content_of(b)
+    with pytest.raises(StaleDirectoryError, match=r"it has 1 newer document of operational state, .*: doc"):
+        saved(b, place, takeover=True)
+    assert (content_of(place), content_of(b)) == before
+    edited(b, "a later run")
+    with pytest.raises(StaleDirectoryError, match="doc"):
+        saved(b, place, takeover=True)
+    c = restored(place, tmp_path / "c", tmp_path)
+    noted(c, "third")
+    saved(c, place, takeover=True)
+    with pytest.raises(TakenOverError):
+        saved(a, place)
+    saved(b, place, takeover=True, lose_epochs=True)
+    assert held_by(restored(place, tmp_path / "d", tmp_path)) == held_by(b)
+
+
 @pytest.mark.parametrize("first", ["original", "copy"])
 def test_of_a_directory_and_its_copy_one_goes_on(a, place, tmp_path, first):
     """`cp -r` copies the lease. The one that is backed up first from then on goes on; the other one is refused."""
@@ -233,11 +257,11 @@ def test_places_of_older_versions_go_on(a, place, tmp_path):
     b = restored(place, tmp_path / "b", tmp_path)
     edited(a, "A's")
     back_up(a, place)
-    assert read_term(DirectoryTarget(place)) is None
+    assert read_term(DirectoryPlace(place)) is None
     for one in (saved, back_up):
         with pytest.raises(StaleDirectoryError, match="it has epoch 4"):
             one(b, place)
-    assert read_term(DirectoryTarget(place)) is None
+    assert read_term(DirectoryPlace(place)) is None
     assert saved(a, place).manifest.term == 1
     with pytest.raises(TakenOverError):
         saved(b, place)
@@ -247,7 +271,7 @@ def test_backups_of_a_later_term_stay(taken_over, place):
     """The writer before may be past its last check when another one takes over: what it prunes is its own."""
     _, b = taken_over
     saved(b, place)
-    target = DirectoryTarget(place)
+    target = DirectoryPlace(place)
     of_a = list_backups(target).manifests[0]
     assert of_a.term == 1
     kept = prune(target, ONE, SkewedClock(3 * DAY_MS).wall_ms(), None, of_a).kept
@@ -261,21 +285,21 @@ def test_no_clock_makes_a_pruning_remove_young_backups(a, place, ahead_ms):
     for _ in range(3):
         edited(a, "more")
         saved(a, place)
-    assert prune(DirectoryTarget(place), [parse_keep("1d")], SkewedClock(ahead_ms).wall_ms()).removed == ()
+    assert prune(DirectoryPlace(place), [parse_keep("1d")], SkewedClock(ahead_ms).wall_ms()).removed == ()
 
 
 def test_a_backup_whose_note_a_pruning_removed_does_not_count(a, place, monkeypatch):
     """A host whose clock is days ahead takes it for abandoned, at the last moment: its objects may be gone."""
     saved(a, place)
     edited(a, "more")
-    target, write = DirectoryTarget(place), DirectoryTarget.write
+    target, write = DirectoryPlace(place), DirectoryPlace.write
 
     def pruned(self, name: str, chunks) -> int:
         if name.startswith("manifests/"):
             prune(target, ONE, SkewedClock(3 * DAY_MS).wall_ms())
         return write(self, name, chunks)
 
-    monkeypatch.setattr(DirectoryTarget, "write", pruned)
+    monkeypatch.setattr(DirectoryPlace, "write", pruned)
     before = ids(place)
     with pytest.raises(BackupTargetError, match="treated as abandoned"):
         saved(a, place)
@@ -290,11 +314,11 @@ def test_two_stores_in_one_place_are_not_pruned(a, make_store, place, tmp_path):
     saved(other, tmp_path / "other")
     shutil.copytree(tmp_path / "other", place, dirs_exist_ok=True)
     before = content_of(place)
-    for work_on in (lambda: prune(DirectoryTarget(place), ONE, AHEAD.wall_ms()), lambda: saved(a, place)):
+    for work_on in (lambda: prune(DirectoryPlace(place), ONE, AHEAD.wall_ms()), lambda: saved(a, place)):
         with pytest.raises(ForeignPartitionError):
             work_on()
     assert content_of(place) == before
-    assert prune(DirectoryTarget(tmp_path / "other"), ONE, AHEAD.wall_ms()).removed == ()
+    assert prune(DirectoryPlace(tmp_path / "other"), ONE, AHEAD.wall_ms()).removed == ()
 
 
 def test_a_term_that_cannot_be_read_is_not_taken_for_none(taken_over, place):

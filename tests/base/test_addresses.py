@@ -12,7 +12,7 @@ from recovery.base.addresses import host_and_port, is_cut_off, local_path, looks
 from recovery.cli import main
 from recovery.errors import ConfigurationError
 from recovery.operational.backends.open import open_backend
-from recovery.places.opening import open_target
+from recovery.places.opening import open_place
 from recovery.sinks.all_keys import AllKeysSink
 from recovery.spark.sources.native_state import native_operators
 
@@ -102,7 +102,7 @@ def test_environment_variables(monkeypatch, name, words):
 @pytest.mark.parametrize(
     "call",
     [RecoveryConfig, FileSink, lambda text: AllKeysSink(SimpleNamespace(all_keys=print), text, print),
-     lambda text: native_operators(None, text), open_target, StateManager,
+     lambda text: native_operators(None, text), open_place, StateManager,
      lambda text: init_partitions(text, 1), lambda text: RecoveryConfig("db", scratch_directory=text),
      lambda text: StateManager("db", backend=text), lambda text: open_backend(text, None, None)],
     ids=["config", "file sink", "all keys", "native", "target", "manager", "init", "scratch", "backend", "open"],

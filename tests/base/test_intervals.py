@@ -22,7 +22,9 @@ from recovery.errors import ConfigurationError
     [(0, 0), (2, 2), (0.5, 0.5), ("10", 10), (".5", 0.5), ("1.", 1), (" 250 ms ", 0.25), ("10s", 10), ("5m", 300),
      ("1.5 h", 5400), ("2d", 172800), (timedelta(minutes=1), 60), (LONGEST_S, LONGEST_S), ("1w", 604800),
      ("10 seconds", 10), ("5min", 300), ("1 Minute", 60), ("1 hour 30 minutes", 5400), ("1h30m", 5400),
-     ("INTERVAL 2 DAYS", 172800), ("3 hrs", 10800), ("10 secs", 10), ("250 milliseconds", 0.25)],
+     ("INTERVAL 2 DAYS", 172800), ("3 hrs", 10800), ("10 secs", 10), ("250 milliseconds", 0.25),
+     ("PT10S", 10), ("PT1H30M", 5400), ("P1DT0.5S", 86400.5), ("P2W", 1209600), ("pt5m", 300),
+     ("INTERVAL '10' SECOND", 10), ("interval '1' hour '30' minutes", 5400)],
 )  # fmt: skip
 def test_seconds(value, seconds):
     assert parse_interval(value) == pytest.approx(seconds)
@@ -31,7 +33,8 @@ def test_seconds(value, seconds):
 @pytest.mark.parametrize(
     "value",
     ["", "s", "-1", "1 x", "1H", "1M", "1 month", "1 year", "1e3", "1s 2s", "5 minutes 3",
-     "interval", "1 min -5 s", "٣", "nan", -1, -0.5, float("nan"), float("inf"), 10**400, True, None,
+     "interval", "1 min -5 s", "٣", "P", "PT", "P1M", "P1Y", "PT1S1S", "'10' SECOND",
+     "00:00:10", "1,5s", "nan", -1, -0.5, float("nan"), float("inf"), 10**400, True, None,
      [1], timedelta(seconds=-1), LONGEST_S + 1, "9" * 400],
     ids=lambda value: f"{value!r:.20}",
 )  # fmt: skip

@@ -10,8 +10,8 @@ import pytest
 
 import recovery
 from recovery.base.outside import CannotTell, Checked, DoesNotApply, Question
-from recovery.places.bucket import ObjectTarget
-from recovery.places.directory import DirectoryTarget
+from recovery.places.bucket import BucketPlace
+from recovery.places.directory import DirectoryPlace
 from recovery.sinks.protocol import EpochSink
 from recovery.spark.inputs.kinds import KINDS
 
@@ -33,7 +33,7 @@ OUTSIDES: dict[str, dict[str, type]] = {
         zip(("files", "`appended`", "Kafka", "Delta", "Iceberg", "`rate`, ticks", "other sources"), KINDS, strict=True)
     ),
     "Targets of sinks": sinks(),
-    "Places of copies": {"a directory or mount": DirectoryTarget, "a bucket": ObjectTarget},
+    "Places of copies": {"a directory or mount": DirectoryPlace, "a bucket": BucketPlace},
 }
 EVERY = [(f"{group}: {name}", each) for group, classes in OUTSIDES.items() for name, each in classes.items()]
 

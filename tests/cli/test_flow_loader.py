@@ -104,3 +104,36 @@ def test_a_file_that_leaves_the_program(tmp_path, code):
         load(f"{tmp_path / 'flows.py'}:make")
     with pytest.raises(FlowFailedError, match="building flow 'x' failed: SystemExit: "):
         build_flow(Flow("x", lambda spark: sys.exit(eval(code) if code else None)), None)
+
+
+@pytest.mark.parametrize(
+    ("content", "found", "remedy"),
+    [
+        ("def flow(spark): ...", "flow is a function that needs arguments", r"flow = Flow\('NAME', flow, sink\)"),
+        ("def flow(spark): ...", "flow is a function that needs arguments", r"words.py:flow\('value'\)"),
+        ("flow = 5", "flow is a int, neither a Flow nor a Pipeline", "Name a Flow or a Pipeline"),
+        ("from recovery import Node\nflow = [Node('a', print, print)]", "flow is a list", r"Pipeline\('NAME', "),
+        ("class Frame:\n    sparkSession = None\nflow = Frame()", "flow is a Frame", "that returns the frame"),
+        ("class Dataflow: ...\nDataflow.__module__ = 'bytewax.dataflow'\nflow = Dataflow()", "flow is a Dataflow",
+         "recovery import bytewax"),
+        ("from recovery import Node, Pipeline\nload = Pipeline('p', [Node('a', print, print)])", "it has no 'flow'",
+         "Name one of its pipelines: .*words.py:load"),
+    ],
+)  # fmt: skip
+def test_what_is_no_flow(tmp_path, content, found, remedy):
+    """The error says what it is, and how a flow is made of it."""
+    file = tmp_path / "words.py"
+    file.write_text(content)
+    with pytest.raises(FlowLoadError, match=re.escape(found)) as error:
+        load(str(file))
+    assert re.search(remedy, error.value.remedy)
+
+
+def test_a_directory_in_place_of_the_flow(tmp_path, monkeypatch):
+    """As `recovery run db/`: the recovery directory is given with -r."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "db").mkdir()
+    for name in ("db", "db/", str(tmp_path / "db")):
+        with pytest.raises(FlowLoadError, match="is a directory, not a flow") as error:
+            load(name)
+        assert error.value.remedy == f"Type: recovery run flow.py -r {name}"

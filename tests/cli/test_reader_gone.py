@@ -38,7 +38,7 @@ print(json.dumps(codes))
 def codes(commands: list[list[str]]) -> tuple[list[int], str]:
     """The exit codes of commands that write into a pipe that nobody reads, and what they said on standard error."""
     done = subprocess.run(
-        [sys.executable, "-c", FORKING], input=json.dumps(commands), capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", FORKING], input=json.dumps(commands), capture_output=True, text=True, timeout=300
     )
     return json.loads(done.stdout), done.stderr
 

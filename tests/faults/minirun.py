@@ -28,7 +28,7 @@ from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.restore import restore
 from recovery.epochs.closer import ClosingHooks, ClosingSettings, Contributor, DriverRows, EpochClosed, EpochCloser
-from recovery.epochs.execution import new_execution
+from recovery.epochs.execution import new_execution, what_ended
 from recovery.errors import RecoveryError
 from recovery.planning.steps import StepPlan
 from recovery.sinks import DiscardSink
@@ -258,6 +258,10 @@ class MiniRun:
         finally:
             self.prepared.release()
 
+    def why(self, error: BaseException) -> BaseException:
+        """The error that a user sees when this one is noticed first."""
+        return what_ended(self.store, self.lease, lambda: error)
+
     def release(self) -> None:
         """End without closing."""
         self._ends = True
@@ -272,9 +276,10 @@ def run(directory: Path, number: int, batches: int, choices: int | None = None, 
     try:
         while execution.next_batch < batches:
             execution.batch(generator)
-    except BaseException:
+    except BaseException as error:
+        cause = execution.why(error)
         execution.release()
-        raise
+        raise cause from None
     execution.finish()
     return execution.closed
 

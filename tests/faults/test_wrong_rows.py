@@ -6,6 +6,7 @@ Digests and sums are right, as whoever forges a partition makes them.
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from recovery.cli import main
 from recovery.errors import all_errors
 from tests.faults.test_hostile_files import template as template
 from tests.hostile import forge, lenient, make_right
+from tests.owner.served import Served, recovery, spread, token_file
 from tests.shares import some
 from tests.stores import STEP, paths_of
 
@@ -55,19 +57,22 @@ COMMANDS = (
 BY_DEFAULT = ("changes that are no JSON", "superseded until a text", "two totals", "a collected epoch that is a text")
 
 
+def _make_wrong(path: Path, wrong: str) -> None:
+    table, column, value = WRONG[wrong]
+    if column is not None:
+        forge(path, table, column, value)
+        return
+    with lenient(path) as connection:
+        connection.execute(value)  # type: ignore[arg-type]
+        make_right(connection)
+
+
 @pytest.mark.parametrize("wrong", some(WRONG, *BY_DEFAULT))
 def test_a_wrong_row_is_a_typed_error_of_every_command(template: Path, tmp_path: Path, wrong: str) -> None:
     """No traceback; what is refused leaves the partitions byte for byte as before, and makes nothing else. Only gc may
     have collected in sound partitions before it came to this one. verify finds what ends any other command."""
     forged = shutil.copytree(template, tmp_path / "forged")
-    table, column, value = WRONG[wrong]
-    first = paths_of(forged)[0]
-    if column is None:
-        with lenient(first) as connection:
-            connection.execute(value)  # type: ignore[arg-type]
-            make_right(connection)
-    else:
-        forge(first, table, column, value)
+    _make_wrong(paths_of(forged)[0], wrong)
     codes = {}
     for number, command in enumerate(COMMANDS):
         place = tmp_path / str(number)
@@ -85,3 +90,42 @@ def test_a_wrong_row_is_a_typed_error_of_every_command(template: Path, tmp_path:
             assert {path.name for path in place.iterdir()} <= {"db", "to"}, command
         shutil.rmtree(place)
     assert codes["verify DB"] == 23 or set(codes.values()) == {0}, codes
+
+
+AT_OWNERS = (
+    "plan DB", "verify DB", "status DB", f"history DB --step {STEP} --key k1", f"state list DB --step {STEP}",
+    "backup DB TO", "hwm set DB orders 99", "state clear DB hwm --yes",
+    f"state set DB --step {STEP} --key k1 [9] --yes", f"state clear DB --step {STEP} --key k1 --yes",
+    "gc DB", "gc DB -b 0", "gc DB --dry-run",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("wrong", some(WRONG, *BY_DEFAULT))
+def test_a_wrong_row_at_an_owner_is_the_same_error_with_the_address_of_that_owner(
+    template: Path, tmp_path: Path, wrong: str, index: int
+) -> None:
+    """Of two owners, real processes, one has the forged partition: no command ends with a traceback or a failure of the
+    owner, and the error of a damaged partition begins with the address of the owner that has it."""
+    made = shutil.copytree(template, tmp_path / "made")
+    _make_wrong(paths_of(made)[index], wrong)
+    db, *away = spread(made, [(), (0,), (1,)])
+    token = token_file(tmp_path)
+    with contextlib.ExitStack() as served:
+        owners = [Served(directory, token) for directory in away]
+        for owner in owners:
+            served.callback(owner.kill)
+        where = [word for owner in owners for word in ("--owner", owner.at)]
+        codes = {}
+        for command in AT_OWNERS:
+            words = [{"DB": str(db), "TO": str(tmp_path / "to")}.get(word, word) for word in command.split()]
+            done = recovery(*words, "--token-file", token, *where)
+            assert "Traceback" not in done.stderr, (command, done.stderr)
+            assert done.returncode in TYPED, (command, done.stderr)
+            assert "owner of the partitions failed" not in done.stderr, (command, done.stderr)
+            if done.returncode == 23:
+                at = owners[index].at
+                named = rf"Error: {re.escape(at)}/(\S+/)?part-{index}\.sqlite3: "
+                assert re.match(named, done.stderr), (command, done.stderr)
+            codes[command] = done.returncode
+        assert codes["verify DB"] == 23 or set(codes.values()) == {0}, codes

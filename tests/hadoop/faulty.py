@@ -52,7 +52,7 @@ class Faulty:
 
 
 class LocalFiles:
-    """The files below a directory of this host, with the methods of `recovery.hadoop.files.HadoopFiles`."""
+    """The files below a directory of this host, with the methods of `recovery.places.hadoop.HadoopFiles`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

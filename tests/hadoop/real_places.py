@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery.errors import StorageError
-from recovery.hadoop.files import HadoopFiles
+from recovery.places.hadoop import HadoopFiles
 from recovery.sinks.hadoop_disk import HadoopDisk
 from tests.hadoop.checkpoint_story import ENDS, LAST, Story
 from tests.hadoop.faulty import WAYS, Faulty

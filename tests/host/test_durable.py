@@ -20,7 +20,7 @@ from recovery.demo.story import Story
 from recovery.errors import OutputMismatchError, StateBackendError, StorageError
 from recovery.host import durable
 from recovery.operational.locks import FileLock
-from recovery.places.directory import FileObjects
+from recovery.places.directory import DirectoryDocuments
 from recovery.sinks.disk import Disk
 from recovery.sinks.output import OutputDirectory
 from recovery.sinks.protocol import Resume
@@ -157,7 +157,7 @@ def test_an_invalid_note(store, text):
 
 def test_documents_of_a_file_backend(trap, tmp_path):
     """Reading one that is none is refused or finds it; writing goes through no draft of others."""
-    objects = FileObjects(tmp_path, 1.0)
+    objects = DirectoryDocuments(tmp_path, 1.0)
     objects.put("a/state.json", b"{}", None)
     trap(tmp_path / "a" / ".state.json.draft")
     token = objects.get("a/state.json").token

@@ -157,7 +157,12 @@ def test_partitions_that_are_in_use_are_refused(source, store_dir, tmp_path):
     with pytest.raises(ConfigurationError, match="name"):
         taken(source, store_dir, flow="")
     taken(source, store_dir)
-    with pytest.raises(AlreadyInitializedError, match="up to 1"):
+    with pytest.raises(AlreadyInitializedError, match=f"the checkpoint at {source} after micro-batch 4 already"):
+        taken(source, store_dir)
+    with Driver(store_dir) as run:
+        run.apply(5, {"a": "1"})
+        run.close(5)
+    with pytest.raises(AlreadyInitializedError, match="up to 2"):
         taken(source, store_dir)
     with pytest.raises(FlowMismatchError):
         taken(source, store_dir, flow="other")

@@ -29,7 +29,7 @@ from recovery.cli import main
 from recovery.operational.backends.migrate import migrate
 from recovery.operational.backends.open import open_backend
 from recovery.operational.backends.retry import RetryPolicy
-from recovery.places.directory import FileObjects
+from recovery.places.directory import DirectoryDocuments
 from recovery.places.protocol import Conflict
 from tests.operational.emulators import store
 from tests.operational.support import HOUR_MS, IMPATIENT, HandClock, SetClock, StoppableClock, all_of, background
@@ -266,7 +266,7 @@ def test_a_process_that_stopped_within_a_write_keeps_nobody_waiting_for_ever(fil
 def test_a_lease_that_is_renewed_is_not_taken_over(files, monkeypatch):
     """However long it is held, and whatever the clocks of the others show; an error after waiting names its holder."""
     uri = f"{files}?lock_timeout_seconds=0.3&lock_retry_seconds=0.02"
-    real, written, deadline = FileObjects.put, [], time.monotonic() + 60
+    real, written, deadline = DirectoryDocuments.put, [], time.monotonic() + 60
 
     def put(self, path, content, expected):
         token = real(self, path, content, expected)
@@ -280,7 +280,7 @@ def test_a_lease_that_is_renewed_is_not_taken_over(files, monkeypatch):
             assert time.monotonic() < deadline, "it is not renewed"
             return 0.25 * len(written)
 
-    monkeypatch.setattr(FileObjects, "put", put)
+    monkeypatch.setattr(DirectoryDocuments, "put", put)
     holding = StoppableClock()
     holding.stopped = True
     with StateManager(uri, clock=holding).lock("orders", "loading"):
@@ -580,7 +580,7 @@ def test_a_write_whose_answer_came_after_anothers_write(files, monkeypatch):
     state, other = StateManager(files), StateManager(files)
     counter = state.process_state("n", "count")
     counter.set(0)
-    real = FileObjects.put
+    real = DirectoryDocuments.put
 
     def put(self, path, content, expected):
         real(self, path, content, expected)
@@ -588,7 +588,7 @@ def test_a_write_whose_answer_came_after_anothers_write(files, monkeypatch):
         other.process_state("n", "count").update(lambda n: n + 1)
         raise Conflict("the answer to an earlier attempt was lost")
 
-    monkeypatch.setattr(FileObjects, "put", put)
+    monkeypatch.setattr(DirectoryDocuments, "put", put)
     counter.update(lambda n: n + 1)
     assert counter.get() == 2
 
@@ -598,7 +598,7 @@ def test_a_write_whose_answer_never_came_is_recognised(files, monkeypatch, lost)
     """The store took it, and the client takes it for another's: no lock is lost, nothing is counted twice."""
     state = StateManager(f"{files}?lock_timeout_seconds=60&lock_retry_seconds=0.02")
     counter = state.process_state("n", "count")
-    real, puts = FileObjects.put, []
+    real, puts = DirectoryDocuments.put, []
 
     def put(self, path, content, expected):
         token = real(self, path, content, expected)
@@ -607,7 +607,7 @@ def test_a_write_whose_answer_never_came_is_recognised(files, monkeypatch, lost)
             raise Conflict("the answer to an earlier attempt was lost")
         return token
 
-    monkeypatch.setattr(FileObjects, "put", put)
+    monkeypatch.setattr(DirectoryDocuments, "put", put)
     for _ in range(2):
         with state.lock("orders"):
             counter.update(lambda n: n + 1, 0)

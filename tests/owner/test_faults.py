@@ -5,24 +5,20 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import resource
-import shutil
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from recovery.errors import DirectoryLockedError
-from recovery.wire import run_client, server
-from tests.faults.minirun import FOLD_POINTS, STARTS, MiniRun, child, killed_afterwards, wait
-from tests.owner.histories import BATCHES, DRIVER_POINTS, OWNER_POINTS, PATIENCE_S, UNHURRIED, History
+from recovery.backup.note import last_replica
+from recovery.backup.repository import list_backups
+from recovery.places.directory import DirectoryPlace
+from tests.faults.minirun import FOLD_POINTS, wait
+from tests.owner.histories import BATCHES, DRIVER_POINTS, OWNER_POINTS, UNHURRIED, History
 from tests.shares import some
 from tests.stores import query
-from tests.waiting import wait_until
 
 LOGGED = {"close.2.logged", *FOLD_POINTS}
 """Steps of epochs that are logged first, which a backup interval rules out."""
@@ -75,82 +71,6 @@ def test_an_owner_is_killed_at_every_step(history, tmp_path, point):
     goes_on(history, tmp_path)
 
 
-class Frozen:
-    """Drivers on two hosts, of which the first is frozen at some moment. All partitions are at owners."""
-
-    def __init__(self, history: History, root: Path) -> None:
-        self.history = history
-        self.first, self.successor = root / "first", root / "successor"
-        for place in (self.first, self.successor):
-            place.mkdir()
-
-    def run(self, directory: Path, work: Callable[[MiniRun], None]) -> int:
-        """A run of a process of its own: it begins when the owners let it, calls `work` between two micro-batches, and
-        leaves the error that ends it."""
-
-        def begun() -> MiniRun:
-            until_s = time.monotonic() + PATIENCE_S
-            while True:
-                try:
-                    return MiniRun(directory, self.history.seed, **self.history.settings())
-                except DirectoryLockedError:
-                    assert time.monotonic() < until_s
-                    time.sleep(0.05)
-
-        def whole() -> None:
-            run = begun()
-            try:
-                while run.next_batch < BATCHES:
-                    work(run)
-                    run.batch(run_choices)
-            except BaseException as error:
-                (directory / "error").write_text(type(error).__name__)
-                run.release()
-                raise
-            run.finish()
-
-        run_choices = random.Random(self.history.seed)
-        return child(whole)
-
-
-@pytest.mark.parametrize("seed", some(range(8), 0))
-def test_a_driver_that_wakes_up_too_late(history, tmp_path, monkeypatch, seed):
-    """Frozen at any moment for so long that the owners let it go, it finds a successor on another host. Whatever it
-    tries next is refused, and the successor comes to the end of the input."""
-    monkeypatch.setattr(server, "HOLD_S", 0.5)
-    monkeypatch.setattr(server, "PROGRESS_S", 0.05)
-    monkeypatch.setattr(run_client, "STILL_S", 0.1)
-    for path in history.places[0].glob("part-*"):
-        path.rename(history.places[1] / path.name)
-    for each in history.owners:
-        each.start()
-    drivers = Frozen(history, tmp_path)
-    moment_s = random.Random(seed).random() * 0.4
-
-    def freeze(run: MiniRun) -> None:
-        if run.next_batch == seed % 4:
-            threading.Timer(moment_s, os.kill, (os.getpid(), signal.SIGSTOP)).start()
-        time.sleep(0.1)
-
-    def wait_for_the_first(run: MiniRun) -> None:
-        if run.next_batch >= BATCHES - 1:
-            (tmp_path / "near").touch()
-            wait_until((drivers.first / "error").exists, PATIENCE_S)
-
-    frozen = drivers.run(drivers.first, freeze)
-    with killed_afterwards(frozen):
-        assert os.WIFSTOPPED(os.waitpid(frozen, os.WUNTRACED)[1])
-        begun = drivers.run(drivers.successor, wait_for_the_first)
-        with killed_afterwards(begun):
-            wait_until((tmp_path / "near").exists, PATIENCE_S)
-            os.kill(frozen, signal.SIGCONT)
-            assert wait(frozen) == 1
-            assert (drivers.first / "error").read_text() in ("LeaseLostError", "OwnerUnreachableError")
-            assert wait(begun) == 0
-    shutil.copyfile(drivers.successor / STARTS, history.places[0] / STARTS)
-    history.check(tmp_path)
-
-
 def test_an_owner_whose_disk_is_full(history, tmp_path):
     """The error names the file and begins with the owner's address. The epoch is not closed; with room, the next run
     goes on."""
@@ -167,6 +87,55 @@ def test_an_owner_whose_disk_is_full(history, tmp_path):
     assert min(closed) == FULL_FROM - 1
     resource.prlimit(victim.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     goes_on(history, tmp_path)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_an_owner_that_dies_when_the_last_epoch_is_closed(history, tmp_path, sync):
+    """The epoch is in all partitions, and can no longer be shipped. With sync the run fails and has not shown it.
+    Without sync the run has shown it and ends well; what the directory says of its replica is true. The next run ships
+    it."""
+    replica, shown = tmp_path / "replica", tmp_path / "shown"
+    history.expected = {"BackupTargetError"}
+    for each in history.owners:
+        each.start()
+    victim = next(each for each in history.owners if list(each.directory.glob("part-*")))
+    replicates = {"replicate": replica, "replicate_sync": sync}
+    code = wait(history.start_run(contributors=(Kills(victim.pid, shown),), **replicates))
+    history.ended(code)
+    history.wait_until_free()
+    assert victim.running() is False
+    assert code == (1 if sync else 0)
+    [closed] = {max(query(path, "SELECT epoch FROM epochs"))[0] for place in history.places
+                for path in place.glob("part-*.sqlite3")}  # fmt: skip
+    assert int(shown.read_text()) == (closed - 1 if sync else closed)
+    said = last_replica(history.places[0])
+    newest = list_backups(DirectoryPlace(replica)).newest
+    assert said.epoch == (0 if newest is None else newest.epoch) < closed
+    assert victim.at in said.problem
+    for each in history.owners:
+        each.start()
+    assert wait(history.start_run(**UNHURRIED, **replicates)) == 0
+    assert last_replica(history.places[0]).problem is None
+    assert list_backups(DirectoryPlace(replica)).newest.epoch == closed
+    history.check(tmp_path)
+
+
+class Kills:
+    """Takes part in closing epochs: it notes which ones are shown, and kills a process when the last one is closed."""
+
+    def __init__(self, pid: int, shown: Path) -> None:
+        self._pid = pid
+        self._shown = shown
+
+    def prepare(self, epoch: int, batch: int, floor: int) -> dict[str, dict[str, str]]:
+        return {}
+
+    def closed(self, batch: int) -> None:
+        if batch == BATCHES - 1:
+            os.kill(self._pid, signal.SIGKILL)
+
+    def publish(self, epoch: int, batch: int, floor: int) -> None:
+        self._shown.write_text(str(epoch))
 
 
 FULL_FROM = 4

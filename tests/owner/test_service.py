@@ -143,7 +143,7 @@ class TestHolding:
         monkeypatch.setattr(server, "PROGRESS_S", 0.05)
         run = client(service.port)
         run.hold("one", "a run", KEY)
-        run.ask(OwnerCalls.still, "one")
+        run.ask(OwnerCalls.still, "one", None)
         other = client(service.port)
         until_s = time.monotonic() + 20
         while True:

@@ -11,7 +11,7 @@ import pytest
 from recovery import BackupTargetError, ConfigurationError, StateBackendError, StateManager
 from recovery.operational.backends.open import STATE
 from recovery.places.address import parse_address
-from recovery.places.opening import open_target
+from recovery.places.opening import open_place
 from tests.backup import emulators
 from tests.operational import emulators as stores
 from tests.operational.support import IMPATIENT
@@ -47,7 +47,7 @@ def azurite(tmp_path_factory):
 
 def check(address: str) -> None:
     """Write and read with both clients."""
-    target = open_target(address)
+    target = open_place(address)
     assert target.write("objects/a.gz", [b"abc"]) == 3
     assert b"".join(target.read("objects/a.gz")) == b"abc"
     state = StateManager(backend=address)
@@ -113,7 +113,7 @@ def test_errors_name_what_was_looked_at(s3, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     address = f"s3://{emulators.BUCKET}/x?region=us-east-1"
     with pytest.raises(BackupTargetError, match=r"AWS_ACCESS_KEY_ID.*\.aws/credentials"):
-        open_target(address, no_answer_s=4).write("a", [b"a"])
+        open_place(address, no_answer_s=4).write("a", [b"a"])
     with pytest.raises(StateBackendError, match=r"AWS_ACCESS_KEY_ID.*\.aws/credentials"):
         StateManager(backend=f"{address}&timeout=2s", retry=IMPATIENT).get_hwm("orders")
 

@@ -13,7 +13,7 @@ from recovery.cli import main
 from recovery.errors import ConfigurationError, StateBackendError
 from recovery.operational.backends.open import STATE
 from recovery.places.address import parse_address
-from recovery.places.directory import FileObjects
+from recovery.places.directory import DirectoryDocuments
 
 
 @pytest.mark.parametrize("uri", ["s3://bucket/team#1", "gs://bucket#1", "azure://c/team#", "file:///srv/state#1"])
@@ -75,7 +75,7 @@ def test_a_file_in_the_place_of_a_directory_is_an_error(tmp_path):
 
 def test_a_process_that_is_forked_during_a_write_does_not_keep_the_lock(tmp_path, monkeypatch):
     """It has the lock's file open for as long as it lives; others write all the same."""
-    place = FileObjects(tmp_path, timeout_s=0.2)
+    place = DirectoryDocuments(tmp_path, timeout_s=0.2)
     reading, writing = os.pipe()
     children = []
 

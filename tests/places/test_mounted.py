@@ -13,14 +13,14 @@ import pytest
 
 from recovery.backup import share
 from recovery.backup.conditional import open_documents
-from recovery.backup.share import Place, Sharing, Wanted
+from recovery.backup.share import OwnerDirectories, Sharing, Wanted
 from recovery.base.clock import SystemClock
 from recovery.errors import BackupTargetError
 from recovery.host.durable import PRIVATE
 from recovery.places import mounted
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from recovery.places.mounted import limited
-from recovery.places.opening import open_target
+from recovery.places.opening import open_place
 from recovery.replication.shipper import PASSING, Shipper
 from recovery.storage.scan import scan
 from tests.backup.support import bring_back, random_id, states, work
@@ -67,7 +67,7 @@ def wanted(store: Path, place: Path) -> bytes:
 
 def test_every_call_ends(hanging, tmp_path):
     """With an error that says what to look at."""
-    target = limited(DirectoryTarget(tmp_path / "dest"))
+    target = limited(DirectoryPlace(tmp_path / "dest"))
     documents = open_documents(f"{tmp_path / 'dest'}")
     calls = {
         "write": lambda: target.write("objects/a", [b"x"]),
@@ -97,12 +97,12 @@ def test_a_slow_disk_is_waited_for(tmp_path, monkeypatch):
             time.sleep(1.0)
             yield b"x"
 
-    assert limited(DirectoryTarget(tmp_path)).write("objects/a", chunks()) == 4
+    assert limited(DirectoryPlace(tmp_path)).write("objects/a", chunks()) == 4
 
 
 def test_a_shipping_is_repeated_when_it_is_back(store, hanging, tmp_path):
     """The error passes, and the same epochs are shipped."""
-    target = limited(open_target(f"{tmp_path / 'dest'}"))
+    target = limited(open_place(f"{tmp_path / 'dest'}"))
     at = Shipper(store, target, clock=SystemClock(), random_id=random_id)
     for _ in range(2):
         with pytest.raises(PASSING, match="no answer"):
@@ -116,8 +116,8 @@ def test_a_shipping_is_repeated_when_it_is_back(store, hanging, tmp_path):
 def test_an_owner_answers_nevertheless(store, hanging, tmp_path, monkeypatch):
     """So the next run gets its turn. The place is opened once, and again after an error."""
     opened = []
-    monkeypatch.setattr(share, "open_target", lambda place: opened.append(place) or open_target(place))
-    sharing = Sharing(Place(f"{store}", f"{tmp_path / 'scratch'}"))
+    monkeypatch.setattr(share, "open_place", lambda place: opened.append(place) or open_place(place))
+    sharing = Sharing(OwnerDirectories(f"{store}", f"{tmp_path / 'scratch'}"))
     answer = sharing.answer(wanted(store, tmp_path / "dest"))
     assert (answer.refusal.error, answer.refusal.found) == ("BackupTargetError", "no answer for 0 s")
     hanging()

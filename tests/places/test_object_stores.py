@@ -32,8 +32,8 @@ from recovery.errors import (
     StaleDirectoryError,
     TakenOverError,
 )
-from recovery.places.bucket import ObjectTarget
-from recovery.places.opening import open_target
+from recovery.places.bucket import BucketPlace
+from recovery.places.opening import open_place
 from recovery.planning.backups import KeepRule
 from recovery.replication.process import Replication
 from recovery.storage.hydration import Stop, hydrate_directory
@@ -106,14 +106,14 @@ def test_back_and_forth(store, place, tmp_path):
 def test_pages_are_fetched_when_they_are_read(store, place, tmp_path):
     """With range requests; an object that is gone is named."""
     work(store, 1, keys=3000)
-    back_up(store, open_target(place))
-    bring_back(open_target(place), tmp_path / "lazy", tmp_path, lazy_from=place)
+    back_up(store, open_place(place))
+    bring_back(open_place(place), tmp_path / "lazy", tmp_path, lazy_from=place)
     assert states(tmp_path / "lazy") == states(store)
     hydrate_directory(tmp_path / "lazy", Stop())
     assert_sound(tmp_path / "lazy")
-    bring_back(open_target(place), tmp_path / "again", tmp_path, lazy_from=place)
-    for entry in open_target(place).entries(OBJECTS):
-        open_target(place).delete(entry.name)
+    bring_back(open_place(place), tmp_path / "again", tmp_path, lazy_from=place)
+    for entry in open_place(place).entries(OBJECTS):
+        open_place(place).delete(entry.name)
     with pytest.raises(BackupDamagedError, match="is missing"):
         hydrate_directory(tmp_path / "again", Stop())
 
@@ -123,7 +123,7 @@ def test_a_chain(store, place, tmp_path, monkeypatch):
     """Links, a link that completes a level, and a pruning: what is restored is what a whole copy would be."""
     monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)
     fill(store)
-    target = open_target(place)
+    target = open_place(place)
     for _ in range(5):
         made = back_up(store, target, incremental=True)
         with Driver(store) as run:
@@ -168,7 +168,7 @@ def test_a_replica_in_a_service_that_stands_still(store, place, emulator, tmp_pa
         assert replication.state.shippings <= 3
     finally:
         replication.stop()
-    bring_back(open_target(place), tmp_path / "new", tmp_path)
+    bring_back(open_place(place), tmp_path / "new", tmp_path)
     assert_sound(tmp_path / "new")
     assert states(tmp_path / "new") == states(store)
 
@@ -178,7 +178,7 @@ def test_a_standby(store, place, emulator, tmp_path):
     knows none (tests/backup/test_lease.py has another one), so there a standby can be promoted only unfenced."""
     pytest.importorskip("obstore", reason="obstore is not installed (the test extra has it)")
     fill(store)
-    target, standby = open_target(place), tmp_path / "standby"
+    target, standby = open_place(place), tmp_path / "standby"
     with pytest.raises(NoBackupError):
         followed(place, standby)
     lease = None
@@ -208,7 +208,7 @@ def test_a_standby(store, place, emulator, tmp_path):
 
 def test_objects_are_stored_as_they_are(place, emulator):
     """Names that end in .gz or .zst do not make pyarrow compress once more."""
-    target = open_target(place)
+    target = open_place(place)
     for name in ("manifests/a.json.gz", "objects/part-0/a.sqlite3.zst"):
         assert target.write(name, [b"some ", b"bytes"]) == 10
         assert [entry.size_bytes for entry in target.entries(name[: name.rindex("/") + 1])] == [10]
@@ -217,7 +217,7 @@ def test_objects_are_stored_as_they_are(place, emulator):
 
 def test_an_upload_that_fails_leaves_nothing(place):
     """Leaving a stream by an exception would publish what was written so far."""
-    target = open_target(place)
+    target = open_place(place)
 
     def chunks() -> Iterator[bytes]:
         yield b"x" * 12_000_000
@@ -230,8 +230,8 @@ def test_an_upload_that_fails_leaves_nothing(place):
 
 def test_a_manifest_that_is_being_written_does_not_count(store, place):
     """Azure shows an object as soon as it is opened; a backup is there when its manifest is whole."""
-    made = back_up(store, open_target(place)).manifest
-    target = open_target(place)
+    made = back_up(store, open_place(place)).manifest
+    target = open_place(place)
     [entry] = target.entries(MANIFESTS)
     data = b"".join(target.read(entry.name))
     target.delete(entry.name)
@@ -251,7 +251,7 @@ def test_a_manifest_that_is_being_written_does_not_count(store, place):
 @pytest.mark.parametrize("share", some([0.0, 0.9], 0.9))
 def test_a_half_written_object_is_never_taken_for_good(store, place, emulator, tmp_path, share):
     """What a cut upload leaves is left out by its digest, and the backup before is restored."""
-    target = open_target(place)
+    target = open_place(place)
     back_up(store, target)
     work(store, 1)
     made = back_up(store, target).manifest
@@ -268,7 +268,7 @@ def test_a_half_written_object_is_never_taken_for_good(store, place, emulator, t
 
 def test_a_killed_backup_does_not_count(store, place, emulator, tmp_path):
     """SIGKILL while objects are on their way: what is there is the backup before, and pruning tidies up a day later."""
-    first = back_up(store, open_target(place)).manifest
+    first = back_up(store, open_place(place)).manifest
     work(store, 1)
     code = (
         "import os, signal, sys\n"
@@ -280,7 +280,7 @@ def test_a_killed_backup_does_not_count(store, place, emulator, tmp_path):
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     killed = subprocess.run([sys.executable, "-c", code, str(store), place], env=environ, timeout=60, check=False)
     assert killed.returncode == -signal.SIGKILL
-    target = open_target(place)
+    target = open_place(place)
     assert [m.id for m in list_backups(target).manifests] == [first.id]
     assert len(target.entries(RUNNING)) == 1
     assert bring_back(target, tmp_path / "new", tmp_path).plan.epoch == 5
@@ -297,7 +297,7 @@ def test_a_missing_bucket(store, place, emulator):
 def test_a_bucket_has_one_writer(store, place, emulator, tmp_path, monkeypatch, client):
     """A bucket has one writer also without conditional writes, through the client of backups alone."""
     if client == "missing":
-        monkeypatch.setattr(conditional, "BucketObjects", _refuse)
+        monkeypatch.setattr(conditional, "BucketDocuments", _refuse)
     elif client == "without conditions":
         monkeypatch.setattr(conditional.Documents, "_refuses", lambda *_: False)
     made = [saved_in_bucket(store, place).manifest]
@@ -313,7 +313,7 @@ def test_a_bucket_has_one_writer(store, place, emulator, tmp_path, monkeypatch, 
     made.append(saved_in_bucket(other, place, takeover=True, lose_epochs=True).manifest)
     with pytest.raises(TakenOverError):
         saved_in_bucket(store, place, incremental=True)
-    found = list_backups(open_target(place))
+    found = list_backups(open_place(place))
     assert [each.id for each in found.manifests] == [each.id for each in made]
     assert [each.term for each in found.manifests] == [1, 1, 2]
     assert len(found.lines) == 2
@@ -322,7 +322,7 @@ def test_a_bucket_has_one_writer(store, place, emulator, tmp_path, monkeypatch, 
 def saved_in_bucket(
     directory: Path, place: str, *, incremental: bool = False, takeover: bool = False, lose_epochs: bool = False
 ) -> Made:
-    target = open_target(place)
+    target = open_place(place)
     by = Writer(
         directory, target, SystemClock(), random_id, place=place, takeover=takeover, lose_epochs=lose_epochs
     )  # fmt: skip
@@ -360,7 +360,7 @@ def test_a_service_that_dies_in_the_middle(store, tmp_path, monkeypatch):
     with emulators.moto() as emulator:
         for name, value in emulator.environ.items():
             monkeypatch.setenv(name, value)
-        target = open_target(emulator.place("p"), no_answer_s=2)
+        target = open_place(emulator.place("p"), no_answer_s=2)
         back_up(store, target)
         work(store, 1)
 
@@ -386,7 +386,7 @@ class TestUnreachable:
     CODE = (
         "import sys\n"
         "from recovery.places import opening\n"
-        "opening.open_target.__kwdefaults__['no_answer_s'] = 1\n"
+        "opening.open_place.__kwdefaults__['no_answer_s'] = 1\n"
         "from recovery.cli import main\n"
         "main(['backup', *sys.argv[1:]])\n"
     )
@@ -418,8 +418,8 @@ def test_the_usual_variables_name_emulators(tmp_path):
     """STORAGE_EMULATOR_HOST for Google's store, as its tools have it."""
     with emulators.gcp() as emulator:
         host = emulator.parameters.split("=")[1].split("&")[0]
-        target = open_target(f"gs://{BUCKET}/x", {"STORAGE_EMULATOR_HOST": f"http://{host}"})
-        assert isinstance(target, ObjectTarget)
+        target = open_place(f"gs://{BUCKET}/x", {"STORAGE_EMULATOR_HOST": f"http://{host}"})
+        assert isinstance(target, BucketPlace)
         target.write("objects/a", [gzip.compress(b"")])
         assert len(target.entries(OBJECTS)) == 1
 
@@ -445,7 +445,7 @@ def test_few_objects_stay_open(tmp_path, monkeypatch):
     monkeypatch.setattr("recovery.places.bucket.OPEN_FILES", 3)
     pyarrow_fs = pytest.importorskip("pyarrow.fs")
     files = pyarrow_fs.SubTreeFileSystem(f"{tmp_path}", pyarrow_fs.LocalFileSystem())
-    target = ObjectTarget(files, "", "local")
+    target = BucketPlace(files, "", "local")
     for number in range(9):
         (tmp_path / f"{number}").write_bytes(b"ab%d" % number)
         assert target.read_range(f"{number}", 1, 2) == b"b%d" % number

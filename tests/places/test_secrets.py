@@ -17,6 +17,8 @@ from recovery.places.secrets import LONGEST_MESSAGE, Secrets, shown_address, wit
         ("s3://key:secret@bucket/path?region=r", "s3://bucket/path"),
         ("gs://anonymous@bucket/a@b", "gs://anonymous@bucket/a@b"),
         ("s3://key:sec/ret@bucket/path", "s3://…"),
+        ("s3://key:secret/bucket", "s3://…"),
+        ("s3://bucket:9000/p", "s3://bucket:9000/p"),
         ("abfs://account:secret@container/p", "abfs://container/p"),
         ("backups/a@b", "backups/a@b"),
     ],
@@ -56,7 +58,8 @@ def test_addresses_of_hadoop_keep_the_name():
 @pytest.mark.parametrize("purpose", [COPIES, STATE], ids=["copies", "state"])
 @pytest.mark.parametrize(
     "address", ["s3://key:secret℀@bucket/p", "s3://key:secret@", "gs://key:secret@b/p", "x://key:secret@b/p",
-                "s3://key:secret@[b/p", "s3://key:secret@b/p#x", "s3://key:secret@b/p?colour=1", "s3://key:se/cret@b/p"],
+                "s3://key:secret@[b/p", "s3://key:secret@b/p#x", "s3://key:secret@b/p?colour=1", "s3://key:se/cret@b/p",
+                "s3://key:secret/b/p"],
 )  # fmt: skip
 def test_refused_addresses_repeat_no_secret(purpose, address):
     """Python's parser does: it names the part that it cannot read."""

@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 from recovery.base.ids import Lease
-from recovery.planning.following import Position, Stage, age, is_later, lacking, latest_first, lines, needed, same_link
+from recovery.planning.following import (
+    Position,
+    Stage,
+    age,
+    is_later,
+    lacking,
+    latest_first,
+    lines,
+    needed,
+    newer_documents,
+    same_link,
+)
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 
 BASE = "objects/part-0/a.sqlite3.zst"
@@ -110,6 +121,26 @@ def test_what_a_directory_lacks():
 
 def position(links: int, origin: str, fingerprint: int = 1, taken_ms: int = 0, base: str = BASE) -> Position:
     return Position(base, links, origin, taken_ms, fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "newer"),
+    [
+        ((2, "x"), (2, "x"), False),
+        ((3, "y"), (2, "x"), False),
+        ((2, "x"), (3, "y"), True),
+        ((2, "x"), (2, "y"), True),
+        ((2, "x"), (3, None), True),
+        ((3, None), (2, "x"), False),
+        (None, (1, "x"), True),
+        (None, (2, None), False),
+        ((1, "x"), None, False),
+    ],
+)
+def test_which_documents_are_newer(here, there, newer):
+    """By generation; what was removed there and never was here is nothing."""
+    found = newer_documents({} if here is None else {"a": here}, {} if there is None else {"a": there})
+    assert found == (["a"] if newer else [])
 
 
 def test_only_files_behind_the_partitions_link_are_fetched():

@@ -344,6 +344,21 @@ class TestMessages:
         assert isinstance(error, EpochNotHeldError)
         assert "epochs 4 to 7" in str(error)
 
+    @pytest.mark.parametrize("kinds", [["current", "too old", "current"], ["current", "other flow", "current"],
+                                       ["missing", "current", "current"], ["current"] * N])  # fmt: skip
+    def test_an_error_about_files_in_several_places_names_no_place_but_those_of_the_files(self, kinds):
+        """Partitions at two owners: an error about a file of one does not begin with the address of the other."""
+        hosts = {f"part-{index}.sqlite3": f"h{index % 2}:7337/part-{index}.sqlite3" for index in range(N)}
+        found = found_files(kinds)
+        spread = [FoundFile(Path(hosts[each.path.name]), replace(each.description, path=Path(hosts[each.path.name])))
+                  for each in found if each.description is not None]  # fmt: skip
+        asked = 99 if kinds == ["current"] * N else None
+        together, apart = outcome(found, asked), outcome(spread, asked)
+        assert type(apart) is type(together)
+        assert (together.path, apart.path) == (str(DIRECTORY), None)
+        if kinds[1] != "current":
+            assert "h1:7337/part-1.sqlite3" in apart.found
+
     def test_counts_that_differ_are_no_store(self):
         """Files of one store id that disagree on N cannot be used."""
         found = [describe(Sketch(0, count=2)), describe(Sketch(1, count=3))]

@@ -17,7 +17,7 @@ from recovery.backup.repository import list_backups
 from recovery.base.clock import SystemClock
 from recovery.base.ids import Epoch
 from recovery.errors import BackupTargetError, ForeignPartitionError, StaleDirectoryError, TakenOverError
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from recovery.planning.replica import ReplicaLag, Shipped
 from recovery.planning.resume import plan_resume
 from recovery.replication.messages import Answer
@@ -247,7 +247,7 @@ class TestTakenOver:
             replication.wait(lambda: False)
         with pytest.raises(TakenOverError):
             replication.check()
-        assert newest_of(list_backups(DirectoryTarget(tmp_path / "dest")).newest).epoch == 2
+        assert newest_of(list_backups(DirectoryPlace(tmp_path / "dest")).newest).epoch == 2
         replication.end()
         again = begin(sync=sync, execution=3)
         with pytest.raises(TakenOverError, match="a promotion on"):
@@ -263,7 +263,7 @@ class TestTakenOver:
         followed(tmp_path / "dest", tmp_path / "standby")
         promoted(tmp_path / "standby")
         change(store)
-        target = DirectoryTarget(tmp_path / "dest")
+        target = DirectoryPlace(tmp_path / "dest")
         Shipper(store, target, clock=SystemClock(), random_id=lambda: "ab", fence=lambda: 1).ship()
         assert list_backups(target).newest.epoch == 3
         shutil.rmtree(store)
@@ -299,12 +299,12 @@ class TestTakenOver:
         copy = Path(shutil.copytree(store, tmp_path / "copy"))
         closes(store, replication)
         replication.end()
-        writer = read_term(DirectoryTarget(tmp_path / "dest"))
+        writer = read_term(DirectoryPlace(tmp_path / "dest"))
         shutil.move(store, tmp_path / "newer")
         shutil.move(copy, store)
         with pytest.raises(StaleDirectoryError, match="ends at epoch 2"):
             begin(execution=2).ready(60)
-        assert read_term(DirectoryTarget(tmp_path / "dest")) == writer
+        assert read_term(DirectoryPlace(tmp_path / "dest")) == writer
         shutil.move(store, copy)
         shutil.move(tmp_path / "newer", store)
         with Driver(store, resume_epoch=Epoch(2)) as run:
@@ -314,7 +314,7 @@ class TestTakenOver:
         again.ready(60)
         again.closed()
         again.wait(lambda: False)
-        newest = list_backups(DirectoryTarget(tmp_path / "dest")).newest
+        newest = list_backups(DirectoryPlace(tmp_path / "dest")).newest
         assert (newest.term, newest_of(newest).epoch) == (2, 2)
 
     def test_a_restored_directory_replaces_the_writer_on_request(self, store, begin, tmp_path):
@@ -330,10 +330,10 @@ class TestTakenOver:
         shutil.move(tmp_path / "new", store)
         with pytest.raises(TakenOverError, match="--takeover"):
             begin(execution=2).ready(60)
-        writer = read_term(DirectoryTarget(tmp_path / "dest"))
+        writer = read_term(DirectoryPlace(tmp_path / "dest"))
         with pytest.raises(StaleDirectoryError, match=r"it has epoch 3, closed by execution .* ends at epoch 2"):
             begin(execution=2, takeover=True).ready(60)
-        assert read_term(DirectoryTarget(tmp_path / "dest")) == writer
+        assert read_term(DirectoryPlace(tmp_path / "dest")) == writer
         logged = []
         again = begin(execution=2, takeover=True, lose_epochs=True, log=logged.append)
         again.ready(60)

@@ -14,8 +14,8 @@ from recovery.backup.note import last_backup, last_replica
 from recovery.backup.repository import list_backups, prune
 from recovery.base.clock import SystemClock
 from recovery.errors import BackupTargetError, ForeignPartitionError, LeaseLostError
-from recovery.places.directory import DirectoryTarget
-from recovery.places.protocol import Target
+from recovery.places.directory import DirectoryPlace
+from recovery.places.protocol import Place
 from recovery.planning.backups import KeepRule
 from recovery.planning.replica import Shipped
 from recovery.replication.shipper import PASSING, Shipper
@@ -48,16 +48,16 @@ def store(make_store, monkeypatch) -> Path:
     return directory
 
 
-def shipper(directory: Path, target: Target | Path, **options) -> Shipper:
+def shipper(directory: Path, target: Place | Path, **options) -> Shipper:
     """One as the process makes it."""
-    place = DirectoryTarget(target) if isinstance(target, Path) else target
+    place = DirectoryPlace(target) if isinstance(target, Path) else target
     return Shipper(directory, place, clock=SystemClock(), random_id=random_id, **options)
 
 
 class Replicated(History):
     """A history that is shipped epoch by epoch, by processes that end now and then; some epochs are missed."""
 
-    def __init__(self, directory: Path, chance: random.Random, target: Target) -> None:
+    def __init__(self, directory: Path, chance: random.Random, target: Place) -> None:
         super().__init__(directory, chance)
         self._target = target
         self._shipper = shipper(directory, target)
@@ -81,7 +81,7 @@ def test_every_epoch_of_a_random_history_is_in_the_replica(make_store, tmp_path,
     chance = random.Random(seed)
     directory = make_store(2)
     fill(directory)
-    target = DirectoryTarget(tmp_path / "dest")
+    target = DirectoryPlace(tmp_path / "dest")
     history = Replicated(directory, chance, target)
     for _ in range(25):
         history.go_on()
@@ -103,7 +103,7 @@ def test_a_shipping_cut_off_at_any_step_leaves_a_chain_that_restores(store, tmp_
     for k in itertools.count(1, 3 if lasting else 1):
         directory = Path(shutil.copytree(store, tmp_path / "db"))
         root = tmp_path / "dest"
-        target = FailingTarget(DirectoryTarget(root), NEVER, lasting)
+        target = FailingTarget(DirectoryPlace(root), NEVER, lasting)
         ours = shipper(directory, target)
         for _ in range(3):
             ours.ship()
@@ -125,9 +125,9 @@ def test_a_shipping_cut_off_at_any_step_leaves_a_chain_that_restores(store, tmp_
         wanted = states(directory)
         (ours if k % 2 else shipper(directory, root)).ship()
         assert last_replica(directory).problem is None
-        prune(DirectoryTarget(root), [KeepRule(count=1)], NOW_MS)
-        [manifest] = list_backups(DirectoryTarget(root)).manifests
-        assert {entry.name for entry in DirectoryTarget(root).entries("objects/")} == objects(manifest)
+        prune(DirectoryPlace(root), [KeepRule(count=1)], NOW_MS)
+        [manifest] = list_backups(DirectoryPlace(root)).manifests
+        assert {entry.name for entry in DirectoryPlace(root).entries("objects/")} == objects(manifest)
         bring_back(root, tmp_path / "new", tmp_path)
         assert states(tmp_path / "new") == wanted
         for path in (tmp_path / "new", root, directory):
@@ -202,7 +202,7 @@ def test_a_fence_that_is_down_stops_the_shipping(store, tmp_path, passed):
     change(store)
     with pytest.raises(LeaseLostError):
         ours.ship()
-    assert len(list_backups(DirectoryTarget(tmp_path / "dest")).manifests) == passed - 1
+    assert len(list_backups(DirectoryPlace(tmp_path / "dest")).manifests) == passed - 1
     noted = last_replica(store)
     assert (noted.epoch, noted.problem) == (1, "taken over")
 
@@ -210,7 +210,7 @@ def test_a_fence_that_is_down_stops_the_shipping(store, tmp_path, passed):
 def test_older_backups_are_removed_from_time_to_time(store, tmp_path, monkeypatch):
     """By the rules of `backup --keep`; a failure to do so is reported with the epoch, which is shipped."""
     monkeypatch.setattr("recovery.replication.shipper.PRUNE_S", 0.0)
-    target = DirectoryTarget(tmp_path / "dest")
+    target = DirectoryPlace(tmp_path / "dest")
     ours = shipper(store, target, keep=[KeepRule(count=2)])
     for _ in range(4):
         change(store)
@@ -231,7 +231,7 @@ def test_what_was_shipped_stays_although_the_clock_went_back(store, tmp_path, mo
     """A backup comes after the newest at the place, whatever the clock says: so a rule that keeps one keeps what was
     just shipped, whose output may be shown."""
     monkeypatch.setattr("recovery.replication.shipper.PRUNE_S", 0.0)
-    target, place = DirectoryTarget(tmp_path / "dest"), tmp_path / "dest"
+    target, place = DirectoryPlace(tmp_path / "dest"), tmp_path / "dest"
     with monkeypatch.context() as ahead:
         now_ms = SystemClock.wall_ms
         ahead.setattr(SystemClock, "wall_ms", lambda clock: now_ms(clock) + 3_600_000)

@@ -23,7 +23,7 @@ from recovery.cli import main
 from recovery.errors import BackupTargetError, ConfigurationError, InconsistentPartitionsError, StorageError
 from recovery.owner.runs import Connection
 from recovery.owner.shipping import Shipping
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from recovery.replication.process import Replication
 from recovery.replication.shipper import PASSING, Shipper
 from recovery.storage.locations import OwnerAccess
@@ -51,7 +51,7 @@ def here(monkeypatch) -> None:
 
     def store_copies(self: Connection, wanted: str) -> str:
         asked = msgspec.json.decode(wanted, type=Wanted)
-        target = DirectoryTarget(Path(asked.destination))
+        target = DirectoryPlace(Path(asked.destination))
         owner = self._owner
         owner.scratch.mkdir(exist_ok=True)
         return msgspec.json.encode(store_share(asked, owner.directory, target, owner.scratch)).decode()
@@ -62,7 +62,7 @@ def here(monkeypatch) -> None:
 def shipper(spread: SpreadDirectory, place: Path, **options: object) -> Shipper:
     parts = SpreadParts(spread.locations(), str(place))
     return Shipper(
-        spread.places[0], DirectoryTarget(place), clock=SystemClock(), random_id=random_id, parts=parts, **options
+        spread.places[0], DirectoryPlace(place), clock=SystemClock(), random_id=random_id, parts=parts, **options
     )
 
 
@@ -133,7 +133,7 @@ class TestEpochs:
         done = at.ship()
         run.__exit__(None, None, None)
         assert 1 <= done.newest.epoch <= 3
-        assert list_backups(DirectoryTarget(tmp_path / "dest")).newest.epoch == done.newest.epoch
+        assert list_backups(DirectoryPlace(tmp_path / "dest")).newest.epoch == done.newest.epoch
         call("restore", tmp_path / "dest", tmp_path / "new")
         call("restore", tmp_path / "dest", tmp_path / "old", "--epoch", 1)
 
@@ -186,12 +186,12 @@ class TestEpochs:
             step(run, 0, random.Random(1))
         parts = SpreadParts(spread.locations(), str(tmp_path / "elsewhere"))
         at = Shipper(
-            spread.places[0], DirectoryTarget(tmp_path / "dest"), clock=SystemClock(), random_id=random_id, parts=parts
+            spread.places[0], DirectoryPlace(tmp_path / "dest"), clock=SystemClock(), random_id=random_id, parts=parts
         )
         with pytest.raises(BackupTargetError, match="an owner has stored") as error:
             at.ship()
         assert "all hosts reach" in error.value.remedy
-        assert list_backups(DirectoryTarget(tmp_path / "dest")).manifests == ()
+        assert list_backups(DirectoryPlace(tmp_path / "dest")).manifests == ()
 
     @pytest.mark.parametrize("damaged", [[2], [0, 1, 2, 3]])
     def test_a_damaged_chain_is_begun_again(self, spread, tmp_path, damaged):
@@ -277,7 +277,7 @@ class TestProcesses:
                 step(run, batch, random.Random(batch))
                 made.closed()
                 made.wait(lambda: False)
-                newest = list_backups(DirectoryTarget(tmp_path / "dest")).newest
+                newest = list_backups(DirectoryPlace(tmp_path / "dest")).newest
                 assert newest.epoch == made.state.shipped.epoch == batch + 1
             made.end()
         assert json.loads((tmp_path / "dest" / LEASE).read_text())["lease"]["ended"] == 3

@@ -10,7 +10,7 @@ import pytest
 from recovery.backup.lease import read_term
 from recovery.base.clock import SystemClock
 from recovery.errors import StaleDirectoryError, StorageError
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from recovery.planning.resume import plan_resume
 from recovery.replication.process import Replication
 from recovery.replication.unseen import NAME, Unseen, begin_unseen, end_unseen, read_unseen
@@ -71,13 +71,13 @@ def test_an_older_copy_that_went_on_while_the_place_was_away(make_store, tmp_pat
         theirs.stop()
     (tmp_path / "dest").unlink()
     (tmp_path / "moved").rename(tmp_path / "dest")
-    writer = read_term(DirectoryTarget(tmp_path / "dest"))
+    writer = read_term(DirectoryPlace(tmp_path / "dest"))
     for _ in range(2):
         theirs = begin(copy)
         with pytest.raises(StaleDirectoryError, match=r"it has epoch 3, .* ended at epoch 2 before it went on"):
             theirs.ready(60)
         theirs.stop()
-    assert read_term(DirectoryTarget(tmp_path / "dest")) == writer
+    assert read_term(DirectoryPlace(tmp_path / "dest")) == writer
     theirs = begin(copy, lose_epochs=True)
     theirs.closed(0)
     theirs.end()

@@ -8,6 +8,7 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -116,7 +117,8 @@ class Server:
 class Pooler:
     """PgBouncer in transaction mode before a server: the transactions of all connections share two sessions."""
 
-    def __init__(self, server: Server, program: str) -> None:
+    def __init__(self, server: Server, program: str, settings: str = "") -> None:
+        """settings: lines that count instead of those below."""
         self.server, self.home = server, server.home / "pool"
         self.home.mkdir()
         (self.home / "users").write_text(f'"{SUPERUSER}" ""\n')
@@ -132,15 +134,20 @@ class Pooler:
             pool_mode = transaction
             default_pool_size = 2
         """.replace("            ", "")
+            + f"\n{settings}\n"
         )
         if os.getuid() == 0:
             os.chown(self.home, pwd.getpwnam("nobody").pw_uid, -1)
         self._process = server._run(program, self.home / "ini")
         deadline_s = time.monotonic() + 60
-        while not (self.home / ".s.PGSQL.6432").exists():
+        while not self._answers():
             assert self._process.poll() is None, (server.home / "log").read_text(errors="replace")
             assert time.monotonic() < deadline_s
             time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as client:
+            return client.connect_ex(str(self.home / ".s.PGSQL.6432")) == 0
 
     def connect(self, module: str, database: str) -> Any:
         """Return a new connection of a module."""

@@ -9,7 +9,7 @@ import sqlite3
 
 import pytest
 
-from recovery.errors import ConfigurationError, OutputMismatchError, SinkFailedError
+from recovery.errors import ConfigurationError, OutputMismatchError, SinkFailedError, SinkRefusedError
 from recovery.sinks.upsert.database import Session, quoted
 from recovery.sinks.upsert.sink import UpsertSink
 from tests.shares import some
@@ -208,7 +208,7 @@ def test_only_absence_is_absence(real, module):
         names = {"words": "words", "none": "none", "elsewhere": "nowhere.none", "broken": "words WHERE nope"}
         session = Session(connection, names, None)
         assert [session.exists(name) for name in ("words", "none", "elsewhere", "words")] == [True, False, False, True]
-        with pytest.raises(SinkFailedError, match="the database says"):
+        with pytest.raises(SinkRefusedError, match="the database says"):
             session.exists("broken")
         session.release()
 
@@ -235,7 +235,7 @@ def test_what_postgresql_says_by_number(tmp_path, said, code, cause):
     store = Store(closed=[])
     run = Run(store, plain, key=["word"])
     run.close(0)
-    kind = OutputMismatchError if code == "42P01" else SinkFailedError
+    kind = {"42P01": OutputMismatchError, "42501": SinkRefusedError}.get(code, SinkFailedError)
     with pytest.raises(kind) as caught:
         Run(store, Sqlite(tmp_path / "db", translated(translate)), key=["word"])
     assert cause in caught.value.cause
@@ -269,7 +269,7 @@ def test_a_lock_that_comes_later(tmp_path):
 
     plain = Sqlite(tmp_path / "db")
     plain.execute("CREATE TABLE words (word TEXT PRIMARY KEY, n INTEGER)")
-    with pytest.raises(SinkFailedError, match=r"^the database says.*\n.*holds a lock"):
+    with pytest.raises(SinkFailedError, match=r"table words: the database says.*\n.*holds a lock"):
         Run(Store(), Sqlite(tmp_path / "db", translated(translate)), key=["word"])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recovery import ConfigurationError, FileSink, OutputLostError
-from recovery.errors import StorageError
+from recovery.errors import SinkFailedError
 from recovery.hadoop.reports import reported
 from recovery.sinks import hadoop_disk
 from tests.shares import some
@@ -54,13 +54,13 @@ def test_killed_at_every_request(name, torn):
 @KINDS
 @pytest.mark.parametrize("lasting", some([False, True], False), ids=["once", "lasting"])
 def test_every_request_fails(lasting, torn):
-    """A failed request is a StorageError, and the next run is exact."""
+    """A failed request is a SinkFailedError, and the next run is exact."""
     store, disk = lived(torn)
     story(store, disk)
     for fail_at in range(1, disk.store.operations + 1):
         store, disk = lived(torn)
         disk.store.fail_at, disk.store.fail_from = (0, fail_at) if lasting else (fail_at, 0)
-        with contextlib.suppress(StorageError):
+        with contextlib.suppress(SinkFailedError):
             story(store, disk)
         disk = disk.restarted()
         Run(store, disk)

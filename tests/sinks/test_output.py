@@ -17,7 +17,7 @@ import pytest
 
 from recovery import FileSink
 from recovery.base import faults
-from recovery.errors import LeaseLostError, OutputMismatchError, StaleDirectoryError, StorageError
+from recovery.errors import LeaseLostError, OutputMismatchError, SinkFailedError, SinkRefusedError, StaleDirectoryError
 from recovery.sinks.disk import Disk
 from recovery.sinks.output import OutputDirectory
 from recovery.sinks.protocol import EpochOutput
@@ -124,14 +124,14 @@ def test_killed_at_every_operation(name):
 @pytest.mark.parametrize("lasting", some([False, True], False), ids=["once", "lasting"])
 @pytest.mark.parametrize("name", some(RESUMES, "goes back"))
 def test_every_operation_fails(name, lasting):
-    """A full disk at any operation is a StorageError; when there is space again, the next run is exact."""
+    """A full disk at any operation is a SinkFailedError; when there is space again, the next run is exact."""
     count = points(RESUMES[name])
     unnoticed = 0
     for fail_at in range(1, count + 1):
         store, disk = lived()
         disk.healthy()
         disk.fail_at, disk.fail_from = (0, fail_at) if lasting else (fail_at, 0)
-        with contextlib.suppress(StorageError):
+        with contextlib.suppress(SinkFailedError):
             story(store, disk, RESUMES[name])
             unnoticed += 1
         Run(store, disk.healthy())
@@ -287,7 +287,7 @@ class Sleeper(Run):
         self.done = threading.Event()
 
         def work(output):
-            with contextlib.suppress(LeaseLostError, StorageError):
+            with contextlib.suppress(LeaseLostError, SinkFailedError):
                 publish(output)
             self.done.set()
             self.gate.reached.set()
@@ -411,7 +411,7 @@ class TestMismatch:
             sink = FileSink(Path(home) / "out", "json")
             os.seteuid(65534)
             try:
-                with pytest.raises(StorageError, match="this user may not write to it"):
+                with pytest.raises(SinkRefusedError, match="this user may not write to it"):
                     sink.check(Store().begin())
             finally:
                 os.seteuid(0)
@@ -676,7 +676,7 @@ class TestTwoDirectoriesOfOneStore:
         closing.start()
         assert publishing.wait(30)
         monkeypatch.setattr("recovery.sinks.disk.ALONE_S", 0.1)
-        with pytest.raises(StorageError, match=r"another process has held it for 0\.1 s"):
+        with pytest.raises(SinkFailedError, match=r"another process has held it for 0\.1 s"):
             Run(new.copied(), RealDisk())
         monkeypatch.setattr("recovery.sinks.disk.ALONE_S", 30)
         starting = threading.Thread(target=Run, args=[new, RealDisk()])

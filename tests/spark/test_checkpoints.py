@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pyarrow.fs
 import pytest
 from click.testing import CliRunner
 
@@ -21,9 +22,11 @@ from recovery.cli import main
 from recovery.errors import SparkCheckpointError
 from recovery.native.exporting import export
 from recovery.native.importing import import_checkpoint
+from tests.backup.emulators import BUCKET, moto
 from tests.flows import windows
 from tests.renaming import renaming
 from tests.spark.support import set_to
+from tests.spark.test_output_on_s3 import JARS, s3a_options
 
 FILES = 6
 CUT = 2
@@ -263,7 +266,7 @@ def command(*arguments):
 
 def test_files_that_are_renamed_while_they_are_listed(spark, tmp_path):
     """As Spark finishes its logs. Hadoop asks for the permissions of a file after it has listed it."""
-    from recovery.spark.jvm.hadoop import HadoopPlace
+    from recovery.hadoop.checkpoint import HadoopPlace
 
     place = HadoopPlace(spark, f"file:{tmp_path}/made here", lambda: "test")
     assert place.sizes() == {}
@@ -274,9 +277,35 @@ def test_files_that_are_renamed_while_they_are_listed(spark, tmp_path):
             assert place.sizes()["offsets/0"] == 4
 
 
+@pytest.mark.long
+@pytest.mark.skipif(not JARS, reason="no jars of S3A: mvn -f .ci/s3a/pom.xml, as .ci/run does")
+def test_an_object_store(tmp_path):
+    """By the commands: exported to S3 and imported from there; what is there is not written over."""
+    from tests.native.support import held, job, write_job
+
+    write_job(tmp_path / "job", batch=3)
+    for name in ("db", "again"):
+        init_partitions(tmp_path / name, 2)
+    command("checkpoint", "import", tmp_path / "job", tmp_path / "db", "--flow", "windows", "--json")
+    with moto() as server:
+        there, conf = f"s3a://{BUCKET}/made here/exported", s3a_options(server)
+        command("checkpoint", "export", tmp_path / "db", there, "--json", *conf)
+        listed = server.filesystem.get_file_info(pyarrow.fs.FileSelector(BUCKET, recursive=True))
+        names = [each.path for each in listed if each.is_file]
+        assert names
+        assert all(name.startswith(f"{BUCKET}/made here/exported/") for name in names), names
+        imported = command("checkpoint", "import", there, tmp_path / "again", "--flow", "windows", "--json", *conf)
+        assert imported["from"] == there
+        refused = [sys.executable, "-m", "recovery", "checkpoint", "export", str(tmp_path / "db"), there, *conf]
+        done = subprocess.run(refused, capture_output=True, text=True, timeout=180)
+        assert (done.returncode, "not empty" in done.stderr) == (11, True), done.stderr
+    command("checkpoint", "export", tmp_path / "again", tmp_path / "back", "--json")
+    assert held(tmp_path / "back") == job(3)
+
+
 def test_another_file_system(spark, tmp_path):
     """A checkpoint is exported to a URI and imported from it, through Hadoop: what is there afterwards is the same."""
-    from recovery.spark.jvm.hadoop import HadoopPlace
+    from recovery.hadoop.checkpoint import HadoopPlace
     from tests.native.support import held, job, write_job
 
     write_job(tmp_path / "job", batch=3)

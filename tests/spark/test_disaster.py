@@ -13,7 +13,7 @@ import pytest
 
 from recovery import init_partitions
 from recovery.backup.repository import list_backups
-from recovery.places.opening import open_target
+from recovery.places.opening import open_place
 from recovery.storage.scan import scan
 from tests.backup.emulators import script
 from tests.backup.support import back_up, bring_back
@@ -47,7 +47,7 @@ def test_a_backup_of_a_run_resumes_to_the_same_result(spark, feed, tmp_path):
 
     run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", sink, backup_interval="1h")
     shutil.rmtree(tmp_path / "db")
-    assert len(list_backups(open_target(str(tmp_path / "dest"))).manifests) == 2
+    assert len(list_backups(open_place(str(tmp_path / "dest"))).manifests) == 2
     for manifest in made:
         # One partition may have committed an epoch that another had not yet.
         epoch = min(copy.description.newest_epoch for copy in manifest.copies)

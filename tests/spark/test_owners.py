@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -14,11 +16,13 @@ import pytest
 from recovery import AllKeysSink, ConfigurationError, RecoveryConfig, aggregate
 from recovery.aggregates import count
 from recovery.spark.clusters import check_spread
+from recovery.wire.server import HOLD_S
 from tests.backup.emulators import moto
 from tests.cluster.support import Run, assert_exact, batches_in
 from tests.flows.cluster import truth
 from tests.owner.served import ROOT, TOKEN, Served, recovery, spread, token_file
 from tests.stores import state_at, window
+from tests.waiting import wait_until
 from tests.wire.certificates import make_certificates
 
 FLOW = f"{ROOT}/tests/flows/cluster.py"
@@ -41,10 +45,16 @@ class Fleet:
         named = [option for owner in self.owners for option in ("--owner", owner.at)]
         return [*named, "--token-file", self.token, *self.secured]
 
-    def run(self, flow: str, *options: object, master: str = "local[2]") -> Run:
-        command = [sys.executable, "-m", "recovery", "run", f"{FLOW}:{flow}", "-r", self.places[0], "--trigger", 0]
+    def run(self, flow: str, *options: object, master: str = "local[2]", directory: Path | None = None) -> Run:
+        """Start a run. directory: another one for the driver."""
+        at = directory or self.places[0]
+        command = [sys.executable, "-m", "recovery", "run", f"{FLOW}:{flow}", "-r", at, "--trigger", 0]
         command += ["--master", master, "-s", 0, "-b", "1h", *self.options, *options]
         return Run(["env", f"PYTHONPATH={ROOT}", *map(str, command)], self.root / "out")
+
+    def is_free(self) -> bool:
+        """Whether all owners have let go every run that held them."""
+        return all(each.text().count(": held by ") == each.text().count(": let go by ") for each in self.owners)
 
     def together(self) -> Path:
         """All partitions, copied to one directory; ends the owners."""
@@ -92,6 +102,34 @@ def test_an_owner_is_killed_in_the_midst_of_a_run(fleet, returns):
     fleet.run(f"counts(2000, {done + 1})").succeed()
     together = fleet.together()
     assert assert_exact(together, 2000) == done + 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_driver_that_was_replaced(fleet, tmp_path, ends):
+    """Frozen until the owners have let it go, and another driver has begun or has even ended, it ends with 41."""
+    (fleet.places[0] / "part-1.sqlite3").rename(fleet.places[1] / "part-1.sqlite3")
+    successors = tmp_path / "successor"
+    successors.mkdir()
+    run = fleet.run("counts(2000, 99, 0.2)")
+    run.await_text(r"^batch 2$")
+    os.kill(run.process.pid, signal.SIGSTOP)
+    try:
+        wait_until(fleet.is_free, HOLD_S * 3)
+        successor = fleet.run("counts(2000, 8, 0.2)" if ends else "counts(2000, 99, 0.2)", directory=successors)
+        if ends:
+            successor.succeed()
+        else:
+            successor.await_text(r"^batch 5$")
+    finally:
+        os.kill(run.process.pid, signal.SIGCONT)
+    assert run.wait() == 41, run.text()
+    assert "execution 1 may not write any more: execution 2 began here" in run.text()
+    if not ends:
+        assert successor.process.poll() is None, successor.text()
+        successor.process.send_signal(signal.SIGTERM)
+        assert successor.wait() == 0, successor.text()
+    assert_exact(fleet.together(), 2000)
 
 
 @pytest.mark.long

@@ -227,7 +227,7 @@ class TestStart:
 
     def test_an_earlier_execution_is_refused(self, directory, run):
         """An owner says so before it asks its partitions."""
-        reason = "began before|are held by run" if isinstance(directory, SpreadDirectory) else "began before"
+        reason = "began before|began here" if isinstance(directory, SpreadDirectory) else "began before"
         with Driver(directory), pytest.raises(LeaseLostError, match=reason):
             run.store.start(replace(run.execution, id="other"), [STEP])
 

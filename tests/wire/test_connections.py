@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from recovery.base.ids import Lease
-from recovery.errors import LeaseLostError, OwnerRefusedError, OwnerUnreachableError, StorageError
+from recovery.errors import LeaseLostError, OwnerRefusedError, OwnerUnreachableError, RecoveryError, StorageError
 from recovery.owner.spool import Memory, MessageSpool
 from recovery.storage.seam import BatchCount, Changes
 from recovery.wire import client, messages, server, task_calls
@@ -220,6 +222,23 @@ class TestRefusals:
         found = refusal(proven(serving, lease=Lease(7, "other")))
         assert found.error == "LeaseLostError"
         assert found.proof
+
+    @pytest.mark.parametrize(
+        ("later", "kind"),
+        [(0, OwnerUnreachableError), (1, LeaseLostError), (server.MOST_EARLIER + 1, OwnerRefusedError)],
+    )
+    def test_a_task_of_an_earlier_run(self, serving, later, kind):
+        """The owner remembers the keys of some runs, and with them proves what became of the task's own."""
+        task = serving.task()
+        assert task.read(STEP, 0, {0: ("a",)}) == {0: [None]}
+        before = serving.server.tasks
+        serving.server.serve_tasks(None)
+        for number in range(later):
+            lease = Lease(serving.lease.number + 1 + number, "later")
+            serving.server.serve_tasks(replace(before, key=secrets.token_bytes(32), lease=lease))
+        with pytest.raises(RecoveryError) as caught:
+            task.read(STEP, 0, {0: ("a",)})
+        assert type(caught.value) is kind, caught.value
 
     @pytest.mark.parametrize("protocol", [(2, 0), (0, 9)])
     def test_another_version(self, serving, monkeypatch, protocol):

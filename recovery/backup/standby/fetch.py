@@ -10,7 +10,7 @@ from recovery.backup.objects import SpoiledObject, bring, fetch_object
 from recovery.backup.progress import Observer, Progressed
 from recovery.errors import CorruptPartitionError, RecoveryError, StorageError, UnsupportedVersionError
 from recovery.host.durable import Modes, modes_beside, sync
-from recovery.places.protocol import Target
+from recovery.places.protocol import Place
 from recovery.planning.following import Position, needed, same_link
 from recovery.storage.copies import PinnedPartition, merge, read_links
 from recovery.storage.verify import PartitionCheck
@@ -28,7 +28,7 @@ class Staged(NamedTuple):
 class Fetcher:
     """Fetches from a place into a staging directory what partitions of `directory` lack. modes: for new files."""
 
-    def __init__(self, target: Target, staging: Path, directory: Path, modes: Modes, observe: Observer) -> None:
+    def __init__(self, target: Place, staging: Path, directory: Path, modes: Modes, observe: Observer) -> None:
         self._target = target
         self._staging = staging
         self._directory = directory

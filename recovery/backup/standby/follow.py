@@ -42,15 +42,16 @@ from recovery.errors import (
     ConfigurationError,
     CorruptPartitionError,
     NoBackupError,
+    StandbyDirectoryError,
     StorageError,
 )
 from recovery.host.durable import PRIVATE, Modes, make_directories, sync
 from recovery.places.mounted import limited
-from recovery.places.opening import lasting_place, open_target
-from recovery.places.protocol import Target
+from recovery.places.opening import lasting_place, open_place
+from recovery.places.protocol import Place
 from recovery.planning.following import Position, Stage, is_later, latest_first, stage_of
 from recovery.storage.copies import put_in_place, replay
-from recovery.storage.lock import DirectoryLock
+from recovery.storage.lock import DirectoryLock, check_unlocked
 from recovery.storage.scan import describe_file
 from recovery.storage.standby import NAME, is_standby
 
@@ -105,8 +106,10 @@ class Follower:
         *,
         modes: Modes = PRIVATE,
         observe: Observer = ignore,
+        preview: Path | None = None,
     ) -> None:
-        """place: the place of backups; None: the one that the directory follows already.
+        """place: the place of backups; None: the one that the directory follows already. preview: a scratch directory,
+        to which is fetched what a look would apply; the directory stays as it is.
 
         Entering it raises DirectoryLockedError, AlreadyInitializedError for a directory with partitions that is no
         standby, ConfigurationError, CorruptPartitionError or StorageError.
@@ -117,13 +120,16 @@ class Follower:
         self._modes = modes
         self._observe = observe
         self._lock = DirectoryLock(directory, clock, "follow", follows=True)
-        self._staging = directory / STAGING
+        self._preview = preview
+        self._staging = (directory if preview is None else preview) / STAGING
         self._passed: set[str] = set()
         self._stage: Stage | None = None
         self._problems: list[str] = []
         self._document = Standby("", "")
         self.writer: Term | None = None
         """The writer of the place, at the last look."""
+        self.reached: Manifest | None = None
+        """The backup that the last look led to."""
 
     @property
     def at(self) -> At | None:
@@ -144,12 +150,17 @@ class Follower:
                 raise StorageError(str(error), path=self.directory) from error
         elif not is_standby(self.directory):
             raise _no_standby(self.directory)
-        self._lock.acquire()
+        if self._preview is None:
+            self._lock.acquire()
+        else:
+            check_unlocked(self.directory)
         try:
             self._document = self._marked()
-            self._target: Target = limited(open_target(self._document.place))
+            self._target: Place = limited(open_place(self._document.place))
             faults.reach("follow.1")
             if self._document.coming is not None:
+                if self._preview is not None:
+                    raise _cut_off(self.directory, self._document.coming)
                 self._apply(self._document.coming)
             self._clear()
             self._compare()
@@ -204,7 +215,7 @@ class Follower:
             return found
         if self._place is None:
             raise _no_standby(self.directory)
-        shown = open_target(self._place).shown
+        shown = open_place(self._place).shown
         if found is None:
             there = sorted(path.name for path in self.directory.glob("part-*.sqlite3*"))
             if there:
@@ -242,7 +253,7 @@ class Follower:
         nonce = self.writer.nonce if self.writer is not None else ""
         if nonce != self._document.writer:
             self._document = replace(self._document, writer=nonce)
-            write_standby(self.directory, self._document)
+            self._write()
 
     def _list(self) -> Listing:
         listing = list_backups(self._target, self._passed)
@@ -302,9 +313,10 @@ class Follower:
             term=manifest.term,
         )
         self._document = replace(self._document, store_id=manifest.store_id, coming=coming)
-        write_standby(self.directory, self._document)
+        self._write()
         faults.reach("follow.4")
         self._apply(coming)
+        self.reached = manifest
         self._stage = stage(manifest) if self.at is not None and self.at.is_whole else None
         names = [copy.description.path.name for copy in manifest.copies]
         return Followed(
@@ -318,7 +330,14 @@ class Follower:
             elapsed_s=self._clock.elapsed_s() - began_s,
         )
 
+    def _write(self) -> None:
+        if self._preview is None:
+            write_standby(self.directory, self._document)
+
     def _apply(self, coming: At) -> None:
+        if self._preview is not None:
+            self._document = replace(self._document, at=replace(coming, whole=()), coming=None)
+            return
         # follow.5
         paths = self._paths(len(coming.positions))
         try:
@@ -380,10 +399,19 @@ class Follower:
                 self._staging.unlink()
             elif self._staging.exists():
                 shutil.rmtree(self._staging)
-            for draft in self.directory.glob(f".{NAME}.*"):
+            for draft in self.directory.glob(f".{NAME}.*") if self._preview is None else ():
                 draft.unlink()
         except OSError as error:
             raise StorageError(str(error), path=self._staging) from error
+
+
+def _cut_off(directory: Path, coming: At) -> StandbyDirectoryError:
+    return StandbyDirectoryError(
+        f"a part of its partitions is as of backup {coming.manifest}, to which it was being brought",
+        path=directory,
+        cause="A recovery follow was killed. The next one, or a promotion, completes that; a dry run does not.",
+        remedy="Follow the place once more: python -m recovery follow SRC DIR --once",
+    )
 
 
 def _no_standby(directory: Path) -> ConfigurationError:

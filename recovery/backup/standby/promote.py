@@ -13,6 +13,7 @@ It may be repeated at any step: the directory holds the term that it claimed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,16 +21,20 @@ from pathlib import Path
 from typing import Literal
 
 from recovery.backup.conditional import open_documents
-from recovery.backup.lease import Claimant, Term, claim
+from recovery.backup.lease import Claimant, Term, claim, last_place, look_at_term, taken_over
+from recovery.backup.manifest import Manifest
 from recovery.backup.progress import Observer, ignore
-from recovery.backup.standby.document import end_standby, incomplete
+from recovery.backup.standby.document import At, end_standby, incomplete
 from recovery.backup.standby.follow import Follower, Missed
 from recovery.base import faults
 from recovery.base.clock import Clock
 from recovery.errors import BackupDamagedError, NoBackupError
+from recovery.host.scratch import scratch_directory
 from recovery.planning.resume import ResumePlan, plan_resume
-from recovery.storage.restored import mark_restored
+from recovery.planning.values import FoundFile
+from recovery.storage.restored import mark_restored, read_restored
 from recovery.storage.scan import scan
+from recovery.storage.standby import is_standby
 
 Unseen = Literal["nothing", "unpublished", "unknown"]
 """What the writer may have closed after the latest backup: nothing, only epochs that it did not publish, or unknown."""
@@ -37,20 +42,22 @@ Unseen = Literal["nothing", "unpublished", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """A directory that was promoted, and what is lost by that.
+    """A directory that was promoted, and what is lost by that; or that is the store's writer already.
 
-    backup: the one that it is as of. term: the one that it holds; None: unfenced. before: the writer that was replaced;
-    None: nobody had claimed a term. missed: later backups that could not be used. unseen: what else may be lost.
+    changed: whether a promotion was left to do. backup: the one that it is as of; None: not known. term: the one that
+    it holds; None: unfenced. before: the writer that was replaced; None: nobody had claimed a term. missed: later
+    backups that could not be used. unseen: what else may be lost.
     """
 
     directory: Path
     source: str
-    backup: str
+    backup: str | None
     resume: ResumePlan
     term: Term | None
     before: Term | None
     missed: tuple[Missed, ...]
     unseen: Unseen
+    changed: bool = True
 
     @property
     def lost_epochs(self) -> tuple[int, int] | None:
@@ -66,9 +73,13 @@ def promote(
     random_id: Callable[[], str],
     *,
     unfenced: bool = False,
+    dry_run: bool = False,
     observe: Observer = ignore,
 ) -> Promoted:
     """Make a standby an ordinary directory that the next run resumes, and return what is lost by that.
+
+    A directory that is the store's writer already stays as it is. dry_run: change nothing, and return what would be
+    done: what has to be applied is fetched to a scratch directory.
 
     The writer of the place is fenced by a conditional write. unfenced: claim no term and do not ask the place, for a
     place that is gone or cannot write conditionally; then the writer is not stopped.
@@ -76,45 +87,81 @@ def promote(
     Raises TakenOverError if the place has another writer than the standby last saw; what `Follower` and `claim` raise;
     and the errors of `plan`.
     """
-    # promote.1
-    with Follower(directory, None, clock, observe=observe) as follower:
-        document = follower.document
-        if document.at is None or document.store_id is None:
-            raise NoBackupError(
-                "nothing was fetched into it yet",
-                path=directory,
-                cause="",
-                remedy="Follow a place with a backup first.",
-            )
-        if follower.at is not None and follower.at.is_whole:
+    if not is_standby(directory):
+        done = _done_before(directory, clock, unfenced)
+        if done is not None:
+            return done
+    with contextlib.ExitStack() as held:
+        preview = held.enter_context(scratch_directory("promote")) if dry_run else None
+        # promote.1
+        follower = held.enter_context(Follower(directory, None, clock, observe=observe, preview=preview))
+        document, store_id, at = follower.document, follower.document.store_id, follower.at
+        if at is None or store_id is None:
+            remedy = "Follow a place with a backup first."
+            raise NoBackupError("nothing was fetched into it yet", path=directory, cause="", remedy=remedy)
+        if at.is_whole:
             plan_resume(scan(directory))
         term = before = None
         missed: tuple[Missed, ...] = ()
         if not unfenced:
             # promote.2
-            claimant = Claimant(directory, document.store_id, "promotion", os.getpid(), least=document.at.term)
-            lease = claim(open_documents(document.place), claimant, clock, random_id, seen=document.writer)
+            claimant = Claimant(directory, store_id, "promotion", os.getpid(), least=at.term)
+            lease = claim(
+                open_documents(document.place), claimant, clock, random_id, seen=document.writer, dry_run=dry_run
+            )
             term, before = lease.term, lease.before
             faults.reach("promote.2")
             # promote.3
             missed = follower.look().missed
             faults.reach("promote.3")
-        at = follower.at
-        assert at is not None
-        if not at.is_whole:
-            raise BackupDamagedError(
-                f"{', '.join(incomplete(at))} is not whole, and could not be fetched", path=directory,
-                remedy="Follow the place once more: python -m recovery follow SRC DIR --once",
-            )  # fmt: skip
+        at = _whole(follower)
         # promote.4
-        resume = plan_resume(scan(directory))
+        reached = follower.reached if dry_run else None
+        resume = plan_resume(scan(directory) if reached is None else _described(reached))
         # promote.5
-        mark_restored(directory)
-        end_standby(directory)
+        if not dry_run:
+            mark_restored(directory)
+            end_standby(directory)
         faults.reach("promote.5")
     return Promoted(
         directory, document.shown, at.manifest, resume, term, before, missed, _unseen(before, resume, unfenced)
     )
+
+
+def _whole(follower: Follower) -> At:
+    """Return what the standby is as of. Raises BackupDamagedError unless all of it is there."""
+    at = follower.at
+    assert at is not None
+    if not at.is_whole:
+        raise BackupDamagedError(
+            f"{', '.join(incomplete(at))} is not whole, and could not be fetched", path=follower.directory,
+            remedy="Follow the place once more: python -m recovery follow SRC DIR --once",
+        )  # fmt: skip
+    return at
+
+
+def _described(manifest: Manifest) -> list[FoundFile]:
+    return [FoundFile(copy.description.path, copy.description) for copy in manifest.copies]
+
+
+def _done_before(directory: Path, clock: Clock, unfenced: bool) -> Promoted | None:
+    """Return an ordinary directory that needs no promotion; None if none is known to have made it the writer. Raises
+    TakenOverError if another directory is the writer since."""
+    place = last_place(directory) if directory.is_dir() else None
+    if unfenced:
+        if not read_restored(directory, clock.wall_ms()).counts:
+            return None
+    elif place is None:
+        return None
+    resume = plan_resume(scan(directory))
+    term = None
+    if place is not None and not unfenced:
+        documents = open_documents(place)
+        term, holds = look_at_term(documents, directory)
+        if term is None or not holds:
+            raise taken_over(documents.shown, term)
+        place = documents.shown
+    return Promoted(directory, place or "", None, resume, term, None, (), "nothing", changed=False)
 
 
 def _unseen(before: Term | None, resume: ResumePlan, unfenced: bool) -> Unseen:

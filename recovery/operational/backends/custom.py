@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from recovery.errors import ConfigurationError, StateBackendError, shown
-from recovery.places.protocol import Conflict, Found, Token
+from recovery.places.protocol import Conflict, FoundObject, Token
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class StateStore(Protocol):
 
 
 class StoreObjects:
-    """A StateStore as `Objects`."""
+    """A StateStore as a `DocumentStore`."""
 
     def __init__(self, store: StateStore) -> None:
         if not isinstance(store, StateStore):
@@ -54,8 +54,8 @@ class StoreObjects:
         self.location = str(store.location)
         self._store = store
 
-    def get(self, path: str) -> Found | None:
-        """See `Objects.get`."""
+    def get(self, path: str) -> FoundObject | None:
+        """See `DocumentStore.get`."""
         found = self._ask(lambda: self._store.get(path))
         if found is None:
             return None
@@ -67,21 +67,21 @@ class StoreObjects:
                 cause="The store does not keep to the protocol of recovery.StateStore.",
                 remedy="Correct it.",
             )
-        return Found(content, token)
+        return FoundObject(content, token)
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """See `Objects.put`."""
+        """See `DocumentStore.put`."""
         token = self._ask(lambda: self._store.put(path, content, expected))
         if token is None:
             raise Conflict(path)
         return token
 
     def paths(self, prefix: str) -> list[str]:
-        """See `Objects.paths`."""
+        """See `DocumentStore.paths`."""
         return sorted(self._ask(lambda: self._store.paths(prefix)))
 
     def delete(self, path: str) -> None:
-        """See `Objects.delete`."""
+        """See `DocumentStore.delete`."""
         self._ask(lambda: self._store.delete(path))
 
     def _ask(self, call: Callable[[], T]) -> T:

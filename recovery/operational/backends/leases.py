@@ -25,7 +25,7 @@ from recovery.base.intervals import format_interval
 from recovery.errors import ConfigurationError, CorruptStateError, LeaseLostError, RecoveryError, StateLockedError
 from recovery.host.processes import as_holder, describe_holder
 from recovery.operational.backends.paths import LOCK_FILE, encode_path
-from recovery.places.protocol import Conflict, Objects, Token, nonce
+from recovery.places.protocol import Conflict, DocumentStore, Token, nonce
 
 LONGEST_LEASE_S = 366 * 86400.0
 REMEMBERED = 100
@@ -52,7 +52,7 @@ class HeldLease:
     """
 
     def __init__(
-        self, objects: Objects, name: str, purpose: str, clock: Clock, terms: LeaseTerms, wait_s: float
+        self, objects: DocumentStore, name: str, purpose: str, clock: Clock, terms: LeaseTerms, wait_s: float
     ) -> None:
         self.name = name
         self.fence = 0

@@ -16,10 +16,10 @@ from recovery.operational.backends.leases import LeaseTerms
 from recovery.operational.backends.owned import OwnerBackend
 from recovery.operational.backends.remote import RemoteBackend
 from recovery.operational.backends.retry import RetryPolicy
-from recovery.places.address import Address, Purpose, is_uri, parse_address
-from recovery.places.directory import FileObjects
-from recovery.places.documents import BucketObjects
-from recovery.places.protocol import Objects
+from recovery.places.address import PlaceAddress, Purpose, is_uri, parse_address
+from recovery.places.directory import DirectoryDocuments
+from recovery.places.documents import BucketDocuments
+from recovery.places.protocol import DocumentStore
 
 VARIABLE = "RECOVERY_STATE_BACKEND"
 DIRECTORY = "recovery"
@@ -27,19 +27,13 @@ DIRECTORY = "recovery"
 
 TIMEOUT = "20s"
 _FORMS = "Write it like file:///srv/state, s3://bucket/prefix, azure://container/prefix or gs://bucket/prefix."
-_EVERY = frozenset({"timeout", "lock_timeout_seconds", "lock_retry_seconds"})
 STATE = Purpose(
-    settings={
-        "file": _EVERY | {"create"},
-        "s3": _EVERY | {"endpoint", "region", "endpoint_override", "scheme"},
-        "azure": _EVERY | {"endpoint", "account", "account_name"},
-        "gs": _EVERY | {"endpoint", "endpoint_override", "scheme"},
-    },
+    more=frozenset({"timeout", "lock_timeout_seconds", "lock_retry_seconds", "create"}),
     begin="the state backend cannot be used: ",
     cause="The URI in --state-backend or RECOVERY_STATE_BACKEND is wrong.",
     remedy=_FORMS,
 )
-"""The addresses of operational state. Settings with two names have one that addresses of backups use too."""
+"""The addresses of operational state. Only a directory can be created."""
 
 Location = str | os.PathLike[str]
 
@@ -94,18 +88,18 @@ def open_backend(location: Location, clock: Clock, retry: RetryPolicy) -> Backen
     return DirectoryBackend(local_path(location), clock, retry)
 
 
-def open_objects(address: Address) -> Objects:
+def open_objects(address: PlaceAddress) -> DocumentStore:
     """Return the place of operational state that an address names. Raises ConfigurationError."""
     timeout_s = _seconds(address, "timeout", TIMEOUT)
     if address.kind != "file":
-        return BucketObjects(address, timeout_s, StateBackendError, address.location)
+        return BucketDocuments(address, timeout_s, StateBackendError, address.location)
     create = address.settings.get("create", "0")
     if create not in ("0", "1"):
         raise ConfigurationError(f"{STATE.begin}create is 0 or 1", cause=STATE.cause, remedy=STATE.remedy)
     if create == "1":
         make_directories(Path(address.path), PRIVATE)
-    return FileObjects(Path(address.path), timeout_s)
+    return DirectoryDocuments(Path(address.path), timeout_s)
 
 
-def _seconds(address: Address, name: str, default: str) -> float:
+def _seconds(address: PlaceAddress, name: str, default: str) -> float:
     return parse_interval(address.settings.get(name, default))

@@ -30,7 +30,7 @@ from recovery.operational.backends.leases import HeldLease, LeaseTerms
 from recovery.operational.backends.paths import STATE_FILE, decode_path, encode_path
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.ids import StateId
-from recovery.places.protocol import Conflict, Objects, Token, nonce
+from recovery.places.protocol import Conflict, DocumentStore, Token, nonce
 
 FORMAT, VERSION = "recovery-state", 1
 READERS = 8
@@ -57,7 +57,7 @@ class Stored:
 class RemoteBackend:
     """See `Backend`. `terms` apply to its leases."""
 
-    def __init__(self, objects: Objects, clock: Clock, retry: RetryPolicy, terms: LeaseTerms) -> None:
+    def __init__(self, objects: DocumentStore, clock: Clock, retry: RetryPolicy, terms: LeaseTerms) -> None:
         self.location = objects.location
         self._objects = objects
         self._clock = clock
@@ -234,7 +234,7 @@ def deserialize(content: bytes, path: str) -> Stored:
         fences = {text_of(name): number_of(fence) for name, fence in fields["fences"].items()}
         if not is_moment(document.changed_ms) or not 0 <= document.generation <= MOST:
             raise ValueError("its generation or time is one that recovery never writes")
-        # Objects of earlier versions lack it.
+        # DocumentStore of earlier versions lack it.
         recent = tuple(text_of(each) for each in fields.get("recent", ()))
         return Stored(document, fences, text_of(fields["writer"]), text_of(fields["nonce"]), recent)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -16,14 +16,13 @@ from recovery.base.ids import Epoch
 from recovery.base.reserved import DECLARATIONS_STEP, RESERVED_PREFIX
 from recovery.epochs.writer import EpochWriter, StepKey
 from recovery.errors import ConfigurationError, EpochNotHeldError, FlowMismatchError, RecoveryError, StateValueError
-from recovery.host.scratch import scratch_directory
 from recovery.operational.backends.open import choose, open_backend
 from recovery.operational.backends.owned import documents_of
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.runs import EDIT, RunHistory, RunRecorder
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
-from recovery.storage.copied import copied
+from recovery.storage.copied import copies_of
 from recovery.storage.locations import Locations
 from recovery.storage.lock import DirectoryLock, lock_holder
 from recovery.storage.scan import scan
@@ -84,8 +83,7 @@ def _edit_at_owners(
         _check_used(plan, places.directory)
         for verdict in run_all(places.checks(plan.partitions)):
             verdict.raise_if_damaged()
-        room = held.enter_context(scratch_directory("read"))
-        changes = _changes(plan_resume(scan(copied(places, room))), compute)
+        changes = _changes(plan_resume(scan(held.enter_context(copies_of(places)))), compute)
         facts = {"what": what, "keys": len(changes)}
         if not changes:
             return None

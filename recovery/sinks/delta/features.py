@@ -7,29 +7,34 @@ from typing import Any
 
 import msgspec
 
-from recovery.errors import OutputMismatchError
+from recovery.errors import SinkRefusedError
 
 _KNOWN = {"appendOnly", "invariants", "timestampNtz", "changeDataFeed", "v2Checkpoint"}
 """Features that plain files fit, and that `deltalake` writes."""
 _IN_USE = {"checkConstraints", "columnMapping", "generatedColumns"}
 """Features that count only where a table uses them, see `_used`: it may list them without."""
+_WITH_IDENTITY, _WITH_FEATURES = 6, 7
+"""The writer version that means identity columns, which `deltalake` does not write; and the last one that it knows."""
 
 
 def check_able(name: str, table: Any, *, merges: bool) -> None:
-    """Raise OutputMismatchError if the table asks more of a writer than DeltaSink does. merges: whether it rewrites
+    """Raise SinkRefusedError if the table asks more of a writer than DeltaSink does. merges: whether the sink rewrites
     rows."""
     protocol, settings = table.protocol(), table.metadata().configuration
     used = set(_used(settings, msgspec.json.decode(table.schema().to_json())))
     asked = used | {*(protocol.writer_features or ()), *(protocol.reader_features or ())} - _KNOWN - _IN_USE
+    if protocol.min_writer_version == _WITH_IDENTITY or protocol.min_writer_version > _WITH_FEATURES:
+        asked.add(f"writer version {protocol.min_writer_version}")
     if asked:
-        raise OutputMismatchError(
-            f"the table has {', '.join(sorted(asked))}",
+        raise SinkRefusedError(
+            f"the table has {', '.join(sorted(asked))} in version {table.version()}",
             path=name,
             cause="DeltaSink adds files that Spark wrote, by the package deltalake, and they do not fit this.",
-            remedy="Drop the feature, the setting or the constraint, or write to another table.",
+            remedy="Drop the feature, the setting or the constraint, or write to another table; then run again: "
+            "nothing is lost or written twice.",
         )
     if merges and _is_append_only(settings):
-        raise OutputMismatchError(
+        raise SinkRefusedError(
             'the table is append-only (delta.appendOnly), and the sink has mode="merge"',
             path=name,
             cause="Merging replaces rows.",
@@ -38,9 +43,9 @@ def check_able(name: str, table: Any, *, merges: bool) -> None:
 
 
 def check_removable(name: str, table: Any) -> None:
-    """Raise OutputMismatchError if the table is append-only."""
+    """Raise SinkRefusedError if the table is append-only."""
     if _is_append_only(table.metadata().configuration):
-        raise OutputMismatchError(
+        raise SinkRefusedError(
             "the table is append-only (delta.appendOnly), and has rows of epochs that would be taken back",
             path=name,
             cause="The run goes back, or an older run went back, and nobody may take rows out of such a table.",

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import msgspec
 
 from recovery.base.untrusted_json import decode_json
-from recovery.errors import ConfigurationError, OutputMismatchError, SinkFailedError
+from recovery.errors import ConfigurationError, OutputMismatchError, SinkRefusedError
 from recovery.host.durable import sync
 from recovery.sinks.delta.features import check_able, check_removable
 from recovery.sinks.delta.operations import commits_of, is_restore, replaces
@@ -26,6 +26,7 @@ from recovery.sinks.protocol import Resume
 from recovery.sinks.tables.columns import check_columns, fields_of, is_made_of, nullable
 from recovery.sinks.tables.commits import RECORD, AddedFile, Change, History, Mark, Proposal, written_by
 from recovery.sinks.tables.log import BY_HAND, TAKEN_OVER, TableLog, spark_uri
+from recovery.sinks.targets import ASKS, AWAY, refusal_of, said
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -55,7 +56,10 @@ class DeltaLog(TableLog):
 
         try:
             return DeltaTable(self.name, storage_options=self._options or None)
-        except TableNotFoundError:
+        except TableNotFoundError as error:
+            if refusal_of(error) is not AWAY:
+                # `deltalake` says so of a table that this user may not read, too.
+                raise
             return None
 
     def identity(self, table: Any) -> str:
@@ -87,7 +91,7 @@ class DeltaLog(TableLog):
         check_able(self.name, table, merges=merges)
 
     def check_removable(self, table: Any) -> None:
-        """Raise OutputMismatchError if the table is append-only."""
+        """Raise SinkRefusedError if the table is append-only."""
         check_removable(self.name, table)
 
     def check_fits(self, table: Any, schema: str) -> None:
@@ -260,7 +264,7 @@ class DeltaLog(TableLog):
     def apply(self, table: Any, resume: Resume, proposal: Proposal, once: Mark) -> bool:
         """Commit a change, durably; return False if it conflicts with what somebody else committed."""
         from deltalake import CommitProperties, Transaction
-        from deltalake.exceptions import CommitFailedError
+        from deltalake.exceptions import CommitFailedError, DeltaProtocolError
 
         owners = [Transaction(_owner(resume.store_id), resume.execution.number)]
         owners += [Transaction(_owner(other), TAKEN_OVER) for other in resume.line[1:]]
@@ -271,14 +275,17 @@ class DeltaLog(TableLog):
         before = table.version()
         try:
             proposal.change(table, properties)
-        except CommitFailedError as error:
+        except (CommitFailedError, DeltaProtocolError) as error:
             now = self.open()
-            if now is not None and now.version() == before:
-                raise SinkFailedError(
-                    f"the Delta table {self.name} does not take a commit after version {before}: {error}",
-                    cause="The table asks something of a writer that this commit does not fulfil.",
-                    remedy="Change what the message names, then run the same command again: nothing is lost.",
-                ) from error
+            if now is not None:
+                check_able(self.name, now, merges=False)
+                if now.version() == before or isinstance(error, DeltaProtocolError):
+                    raise SinkRefusedError(
+                        f"the Delta table {self.name} does not take a commit after version {before}, and nobody else "
+                        f"committed: {said(error)}",
+                        cause=ASKS.cause,
+                        remedy=ASKS.remedy,
+                    ) from error
             return False
         self._sync_log(before)
         return True

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recovery.base.outside import Answers, Checked, Moment, Question
-from recovery.errors import ConfigurationError, SinkFailedError
+from recovery.errors import ConfigurationError, SinkFailedError, SinkRefusedError
 from recovery.sinks.iceberg.partitions import GROUP, grouping
 from recovery.sinks.iceberg.table import IcebergLog
 from recovery.sinks.tables.columns import fields_of
@@ -85,7 +85,7 @@ class IcebergSink(TableSink):
     @property
     def keeps_plan(self) -> bool:
         """Whether `write` runs the micro-batch's plan unchanged: the table has no partitions."""
-        with suppress(SinkFailedError), self._translated():
+        with suppress(SinkFailedError, SinkRefusedError), self._translated():
             table = self._log.open()
             return table is None or not table.spec().fields
         return False
@@ -96,7 +96,7 @@ class IcebergSink(TableSink):
     def place(self) -> str:
         """Return where the table is; empty if there is none yet, or if its catalog does not answer, of which `check`
         says why."""
-        with suppress(SinkFailedError), self._translated():
+        with suppress(SinkFailedError, SinkRefusedError), self._translated():
             return self._location()
         return ""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from recovery.base.untrusted_json import decode_json
-from recovery.errors import OutputMismatchError, SinkFailedError
+from recovery.errors import OutputMismatchError, SinkFailedError, SinkRefusedError
 from recovery.host.durable import sync
 from recovery.sinks.iceberg.columns import has_type, schema_of, types_of, unmapped
 from recovery.sinks.iceberg.partitions import data_files, refused
@@ -33,6 +33,7 @@ from recovery.sinks.tables.commits import (
     files_of,
 )
 from recovery.sinks.tables.log import TAKEN_OVER, TableLog, spark_uri
+from recovery.sinks.targets import ASKS, said
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -135,11 +136,12 @@ class IcebergLog(TableLog):
             self._refuse(f"a name mapping without {unknown}", "remove the property schema.name-mapping.default")
 
     def _refuse(self, found: str, change: str) -> NoReturn:
-        raise OutputMismatchError(
+        raise SinkRefusedError(
             f"the table has {found}",
             path=self.name,
             cause="IcebergSink adds files that Spark wrote, and they do not fit this.",
-            remedy=f"Change the table ({change}), or write to another one.",
+            remedy=f"Change the table ({change}), or write to another one; then run again: nothing is lost or written "
+            "twice.",
         )
 
     def has_type(self, kind: Any) -> bool:
@@ -309,9 +311,15 @@ class IcebergLog(TableLog):
         except CommitFailedException as error:
             now = self.open()
             if now is not None and now.metadata_location == before:
-                raise SinkFailedError(
+                passes = "lock" in str(error).lower()
+                raise (SinkFailedError if passes else SinkRefusedError)(
                     f"the catalog of the Iceberg table {self.name} does not take a commit, and nobody else committed: "
-                    f"{error}"
+                    f"{said(error)}",
+                    cause="Another process holds the catalog's lock on the table."
+                    if passes
+                    else "The catalog protects the table or its branch, or asks something of a commit that this one "
+                    "does not fulfil.",
+                    remedy=None if passes else ASKS.remedy,
                 ) from error
             return False
         self._sync(made)

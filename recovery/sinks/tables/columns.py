@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from recovery.errors import OutputMismatchError
+from recovery.errors import SinkRefusedError
 
 
 def nullable(schema: str) -> str:
@@ -29,20 +29,20 @@ def fields_of(schema: str) -> dict[str, Any]:
 
 
 def check_columns(table: str, known: Mapping[str, object], written: Mapping[str, object], to_add: str) -> None:
-    """Raise OutputMismatchError unless the table has the columns that the flow writes, with their types.
+    """Raise SinkRefusedError unless the table has the columns that the flow writes, with their types.
 
     to_add: how somebody adds a column to such a table.
     """
     for name, kind in written.items():
         if name not in known:
-            raise OutputMismatchError(
+            raise SinkRefusedError(
                 f"the table has no column {name!r}, and the flow writes one",
                 path=table,
                 cause="The flow's output has changed.",
                 remedy=f"Add the column ({to_add}), or leave it out of the output.",
             )
         if known[name] != kind:
-            raise OutputMismatchError(
+            raise SinkRefusedError(
                 f"column {name!r} has the type {known[name]} in the table, and {kind} in the flow",
                 path=table,
                 cause="The flow's output has changed, or the table was made with other types.",

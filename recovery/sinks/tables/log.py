@@ -62,12 +62,12 @@ class TableLog(ABC):
 
     @abstractmethod
     def check_able(self, table: Any, partition_by: Sequence[str], *, merges: bool) -> None:
-        """Raise if the table asks more of a writer than this sink does, whatever the columns. merges: whether the sink
-        rewrites rows."""
+        """Raise SinkRefusedError if the table asks more of a writer than this sink does, whatever the columns. merges:
+        whether the sink rewrites rows."""
 
     @abstractmethod
     def check_removable(self, table: Any) -> None:
-        """Raise OutputMismatchError if the table allows nobody to take rows out of it."""
+        """Raise SinkRefusedError if the table allows nobody to take rows out of it."""
 
     @abstractmethod
     def check_fits(self, table: Any, schema: str) -> None:
@@ -136,8 +136,8 @@ class TableLog(ABC):
     @abstractmethod
     def apply(self, table: Any, resume: Resume, proposal: Proposal, once: Mark) -> bool:
         """Commit a change to exactly this version of the table, durably; return False if somebody else committed. The
-        other stores of `resume.line` do not own the output from then on (`TAKEN_OVER`). Raises SinkFailedError if
-        nobody else did, and the table still refuses it."""
+        other stores of `resume.line` do not own the output from then on (`TAKEN_OVER`). Raises SinkRefusedError
+        if nobody else did, and the table still refuses it."""
 
     def marks(self, resume: Resume, proposal: Proposal, once: Mark) -> dict[str, int]:
         """Return what a commit sets: what names it, what was proposed, and whose execution the owner of this number
@@ -254,6 +254,7 @@ class TableLog(ABC):
         table; if somebody else commits first, it is asked again. claims: the execution owns the output from then on;
         returns `resume` with the number under which it does, which is also the version that the table then has.
         """
+        versions = list[int]()
         for _ in range(_ATTEMPTS):
             table = self.open()
             if table is None:
@@ -266,10 +267,12 @@ class TableLog(ABC):
             self.check(table, resume)
             if self.committed(table, resume, once):
                 return resume
+            versions.append(self.version(table))
             if self.apply(table, resume, propose(table), once):
                 return resume
         raise SinkFailedError(
-            f"the {self.kind} table {self.name}: others committed {_ATTEMPTS} times while this run tried to",
+            f"the {self.kind} table {self.name}: others committed {_ATTEMPTS} times while this run tried to, after "
+            f"versions {', '.join(map(str, versions))}",
             cause="Each commit has to follow the newest one.",
             remedy="Run the same command again, when others write less.",
         )

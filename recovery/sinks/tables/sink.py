@@ -34,7 +34,7 @@ import msgspec
 from recovery.base import faults
 from recovery.base.ids import Epoch
 from recovery.base.untrusted_json import decode_json
-from recovery.errors import ConfigurationError, OutputLostError, OutputMismatchError, RecoveryError, SinkFailedError
+from recovery.errors import ConfigurationError, OutputLostError, OutputMismatchError, RecoveryError
 from recovery.hadoop.reports import host_of_task
 from recovery.hadoop.writing import write_files
 from recovery.planning.timeline import TimelinePart
@@ -43,6 +43,7 @@ from recovery.sinks.tables.columns import fields_of, nullable
 from recovery.sinks.tables.commits import AddedFile, Change, Mark, Proposal, Record, files_of, start_of
 from recovery.sinks.tables.log import TableLog
 from recovery.sinks.tables.takeback import plan_take_back
+from recovery.sinks.targets import said, target_error
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -367,6 +368,5 @@ class _Translated:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, RecoveryError | AssertionError):
-            raise SinkFailedError(
-                f"the {self._log.kind} table {self._log.name}: {type(error).__name__}: {error}"
-            ) from error
+            found = f"the {self._log.kind} table {self._log.name}: {type(error).__name__}: {said(error)}"
+            raise target_error(error, found) from error

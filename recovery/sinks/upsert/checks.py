@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recovery.errors import ConfigurationError, SinkFailedError
+from recovery.errors import ConfigurationError
 from recovery.sinks.upsert.database import Session, listed, quoted
 from recovery.sinks.upsert.going_back import GoingBack
-from recovery.sinks.upsert.reasons import PASSING, READ_ONLY, RIGHTS, reason_of
+from recovery.sinks.upsert.reasons import DATABASE_ERRORS, OTHER, SHAPE, reason_of
 from recovery.sinks.upsert.table import BESIDE, CREATE_OWNER, CREATE_STAGED, UpsertTable, tables_beside
 
 # The columns of an SQLite table's unique indexes that do not compare byte by byte.
@@ -60,8 +60,8 @@ def check_unique(table: UpsertTable, database: Session) -> None:
         database.run(
             "EXPLAIN INSERT INTO {table} ({key}) SELECT {key} FROM {table} WHERE 1 = 0 ON CONFLICT ({key}) DO NOTHING"
         )
-    except SinkFailedError as error:
-        if reason_of(error) in (*PASSING, RIGHTS, READ_ONLY):
+    except DATABASE_ERRORS as error:
+        if reason_of(error) not in (SHAPE, OTHER):
             raise
         raise ConfigurationError(
             f"table {table.name}: it has no unique index that serves the key ({key}): {error.found}",
@@ -87,14 +87,13 @@ def check_writable(table: UpsertTable, database: Session, columns: Sequence[str]
     """Refuse columns that only the database may write: going back writes rows with all columns."""
     try:
         database.run("EXPLAIN INSERT INTO {table} ({columns}) SELECT {columns} FROM {table}", columns=listed(columns))
-    except SinkFailedError as error:
-        if reason_of(error) in PASSING:
+    except DATABASE_ERRORS as error:
+        if reason_of(error) not in (SHAPE, OTHER):
             raise
         raise ConfigurationError(
             f"table {table.name}: its rows could not be put back: {error.found}",
-            cause="It has a column that only the database may write, such as a generated one, or this user may "
-            "not insert into it.",
-            remedy="Use a table without it, and compute it in a view or in the flow; or grant the right.",
+            cause="The table has a column that only the database may write, such as a generated one.",
+            remedy="Use a table without that column, and compute its values in a view or in the flow.",
         ) from error
 
 

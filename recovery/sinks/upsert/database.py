@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from recovery.errors import ConfigurationError, SinkFailedError
-from recovery.sinks.upsert.reasons import POSTGRESQL, reason_of, says_absent
+from recovery.errors import ConfigurationError, RecoveryError
+from recovery.sinks.upsert.reasons import ABSENT, DATABASE_ERRORS, POSTGRESQL, reason_of, said
 
 PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 MYSQL = ("pymysql", "MySQLdb", "mysql", "mariadb", "asyncmy", "aiomysql")
@@ -85,8 +85,8 @@ class Session:
         """Whether the table behind {table} exists. If it does not, the transaction is undone and begun again."""
         try:
             self.columns(table)
-        except SinkFailedError as error:
-            if not says_absent(error):
+        except DATABASE_ERRORS as error:
+            if reason_of(error) is not ABSENT:
                 raise
             self.restart()
             return False
@@ -138,10 +138,7 @@ class Session:
         except Exception as error:
             # A sqlite3 connection can be configured to be always in a transaction.
             if not getattr(self._connection, "in_transaction", False):
-                reason = reason_of(error)
-                raise SinkFailedError(
-                    f"no transaction can be begun: {error}", cause=reason.cause, remedy=reason.remedy
-                ) from error
+                raise _error_of(error, "no transaction can be begun") from error
         self._open = True
 
     def _filled(self, sql: str, names: Mapping[str, str]) -> str:
@@ -228,11 +225,13 @@ def _in_order(row: Any) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def _typed() -> Iterator[None]:
-    """Translate a database module's exception to SinkFailedError."""
+    """Translate a database module's exception to one of `DATABASE_ERRORS`."""
     try:
         yield
     except Exception as error:
-        reason = reason_of(error)
-        raise SinkFailedError(
-            f"the database says: {type(error).__name__}: {error}", cause=reason.cause, remedy=reason.remedy
-        ) from error
+        raise _error_of(error, "the database says") from error
+
+
+def _error_of(error: Exception, what: str) -> RecoveryError:
+    reason = reason_of(error)
+    return reason.error(f"{what}: {type(error).__name__}: {said(error)}", cause=reason.cause, remedy=reason.remedy)

@@ -5,12 +5,13 @@ Every function is a part of the caller's transaction.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from recovery.errors import SinkFailedError
 from recovery.sinks.upsert.database import Session, listed, quoted
-from recovery.sinks.upsert.reasons import PASSING, reason_of
-from recovery.sinks.upsert.table import CREATE_REPLACED, HISTORY, MARKS, UpsertTable
+from recovery.sinks.upsert.reasons import DATABASE_ERRORS, OTHER, SHAPE, VALUE, reason_of
+from recovery.sinks.upsert.table import CREATE_REPLACED, CREATE_STAGED, HISTORY, MARKS, UpsertTable
 
 # The rows of an epoch: for each key, those of the last micro-batch.
 LAST = """
@@ -44,40 +45,77 @@ def publish_epoch(
     table: UpsertTable, database: Session, columns: list[str], epoch: int, batch: int, execution: str
 ) -> None:
     """Write the rows of a closed epoch, and record that it is published."""
+    keep_replaced(table, database, columns, epoch, batch, execution)
     try:
-        replace_rows(table, database, columns, epoch, batch, execution)
-    except SinkFailedError as error:
-        if reason_of(error) in PASSING:
+        write_rows(table, database, batch, execution)
+    except DATABASE_ERRORS as error:
+        reason = reason_of(error)
+        if reason not in (VALUE, SHAPE, OTHER):
             raise
-        raise SinkFailedError(
+        raise type(error)(
             f"table {table.name} does not take the rows of closed epoch {epoch}: {error.found}",
-            cause="Its constraints, the types of its columns, or the rows that it refers to were changed after the "
-            "epoch was prepared; or the database is full, failing or not reachable.",
-            remedy="Fix that and run again: the rows are written then. Or give the epoch up, and have it computed "
-            f"again with a corrected flow: --resume-epoch {epoch}, from the snapshot after epoch {epoch - 1}, as "
-            "long as that is held.",
+            cause="The table's constraints, the types of its columns, or the rows that it refers to were changed after "
+            f"the epoch was prepared{'; or the database is full or failing' * (reason is OTHER)}.",
+            remedy="Change the table back and run again: the rows are written then. Or give the epoch up, and have it "
+            f"computed again with a corrected flow: --resume-epoch {epoch}, from the snapshot after epoch {epoch - 1}, "
+            "as long as that is held.",
         ) from error
     database.run("DELETE FROM {staged} WHERE recovery_execution = {p} AND recovery_batch <= {p}", (execution, batch))
     database.run("UPDATE {epochs} SET published = 1 WHERE epoch = {p}", (epoch,))
 
 
-def replace_rows(
+def keep_replaced(
     table: UpsertTable, database: Session, columns: list[str], epoch: int, batch: int, execution: str
 ) -> None:
-    """Write an epoch's rows into the table, and keep what they replace."""
-    staged = [column for column in database.columns("staged") if column not in MARKS]
+    """Keep what an epoch's rows will replace. Raises SinkFailedError if the next start has to prepare the history for
+    that."""
+    staged = _staged_columns(database)
     # The history lacks a column that was added since the run began; the next run starts the history again.
     had = database.columns("replaced")
     others = [column for column in columns if column not in table.key and column in had]
-    database.run(
-        KEEP_REPLACED,
-        (epoch, execution, batch),
-        rows=LAST,
-        columns=listed(staged),
-        others="".join(f"{quoted(column)}, " for column in others),
-        t_others="".join(f"t.{quoted(column)}, " for column in others),
-    )
-    _upsert(table, database, staged, LAST, (execution, batch))
+    try:
+        database.run(
+            KEEP_REPLACED,
+            (epoch, execution, batch),
+            rows=LAST,
+            columns=listed(staged),
+            others="".join(f"{quoted(column)}, " for column in others),
+            t_others="".join(f"t.{quoted(column)}, " for column in others),
+        )
+    except DATABASE_ERRORS as error:
+        if reason_of(error) not in (VALUE, SHAPE):
+            raise
+        raise SinkFailedError(
+            f"table {table.name}: the rows that epoch {epoch} replaces cannot be kept: {error.found}",
+            cause="A column's type was changed since the run began.",
+            remedy="Run the same command again: a start keeps replaced rows in the columns that the table then has. "
+            "No run can go back beyond that point.",
+        ) from error
+
+
+def write_rows(table: UpsertTable, database: Session, batch: int, execution: str, part: str = "") -> None:
+    """Write an epoch's rows into the table. part: a LIMIT, to write some of the rows, in the order of their keys."""
+    _upsert(table, database, _staged_columns(database), _part_of_last(part), (execution, batch))
+
+
+def select_last(database: Session, columns: list[str], batch: int, execution: str, part: str) -> list[tuple[Any, ...]]:
+    """Return some of an epoch's rows. part: as in `write_rows`."""
+    return database.run("{rows}", (execution, batch), rows=_part_of_last(part), columns=listed(columns))
+
+
+def make_staged(database: Session, columns: Sequence[str]) -> None:
+    """Give the table of staged rows these columns."""
+    if database.columns("staged") != [*columns, *MARKS]:
+        database.run("DROP TABLE {staged}")
+        database.run(CREATE_STAGED, columns=listed(columns))
+
+
+def _part_of_last(part: str) -> str:
+    return f"{LAST} ORDER BY {{key}} {part}" if part else LAST
+
+
+def _staged_columns(database: Session) -> list[str]:
+    return [column for column in database.columns("staged") if column not in MARKS]
 
 
 def take_back(table: UpsertTable, database: Session, columns: list[str], last: int) -> None:

@@ -27,14 +27,23 @@ import msgspec
 
 from recovery.base import faults
 from recovery.base.outside import Answers, CannotTell, Checked, Moment, Question
-from recovery.errors import ConfigurationError, FlowFailedError, LeaseLostError, SinkFailedError
+from recovery.errors import ConfigurationError, FlowFailedError, LeaseLostError, SinkFailedError, SinkRefusedError
 from recovery.sinks.protocol import EpochOutput, Resume
 from recovery.sinks.upsert.checks import check_collation, check_names, check_unique, check_writable, try_rights
-from recovery.sinks.upsert.database import PLACE, PLACEHOLDERS, Session, listed, quoted, session
-from recovery.sinks.upsert.effects import forget, publish_epoch, renew_history, replace_rows, take_back
+from recovery.sinks.upsert.culprits import described, refused_row, refused_value
+from recovery.sinks.upsert.database import PLACE, PLACEHOLDERS, Session, listed, session
+from recovery.sinks.upsert.effects import (
+    forget,
+    keep_replaced,
+    make_staged,
+    publish_epoch,
+    renew_history,
+    take_back,
+    write_rows,
+)
 from recovery.sinks.upsert.going_back import UpsertNote, plan_going_back
 from recovery.sinks.upsert.holders import holders_of
-from recovery.sinks.upsert.reasons import CONFLICT, LOCKED, OUTAGE, PASSING, READ_ONLY, Reason, reason_of, says_unfit
+from recovery.sinks.upsert.reasons import DATABASE_ERRORS, LOCKED, SHAPE, VALUE, reason_of, says_unfit
 from recovery.sinks.upsert.retry import Result, with_retries
 from recovery.sinks.upsert.table import CREATE_STAGED, MARKS, UpsertTable, create_tables, take_over
 from recovery.sinks.upsert.values import changed, changes_of, for_sqlite, rows_of
@@ -212,7 +221,7 @@ class UpsertSink:
             with self._session() as database:
                 self._hold(database)
                 self._table.refuse_unknown(columns, self._table.columns(database))
-                self._make_staged(database, columns)
+                make_staged(database, columns)
                 database.run("DELETE FROM {staged} WHERE recovery_execution = {p} AND recovery_batch = {p}", mark)
                 while chunk := list(itertools.islice(chunks, ROWS_PER_CALL)):
                     count += len(chunk)
@@ -220,7 +229,9 @@ class UpsertSink:
                         chunk = list(map(for_sqlite, chunk))
                     for row in chunk:
                         if any(row[position] is None for position in of_key):
-                            raise self._bad_row(batch_id, f"a row has NULL in its key: {tuple(row)!r}")
+                            raise self._bad_row(
+                                batch_id, f"a row has NULL in its key: {described(self._table, columns, row)}"
+                            )
                     database.run_many(
                         "INSERT INTO {staged} ({columns}) VALUES ({places})",
                         [(*row, *mark) for row in chunk],
@@ -232,8 +243,9 @@ class UpsertSink:
                         batch_id, f"the key {twice!r} comes more than once, and no row counts as the last"
                     )
                 database.commit()
-        except SinkFailedError as error:
-            named = self._not_taken(columns, chunk, types) if chunk and says_unfit(error) else None
+        except DATABASE_ERRORS as error:
+            unfit = bool(chunk) and says_unfit(error)
+            named = refused_value(self._table, self._session, columns, chunk, types) if unfit else None
             if named is None:
                 raise
             raise named from None
@@ -279,61 +291,33 @@ class UpsertSink:
                 forget(database, output.floor)
             database.commit()
 
-    def _make_staged(self, database: Session, columns: Sequence[str]) -> None:
-        """Give the table of staged rows these columns."""
-        if database.columns("staged") != [*columns, *MARKS]:
-            database.run("DROP TABLE {staged}")
-            database.run(CREATE_STAGED, columns=listed(columns))
-
-    def _not_taken(
-        self, columns: Sequence[str], rows: Iterable[Sequence[Any]], types: Sequence[str]
-    ) -> SinkFailedError | None:
-        """Return the error that names the column whose value could not be staged; None if no value caused the failure.
-
-        It tries the values in a session of its own, which is undone: pg8000 mixes up the server's answers after a value
-        that it could not send.
-        """
-        one = "INSERT INTO {staged} ({column}) VALUES ({value})"
-        with contextlib.suppress(SinkFailedError), self._session() as database:
-            self._make_staged(database, columns)
-            # If even this fails, the values are not the cause.
-            database.run(one, column=quoted(columns[0]), value="NULL")
-            for row in rows:
-                for place, (column, value) in enumerate(zip(columns, row, strict=False)):
-                    try:
-                        database.run(one, (value,), column=quoted(column), value=PLACE)
-                    except SinkFailedError as error:
-                        kind = types[place] if types else type(value).__name__
-                        return SinkFailedError(
-                            f"table {self.table} does not take a value of column {column} ({kind}): {error.found}",
-                            cause="The database, or Python's module for it, knows no such value, or the column is of "
-                            "another type.",
-                            remedy="Cast it in the flow, for instance to a string (an array, a struct or a map with "
-                            "to_json), or give the table's column another type; then run the same command again.",
-                        )
-        return None
-
     def _try_out(self, output: EpochOutput) -> None:
         """Write the epoch's rows and undo it. Rows that the table refuses must be known before the epoch is closed in
         the partitions: after that, nothing but these rows can follow."""
-        with self._session() as database:
-            self._hold(database)
-            self._check_staged(database, output)
-            try:
-                columns = self._table.columns(database)
-                replace_rows(self._table, database, columns, output.epoch, output.batch, output.execution.id)
+        epoch, batch, execution = output.epoch, output.batch, output.execution.id
+        try:
+            with self._session() as database:
+                self._hold(database)
+                self._check_staged(database, output)
+                keep_replaced(self._table, database, self._table.columns(database), epoch, batch, execution)
+                write_rows(self._table, database, batch, execution)
                 database.check_constraints()
-            except SinkFailedError as error:
-                if reason_of(error) in PASSING:
-                    raise
-                raise SinkFailedError(
-                    f"table {self.table} does not take the rows of epoch {output.epoch}: {error.found}",
-                    cause="A row breaks a constraint of the table, such as CHECK, NOT NULL or a foreign key, or the "
-                    "key has no unique index; or a column's type was changed since the run began; or the database is "
-                    "full, failing or not reachable.",
-                    remedy="Correct the flow or the table, and run again: the epoch was not closed, and its rows are "
-                    "computed again.",
+        except DATABASE_ERRORS as error:
+            found = f"table {self.table} does not take the rows of epoch {epoch}: {error.found}"
+            again = "and run again: the epoch was not closed, and its rows are computed again."
+            if reason_of(error) is SHAPE:
+                raise SinkRefusedError(
+                    found, cause=error.cause, remedy=f"Correct the table or the flow, {again}"
                 ) from error
+            if reason_of(error) is not VALUE or isinstance(error, SinkFailedError):
+                raise
+            row = refused_row(self._table, self._session, batch, execution, self._patience_s)
+            raise FlowFailedError(
+                found + row,
+                cause="A row breaks a constraint of the table, such as CHECK, NOT NULL or a foreign key, or a trigger "
+                "refuses it.",
+                remedy=f"Correct the flow or the table, {again}",
+            ) from error
 
     def _hold(self, database: Session) -> None:
         """Check this execution's right to write, and keep others from taking it before the commit; check that the
@@ -368,12 +352,14 @@ class UpsertSink:
         )
 
     def _again(self, step: Callable[[], Result]) -> Result:
-        """Do a step, and try it again if it fails for a reason that passes."""
-        return with_retries(step, self._passing, self._patience_s)
-
-    def _passing(self) -> tuple[Reason, ...]:
-        # A wrong address, or the right to read alone, does not pass.
-        return (CONFLICT, OUTAGE, READ_ONLY) if self._reached else (CONFLICT,)
+        """Do a step, and try it again if it fails for a reason that passes. The error names the table."""
+        try:
+            return with_retries(step, lambda: self._reached, self._patience_s)
+        except DATABASE_ERRORS as error:
+            if error.found.startswith(f"table {self.table}"):
+                raise
+            found = f"table {self.table}: {error.found}"
+            raise type(error)(found, cause=error.cause, remedy=error.remedy) from error.__cause__
 
     def _starting(self, step: Callable[[], Result]) -> Result:
         """Do a step with which a run starts. The error says who holds a lock that it waits for."""
@@ -383,7 +369,7 @@ class UpsertSink:
             if reason_of(error) is not LOCKED:
                 raise
             holders = ""
-            with contextlib.suppress(SinkFailedError), self._session() as database:
+            with contextlib.suppress(*DATABASE_ERRORS), self._session() as database:
                 holders = holders_of(self._table, database)
             raise SinkFailedError(
                 f"{error.found}{holders}", cause=error.cause, remedy=error.remedy

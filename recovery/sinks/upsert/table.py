@@ -6,10 +6,10 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recovery.errors import ConfigurationError, OutputMismatchError, SinkFailedError
+from recovery.errors import ConfigurationError, OutputMismatchError
 from recovery.sinks.protocol import Resume
 from recovery.sinks.upsert.database import Session, listed, quoted, quoted_table, refusal_of_mysql
-from recovery.sinks.upsert.reasons import says_absent
+from recovery.sinks.upsert.reasons import ABSENT, DATABASE_ERRORS, reason_of
 
 MARKS = ("recovery_execution", "recovery_batch")
 """The additional columns of a staged row."""
@@ -65,20 +65,18 @@ class UpsertTable:
         }
 
     def columns(self, database: Session) -> list[str]:
-        """Return the table's columns. Raises SinkFailedError if it cannot be read."""
+        """Return the table's columns. Raises one of `DATABASE_ERRORS` if the table cannot be read."""
         try:
             columns = database.columns("table")
-        except SinkFailedError as error:
+        except DATABASE_ERRORS as error:
             if "MariaDB server" in error.found or "MySQL server" in error.found:
                 # It does not take quoted names.
                 raise refusal_of_mysql() from error
             cause, remedy = error.cause, error.remedy
-            if says_absent(error):
+            if reason_of(error) is ABSENT:
                 cause = "It does not exist, or this is another database."
                 remedy = "Create it first, with a primary key on the key's columns."
-            raise SinkFailedError(
-                f"table {self.name} cannot be read: {error.found}", cause=cause, remedy=remedy
-            ) from error
+            raise type(error)(f"table {self.name} cannot be read: {error.found}", cause=cause, remedy=remedy) from error
         self.refuse_own(columns)
         return columns
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +16,9 @@ from pyspark.sql import SparkSession
 from recovery.base.outside import Answers, CannotTell, Checked, DoesNotApply, Moment, Question
 from recovery.checkpoint.offsets import NOTHING_READ
 from recovery.errors import ConfigurationError, InputLostError, RecoveryError, StorageError
-from recovery.hadoop.files import HadoopFiles
 from recovery.places.address import file_system
+from recovery.places.failures import Failures
+from recovery.places.hadoop import HadoopFiles
 from recovery.planning.lost_input import Change, Loss, Needed, PartKind, There
 from recovery.spark.clusters import Input
 from recovery.spark.inputs.protocol import Looked, Resumes
@@ -117,16 +119,18 @@ class DeltaInput:
         plain = self._name.removeprefix("file:")
         return HadoopFiles("file://" if plain != self._name else ""), Path(os.path.abspath(plain))  # noqa: PTH100
 
+    def _failures(self) -> contextlib.AbstractContextManager[None]:
+        return Failures(StorageError, self._name).of_hadoop()
+
     def _versions(self) -> list[int]:
         """Return the versions that the log has as entries, without those before a gap."""
         try:
             files, path = self._place()
-            names = files.sizes(path / "_delta_log")
+            with self._failures():
+                names = files.sizes(path / "_delta_log")
         except ConfigurationError:
             # An address that nothing but Spark is to see.
             return []
-        except OSError as error:
-            raise StorageError(str(error), path=self._name) from error
         numbers = sorted(int(found[1]) for name in names if (found := _VERSION.fullmatch(name)))
         for place in range(len(numbers) - 1, 0, -1):
             if numbers[place] - numbers[place - 1] != 1:
@@ -138,15 +142,13 @@ class DeltaInput:
         if str(self._spark.conf.get(IGNORE_MISSING, "false")).lower() == "true":
             return
         files, path = self._place()
-        try:
+        with self._failures():
             gone = [
                 name
                 for version in versions
                 for name in _added(files.read(path / "_delta_log" / f"{version:020}.json") or b"")
                 if "://" not in name and files.size(path / name) is None
             ]
-        except OSError as error:
-            raise StorageError(str(error), path=self._name) from error
         if gone:
             more = f", and {len(gone) - 1} more" if len(gone) > 1 else ""
             raise InputLostError(

@@ -11,7 +11,8 @@ from typing import ClassVar
 from recovery.base.outside import Answers, CannotTell, Checked, DoesNotApply, Moment, Question
 from recovery.checkpoint.reached import LOCAL, LoggedFile
 from recovery.errors import StorageError
-from recovery.hadoop.files import HadoopFiles
+from recovery.places.failures import Failures
+from recovery.places.hadoop import HadoopFiles
 from recovery.planning.lost_input import Loss, Needed, PartKind, There
 from recovery.spark.clusters import Input
 from recovery.spark.inputs.protocol import Looked, Resumes
@@ -96,15 +97,16 @@ def _there(source: str, files: Iterable[LoggedFile]) -> Iterator[tuple[tuple[str
     systems: dict[str, HadoopFiles] = {}
     for each in files:
         identity = None
+        failures = Failures(StorageError, _shown(each))
         try:
             if each.file_system == LOCAL:
-                identity = str(Path(each.path).stat().st_mtime_ns // 1_000_000)
+                with failures.of_disk(FileNotFoundError, NotADirectoryError):
+                    identity = str(Path(each.path).stat().st_mtime_ns // 1_000_000)
             else:
                 system = systems.setdefault(each.file_system, HadoopFiles(each.file_system))
-                if system.size(Path(each.path)) is None:
-                    continue
+                with failures.of_hadoop():
+                    if system.size(Path(each.path)) is None:
+                        continue
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except OSError as error:
-            raise StorageError(str(error), path=_shown(each)) from error
         yield (source, _shown(each)), There(0, 1, identity)

@@ -45,7 +45,7 @@ class KafkaInput:
 
     def look(self) -> Looked:
         """See `StreamInput.look`. Raises InputLostError or FlowFailedError for a topic that the flow names and that
-        does not exist, and FlowFailedError if the broker does not answer."""
+        does not exist, and InputUnavailableError if the broker does not answer."""
         named = self._named()
         if not self._reached and not named:
             return Looked()

@@ -6,18 +6,20 @@ import re
 from collections.abc import Callable, Collection
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import AnalysisException, ParseException, PySparkException, StreamingQueryException
 
-from recovery.base.tracebacks import essence, essence_of, headline
+from recovery.base.tracebacks import essence, essence_of, has_own_frames, headline
 from recovery.errors import (
-    ExecutorPackageError,
     FlowFailedError,
     FlowMismatchError,
     RecoveryError,
+    SparkFailedError,
     StepChangedError,
     StorageError,
     error_named,
 )
+from recovery.spark.jvm.failure_table import JVM_ENDED, JVM_LIMIT, JVM_SILENT, JVM_STACK, RUNNING, STREAM_ENDED
+from recovery.spark.jvm.failures import failure_of, has_traceback
 from recovery.spark.jvm.lost_input import lost_input
 from recovery.spark.jvm.output_modes import advice
 
@@ -29,15 +31,9 @@ _OPERATORS_CHANGED = re.compile(
     r"|STATE_STORE_COLUMN_FAMILY_SCHEMA_INCOMPATIBLE)[^\]]*)\] *([^\n]*)"
 )
 _OTHER_BASE_PATH = re.compile(r"Wrong basePath (\S+) for the root path: (\S+)")
-_WORKER_GONE = re.compile(r"Python worker exited unexpectedly \(crashed\)(?:: (.*?)(?=\n\tat |\Z))?", re.DOTALL)
-_MODULE_MISSING = re.compile(
-    r"\((?P<host>\S+) executor (?!driver\b)[^)]*\)(?:(?! executor ).)*?"
-    r"ModuleNotFoundError: No module named '(?P<module>[\w.]+)'",
-    re.DOTALL,
-)
-"""A worker that lacks a module, on a host of a cluster."""
-_NEEDED = ("recovery", "pyarrow", "pandas", "numpy", "msgspec", "pyspark")
-_JVM_LIMIT = re.compile(r"java\.lang\.(?:OutOfMemoryError|StackOverflowError)\b[^\n]*")
+_OF_FLOW = re.compile(r"SQLSTATE: (?:0A|2[0-9A-Z]|38|39|42|P0)")
+"""Codes that the SQL standard has for a statement, for its data, and for functions that it calls."""
+_UNKNOWN = "An error in Spark, or in a connector that the flow uses; the message above describes it."
 _UNANSWERED = re.compile(r"An error occurred while calling \S+")
 """All that Py4J says of a call whose connection broke; of other failures it says more."""
 _TASK_FAILURE = re.compile(
@@ -64,50 +60,71 @@ def as_recovery_error(
     reading: Callable[[], str] = str,
     lacking: Callable[[Collection[str]], Collection[str]] = lambda topics: (),
 ) -> BaseException:
-    """Return the typed error behind an exception that came through Spark as text, or FlowFailedError. reading, lacking:
-    as for `lost_input`."""
-    if isinstance(error, RecoveryError) or not isinstance(error, Exception):
-        return error
-    if isinstance(error, JVM_GONE):
-        return FlowFailedError(
-            f"Spark's JVM has ended: {error}",
-            cause="It was killed, for instance for lack of memory, or it crashed.",
-            remedy="Run the same command again: it continues from the last closed epoch.",
-        )
-    if type(error) is Py4JError and _UNANSWERED.fullmatch(str(error)):
-        return FlowFailedError(
-            f"Spark's JVM has not answered: {essence_of(error)}",
-            cause="The connection to the JVM broke, or the JVM has ended.",
-            remedy="Run the same command again: it continues from the last closed epoch.",
-        )
-    if isinstance(error, OSError):
-        return StorageError(str(error))
-    typed = _recognised(str(error), reading, lacking)
-    if typed is not None:
-        return typed
-    mode = advice(str(error)) if isinstance(error, PySparkException) else None
-    if mode is not None:
-        return FlowFailedError(headline(error), cause=mode.cause, remedy=mode.remedy)
+    """Return the typed error behind an exception that came through Spark as text. An error that nothing knows is
+    FlowFailedError if it came out of the user's code, and else SparkFailedError. reading, lacking: as for
+    `lost_input`."""
+    known = recognised(error, reading, lacking)
+    if known is not None or not isinstance(error, Exception):
+        return error if known is None else known
     if isinstance(error, StreamingQueryException):
         # Raised to whoever waited for the query.
-        return FlowFailedError(essence(str(error)) or str(error).strip().split("\n")[0][:2000])
-    if isinstance(error, PySparkException):
-        return FlowFailedError(essence(str(error)) or headline(error)[:2000])
-    if isinstance(error, Py4JJavaError):
-        return FlowFailedError(_without_frames(str(error.java_exception.toString())))
-    return FlowFailedError(essence_of(error))
+        found = essence(str(error)) or str(error).strip().split("\n")[0][:2000]
+    elif isinstance(error, PySparkException):
+        found = essence(str(error)) or headline(error)[:2000]
+    elif isinstance(error, Py4JJavaError):
+        found = _without_frames(str(error.java_exception.toString()))
+    else:
+        found = essence_of(error)
+    return FlowFailedError(found) if _is_of_flow(error) else SparkFailedError(found, cause=_UNKNOWN)
 
 
-def jvm_failed(reason: str) -> FlowFailedError:
+def recognised(
+    error: BaseException,
+    reading: Callable[[], str] = str,
+    lacking: Callable[[Collection[str]], Collection[str]] = lambda topics: (),
+) -> RecoveryError | None:
+    """Return the typed error behind an exception; None if nothing knows its cause. reading, lacking: as for
+    `lost_input`."""
+    if isinstance(error, RecoveryError):
+        return error
+    if isinstance(error, JVM_GONE):
+        return JVM_ENDED.error({"reason": str(error)})
+    if type(error) is Py4JError and _UNANSWERED.fullmatch(str(error)):
+        return JVM_SILENT.error({"reason": essence_of(error)})
+    if isinstance(error, OSError):
+        return StorageError(str(error))
+    if not isinstance(error, Exception):
+        return None
+    text = str(error)
+    typed = _recognised(text, reading, lacking)
+    if typed is None and isinstance(error, PySparkException | Py4JError):
+        typed = failure_of(with_java(error), RUNNING, reading)
+    mode = advice(text) if typed is None and isinstance(error, PySparkException) else None
+    return typed if mode is None else FlowFailedError(headline(error), cause=mode.cause, remedy=mode.remedy)
+
+
+def with_java(error: BaseException) -> str:
+    """Return an exception's text with the stack of Java behind it, which names the causes of causes."""
+    stack = getattr(error, "_stackTrace", None)
+    return f"{error}\n\nDriver stacktrace:\n{stack}" if isinstance(stack, str) else str(error)
+
+
+def _is_of_flow(error: Exception) -> bool:
+    """Whether an error that nothing knows came out of the user's code: from a Python function, or from what Spark says
+    of the flow's plan and data."""
+    if not isinstance(error, PySparkException | Py4JError):
+        return True
+    text = with_java(error)
+    of_plan = isinstance(error, AnalysisException | ParseException)
+    return of_plan or has_own_frames(error) or has_traceback(text) or bool(_OF_FLOW.search(text))
+
+
+def jvm_failed(reason: str) -> RecoveryError:
     """The error of a stream that an error of the JVM itself has ended. reason: that error's text; empty if Spark does
     not know it."""
-    setting = "spark.driver.extraJavaOptions=-Xss16m" if "StackOverflow" in reason else "spark.driver.memory=4g"
-    return FlowFailedError(
-        f"an error of the JVM ended Spark's work: {reason[:500]}" if reason else "the JVM has ended Spark's stream",
-        cause="The JVM needed more memory than it may have, for the plan, for a task or for rows that were collected.",
-        remedy="Run the same command again: it continues from the last closed epoch. If it happens again, raise the "
-        f"limit: --conf {setting}; for executors of a cluster, spark.executor instead of spark.driver.",
-    )
+    if not reason:
+        return STREAM_ENDED.error({})
+    return (JVM_STACK if "StackOverflow" in reason else JVM_LIMIT).error({"reason": reason[:500]})
 
 
 def _recognised(
@@ -127,25 +144,9 @@ def _recognised(
         kind = error_named(match[1])
         if kind is not None:
             return _from_text(kind, match[2])
-    missing = _MODULE_MISSING.search(text)
-    if missing is not None and missing["module"].partition(".")[0] in _NEEDED:
-        name = missing["module"].partition(".")[0]
-        return ExecutorPackageError(f"host {missing['host']} lacks the Python module {name}")
-    gone = _WORKER_GONE.search(text)
-    if gone is not None:
-        return FlowFailedError(
-            f"a Python worker ended while it did a task{f': {gone[1].strip()}' if gone[1] else ''}",
-            cause="It was killed, for instance for lack of memory, or a library that the flow uses crashed.",
-            remedy="Run the same command again: it continues from the last closed epoch. If it happens again, leave "
-            "the workers more memory, or let fewer run in parallel: --master 'local[1]'. To see where one "
-            "crashed: --conf spark.sql.execution.pyspark.udf.faulthandler.enabled=true.",
-        )
     lost = lost_input(text, reading, lacking)
     if lost is not None:
         return lost
-    limit = _JVM_LIMIT.search(text)
-    if limit is not None:
-        return jvm_failed(limit[0].strip())
     changed = _OPERATORS_CHANGED.search(text)
     if changed is not None:
         return StepChangedError(

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from recovery.errors import FlowFailedError
+from recovery.errors import InputUnavailableError
 from recovery.spark.jvm.lost_topics import NO_TOPIC
 from recovery.spark.jvm.plan_nodes import seq
 
@@ -34,7 +34,7 @@ class Topic:
 def topics_at(spark: SparkSession, options: Mapping[str, str], names: Iterable[str]) -> dict[str, Topic]:
     """Return those of the topics that exist. options: those of a source, by their names in lower case.
 
-    Raises FlowFailedError if the broker does not answer.
+    Raises InputUnavailableError if the broker does not answer.
     """
     jvm: Any = spark._jvm
     wanted = jvm.java.util.ArrayList()
@@ -97,12 +97,16 @@ def _text(error: BaseException) -> str:
     return f"{error}\n{'' if thrown is None else thrown.getCause()}"
 
 
-def _unanswered(options: Mapping[str, str], error: BaseException) -> FlowFailedError:
+def _unanswered(options: Mapping[str, str], error: BaseException) -> InputUnavailableError:
     servers = options.get("kafka.bootstrap.servers", "")
     thrown = error.java_exception if isinstance(error, Py4JJavaError) else None
     reason = str(error).splitlines()[0] if thrown is None else str(thrown.toString())
-    return FlowFailedError(
+    cause = None if thrown is None else thrown.getCause()
+    if cause is not None and str(cause.toString()) not in reason:
+        reason = f"{reason}: {cause.toString()}"
+    return InputUnavailableError(
         f"Kafka at {servers} does not say which records it has: {reason}",
-        cause="The broker cannot be reached, or this user may not describe the topics.",
-        remedy="Run the same command again when the broker answers: nothing was changed.",
+        cause="The broker cannot be reached, or refuses this user; or this user may not describe the topics.",
+        remedy="Check the broker, its address and the credentials; then run the same command again: nothing was "
+        "changed.",
     )

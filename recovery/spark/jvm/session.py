@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recovery.config import DEFAULT_MASTER
-from recovery.errors import SparkUnavailableError
+from recovery.errors import RecoveryError, SparkUnavailableError
 from recovery.host import private
 from recovery.host.signals import EndingAfter, handled
 from recovery.spark.clusters import check_master, is_cluster, is_one_process
@@ -142,7 +142,7 @@ def _abandon_ahead() -> None:
 
 def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str, str] | None = None) -> Any:
     """Create a SparkSession with this process's own JVM. Raises SparkUnavailableError, or ConfigurationError for jars
-    that are missing.
+    that are missing and for a setting with an unusable value.
 
     A signal to the process group, or to every process of a unit, does not kill the JVM under a running micro-batch.
     The JVM ends when this process does, however it ends, and when this function raises.
@@ -169,14 +169,10 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
     except Exception as error:
         # Read the text before the JVM ends: it is kept there.
         text = str(error).strip() or repr(error)
-        cause, remedy = advice(conf, text) or _advice(text)
+        failed = _not_started(error, text, conf)
         if gateway is not None:
             end(gateway)
-        raise SparkUnavailableError(
-            f"Spark did not start: {text if isinstance(error, LaunchError) else text.splitlines()[0]}",
-            cause=cause,
-            remedy=remedy,
-        ) from RuntimeError(text).with_traceback(error.__traceback__)
+        raise failed from RuntimeError(text).with_traceback(error.__traceback__)
     except BaseException:
         if gateway is not None:
             end(gateway)
@@ -184,12 +180,24 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
     return session
 
 
-def _advice(text: str) -> tuple[str, str]:
-    """The probable cause of a failed start with this text, and what to do."""
-    remedy = "Check the settings; with --debug the whole error is shown."
-    if "Too many open files" in text or "java.security file" in text:
-        return "This process may open too few files: ulimit -n says how many.", remedy
-    return "Java, the master or a setting of Spark (--conf, --properties-file).", remedy
+def _not_started(error: Exception, text: str, conf: Mapping[str, str]) -> RecoveryError:
+    """Return the error for a session that could not be made. text: the exception's."""
+    from recovery.spark.jvm.errors import with_java
+    from recovery.spark.jvm.failure_table import STARTING
+    from recovery.spark.jvm.failures import failure_of, reason_of
+
+    packages = advice(conf, text)
+    known = failure_of(with_java(error), STARTING) if packages is None else None
+    if known is not None:
+        return known
+    cause, remedy = packages or (
+        "This process may open too few files: ulimit -n says how many."
+        if "Too many open files" in text or "java.security file" in text
+        else "Java, the master or a setting of Spark (--conf, --properties-file).",
+        "Check the settings; with --debug the whole error is shown.",
+    )
+    found = text if isinstance(error, LaunchError) else reason_of(text)
+    return SparkUnavailableError(f"Spark did not start: {found}", cause=cause, remedy=remedy)
 
 
 def _of_master(master: str) -> dict[str, str]:

@@ -32,6 +32,7 @@ from recovery.planning.going_back import kept_interval_s
 from recovery.planning.pipeline import LastNode, NodePlan, plan_nodes
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile
+from recovery.runnable import check_config, check_pipeline
 from recovery.spark.clusters import check_master
 from recovery.spark.jvm.errors import in_short
 from recovery.spark.jvm.launch import abandon_launch
@@ -80,18 +81,19 @@ def run_pipeline(
     """Run the nodes of a pipeline in the order of their dependencies; return the outcome of each.
 
     Of `config`, a pipeline uses directory, backup_interval, discard_history, resume_after or resume_epoch (go back:
-    marks as after that epoch), rewind_again, and state_backend.
-    After its write, each node that moved marks closes an epoch of the directory; with a state backend elsewhere the
-    run sets the marks there. With `resume`, a node is skipped if it succeeded in the last run, its definition is
-    unchanged, and no node that it needs runs again. If a node fails, those that need it are blocked and the others run.
-    With `full_refresh`, loads begin as if there were no marks, and then move them. With `no_state_update`, no mark
-    moves, and a later run with `resume` ignores this one.
-    The directory's lock, or a lease of the state backend, allows one run at a time.
-    Without `spark`, SIGTERM, SIGINT or SIGHUP end the process immediately; the run history shows the running node as
-    failed.
+    marks as after that epoch), rewind_again, and state_backend. After its write, each node that moved marks closes an
+    epoch of the directory; with a state backend elsewhere the run sets the marks there. With `resume`, a node is
+    skipped if it succeeded in the last run, its definition is unchanged, and no node that it needs runs again. If a
+    node fails, those that need it are blocked and the others run. With `full_refresh`, loads begin as if there were no
+    marks, and then move them. With `no_state_update`, no mark moves, and a later run with `resume` ignores this one.
+    The directory's lock, or a lease of the state backend, allows one run at a time. Without `spark`, SIGTERM, SIGINT or
+    SIGHUP end the process immediately; the run history shows the running node as failed.
+
     Raises FlowFailedError at the end if a node failed, and the RecoveryErrors of the directory before any node runs.
     """
     clock = clock or SystemClock()
+    check_pipeline(pipeline, "run_pipeline")
+    check_config(config, "run_pipeline", needed=True)
     check_runs("the observer", observer)
     check_master(master, conf)
     _check_options(config, resume, full_refresh, no_state_update)
@@ -101,9 +103,8 @@ def run_pipeline(
         if spark is None:
             held.enter_context(acting(ending.by))
         plan = None if elsewhere else held.enter_context(_planned(pipeline, config, clock))
-        state = StateManager(
-            config.directory, backend=config.state_backend, environment=environment, retry=retry, clock=clock
-        )
+        state = StateManager(config.directory, backend=config.state_backend, environment=environment, retry=retry,
+                             clock=clock)  # fmt: skip
         if elsewhere:
             held.enter_context(state.lock(f"pipelines/{pipeline.name}", f"pipeline {pipeline.name}"))
         plans = _plan(pipeline, state, resume)

@@ -16,6 +16,7 @@ from recovery.base.intervals import AVAILABLE_NOW, Interval
 from recovery.config import DEFAULT_MASTER, RecoveryConfig
 from recovery.flow import Flow
 from recovery.host.signals import EndingAfter, acting, handled
+from recovery.runnable import check_config, check_flow
 from recovery.spark.clusters import check_master
 from recovery.spark.jvm.launch import abandon_launch
 from recovery.spark.jvm.session import create_session
@@ -49,6 +50,8 @@ def run(
     and stop it at the end. `replicate`: that setting of `config`. Raises RecoveryErrors.
     """
     clock = clock or SystemClock()
+    check_flow(flow, "run")
+    check_config(config, "run")
     config = replicated(config, replicate)
     check_master(master, conf)
     # Report errors of the directory without waiting for Spark, and check the files while it starts.

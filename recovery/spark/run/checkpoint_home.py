@@ -7,9 +7,9 @@ from pathlib import Path
 
 from recovery.base.ids import Lease
 from recovery.checkpoint.home import CheckpointHome, LocalHome
-from recovery.hadoop.files import HadoopFiles
 from recovery.hadoop.home import HadoopHome
 from recovery.places.address import file_system
+from recovery.places.hadoop import HadoopFiles
 
 
 def checkpoint_home(address: str | None, scratch: Path, store_id: str, lease: Lease) -> CheckpointHome:

@@ -19,7 +19,13 @@ from recovery.base.notebooks import html_table
 from recovery.base.tracebacks import essence_of
 from recovery.base.wording import counted
 from recovery.epochs.closer import EpochCloser
-from recovery.errors import FlowFailedError, OwnerUnreachableError, RecoveryError, SparkUnavailableError
+from recovery.errors import (
+    FlowFailedError,
+    LeaseLostError,
+    OwnerUnreachableError,
+    RecoveryError,
+    SparkUnavailableError,
+)
 from recovery.metrics.meter import BatchMeasure
 from recovery.sinks.delivery import Delivery
 from recovery.spark.jvm.errors import JVM_GONE, is_cancelled, jvm_failed, may_still_close
@@ -134,7 +140,8 @@ class RecoveryQuery:
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the flow ends, at most `timeout` seconds, then close the last epoch; return whether it ended.
 
-        Raises the error that ended the flow: a RecoveryError, or FlowFailedError for errors of the flow's own code.
+        Raises the error that ended the flow: FlowFailedError for errors of the flow's own code, else another
+        RecoveryError.
         """
         deadline = None if timeout is None else self._clock.elapsed_s() + timeout
         while not self._status.over.is_set():
@@ -310,7 +317,7 @@ class RecoveryQuery:
             except BaseException as error:
                 self._status.note(error)
                 self._status.over.set()
-                if isinstance(error, OwnerUnreachableError | SparkUnavailableError):
+                if isinstance(error, LeaseLostError | OwnerUnreachableError | SparkUnavailableError):
                     self._cancel_batch()
 
     def _look_at_stream(self) -> None:

@@ -27,11 +27,12 @@ from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, 
 from recovery.flow import Flow, check_output_mode, check_sink
 from recovery.hadoop.home import HadoopHome
 from recovery.planning.replica import ReplicaState
+from recovery.runnable import check_config, check_flow_or_frame
 from recovery.sinks import DiscardSink
-from recovery.sinks.delivery import Delivery
+from recovery.sinks.delivery import Delivery, is_from_gateway
 from recovery.spark.clusters import Planned, Serving, check_master, check_plan, check_spread, is_cluster
 from recovery.spark.jvm.connect_sessions import check_classic
-from recovery.spark.jvm.errors import as_recovery_error
+from recovery.spark.jvm.errors import as_recovery_error, recognised
 from recovery.spark.jvm.given_sessions import log_slower_settings
 from recovery.spark.jvm.lost_topics import topics_lacking
 from recovery.spark.jvm.session import is_made_here
@@ -89,6 +90,8 @@ def start(
     Raises the RecoveryErrors of planning; in that case nothing was written.
     """
     clock = clock or SystemClock()
+    check_flow_or_frame(flow, "start")
+    check_config(config, "start")
     config = replicated(config, replicate)
     check_sink(sink)
     if isinstance(flow, Flow):
@@ -388,9 +391,10 @@ def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
     except RecoveryError:
         raise
     except (Exception, SystemExit) as error:
-        typed = None if isinstance(error, OSError) else as_recovery_error(error)
-        if isinstance(typed, RecoveryError) and not isinstance(typed, FlowFailedError):
-            raise typed from error
+        # An OSError is of the flow's own code, unless it came through the gateway to the JVM.
+        known = None if isinstance(error, OSError) and not is_from_gateway(error) else recognised(error)
+        if known is not None and not isinstance(known, FlowFailedError):
+            raise known from error
         raise FlowFailedError(
             f"building flow {flow.name!r} failed: {headline(error)}",
             cause="",

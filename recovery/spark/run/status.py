@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 
 from recovery.base.ids import Lease
 from recovery.base.tracebacks import essence_of
-from recovery.errors import FileReplacedError, FlowFailedError, RecoveryError
+from recovery.epochs.execution import what_ended
+from recovery.errors import FlowFailedError
 from recovery.spark.jvm.errors import JVM_GONE, as_recovery_error, jvm_failed
 from recovery.spark.jvm.lost_input import lookup_line
 from recovery.spark.jvm.stream_thread import fatal_error, has_died
@@ -80,7 +81,9 @@ class RunStatus:
                 def with_tables() -> str:
                     return "\n".join([reading(), self.tables(), *map(lookup_line, self._lookups)])
 
-                self.error = self._file_replaced() or as_recovery_error(error, with_tables, self._lacking)
+                self.error = what_ended(
+                    self._store, self._lease, lambda: as_recovery_error(error, with_tables, self._lacking)
+                )
             elif is_main and not isinstance(error, SystemExit):
                 self.error = as_recovery_error(error)
             else:
@@ -102,14 +105,3 @@ class RunStatus:
         """Keep the error of the JVM itself that ended Spark's query, if one did."""
         if self.error is None and (reason := fatal_error(self.query)):
             self.note(jvm_failed(reason))
-
-    def _file_replaced(self) -> FileReplacedError | None:
-        """The error for a replaced file that the run has open, or None. Such a file is the cause of whatever else went
-        wrong."""
-        try:
-            self._store.check(self._lease)
-        except FileReplacedError as error:
-            return error
-        except RecoveryError:
-            pass
-        return None

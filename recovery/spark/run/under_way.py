@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pyspark.sql import SparkSession
 
 from recovery.base.ids import BatchId
-from recovery.errors import FlowFailedError
+from recovery.errors import SparkFailedError
 from recovery.spark.jvm.stream_thread import CallbackConnection
 
 
@@ -48,7 +48,7 @@ class UnderWay:
 
     @contextlib.contextmanager
     def in_sink(self) -> Iterator[None]:
-        """Within this context, the flow's sink writes; the micro-batch may be abandoned. Raises FlowFailedError at the
+        """Within this context, the flow's sink writes; the micro-batch may be abandoned. Raises SparkFailedError at the
         end if it was: then it must not count."""
         self._set_in_sink(True)
         try:
@@ -60,7 +60,7 @@ class UnderWay:
         with self._lock:
             self._is_in_sink = value
             if self._is_abandoned:
-                raise FlowFailedError(f"micro-batch {self.batch} was abandoned, because Spark's stream had ended")
+                raise SparkFailedError(f"micro-batch {self.batch} was abandoned, because Spark's stream had ended")
 
     def cut(self) -> None:
         """Let the callback's call into the JVM raise an error. For a JVM that will not answer."""

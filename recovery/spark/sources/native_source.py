@@ -20,6 +20,7 @@ from recovery.base.addresses import local_path
 from recovery.errors import ConfigurationError, StateValueError, error_named
 from recovery.host.identity import host_name, this_host
 from recovery.native.choose import Wanted
+from recovery.places.address import is_uri
 from recovery.places.opening import is_place
 
 
@@ -90,7 +91,7 @@ def directory_of(path: str, address: Address | None) -> Path:
     Raises ConfigurationError, and what the restore raises."""
     if not is_place(path):
         return local_path(path).absolute()
-    place = path if "://" in path else str(Path(path).absolute())
+    place = path if is_uri(path) else str(Path(path).absolute())
     address = known(address, "or restore the backup: recovery restore SRC DIR")
     return Path(ask(address, {"place": place})["path"])
 

@@ -27,11 +27,11 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from recovery.base.addresses import incomplete, local_path
 from recovery.checkpoint.places import storage_errors
 from recovery.errors import ConfigurationError, StateValueError
-from recovery.hadoop.files import HadoopFiles
 from recovery.hadoop.home import HadoopHome
 from recovery.native.choose import JOIN_SIDES, Wanted, choose_operator
 from recovery.native.held import held_operators, materialise
 from recovery.places.address import file_system
+from recovery.places.hadoop import HadoopFiles
 from recovery.spark.clusters import check_one_host
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.storage.snapshot import Snapshot, snapshot_at, snapshots_at

@@ -17,7 +17,7 @@ from recovery.backup.catalog import Catalog
 from recovery.backup.restore import restored_to_read
 from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
-from recovery.places.opening import open_target
+from recovery.places.opening import open_place
 
 KEPT = 2
 """How many copies of one place are kept: a frame that is being read may be of the backup before."""
@@ -60,7 +60,7 @@ class _Place:
     def __init__(self, place: str) -> None:
         self.lock = threading.Lock()
         self._place = place
-        self._catalog = Catalog(open_target(place))
+        self._catalog = Catalog(open_place(place))
         self._copies: dict[str, tuple[Path, ExitStack]] = {}
 
     def restored(self, parent: Path, dropped: Callable[[Path], None]) -> Path:

@@ -21,7 +21,8 @@ Sent = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 def sent(definition: StepDefinition, name: str) -> Sent:
     """Return the function for the tasks of a step. name: its name in the plan. Raises what pickling raises.
 
-    In a worker it raises ExecutorPackageError if the worker cannot run the step.
+    In a worker it raises ExecutorPackageError if the worker has another version of this package, and an ImportError
+    that names the host for a module that the worker lacks: the driver knows what that means.
     """
     # By value: the worker unpickles these only after the check.
     pickled, wanted = cloudpickle.dumps(definition), VERSION
@@ -30,24 +31,22 @@ def sent(definition: StepDefinition, name: str) -> Sent:
         import pickle
         import socket
 
-        def refuse(found: str, cause: str, error: BaseException | None = None) -> BaseException:
+        def refuse(found: str, cause: str) -> BaseException:
             # The driver reads the error out of the text of the traceback, so any class of this name will do.
             kind: type[Exception] = type("ExecutorPackageError", (Exception,), {"__module__": "recovery.errors"})
-            refused = kind(
+            return kind(
                 f"host {socket.gethostname()} {found}\n"
                 f"Probable cause: {cause}\n"
                 f"What to do: Install recovery=={wanted} with what it needs for the Python of every executor; or send "
                 "an environment with spark.archives and PYSPARK_PYTHON. Modules of the flow are sent with --py-files."
             )
-            refused.__cause__ = error
-            return refused
 
         try:
             import recovery
 
             if recovery.__file__ is None:
                 # Any directory of this name is a package to Python, if no other is found.
-                raise ModuleNotFoundError(name="recovery")
+                raise ModuleNotFoundError("No module named 'recovery'")
             try:
                 from recovery.base import version
 
@@ -69,12 +68,8 @@ def sent(definition: StepDefinition, name: str) -> Sent:
 
             return run_step(definition, batches, ArrowStepTask)
         except ImportError as error:
-            missing = "recovery" if (error.name or "").startswith("recovery.") else error.name or str(error)
-            raise refuse(
-                f"lacks the Python module {missing}, where recovery {wanted} is wanted",
-                "Executors have packages of their own, and this one was not installed there.",
-                error,
-            ) from error
+            error.add_note(f"on host {socket.gethostname()}")
+            raise
 
     step.__name__ = name
     return step

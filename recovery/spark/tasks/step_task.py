@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recovery.base.ids import BatchId, PartitionIndex
-from recovery.errors import RecoveryError, StateValueError, UnsupportedPlanError
+from recovery.errors import RecoveryError, StateValueError, UnsupportedPlanError, with_path
 from recovery.group_state import CallFacts, GroupState, group_states
 from recovery.spark.jvm.versions import to_arrow_schema
 from recovery.spark.steps.definition import (
@@ -216,7 +216,7 @@ class StepTask:
                 elif state.changed:
                     value = encode(state._value) if state.exists else ""
                     add(text + value if key_chars else value + FIELD_SEPARATOR + text)
-        except StateValueError as error:
+        except RecoveryError as error:
             raise self._named(error, key) from error
         except Exception as error:
             error.add_note(f"in step {definition.step_id!r}, key {key!r}, micro-batch {self._batch}")
@@ -353,10 +353,9 @@ class StepTask:
     def _to_arrow(self, output: list[tuple[Any, ...]]) -> pa.RecordBatch:
         return to_batch(output, self._schema, self._definition.step_id, self._definition.time_zone)
 
-    def _named(self, error: StateValueError, key: Any) -> RecoveryError:
-        return StateValueError(
-            f"step {self._definition.step_id!r}, key {key!r}: {error.found}", cause=error.cause, remedy=error.remedy
-        )
+    def _named(self, error: RecoveryError, key: Any) -> RecoveryError:
+        found = f"step {self._definition.step_id!r}, key {key!r}: {with_path(error.found, error.path)}"
+        return type(error)(found, cause=error.cause, remedy=error.remedy)
 
 
 def mixed_partitions(definition: StepDefinition) -> UnsupportedPlanError:

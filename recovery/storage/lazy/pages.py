@@ -40,7 +40,7 @@ from recovery.places.frames import FrameIndex
 from recovery.storage.lazy.names import SUFFIX, lazy_path
 
 if TYPE_CHECKING:
-    from recovery.places.protocol import Target
+    from recovery.places.protocol import Place
 
 HEADER = b"SQLite format 3\0"
 NOT_WHOLE = b"recovery, lazy 1"
@@ -355,10 +355,10 @@ def pages_at(side: Path) -> Pages:
 
 
 @lru_cache(maxsize=4)
-def _target(place: str) -> Target:
-    from recovery.places.opening import open_target
+def _target(place: str) -> Place:
+    from recovery.places.opening import open_place
 
-    return open_target(place)
+    return open_place(place)
 
 
 def _boot_id() -> bytes:

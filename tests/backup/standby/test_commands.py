@@ -17,7 +17,7 @@ from recovery.backup.lease import Claimant, claim, read_term
 from recovery.base.clock import SystemClock
 from recovery.cli import main
 from recovery.errors import BackupTargetError, FlowFailedError, StandbyDirectoryError, TakenOverError
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from tests.backup.standby.support import assert_follows, newest_state, writer
 from tests.backup.support import back_up, random_id
 from tests.backup.test_commands import call
@@ -89,7 +89,10 @@ def test_promote(store, tmp_path):
     assert (facts["epoch"], facts["fenced"], facts["before"], facts["unseen"]) == (1, True, None, "unknown")
     assert facts["term"]["term"] == 1
     call("hwm", "set", standby, "orders", "5")
-    call("promote", standby, code=11)
+    again = json.loads(call("promote", standby, "--json"))
+    assert (again["changed"], again["term"], again["epoch"]) == (False, facts["term"], 1)
+    call("promote", tmp_path / "none", code=11)
+    call("promote", tmp_path, code=11)
 
 
 def test_a_run_refuses_a_standby_and_takes_over(store, tmp_path, monkeypatch):
@@ -167,7 +170,7 @@ def test_a_run_from_a_backup_takes_over_before_it_reads_the_place(store, tmp_pat
     def open_source(*arguments: object):
         with pytest.raises(TakenOverError, match="a takeover on"):
             old.check()
-        seen.append(read_term(DirectoryTarget(place)).term)
+        seen.append(read_term(DirectoryPlace(place)).term)
         if len(seen) == 1:
             raise BackupTargetError("no answer")
         return whole(*arguments)

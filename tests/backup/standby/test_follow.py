@@ -24,7 +24,7 @@ from recovery.errors import (
     NoBackupError,
     StandbyDirectoryError,
 )
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from recovery.planning.backups import KeepRule
 from recovery.storage.documents import change_states
 from recovery.storage.initialize import init_partitions
@@ -53,7 +53,7 @@ def test_a_random_history_is_followed(make_store, tmp_path, monkeypatch, seed):
         expected, wanted = newest_state(directory), whole(directory)
         if chance.random() < 0.3:
             prune(
-                DirectoryTarget(place), [KeepRule(count=chance.randint(1, 3))], int(time.time() * 1000) + 3 * 86_400_000
+                DirectoryPlace(place), [KeepRule(count=chance.randint(1, 3))], int(time.time() * 1000) + 3 * 86_400_000
             )
         if chance.random() < 0.6:
             look = followed(place, standby)
@@ -169,7 +169,7 @@ def test_a_later_backup_with_an_earlier_time_is_later(store, tmp_path):
     place, standby = tmp_path / "place", tmp_path / "standby"
     ahead = back_up(store, place, incremental=True).manifest
     fast = f"29991231T000000.000Z-{ahead.id[-8:]}"
-    target = DirectoryTarget(place)
+    target = DirectoryPlace(place)
     target.write(manifest_name(fast), [encode(replace(ahead, id=fast, started_ms=32_000_000_000_000))])
     target.delete(manifest_name(ahead.id))
     assert followed(place, standby).followed.backup == fast
@@ -231,7 +231,7 @@ def test_backups_that_are_pruned_beneath_it_do_not_matter(store, tmp_path, monke
     followed(place, standby)
     change(store)
     back_up(store, place)
-    target = DirectoryTarget(place)
+    target = DirectoryPlace(place)
 
     def read(self, name: str):
         if name.startswith(OBJECTS):
@@ -241,9 +241,9 @@ def test_backups_that_are_pruned_beneath_it_do_not_matter(store, tmp_path, monke
             prune(target, [KeepRule(count=1)], 4_000_000_000_000)
         return original(self, name)
 
-    original = DirectoryTarget.read
+    original = DirectoryPlace.read
     monkeypatch.setattr("recovery.backup.standby.follow.AT_ONCE", 1)
-    monkeypatch.setattr(DirectoryTarget, "read", read)
+    monkeypatch.setattr(DirectoryPlace, "read", read)
     look = followed(place, standby)
     assert look.missed == ()
     assert look.followed.backup == list_backups(target).manifests[-1].id

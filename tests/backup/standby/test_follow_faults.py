@@ -14,7 +14,7 @@ from recovery.backup.standby import follow
 from recovery.backup.standby.follow import Follower
 from recovery.base.clock import SystemClock
 from recovery.errors import BackupTargetError, StorageError
-from recovery.places.directory import DirectoryTarget
+from recovery.places.directory import DirectoryPlace
 from tests.backup.standby.support import assert_follows, followed, newest_state
 from tests.backup.support import back_up
 from tests.backup.test_faults import FailingTarget, one_at_a_time  # noqa: F401
@@ -60,9 +60,9 @@ def test_cut_off_at_any_read(store, tmp_path, monkeypatch, kind, lasting):
         standby = tmp_path / "killed"
         if first.exists():
             shutil.copytree(first, standby)
-        target = FailingTarget(DirectoryTarget(place), k, lasting)
+        target = FailingTarget(DirectoryPlace(place), k, lasting)
         with monkeypatch.context() as patched:
-            patched.setattr(follow, "open_target", lambda _, target=target: target)
+            patched.setattr(follow, "open_place", lambda _, target=target: target)
             try:
                 followed(place, standby)
             except BackupTargetError:

@@ -24,13 +24,12 @@ from recovery.base.ids import Epoch
 from recovery.errors import (
     BackupDamagedError,
     BackupTargetError,
-    ConfigurationError,
     NoBackupError,
     RecoveryError,
     StandbyDirectoryError,
     TakenOverError,
 )
-from recovery.places.directory import DirectoryTarget, FileObjects
+from recovery.places.directory import DirectoryDocuments, DirectoryPlace
 from recovery.planning.backups import KeepRule
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
@@ -61,8 +60,8 @@ def test_it_is_an_ordinary_directory_then(store, tmp_path):
     assert_follows(standby, store)
     with pytest.raises(TakenOverError, match="a promotion"):
         lease.check()
-    with pytest.raises(ConfigurationError, match="not a standby"):
-        promoted(standby)
+    again = promoted(standby)
+    assert (again.changed, again.term, again.resume.resume_epoch) == (False, done.term, done.resume.resume_epoch)
     writer(standby, place).check()
     change(standby)
     back_up(standby, place, incremental=True)
@@ -184,7 +183,7 @@ class Cut:
 
     def __init__(self, monkeypatch, at: int, done: bool) -> None:
         self.operations, self._at, self._done = 0, at, done
-        for kind, names in ((FileObjects, ("get", "put")), (DirectoryTarget, ("read", "entries"))):
+        for kind, names in ((DirectoryDocuments, ("get", "put")), (DirectoryPlace, ("read", "entries"))):
             for name in names:
                 monkeypatch.setattr(kind, name, self._through(getattr(kind, name)))
 
@@ -226,7 +225,7 @@ def test_a_cut_at_any_operation_of_taking_over(store, tmp_path, done, stride):
                 pass
         documents = open_documents(str(here / "place"))
         old = Lease(documents, lease.term, None)
-        if read_term(DirectoryTarget(here / "place")) == lease.term:
+        if read_term(DirectoryPlace(here / "place")) == lease.term:
             old.check()
         if not whole:
             result = promoted(here / "standby")
@@ -253,7 +252,7 @@ class Ahead(SystemClock):
 def test_of_two_holders_the_later_term_counts(store, tmp_path, skewed):
     """Both begin an execution of the same number, and the clock of either is a day ahead. A backup of the old one comes
     late. Who follows, restores, prunes or backs up goes on from the new one."""
-    place, standby, target = tmp_path / "place", tmp_path / "standby", DirectoryTarget(tmp_path / "place")
+    place, standby, target = tmp_path / "place", tmp_path / "standby", DirectoryPlace(tmp_path / "place")
     clocks = {"old": SystemClock(), "new": SystemClock(), skewed: Ahead()}
     writer(store, place)
     first = back_up(store, place, incremental=True).manifest
@@ -301,11 +300,11 @@ def test_manifests_without_a_term_are_read(store, tmp_path):
     content = json.loads(gzip.decompress(path.read_bytes()))
     assert content.pop("term") == 0
     path.write_bytes(gzip.compress(json.dumps(content).encode()))
-    [found] = list_backups(DirectoryTarget(place)).manifests
+    [found] = list_backups(DirectoryPlace(place)).manifests
     assert (found.id, found.term, found.epoch) == (old.id, 0, old.epoch)
     lease = writer(store, place)
     assert back_up(store, place, incremental=True).manifest.term == lease.term.term == 1
-    assert [each.term for each in list_backups(DirectoryTarget(place)).manifests] == [0, 1]
+    assert [each.term for each in list_backups(DirectoryPlace(place)).manifests] == [0, 1]
     # A lease that was removed begins behind the terms of the backups.
     (place / "lease.json").unlink()
     (store / "lease.json").unlink()

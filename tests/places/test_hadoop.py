@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.hadoop.files import HadoopFiles
+from recovery.places.hadoop import HadoopFiles
 from tests.renaming import renaming
 
 
