@@ -339,11 +339,11 @@ class FlowLoadError(RecoveryError):
 
 
 class FlowFailedError(RecoveryError):
-    """The flow's own code, its input or its sink failed while running."""
+    """The flow's own code, its plan, its data or its sink failed while running."""
 
     exit_code = 35
     restart = True
-    default_cause = "An error in the flow's code, its input or its sink; the message above describes it."
+    default_cause = "An error in the flow's code, its data or its sink; the message above describes it."
     default_remedy = "Fix it and run the same command again: it continues from the last closed epoch."
 
 
@@ -494,7 +494,7 @@ class SparkUnavailableError(RecoveryError):
 
 
 class ExecutorPackageError(RecoveryError):
-    """An executor lacks this package or what it needs, or has another version than the driver."""
+    """A Python worker lacks this package, what it needs, or a module of the flow; or has another version of one."""
 
     exit_code = 51
     default_cause = "Executors have packages of their own, and this host's are not those of the driver's."

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from recovery.errors import RecoveryError, all_errors
+from recovery.errors import FlowFailedError, RecoveryError, all_errors
+from recovery.sinks.targets import REFUSALS
+from recovery.sinks.upsert.reasons import REASONS, VALUE, Reason
+from recovery.spark.jvm.failure_table import JVM_ENDED, JVM_SILENT, RUNNING, SETTINGS, STARTING, STREAM_ENDED
+from recovery.spark.jvm.failures import documented
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,8 +26,8 @@ MORE = {
     "UnsupportedPlanError": "flow-api.md#restrictions",
     "StateValueError": "flow-api.md#state",
     "InputRewrittenError": "delta.md#when-a-table-was-changed",
-    "SinkFailedError": "sinks.md",
-    "SinkRefusedError": "sinks.md",
+    "SinkFailedError": "#when-a-sink-cannot-write",
+    "SinkRefusedError": "#when-a-sink-cannot-write",
     "OutputLostError": "sinks.md#where-all-hosts-reach-the-files",
     "OutputMismatchError": "sinks.md#when-output-and-partitions-do-not-fit",
     "OwnerUnreachableError": "clusters.md",
@@ -47,7 +52,49 @@ def errors() -> Iterator[str]:
         yield f"| {kind.exit_code} | `{kind.__name__}` | {means} | {advice}{more} | {restart} |\n"
 
 
-BLOCKS: dict[str, Callable[[], Iterator[str]]] = {"errors": errors}
+def failures() -> Iterator[str]:
+    """The table of what fails in Spark."""
+    yield "| what failed | error | probable cause | what to do |\n"
+    yield "| --- | --- | --- | --- |\n"
+    for row in (JVM_ENDED, JVM_SILENT, STREAM_ENDED, *RUNNING, *STARTING[len(SETTINGS) :]):
+        error = documented(row)
+        cells = [each.replace("|", r"\|") for each in (row.what, error.cause or "The error names it.", error.remedy)]
+        yield f"| {cells[0]} | `{row.kind.__name__}` ({row.kind.exit_code}) | {cells[1]} | {cells[2]} |\n"
+
+
+def database() -> Iterator[str]:
+    """The table of what databases say to UpsertSink."""
+    yield "| what the database says | SQLSTATE | tried again | then the run ends with | because |\n"
+    yield "| --- | --- | --- | --- | --- |\n"
+    for each in REASONS:
+        codes = ", ".join(f"`{code}{'…' * (len(code) == 2)}`" for code in each.codes)
+        yield f"| {each.means} | {codes} | {each.again.value} | {_named(row_error(each))} | {each.why} |\n"
+
+
+def targets() -> Iterator[str]:
+    """The table of what file systems, object stores and catalogs say to the other sinks."""
+    yield "| what the target says | errno | the run ends with | because |\n"
+    yield "| --- | --- | --- | --- |\n"
+    for each in REFUSALS:
+        numbers = ", ".join(f"`{errno.errorcode[number]}`" for number in each.errnos)
+        yield f"| {each.means} | {numbers} | {_named(each.error)} | {each.why} |\n"
+
+
+def row_error(reason: Reason) -> type[RecoveryError]:
+    """The error for a reason while an epoch is open: a value is the flow's."""
+    return FlowFailedError if reason is VALUE else reason.error
+
+
+def _named(kind: type[RecoveryError]) -> str:
+    return f"`{kind.__name__}` ({kind.exit_code})"
+
+
+BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
+    "errors": errors,
+    "failures": failures,
+    "database": database,
+    "targets": targets,
+}
 """What prints each generated part of the page."""
 
 

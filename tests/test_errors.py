@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import traceback
 
 import pytest
 from click.testing import CliRunner
@@ -14,9 +15,11 @@ from recovery.cli import main
 from recovery.errors import (
     ConfigurationError,
     FlowFailedError,
+    HighWaterMarkError,
     InputRewrittenError,
     NoPartitionsError,
     RecoveryError,
+    StateValueError,
     StorageError,
     all_errors,
     error_named,
@@ -156,6 +159,69 @@ def test_an_error_of_ours_is_the_same_when_it_comes_through_spark(after):
     found = as_recovery_error(PySparkException(text + after))
     assert type(found) is InputRewrittenError
     assert str(found) == str(given)
+
+
+def _inner():
+    raise StateValueError("the value", cause="", remedy="Store another one.")
+
+
+def _named_by_the_step():
+    try:
+        _inner()
+    except StateValueError as error:
+        raise StateValueError(f"step 'count', key 'a': {error.found}", cause="", remedy=error.remedy) from error
+
+
+def _wrapped_in_an_error_of_the_flow():
+    try:
+        _inner()
+    except StateValueError as error:
+        raise ValueError("of the flow") from error
+
+
+def _through_an_error_of_the_flow():
+    try:
+        _wrapped_in_an_error_of_the_flow()
+    except ValueError as error:
+        raise StateValueError("step 'count', key 'a': the value", remedy="Store another one.") from error
+
+
+def _while_cleaning_up():
+    try:
+        _named_by_the_step()
+    finally:
+        raise StorageError("the disk is full")
+
+
+def _with_a_note():
+    error = HighWaterMarkError("mark 'orders' would move back", remedy="Give force=True.")
+    error.add_note("in step 'count', key 'a', micro-batch 3")
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("fails", "kind", "found", "remedy"),
+    [
+        (_inner, StateValueError, "the value", "Store another one."),
+        (_named_by_the_step, StateValueError, "step 'count', key 'a': the value", "Store another one."),
+        (_wrapped_in_an_error_of_the_flow, StateValueError, "the value", "Store another one."),
+        (_through_an_error_of_the_flow, StateValueError, "step 'count', key 'a': the value", "Store another one."),
+        (_while_cleaning_up, StateValueError, "step 'count', key 'a': the value", "Store another one."),
+        (_with_a_note, HighWaterMarkError, "step 'count', key 'a', micro-batch 3: mark 'orders' would move back",
+         "Give force=True."),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("times", [1, 2])
+def test_of_nested_errors_the_culprit_is_shown_as_the_outermost_names_it(fails, kind, found, remedy, times):
+    """The error that came first, with step and key, which the error that was raised from it adds. Not the error of a
+    clean-up that failed after it. Spark repeats the traceback of a task in that of its job."""
+    with pytest.raises(Exception) as raised:
+        fails()
+    task = (
+        f"PythonException: {''.join(traceback.format_exception(raised.value))}\n\tat org.apache.spark.X.y(X.scala:1)\n"
+    )
+    error = as_recovery_error(PySparkException("\nCaused by: ".join([task] * times)))
+    assert (type(error), error.found, error.remedy) == (kind, found, remedy)
 
 
 def test_an_output_mode_that_spark_does_not_take_is_reported_with_those_that_it_does():

@@ -35,9 +35,9 @@ from recovery.errors import (
     LeaseLostError,
     OwnerUnreachableError,
     RecoveryError,
-    StorageError,
 )
 from recovery.host.durable import PRIVATE, UMASK, make_directories
+from recovery.host.storage_errors import storage_errors
 from recovery.planning.owner_restore import allot, counts
 from recovery.storage.initialize import RESTORING, clear_killed_attempt, refuse_existing
 from recovery.storage.locations import Locations
@@ -227,10 +227,8 @@ def _names(owner: Owner) -> list[str]:
 def _free(directory: Path, clock: Clock, umask: bool) -> Iterator[None]:
     """Lock the run's own directory, in which no partitions are, until the block ends. Raises AlreadyInitializedError,
     DirectoryLockedError, StandbyDirectoryError or StorageError."""
-    try:
+    with storage_errors(directory):
         make_directories(directory, UMASK if umask else PRIVATE)
-    except OSError as error:
-        raise StorageError(str(error), path=directory) from error
     lock = DirectoryLock(directory, clock, "a restore to owners")
     lock.acquire()
     try:

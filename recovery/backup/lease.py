@@ -39,12 +39,12 @@ from recovery.base.untrusted_json import Count, Moment, decode_json
 from recovery.errors import (
     BackupDamagedError,
     ForeignPartitionError,
-    StorageError,
     TakenOverError,
     UnsupportedVersionError,
 )
 from recovery.host.beside import alone_beside, read_beside, remove_beside, write_beside
 from recovery.host.durable import modes_beside
+from recovery.host.storage_errors import storage_errors
 from recovery.places.protocol import Conflict, Place, Token, UnreadableError
 
 NAME = "lease.json"
@@ -289,10 +289,8 @@ def _holds(held: _Held | None, found: Term, directory: Path) -> bool:
 
 
 def _inode(directory: Path) -> str:
-    try:
+    with storage_errors(directory):
         return str(directory.stat().st_ino)
-    except OSError as error:
-        raise StorageError(str(error), path=directory) from error
 
 
 def taken_over(shown: str, found: Term | None, purpose: str = "run", *, is_replaced: bool = True) -> TakenOverError:

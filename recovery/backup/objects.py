@@ -11,8 +11,9 @@ from pathlib import Path
 from recovery.backup.manifest import StoredCopy
 from recovery.backup.progress import Observer, Progressed
 from recovery.base.wording import counted
-from recovery.errors import BackupDamagedError, CorruptPartitionError, StorageError, UnsupportedVersionError
+from recovery.errors import BackupDamagedError, CorruptPartitionError, UnsupportedVersionError
 from recovery.host.durable import create
+from recovery.host.storage_errors import storage_errors
 from recovery.places.frames import FRAME_BYTES, digest_of, encode_index, pack
 from recovery.places.protocol import CHUNK_BYTES, Place, UnreadableError
 from recovery.planning.chains import Link
@@ -127,17 +128,14 @@ def fetch_object(
     Raises SpoiledObject if it is not what was stored, BackupTargetError or StorageError.
     """
     digest, size = hashlib.sha256(), 0
-    try:
-        with os.fdopen(create(path), "wb") as file:
-            for chunk in _read(target, name):
-                file.write(chunk)
-                digest.update(chunk)
-                size += len(chunk)
-                observe(size)
-                if size > size_bytes:
-                    break
-    except OSError as error:
-        raise StorageError(str(error), path=path) from error
+    with storage_errors(path), os.fdopen(create(path), "wb") as file:
+        for chunk in _read(target, name):
+            file.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+            observe(size)
+            if size > size_bytes:
+                break
     if (size, digest.hexdigest()) != (size_bytes, sha256):
         what = f"{size:,} of {counted(size_bytes, 'byte')}" if size != size_bytes else "its bytes were changed"
         raise SpoiledObject(name, f"{name} differs from what was stored: {what}")
@@ -175,21 +173,18 @@ class _Compressed:
     def __iter__(self) -> Iterator[bytes]:
         frames: list[tuple[int, bytes]] = []
         indexed = self._frame_bytes < CHUNK_BYTES
-        try:
-            with self._path.open("rb") as file:
-                while block := file.read(CHUNK_BYTES):
-                    self._digest.update(block)
-                    view = memoryview(block)
-                    packed = [pack(view[at : at + self._frame_bytes]) for at in range(0, len(block), self._frame_bytes)]
-                    if indexed:
-                        frames += [(len(frame), digest_of(frame)) for frame in packed]
-                    chunk = b"".join(packed)
-                    self.size_bytes += len(block)
-                    self.stored_bytes += len(chunk)
-                    yield chunk
-                    self._observe(self.size_bytes)
-        except OSError as error:
-            raise StorageError(str(error), path=self._path) from error
+        with storage_errors(self._path), self._path.open("rb") as file:
+            while block := file.read(CHUNK_BYTES):
+                self._digest.update(block)
+                view = memoryview(block)
+                packed = [pack(view[at : at + self._frame_bytes]) for at in range(0, len(block), self._frame_bytes)]
+                if indexed:
+                    frames += [(len(frame), digest_of(frame)) for frame in packed]
+                chunk = b"".join(packed)
+                self.size_bytes += len(block)
+                self.stored_bytes += len(chunk)
+                yield chunk
+                self._observe(self.size_bytes)
         if indexed:
             self.index = encode_index(frames, self.size_bytes)
             self.stored_bytes += len(self.index)

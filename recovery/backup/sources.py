@@ -23,10 +23,10 @@ from recovery.errors import (
     ForeignPartitionError,
     NoBackupError,
     RecoveryError,
-    StorageError,
 )
 from recovery.host.durable import files_below
 from recovery.host.processes import describe_holder
+from recovery.host.storage_errors import storage_errors
 from recovery.places.directory import DirectoryPlace
 from recovery.places.protocol import Place
 from recovery.planning.backups import Copy
@@ -298,10 +298,8 @@ def _refuse_live(directory: Path) -> None:
 
 
 def _databases(directory: Path) -> list[Path]:
-    try:
+    with storage_errors(directory):
         return sorted(path for path in files_below(directory) if path.suffix == SUFFIX and path.is_file())
-    except OSError as error:
-        raise StorageError(str(error), path=directory) from error
 
 
 def open_source(target: Place, scratch: Path, clock: Clock) -> Source:

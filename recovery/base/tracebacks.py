@@ -18,6 +18,9 @@ _PLAN = re.compile(r"\s+SQLSTATE: \w{5}(;( line \d+ pos \d+;)?\s*(\n.*)?)?\Z", r
 """The end of a Spark message: a code, and after a semicolon the plan that the analyser rejected. An error's place in a
 SQL text comes without a semicolon."""
 _NOTE = re.compile(r"\nin (step '.*', .*, micro-batch \d+|the sink, micro-batch \d+)\s*\Z")
+RAISED_FROM = "The above exception was the direct cause of the following exception:\n"
+RAISED_WITHIN = "During handling of the above exception, another exception occurred:\n"
+"""What Python writes between two tracebacks: the second error was raised from the first, or while that was handled."""
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/pyspark.zip/", "<frozen ")
 _OTHERS = (f"{Path(__file__).parents[1]}/", f"{sysconfig.get_paths()['stdlib']}/")
 
@@ -39,14 +42,19 @@ def essence(text: str) -> str | None:
         end = found.end()
     if not frames:
         return None
-    message = block[end:].strip()
-    note = _NOTE.search(message)
-    if note is not None:
-        message = f"{note[1]}: {message[: note.start()]}"
+    message, note = without_note(block[end:].strip())
+    message = f"{note}{message}"
     own = [frame for frame in frames if _is_own(frame.file)]
     first, *more = [line[:LONGEST_LINE] for line in message.splitlines()[:MOST_LINES]] or [""]
     shown = "".join(frame.text for frame in own[-MOST_FRAMES:]).rstrip()
     return "\n".join([f"{first}{_place(own)}", *more, *([shown] if shown else [])])
+
+
+def without_note(message: str) -> tuple[str, str]:
+    """Return an error's message without the note that says in which call it was raised, and that as a beginning of a
+    sentence: "step 'count', key 'a', micro-batch 0: "; empty without a note."""
+    note = _NOTE.search(message)
+    return (message, "") if note is None else (message[: note.start()], f"{note[1]}: ")
 
 
 def essence_of(error: BaseException) -> str:
@@ -66,6 +74,11 @@ def headline(error: BaseException) -> str:
 def has_own_frames(error: BaseException) -> bool:
     """Whether an exception came through the user's own code."""
     return any(_is_own(each.filename) for each in traceback.extract_tb(error.__traceback__))
+
+
+def is_from_gateway(error: BaseException) -> bool:
+    """Whether an exception was raised in the gateway to Spark's JVM."""
+    return any("py4j" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _place(own: list[_Frame]) -> str:

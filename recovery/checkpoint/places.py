@@ -20,8 +20,9 @@ from typing import Protocol
 from recovery.base.ids import BatchId
 from recovery.base.untrusted_paths import checked
 from recovery.checkpoint.native.needed import StoreFiles, is_version, needed_chain, store_files
-from recovery.errors import ConfigurationError, SparkCheckpointError, StorageError
+from recovery.errors import ConfigurationError, SparkCheckpointError
 from recovery.host.durable import make_directories, sync
+from recovery.host.storage_errors import storage_errors
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _COMMIT = re.compile(r"commits/[0-9]{1,15}")
@@ -254,12 +255,3 @@ def _check_kind(path: Path, is_right: Callable[[int], bool]) -> int:
 def _raise(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
-
-
-@contextlib.contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's errors into StorageError; those without a path get `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(str(error), path=error.filename or path) from error

@@ -9,9 +9,17 @@ import click
 
 from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
-from recovery.cli.common import directory_argument, json_option, print_json, say, style, table, tolerate_option
+from recovery.cli.common import (
+    directory_argument,
+    json_option,
+    print_json,
+    say,
+    style,
+    tolerate_option,
+)
 from recovery.cli.option import option
 from recovery.cli.owners import owner_options, to_read
+from recovery.cli.tables import table
 from recovery.planning.advice import Advice, Option, advise, format_share
 from recovery.planning.health import DEFAULTS, format_seconds
 from recovery.report.facts import Facts, gather, known

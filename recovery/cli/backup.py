@@ -23,7 +23,6 @@ from recovery.cli.common import (
     json_option,
     print_json,
     say,
-    table,
     tell,
     tell_error,
     umask_option,
@@ -34,6 +33,7 @@ from recovery.cli.output_errors import of_output
 from recovery.cli.owners import owner_options, whole_copies
 from recovery.cli.restore_output import lines_facts, lines_text
 from recovery.cli.signals import answering
+from recovery.cli.tables import table
 from recovery.errors import BackupTargetError, ConfigurationError, NoBackupError, RecoveryError, StorageError
 from recovery.host.signals import StopSignals
 from recovery.planning.backups import KeepRule, parse_keep

@@ -9,6 +9,7 @@ from typing import TextIO
 
 from recovery.backup.progress import Progressed
 from recovery.cli.common import format_size, tell
+from recovery.cli.terminal import is_live
 
 DOING = {"copy": "copying", "check": "checking", "store": "storing", "fetch": "fetching", "send": "sending"}
 DONE = {
@@ -28,9 +29,9 @@ class CopyProgress:
     """Observes copies going to or coming from a backup; writes to standard error."""
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+        self.stream = stream or sys.stderr
         self._quiet = quiet
-        self._live = self._stream.isatty()
+        self._live = is_live(self.stream)
         self._lock = threading.Lock()
         self._drawn_at = 0.0
 
@@ -53,4 +54,4 @@ class CopyProgress:
                 self._say(f"{text}\n")
 
     def _say(self, text: str) -> None:
-        tell(text, self._stream, start="\r\x1b[K" if self._live else "", end="")
+        tell(text, self.stream, start="\r\x1b[K" if self._live else "", end="")

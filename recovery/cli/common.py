@@ -1,4 +1,4 @@
-"""Shared by all commands: exits on errors, and the form of intervals, directories and tables."""
+"""Shared by all commands: exits on errors, the form of intervals and directories, and what is printed how."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import signal
 import stat
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
@@ -21,14 +21,16 @@ import click
 
 from recovery.base.addresses import local_path
 from recovery.base.intervals import parse_interval, parse_trigger
-from recovery.base.printable import columns, one_line, printable
+from recovery.base.printable import one_line, printable
 from recovery.base.wording import moment_text
 from recovery.cli.misplaced import Guided
 from recovery.cli.option import ParsedType, option
 from recovery.cli.output_errors import of_output, output_failed
+from recovery.cli.terminal import has_colours
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, StorageError
 from recovery.host.durable import PRIVATE, UMASK, replace
 from recovery.host.signals import handled, interrupt
+from recovery.host.storage_errors import storage_errors
 from recovery.planning.health import format_bytes
 
 F = TypeVar("F", bound=Any)
@@ -158,12 +160,13 @@ codecs.register_error("recovery.escaped", _escaped)
 
 def _allow_any_character(stream: TextIO | None) -> None:
     """Let a terminal or file escape characters that its encoding lacks; UTF-8 lacks none."""
-    if isinstance(stream, io.TextIOWrapper) and not _is_utf8(stream):
+    if isinstance(stream, io.TextIOWrapper) and not is_utf8(stream):
         stream.reconfigure(errors="recovery.escaped")
 
 
-def _is_utf8(stream: TextIO) -> bool:
-    return codecs.lookup(stream.encoding).name == "utf-8"
+def is_utf8(stream: TextIO) -> bool:
+    """Whether a stream has every character."""
+    return codecs.lookup(getattr(stream, "encoding", None) or "utf-8").name == "utf-8"
 
 
 @contextlib.contextmanager
@@ -277,7 +280,7 @@ def _for_terminal(text: str) -> str:
 
 def say(text: str = "", *, end: str = "\n") -> None:
     """Print a result on standard output. Untrusted parts must pass through `one_line` first, or a `table`."""
-    click.echo(f"{_for_terminal(text)}{end}", nl=False)
+    click.echo(f"{_for_terminal(text)}{end}", nl=False, color=has_colours(sys.stdout))
 
 
 def tell(text: str, stream: TextIO | None = None, *, start: str = "", end: str = "\n") -> None:
@@ -286,7 +289,8 @@ def tell(text: str, stream: TextIO | None = None, *, start: str = "", end: str =
     start, end: written around it, and obeyed by a terminal.
     """
     with contextlib.suppress(OSError):
-        click.echo(f"{start}{_for_terminal(text)}{end}", file=stream, err=stream is None, nl=False)
+        line = f"{start}{_for_terminal(text)}{end}"
+        click.echo(line, file=stream, err=stream is None, nl=False, color=has_colours(stream or sys.stderr))
 
 
 def tell_error(error: object) -> None:
@@ -299,7 +303,7 @@ def tell_error(error: object) -> None:
 def echo_json(text: str) -> None:
     """Print a line of JSON with any characters on standard output: in ASCII unless that is UTF-8, because readers
     decode it as UTF-8."""
-    if sys.stdout is not None and not _is_utf8(sys.stdout):
+    if sys.stdout is not None and not is_utf8(sys.stdout):
         text = text.encode("ascii", "recovery.escaped").decode()
     click.echo(one_line(text))
 
@@ -307,22 +311,6 @@ def echo_json(text: str) -> None:
 def print_json(value: Any, *, line: bool = False) -> None:
     """Print one JSON document on standard output; `line`: on a single line, for a sequence of documents."""
     click.echo(printable(json.dumps(value, indent=None if line else 2, default=str)))
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table with columns as wide as their widest cell; numbers are right-aligned."""
-    cells = [[_cell(value) for value in row] for row in rows]
-    widths = [max([columns(name), *(columns(row[i]) for row in cells)]) for i, name in enumerate(header)]
-    right = [bool(cells) and all(_numeric(row[i]) for row in cells) for i in range(len(header))]
-
-    def padded(cell: str, width: int, to_right: bool) -> str:
-        room = " " * (width - columns(cell))
-        return room + cell if to_right else cell + room
-
-    def line(values: Sequence[str]) -> str:
-        return "  ".join(map(padded, values, widths, right)).rstrip()
-
-    return "\n".join([style(line(list(header)), "bold"), *map(line, cells)])
 
 
 def format_size(size_bytes: int) -> str:
@@ -333,18 +321,6 @@ def format_size(size_bytes: int) -> str:
 def format_time(wall_ms: int | None) -> str:
     """Return local time to the second, with its offset from UTC."""
     return "-" if wall_ms is None else moment_text(wall_ms)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else one_line(value)
-
-
-def _numeric(cell: str) -> bool:
-    """Whether a cell is a number, perhaps with a unit; a sentence may begin with a number too."""
-    number, *rest = cell.replace(",", "").replace(".", "").split(" ")
-    return cell == "-" or (number.isdigit() and len(rest) < 2)
 
 
 def write_whole(path: Path, text: str, *, private: bool = False) -> bool:
@@ -378,11 +354,9 @@ def write_whole(path: Path, text: str, *, private: bool = False) -> bool:
             cause="",
             remedy="Make it, or name another.",
         )
-    try:
+    with storage_errors(path):
         there = stat.S_IMODE(file.stat().st_mode) if file.exists() else None
         replace(file, text.encode(), mode=there if there is not None else (PRIVATE if private else UMASK).file)
-    except OSError as error:
-        raise StorageError(str(error), path=path) from error
     return True
 
 

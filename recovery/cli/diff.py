@@ -12,7 +12,7 @@ import click
 
 from recovery.base.printable import one_line
 from recovery.base.wording import counted
-from recovery.cli.common import json_option, print_json, say, table
+from recovery.cli.common import json_option, print_json, say
 from recovery.cli.diff_output import differences_file
 from recovery.cli.history import SHOWN_CHANGES, difference_text
 from recovery.cli.native import session, store_option, timers_option, variable_option, wanted_state
@@ -22,6 +22,7 @@ from recovery.cli.readable import READABLE, Readable
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import short
 from recovery.cli.status_line import StatusLine
+from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, RecoveryError
 from recovery.native.choose import Wanted, choose_operator
 from recovery.native.held import held_operators

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from recovery.base.addresses import local_path
 from recovery.cli.state_common import json_text
-from recovery.errors import ConfigurationError, StorageError
+from recovery.errors import ConfigurationError
 from recovery.host.durable import PRIVATE, create, open_own
 from recovery.host.locks import lock_file, try_lock_file
+from recovery.host.storage_errors import storage_errors
 from recovery.operational.steps.comparison import KeyDifference
 from recovery.planning.comparing import ABSENT
 
@@ -46,7 +47,7 @@ def differences_file(path: Path | None) -> Iterator[Write]:
     file = Path(os.path.realpath(path))
     beginning = f".{file.name[:40]}.diff-"
     draft = file.with_name(f"{beginning}{secrets.token_hex(8)}")
-    try:
+    with storage_errors(path):
         _clear_killed_attempts(file.parent, beginning)
         mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else PRIVATE.file
         held = create(draft, mode)
@@ -58,8 +59,6 @@ def differences_file(path: Path | None) -> Iterator[Write]:
         finally:
             os.close(held)
             draft.unlink(missing_ok=True)
-    except OSError as error:
-        raise StorageError(str(error), path=path) from error
 
 
 def _clear_killed_attempts(directory: Path, beginning: str) -> None:

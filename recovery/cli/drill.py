@@ -12,10 +12,11 @@ from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
-from recovery.cli.common import INTERVAL, format_size, json_option, print_json, say, table, tell_error
+from recovery.cli.common import INTERVAL, format_size, json_option, print_json, say, tell_error
 from recovery.cli.option import option
 from recovery.cli.restore import wanted_options
 from recovery.cli.restore_output import announcing, plan_facts
+from recovery.cli.tables import table
 from recovery.planning.going_back import after_text
 
 if TYPE_CHECKING:

@@ -11,13 +11,14 @@ import click
 from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.base.reserved import EPOCH_STEP
-from recovery.cli.common import format_time, json_option, print_json, say, table
+from recovery.cli.common import format_time, json_option, print_json, say
 from recovery.cli.native import session, store_option, timers_option, variable_option, wanted_state
 from recovery.cli.option import option
 from recovery.cli.places import chosen_access, chosen_backend, state_options
 from recovery.cli.readable import READABLE, Readable
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import json_text
+from recovery.cli.tables import table
 from recovery.errors import StateNotFoundError
 from recovery.native.choose import Wanted, choose_operator
 from recovery.native.held import held_operators

@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 from recovery.base.wording import counted
-from recovery.cli.common import echo_json, format_time, json_option, print_json, say, table, tell
+from recovery.cli.common import echo_json, format_time, json_option, print_json, say, tell
 from recovery.cli.option import option
 from recovery.cli.places import directory_and, open_state, state_options
+from recovery.cli.tables import table
 from recovery.errors import StateNotFoundError, StateValueError
 from recovery.operational.marks import Mark, is_future
 from recovery.operational.values import dumps, loads, to_json

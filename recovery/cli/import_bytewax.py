@@ -12,9 +12,10 @@ import click
 from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.checkpoint_progress import CheckpointProgress
-from recovery.cli.common import DIRECTORY, json_option, print_json, say, style, table
+from recovery.cli.common import DIRECTORY, json_option, print_json, say, style
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import option
+from recovery.cli.tables import table
 from recovery.importing.bytewax import ImportedBytewax, ImportedStep, import_bytewax
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from msgspec import to_builtins
 
-from recovery.cli.common import format_size, print_json, say, table
+from recovery.cli.common import format_size, print_json, say
 from recovery.cli.option import option
+from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, RecoveryError, StateNotFoundError
 from recovery.native.choose import Wanted, choose_operator
 from recovery.native.held import held_measure, held_operators, held_schemas

@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from recovery.base.printable import one_line
-from recovery.cli.common import say, table, tell
+from recovery.cli.common import say, tell
 from recovery.cli.config_options import config_option
+from recovery.cli.tables import table
 from recovery.planning.copies import Location
 from recovery.storage.copied import copies_of
 from recovery.storage.locations import Locations, OwnerAccess

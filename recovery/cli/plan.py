@@ -16,11 +16,11 @@ from recovery.cli.common import (
     json_option,
     print_json,
     say,
-    table,
     tell_error,
 )
 from recovery.cli.config_options import rewind_options
 from recovery.cli.owners import copies_facts, locations, owner_options, say_copies, say_links, shown_path
+from recovery.cli.tables import table
 from recovery.config import RecoveryConfig
 from recovery.errors import RecoveryError
 from recovery.operational.backends.owned import origins_of

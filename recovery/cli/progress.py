@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import sys
 import threading
 import time
@@ -16,6 +14,7 @@ from recovery.base.intervals import format_interval
 from recovery.base.printable import fitted, one_line
 from recovery.base.wording import counted
 from recovery.cli.common import format_size, format_time, tell
+from recovery.cli.terminal import is_live, width
 from recovery.host.signals import again
 from recovery.planning.going_back import after_text
 from recovery.planning.health import DEFAULTS
@@ -38,7 +37,7 @@ class Progress:
         self._flow = flow
         self._stream = stream or sys.stderr
         self._quiet = quiet
-        self._live = not quiet and self._stream.isatty()
+        self._live = not quiet and is_live(self._stream)
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._redraw, name="progress", daemon=True)
@@ -136,7 +135,7 @@ class Progress:
                 if _at_start():
                     text = self._line_before() if self._batch is None else self._line(self._batch)
                     # A line that wraps could not be cleared.
-                    tell(fitted(text, _width(self._stream) - 1), self._stream, start=CLEAR, end="")
+                    tell(fitted(text, width(self._stream) - 1), self._stream, start=CLEAR, end="")
 
     def _line_before(self) -> str:
         """Return the status line before the first micro-batch is done."""
@@ -155,14 +154,6 @@ class Progress:
         tell(one_line(text), self._stream, start=start)
         if isinstance(sys.stdout, _Above):
             sys.stdout.at_start = True
-
-
-def _width(stream: TextIO) -> int:
-    """Return the number of columns of the terminal."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):
-        return shutil.get_terminal_size().columns
 
 
 def _at_start() -> bool:

@@ -10,11 +10,12 @@ import click
 
 from recovery.base.printable import one_line
 from recovery.base.wording import counted, listed
-from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, table, tell
+from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, tell
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import option
 from recovery.cli.places import directory_and
 from recovery.cli.status_line import StatusLine
+from recovery.cli.tables import table
 from recovery.errors import RecoveryError
 from recovery.partitioning.in_place import drop_old, kept_directories
 from recovery.partitioning.repartition import Repartitioned, RepartitionPlan, plan_repartition, repartition

@@ -22,8 +22,9 @@ from recovery.cli.option import ParsedType, option
 from recovery.cli.owners import owner_options
 from recovery.cli.restore_output import announcing, plan_facts, plan_text, reads_facts, reads_text
 from recovery.cli.restore_to_owners import Wanted, to_owners
-from recovery.errors import BackupTargetError, StorageError
+from recovery.errors import BackupTargetError
 from recovery.host.durable import PRIVATE, make_directories, sync
+from recovery.host.storage_errors import storage_errors
 from recovery.planning.going_back import after_text
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.hydration import Progress, Stop, hydrate_directory, hydrating
@@ -273,11 +274,9 @@ def _claim(place: str, directory: Path, clock: Clock, takeover: bool) -> None:
     from recovery.backup.conditional import open_documents
     from recovery.backup.lease import claim_to_restore
 
-    try:
+    with storage_errors(directory):
         make_directories(directory)
         sync(directory.absolute().parent)
-    except OSError as error:
-        raise StorageError(str(error), path=directory) from error
     # The run may begin while its replica cannot be reached.
     with contextlib.nullcontext() if takeover else contextlib.suppress(BackupTargetError):
         claim_to_restore(open_documents(place, PRIVATE), directory, clock, lambda: token_hex(8), takeover=takeover)

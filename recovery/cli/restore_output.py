@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from recovery.base.clock import Clock
 from recovery.base.intervals import format_interval
 from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
-from recovery.cli.common import format_size, format_time, table
+from recovery.cli.common import format_size, format_time
+from recovery.cli.tables import table
 from recovery.planning.backups import RestorePlan
 
 if TYPE_CHECKING:
@@ -28,13 +29,13 @@ def announcing(progress: CopyProgress, source: Source, clock: Clock) -> Callable
     def announce(plan: RestorePlan, left_out: Sequence[str]) -> None:
         for each in left_out:
             progress.say(one_line(f"left out: {each}"))
-        progress.say(plan_text(plan, source, clock.wall_ms()))
+        progress.say(plan_text(plan, source, clock.wall_ms(), progress.stream))
 
     return announce
 
 
-def plan_text(plan: RestorePlan, source: Source, now_ms: int) -> str:
-    """Return what will be restored and what will be lost, for people."""
+def plan_text(plan: RestorePlan, source: Source, now_ms: int, stream: TextIO | None = None) -> str:
+    """Return what will be restored and what will be lost, for people. stream: what gets it; None: standard output."""
     lines = []
     if plan.snapshot is None:
         lines.append("will restore the beginning: the copies hold no closed epoch")
@@ -55,7 +56,7 @@ def plan_text(plan: RestorePlan, source: Source, now_ms: int) -> str:
         )
         for copy in plan.copies
     ]
-    lines.append(table(("file", "from", "copied", "epochs"), rows))
+    lines.append(table(("file", "from", "copied", "epochs"), rows, stream))
     lines += [one_line(f"not used: {problem}") for problem in source.problems]
     lines += lines_text(source.lines)
     return "\n".join(lines)

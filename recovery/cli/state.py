@@ -13,7 +13,7 @@ import click
 from recovery.base.printable import one_line, printable
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.cli.asking import ask, check_editor
-from recovery.cli.common import echo_json, format_time, json_option, print_json, say, table
+from recovery.cli.common import echo_json, format_time, json_option, print_json, say
 from recovery.cli.hwm import VALUES
 from recovery.cli.native import (
     print_state,
@@ -54,6 +54,7 @@ from recovery.cli.state_common import (
 from recovery.cli.state_files import export, import_, migrate_
 from recovery.cli.state_scopes import clean, scopes
 from recovery.cli.state_transfer import copy, move
+from recovery.cli.tables import table
 from recovery.errors import StateLockedError, StateNotFoundError
 from recovery.operational.scopes import is_scoped
 from recovery.operational.targets import REMOVED, Steps, Whole, missing, unknown_step

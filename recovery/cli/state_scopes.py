@@ -7,10 +7,11 @@ from dataclasses import asdict
 import click
 
 from recovery.base.wording import counted
-from recovery.cli.common import format_time, json_option, print_json, say, table
+from recovery.cli.common import format_time, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.cli.state_common import pattern_option
+from recovery.cli.tables import table
 
 
 @click.command()

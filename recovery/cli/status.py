@@ -25,11 +25,11 @@ from recovery.cli.common import (
     print_json,
     say,
     style,
-    table,
 )
 from recovery.cli.config_options import threshold_option
 from recovery.cli.native import operators_at, operators_text
 from recovery.cli.owners import locations, owner_options, say_links, shown_path
+from recovery.cli.tables import table
 from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with_path
 from recovery.host.processes import describe_holder
 from recovery.planning.going_back import after_text

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from recovery.cli.common import tell
+from recovery.cli.terminal import is_live
 
 REDRAW_S = 0.2
 LINE_S = 10.0
@@ -21,7 +22,7 @@ class StatusLine:
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._quiet = quiet
-        self._live = self._stream.isatty()
+        self._live = is_live(self._stream)
         self._lock = threading.Lock()
         self._drawn = False
         self._said_s = time.monotonic()

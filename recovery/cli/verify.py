@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from recovery.cli.common import directory_argument, json_option, print_json, say, table, tell_error
+from recovery.cli.common import directory_argument, json_option, print_json, say, tell_error
 from recovery.cli.owners import locations, owner_options, say_links, shown_path
+from recovery.cli.tables import table
 from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile

@@ -13,17 +13,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from recovery.base.ids import BatchId
-from recovery.checkpoint.places import (
-    LocalPlace,
-    Observer,
-    Progressed,
-    copied,
-    ignore,
-    not_vacant,
-    storage_errors,
-    vanished,
-)
+from recovery.checkpoint.places import LocalPlace, Observer, Progressed, copied, ignore, not_vacant, vanished
 from recovery.errors import StorageError
+from recovery.host.storage_errors import storage_errors
 from recovery.places.address import split_system
 from recovery.places.failures import Failures
 from recovery.places.hadoop import HadoopFiles

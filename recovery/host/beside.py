@@ -10,6 +10,7 @@ from recovery.base.untrusted_paths import read_received
 from recovery.errors import StorageError
 from recovery.host.durable import Modes, replace_durably, sync
 from recovery.host.locks import locked_directory
+from recovery.host.storage_errors import storage_errors
 
 
 def read_beside(path: Path, most_bytes: int) -> bytes | None:
@@ -24,10 +25,8 @@ def read_beside(path: Path, most_bytes: int) -> bytes | None:
 
 def write_beside(path: Path, content: bytes, modes: Modes) -> None:
     """Replace a document, atomically; durable when it returns. Raises StorageError."""
-    try:
+    with storage_errors(path):
         replace_durably(path, content, mode=modes.file)
-    except OSError as error:
-        raise StorageError(str(error), path=path) from error
 
 
 def remove_beside(path: Path) -> None:

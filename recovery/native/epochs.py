@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from recovery.base.reserved import CHECKPOINT_STEP
-from recovery.checkpoint.places import storage_errors
 from recovery.checkpoint.restore import write_files
 from recovery.checkpoint.rows import Content, file_of
 from recovery.host.durable import PRIVATE
+from recovery.host.storage_errors import storage_errors
 from recovery.storage.snapshot import Snapshot
 
 POSITION = ("metadata", "offsets/", "commits/")

@@ -8,10 +8,11 @@ from pathlib import Path
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.checkpoint.native.operators import NativeOperator, operators_of
 from recovery.checkpoint.native.state_schemas import Schema, state_schemas
-from recovery.checkpoint.places import Observer, Progressed, ignore, storage_errors
+from recovery.checkpoint.places import Observer, Progressed, ignore
 from recovery.checkpoint.restore import Restored, restore
 from recovery.checkpoint.rows import Content, file_of, row_objection
 from recovery.errors import CorruptPartitionError, EpochNotHeldError, SparkCheckpointError
+from recovery.host.storage_errors import storage_errors
 from recovery.planning.measures import Measure, operators_measured
 from recovery.storage.scan import scan
 from recovery.storage.snapshot import Snapshot

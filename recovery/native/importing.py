@@ -22,15 +22,7 @@ from recovery.checkpoint.capture import Captured
 from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.native.operators import NativeOperator, missing_store, operators_of
 from recovery.checkpoint.native.state_files import MOST_METADATA_BYTES, StateFiles
-from recovery.checkpoint.places import (
-    CheckpointPlace,
-    Observer,
-    Progressed,
-    ignore,
-    newest_batch,
-    storage_errors,
-    vanished,
-)
+from recovery.checkpoint.places import CheckpointPlace, Observer, Progressed, ignore, newest_batch, vanished
 from recovery.checkpoint.position import missing_entry, position_files
 from recovery.checkpoint.rows import Content, held_file, row_objection
 from recovery.errors import (
@@ -40,6 +32,7 @@ from recovery.errors import (
     SparkCheckpointError,
     StorageError,
 )
+from recovery.host.storage_errors import storage_errors
 from recovery.operational.backends.open import choose, open_backend
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.runs import RunHistory

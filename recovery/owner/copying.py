@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from recovery.errors import StorageError
 from recovery.host.durable import make_directories, modes_beside
 from recovery.host.scratch import scratch_directory
+from recovery.host.storage_errors import storage_errors
 from recovery.storage.copies import pin
 from recovery.wire.calls import Piece
 
@@ -19,10 +19,8 @@ def copies(paths: Sequence[Path], scratch: Path) -> Iterator[Piece]:
     pinned = pin(paths)
     try:
         yield Piece("", b"")
-        try:
+        with storage_errors(scratch):
             make_directories(scratch, modes_beside(paths[0]))
-        except OSError as error:
-            raise StorageError(str(error), path=scratch) from error
         with scratch_directory("copy", scratch) as room:
             for each in pinned:
                 copy = room / each.path.name

@@ -13,6 +13,7 @@ import msgspec
 
 from recovery.base.ids import Epoch, PartitionIndex, StepId
 from recovery.errors import StorageError
+from recovery.host.storage_errors import storage_errors
 from recovery.planning.values import StepEdit
 from recovery.storage.seam import CloseRequest
 from recovery.wire.calls import CONVERTED, DRIVER, EDITED, Closing, Edit, Part, check_values
@@ -46,7 +47,7 @@ class GivenRows:
                 self._clear()
                 self._epoch = epoch
             places = self._places.setdefault(part.index, {}).setdefault((part.what, part.step), {})
-            try:
+            with storage_errors(directory):
                 if self._file is None:
                     self._file = tempfile.TemporaryFile(prefix="given-", dir=directory, buffering=0)  # noqa: SIM115
                 body = bytearray()
@@ -55,8 +56,6 @@ class GivenRows:
                     places[key] = _Place(self._size_bytes + len(body), len(row))
                     body += row
                 _write(self._file, body)
-            except OSError as error:
-                raise StorageError(str(error), path=directory) from error
             self._size_bytes += len(body)
             self._parts[part.index] = self._parts.get(part.index, 0) + 1
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from recovery.errors import StorageError
+from recovery.host.storage_errors import storage_errors
 from recovery.storage.seam import Changes
 from recovery.wire.messages import read_changes
 
@@ -66,7 +65,7 @@ class MessageSpool:
             else:
                 self._to_file()
         if self._file is not None:
-            with self._translated():
+            with storage_errors(self._directory):
                 self._file.write(body)
         self.size_bytes += len(body)
         if not more:
@@ -74,20 +73,13 @@ class MessageSpool:
             self._messages.append([])
 
     def _to_file(self) -> None:
-        with self._translated():
+        with storage_errors(self._directory):
             self._file = tempfile.TemporaryFile(prefix="owner-spool-", dir=self._directory)  # noqa: SIM115 - see close
             for parts in self._messages:
                 self._file.writelines(parts)
         self._messages = [[]]
         self._memory.give(self._taken)
         self._taken = 0
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise StorageError(str(error), path=self._directory) from error
 
     @property
     def messages(self) -> int:
@@ -100,7 +92,7 @@ class MessageSpool:
             if self._file is None:
                 body = b"".join(self._messages[number])
             else:
-                with self._translated():
+                with storage_errors(self._directory):
                     offset = self._ends[number - 1] if number else 0
                     self._file.seek(offset)
                     body = self._file.read(self._ends[number] - offset)

@@ -17,6 +17,7 @@ from recovery.base.addresses import local_path
 from recovery.base.clock import Clock, SystemClock
 from recovery.errors import ConfigurationError, ForeignPartitionError, LinkedPartitionError, RecoveryError, StorageError
 from recovery.host.durable import exchange, make_draft, sync
+from recovery.host.storage_errors import storage_errors
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.documents import home, state_totals, unwritten
@@ -142,11 +143,9 @@ def drop_old(directory: str | os.PathLike[str], *, clock: Clock | None = None) -
         with contextlib.ExitStack() as held:
             if any(path.glob("part-*.sqlite3")):
                 held.enter_context(DirectoryLock(path, clock or SystemClock(), "repartition --drop-old"))
-            try:
+            with storage_errors(path):
                 shutil.rmtree(path)
                 sync(path.parent)
-            except OSError as error:
-                raise StorageError(str(error), path=path) from error
     return kept
 
 

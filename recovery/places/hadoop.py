@@ -28,6 +28,8 @@ _STATUS = re.compile(
     re.DOTALL,
 )
 """A file in the text of a list, as Hadoop writes it."""
+_WORDS = re.compile(r" \(([A-Z][^()]*)\)$")
+_NUMBERS = {os.strerror(number): number for number in errno.errorcode}
 _EXISTS = "org.apache.hadoop.fs.FileAlreadyExistsException"
 
 
@@ -166,12 +168,12 @@ class HadoopFiles:
         except (Py4JError, PySparkException) as error:
             thrown = getattr(error, "java_exception", None)
             kind = "" if thrown is None else str(thrown.getClass().getName())
-            if kind in _MISSING and missing:
-                return missing[0]
             text = str(error) if thrown is None else str(thrown.toString())
             line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-            code = errno.ENOENT if kind in _MISSING else errno.EEXIST if kind == _EXISTS else errno.EIO
-            raise OSError(code, line, f"{self._address}{path}") from error
+            number = _number(kind, line)
+            if number == errno.ENOENT and missing:
+                return missing[0]
+            raise OSError(number, line, f"{self._address}{path}") from error
 
     def _client(self) -> Any:
         if self._fs is None or (self._given is None and _is_stopped(self._spark)):
@@ -198,6 +200,15 @@ class HadoopFiles:
 
 def _is_stopped(session: SparkSession | None) -> bool:
     return session is None or session.sparkContext._jsc is None
+
+
+def _number(kind: str, text: str) -> int:
+    """Return the error number for a Java exception. Java says FileNotFoundException of a file that this user may not
+    read, too, with the operating system's words behind the path."""
+    words = _WORDS.search(text)
+    if words is not None and words[1] in _NUMBERS:
+        return _NUMBERS[words[1]]
+    return errno.ENOENT if kind in _MISSING else errno.EEXIST if kind == _EXISTS else errno.EIO
 
 
 def _tree_of_mount(directory: Path) -> dict[str, tuple[int, int]]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recovery.base import faults
 from recovery.base.ids import BatchId, Epoch, StepId
 from recovery.base.reserved import SINK_STEP
-from recovery.base.tracebacks import essence_of, headline
+from recovery.base.tracebacks import essence_of, headline, is_from_gateway
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, SinkFailedError
 from recovery.sinks.protocol import BATCH_BEING_WRITTEN, BatchContext, EpochOutput, Resume
 from recovery.sinks.targets import target_error
@@ -139,11 +137,6 @@ def _in_sink(error: BaseException, batch_id: BatchId) -> BaseException:
     """Add a note to the error that says where it was raised."""
     error.add_note(f"in the sink, micro-batch {batch_id}")
     return error
-
-
-def is_from_gateway(error: BaseException) -> bool:
-    """Whether the error was raised in the gateway to Spark's JVM."""
-    return any("py4j" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _check_done(sink: Any, phase: str, result: object) -> None:

@@ -70,8 +70,9 @@ RIGHTS = Refusal(
     f"Grant access, or correct the credentials; then {_AGAIN}",
     kinds=("ForbiddenError", "UnauthorizedError", "OAuthError"),
     texts=(
-        "permission denied", "permissiondenied", "accessdenied", "access denied", "accesscontrolexception",
-        "invalidaccesskeyid", "signaturedoesnotmatch", "403 forbidden", "401 unauthorized", "status code: 403",
+        "permission denied", "permissiondenied", "accessdenied", "access denied", "access_denied",
+        "accesscontrolexception", "invalidaccesskeyid", "invalid_access_key_id", "signaturedoesnotmatch",
+        "signature_does_not_match", "403 forbidden", "401 unauthorized", "status code: 403",
         "status code: 401", "noawscredentials", "no aws credentials",
     ),
 )  # fmt: skip

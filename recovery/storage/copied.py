@@ -13,6 +13,7 @@ from recovery.base.threads import each, is_stopped
 from recovery.errors import InconsistentPartitionsError, StorageError
 from recovery.host.durable import create
 from recovery.host.scratch import scratch_directory
+from recovery.host.storage_errors import storage_errors
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import PartitionDescription
 from recovery.storage.copies import pin
@@ -84,7 +85,7 @@ def _receive(pieces: Generator[Piece, None, None], names: Collection[str], direc
         for piece in pieces:
             if is_stopped():
                 return
-            try:
+            with storage_errors(directory):
                 if not came or came[-1] != piece.name:
                     if piece.name not in names or piece.name in came:
                         raise StorageError(f"an owner sent {piece.name!r:.80}, which is not due")
@@ -92,7 +93,5 @@ def _receive(pieces: Generator[Piece, None, None], names: Collection[str], direc
                     opened.close()
                     file = opened.enter_context(os.fdopen(create(directory / piece.name), "wb"))
                 file.write(piece.data)
-            except OSError as error:
-                raise StorageError(str(error), path=directory) from error
     if sorted(came) != sorted(names):
         raise StorageError(f"an owner sent {', '.join(came) or 'nothing'} instead of {', '.join(names)}")

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from recovery.errors import StorageError
 from recovery.host.beside import read_beside, remove_beside, write_beside
 from recovery.host.durable import Modes, modes_beside
+from recovery.host.storage_errors import storage_errors
 
 NAME = "restored.json"
 LARGEST = 1 << 12
@@ -43,10 +43,8 @@ def read_restored(directory: Path, now_ms: int) -> Restored:
         return Restored(False, "")
     if content != _content(directory):
         return Restored(False, "it is a copy of a directory that was restored or promoted")
-    try:
+    with storage_errors(path):
         age_s = abs(now_ms - path.stat().st_mtime_ns / 1e6) / 1000
-    except OSError as error:
-        raise StorageError(str(error), path=path) from error
     if age_s > COUNTS_S:
         age_h = age_s / 3600
         return Restored(False, f"it was restored or promoted {age_h:.0f} h ago, and no run has begun on it since")
@@ -60,7 +58,5 @@ def end_restored(directory: Path) -> None:
 
 def _content(directory: Path) -> bytes:
     """Return the mark: the inode of the directory, which another one does not have and one that is moved keeps."""
-    try:
+    with storage_errors(directory):
         return msgspec.json.encode({"directory": str(directory.stat().st_ino)}) + b"\n"
-    except OSError as error:
-        raise StorageError(str(error), path=directory) from error

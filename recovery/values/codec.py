@@ -17,7 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 import msgspec.inspect
 
-from recovery.errors import ConfigurationError, StateValueError, shown
+from recovery.errors import ConfigurationError, StateValueError, shortened, shown
 from recovery.values.columns import Columns
 from recovery.values.unchanged import check_of, is_plain, is_readable
 
@@ -28,6 +28,9 @@ _NOTE = "__msgspec_cache__"
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 _MARSHAL_WITHOUT_REFERENCES = 2
 _SMALL = 256
+DEEPEST = 20
+"""How deep in a value an error looks for the part that cannot be stored."""
+MOST_PARTS = 10_000
 
 
 def _is_numpy_scalar(value: Any) -> bool:
@@ -113,7 +116,7 @@ def _plain_encoder(to_json: Callable[[Any], bytes], decode: Callable[[str], Any]
             if retyped is None:
                 return text
         except Exception as error:
-            raise StateValueError(f"{_shown(value)} cannot be stored: {error}") from error
+            raise StateValueError(_culprit(value, error, to_json, "cannot be stored")) from error
         raise _changed(value, *retyped)
 
     return encode
@@ -138,8 +141,11 @@ def _typed_encoder(
             if retyped is None:
                 return text
         except Exception as error:
+            unwritten = _refusal(to_json, value)
             raise StateValueError(
-                f"{_shown(value)} cannot be stored as {described}: {error}",
+                f"{_shown(value)} cannot be stored as {described}: {error}"
+                if unwritten is None
+                else _culprit(value, unwritten, to_json, f"cannot be stored as a part of {described}"),
                 cause="The value does not fit the declared type of the state.",
             ) from error
         cause = f"The value does not fit the declared type of the state, {described}."
@@ -150,9 +156,11 @@ def _typed_encoder(
 
 def _changed(value: Any, back: Any, part: Any, cause: str | None = None) -> StateValueError:
     """Return the error for `value`, whose `part` would come back as `back`."""
-    of_what = "" if part is value else f"in {_shown(value)}, "
+    if part is value:
+        back, part = _differing(back, value)
+    of_what = "" if part is value else f"in {_shown(value)}, {_place(value, part)}"
     remedy = None
-    if type(value) is tuple and cause is None:
+    if type(part) is tuple and cause is None:
         cause = "A state is kept as JSON, which has lists and no tuples, unless the step declares them."
         remedy = f"Declare the type: stateful(..., state={_declared(value)})."
     elif type(back) is not type(part) and isinstance(part, type(back)):
@@ -296,7 +304,7 @@ def _pickle(value: Any) -> str:
         return '"' + base64.b64encode(pickle.dumps(value, protocol=5)).decode() + '"'
     except Exception as error:
         raise StateValueError(
-            f"{_shown(value)} cannot be pickled: {error}",
+            _culprit(value, error, pickle.dumps, "cannot be pickled"),
             cause="",
             remedy="Keep only what can be pickled; classes in a module of their own, beside the flow's file.",
         ) from error
@@ -304,6 +312,69 @@ def _pickle(value: Any) -> str:
 
 def _unpickle(text: str) -> Any:
     return pickle.loads(base64.b64decode(text[1:-1]))
+
+
+def _culprit(value: Any, error: Exception, write: Callable[[Any], Any], verb: str) -> str:
+    """Return why `write` refuses a value, with the innermost part that it refuses and where that is:
+    "in dict {…}, at ['f'][1], function <lambda> cannot be stored: …". error: what `write` has raised for the value."""
+    part, place = value, ""
+    for _ in range(DEEPEST):
+        parts = _inside(part, attributes=write is pickle.dumps)
+        refused = ((at, each, _refusal(write, each)) for at, each in parts)
+        found = next(((at, each, why) for at, each, why in refused if why is not None), None)
+        if found is None:
+            break
+        place, part, error = f"{place}{found[0]}", found[1], found[2]
+    inside = f"in {_shown(value)}, at {shortened(place)}, " if place else ""
+    return f"{inside}{_shown(part)} {verb}: {error}"
+
+
+def _refusal(write: Callable[[Any], Any], value: Any) -> Exception | None:
+    try:
+        write(value)
+    except Exception as error:
+        return error
+    return None
+
+
+def _differing(back: Any, value: Any) -> tuple[Any, Any]:
+    """Return the innermost part that comes back as another one, and what it comes back as first."""
+    for _ in range(DEEPEST):
+        parts = (dict(_inside(each)) for each in (back, value)) if type(back) is type(value) else ({}, {})
+        backs, values = parts
+        found = next((at for at in values if at in backs and _differ(backs[at], values[at])), None)
+        if found is None or backs.keys() != values.keys():
+            break
+        back, value = backs[found], values[found]
+    return back, value
+
+
+def _differ(back: Any, value: Any) -> bool:
+    return type(back) is not type(value) or not _same(back, value)
+
+
+def _place(value: Any, part: Any) -> str:
+    """Return where in a value a part is, "at ['a'][1], "; empty where that is not found."""
+    found = [("", value)]
+    for _ in range(DEEPEST):
+        found = [(f"{place}{at}", each) for place, one in found[:MOST_PARTS] for at, each in _inside(one)]
+        place = next((place for place, each in found if each is part), None)
+        if place is not None:
+            return f"at {shortened(place)}, "
+    return ""
+
+
+def _inside(value: Any, *, attributes: bool = False) -> Iterable[tuple[str, Any]]:
+    """Yield the parts of a value with the Python text that leads to each. attributes: also those of any object."""
+    if isinstance(value, dict):
+        yield from ((f"[{shown(key)}]", each) for key, each in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{place}]", each) for place, each in enumerate(value))
+    elif has_fields(value):
+        kind: Any = type(value)
+        yield from ((f".{name}", getattr(value, name)) for name in _fields(kind) or ())
+    elif attributes and not isinstance(value, type):
+        yield from ((f".{name}", each) for name, each in getattr(value, "__dict__", {}).items())
 
 
 def _shown(value: Any) -> str:

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 
 from recovery.base.printable import columns, fitted, one_line, printable
 from recovery.cli import main
-from recovery.cli.common import style, table, tell_error
+from recovery.cli.common import style, tell_error
+from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, RecoveryError
 from recovery.operational.manager import StateManager
 from recovery.sinks.plain import ConsoleSink

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from recovery.places.hadoop import HadoopFiles
+from recovery.places.hadoop import HadoopFiles, _number
 from tests.renaming import renaming
 
 
@@ -41,3 +42,19 @@ def test_a_tree_that_cannot_be_read(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError):
         HadoopFiles("file://").tree(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "number"),
+    [
+        ("java.io.FileNotFoundException", "File file:/out/a(1) does not exist", errno.ENOENT),
+        ("java.io.FileNotFoundException", "/out/a (No such file or directory)", errno.ENOENT),
+        ("java.io.FileNotFoundException", "/out/owner.json (Permission denied)", errno.EACCES),
+        ("java.io.FileNotFoundException", "/out/owner.json (Stale file handle)", errno.ESTALE),
+        ("java.io.IOException", "No space left on device", errno.EIO),
+        ("org.apache.hadoop.fs.FileAlreadyExistsException", "/out", errno.EEXIST),
+    ],
+)
+def test_a_file_that_may_not_be_read_is_not_missing(kind, text, number):
+    """Java says FileNotFoundException of both."""
+    assert _number(kind, f"{kind}: {text}") == number

@@ -192,7 +192,7 @@ def check_two_directories(make: Callable, shown: Callable[[], list], mode: str =
         unknown._log.history = lambda *_: History((), whole=False)
         for later in (0, 3):
             # Other runs of the old directory, without this sink, may have given it higher numbers.
-            with pytest.raises(StaleDirectoryError, match="no longer in its history"):
+            with pytest.raises(StaleDirectoryError, match="no longer in the table's history"):
                 Run(replace(old.copied(), executions=old.executions + later), unknown)
         assert shown() == before
         if not published:
@@ -223,7 +223,7 @@ def check_two_directories(make: Callable, shown: Callable[[], list], mode: str =
     with pytest.MonkeyPatch.context() as expired:
         expired.setattr(type(sink._log), "history", lambda *_: History((), whole=False))
         taken = Run(back, sink)
-        with pytest.raises(StaleDirectoryError, match="no longer in its history") as caught:
+        with pytest.raises(StaleDirectoryError, match="no longer in the table's history") as caught:
             Run(new, make())
         assert "--lose-epochs" in caught.value.remedy
     taken.write([("c", next(_numbers))])

@@ -99,7 +99,7 @@ def test_going_back_when_the_history_was_forgotten_and_the_rows_were_rewritten(w
         world.compact()
     world.forget()
     error = check_refused(
-        world, store, OutputMismatchError, "gone from which epochs 3 to 3 of execution", resume_epoch=3
+        world, store, OutputMismatchError, "epoch 3 of execution .* cannot be taken back", resume_epoch=3
     )
     assert "Resume without going back" in error.remedy
     goes_on(world, store)

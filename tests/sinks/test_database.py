@@ -336,7 +336,7 @@ class TestWaysOut:
             Start(store, database, "words", "word")
         assert "drop the tables words_recovery_owner" in caught.value.remedy
         self.drop(database)
-        with pytest.raises(OutputMismatchError, match="it has no record of it") as caught:
+        with pytest.raises(OutputMismatchError, match="which has no record of that epoch") as caught:
             Start(before, database, "words", "word")
         assert "drop the tables words_recovery_owner" in caught.value.remedy
         Start(Store(store_id="new"), database, "words", "word")

@@ -332,6 +332,20 @@ class TestStarts:
             self.refused(connect, SinkRefusedError, reasons.TLS)
             server.shutdown(socket.SHUT_RDWR)
 
+    @pytest.mark.parametrize(
+        ("connect", "error", "found"),
+        [
+            (lambda: os.environ["NO_SUCH_VARIABLE"], FlowFailedError,
+             r"`connect` failed: KeyError: 'NO_SUCH_VARIABLE' \(test_reasons\.py, line \d+\)"),
+            (lambda: sqlite3.connect(), FlowFailedError, r"`connect` failed: TypeError: .*\(test_reasons\.py"),
+            (lambda: None, ConfigurationError, "`connect` returned None, which is no connection"),
+        ],
+    )  # fmt: skip
+    def test_a_function_that_fails(self, connect, error, found):
+        """The database is not blamed for it."""
+        with pytest.raises(error, match=found):
+            UpsertSink(connect, "words", ["word"]).check(Store().begin())
+
 
 class TestPgBouncer:
     """It refuses by words of its own, most of them under one SQLSTATE."""

@@ -358,7 +358,7 @@ class TestRefused:
     def test_another_database(self, lived, tmp_path):
         """One that knows nothing of what the snapshot says was written to it."""
         store, _ = lived()
-        self.refused(OutputMismatchError, "it has no record of it", store, Database(tmp_path / "new"))
+        self.refused(OutputMismatchError, "which has no record of that epoch", store, Database(tmp_path / "new"))
 
     def test_an_older_database(self, lived, tmp_path):
         """A copy from before the newest snapshot."""
@@ -484,7 +484,7 @@ def test_columns_that_are_added(tmp_path):
     run.close(3)
     Run(store, database, resume_epoch=4)
     assert database.execute("SELECT * FROM words WHERE word = 'a' AND part = 0") == [("a", 0, 7, "mine", "x")]
-    with pytest.raises(OutputMismatchError, match="it is known from epoch 3 on"):
+    with pytest.raises(OutputMismatchError, match="are kept from epoch 3 on only"):
         Run(store, database, resume_epoch=2)
 
 
@@ -506,7 +506,7 @@ def test_a_column_that_is_added_during_a_run(tmp_path):
     assert database.table() == expected(store)
     Run(store, database, resume_epoch=3)
     assert database.table() == expected(store)
-    with pytest.raises(OutputMismatchError, match="it is known from epoch 3 on"):
+    with pytest.raises(OutputMismatchError, match="are kept from epoch 3 on only"):
         Run(store, database, resume_epoch=2)
 
 

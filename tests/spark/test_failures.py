@@ -4,6 +4,7 @@ the errors of a flow that is wrong itself."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -18,9 +19,10 @@ from statistics import median
 import pyspark
 import pytest
 
-from recovery import Flow, FlowFailedError, RecoveryConfig, init_partitions, run
+from recovery import Flow, FlowFailedError, RecoveryConfig, SparkFailedError, init_partitions, run
 from recovery.spark.jvm.session import prepare_environment
 from recovery.storage.scan import scan
+from tests.owner.served import recovery
 from tests.spark.support import ROOT, Feed, add_up, run_to_end, states, totals_step
 from tests.spark.test_crashes import GONE_S, finish, json_of, recovery_command, recovery_run, wait_for_batch
 from tests.stores import problems
@@ -43,6 +45,30 @@ def test_what_a_flow_names_wrongly_is_reported_in_one_line(spark, tmp_path):
         assert re.fullmatch(re.escape(began) + text, raised.value.found)
 
 
+def test_a_value_that_cannot_be_stored_is_named_with_its_step_key_and_place(tmp_path):
+    """As the command line says it, with Spark's settings there: the whole chain of tracebacks comes through the JVM."""
+    init_partitions(tmp_path / "db", 1)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.txt").write_text("a\n")
+    (tmp_path / "words.py").write_text(
+        "from recovery import Flow, stateful\n"
+        "def count(key, rows, state):\n"
+        "    state.update({'n': 1, 'later': [lambda: key]})\n"
+        "    yield key, 1\n"
+        "def build(spark):\n"
+        "    step = stateful('count', key='value', update=count, output='word string, n long')\n"
+        f"    return spark.readStream.text({str(tmp_path / 'in')!r}).transform(step)\n"
+        "flow = Flow('words', build)\n"
+    )
+    done = recovery("run", tmp_path / "words.py", "-r", tmp_path / "db", "--json")
+    error = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, error["error"]) == (33, "StateValueError")
+    assert error["found"].startswith(
+        "step 'count', key 'a': in dict {'n': 1, 'later': [<function count.<locals>.<lambda>"
+    )
+    assert "at ['later'][0], function <function" in error["found"]
+
+
 def test_a_worker_that_dies_is_reported_in_one_line(spark, feed, tmp_path):
     """Java's stack is no help; what to do is."""
 
@@ -50,7 +76,7 @@ def test_a_worker_that_dies_is_reported_in_one_line(spark, feed, tmp_path):
         os._exit(9)
 
     feed.add_random(1)
-    with pytest.raises(FlowFailedError) as raised:
+    with pytest.raises(SparkFailedError) as raised:
         run_to_end(feed.frame(spark).transform(totals_step(update=die)), tmp_path / "db")
     assert raised.value.found == "a Python worker ended while it did a task"
     assert "memory" in raised.value.cause
@@ -120,7 +146,7 @@ def test_a_killed_jvm(feed, tmp_path):
         time.sleep(generator.uniform(0, 0.6))
         os.kill(java_of(process.pid), signal.SIGKILL)
         output = finish(process, 120)
-        assert process.returncode == FlowFailedError.exit_code, output
+        assert process.returncode == SparkFailedError.exit_code == 54, output
         # PySpark and py4j log in their way that the JVM is gone; what the run says comes last, and is not a traceback.
         error = output[output.rindex("Error: ") :]
         assert "it continues from the last closed epoch" in error, output

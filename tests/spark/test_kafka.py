@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from recovery import DiscardSink, FileSink, RecoveryConfig, init_partitions, start, stateful
-from recovery.errors import FlowFailedError, InputLostError
+from recovery.errors import FlowFailedError, InputLostError, InputUnavailableError
 from recovery.spark.jvm.versions import VERSION
 from tests.flows.kafka_records import counted, records
 from tests.kafka import CONNECTOR_VERSION, broker, needs_jars
 from tests.spark.support import run_to_end, states
+from tests.waiting import wait_until
 
 pytestmark = needs_jars
 on_its_spark = pytest.mark.skipif(
@@ -286,7 +287,33 @@ def test_output_to_kafka(spark, kafka, topic, tmp_path):
 
 @on_its_spark
 def test_a_broker_that_is_gone(spark, kafka, tmp_path):
-    """The run ends, with the reason."""
+    """The run ends with 55 and the reason: an address where nothing listens, and a name that is none."""
     frame = records(spark, "127.0.0.1:1", subscribe="none", **{"kafka.default.api.timeout.ms": "2000"})
-    with pytest.raises(FlowFailedError, match="KafkaAdminClient"):
+    with pytest.raises(InputUnavailableError, match=r"Kafka at 127\.0\.0\.1:1 .*TimeoutException: Timed out waiting"):
         run_to_end(counted(frame), tmp_path / "db", DiscardSink())
+    frame = records(spark, "no.such.host.invalid:9092", subscribe="none")
+    with pytest.raises(InputUnavailableError, match="No resolvable bootstrap urls"):
+        run_to_end(counted(frame), tmp_path / "db", DiscardSink())
+
+
+@on_its_spark
+def test_a_broker_that_goes_away_during_a_run(spark, tmp_path):
+    """It may be killed at any time: the run ends with 55, and the next one, when the broker is back, goes on."""
+    directory = tmp_path / "kafka"
+    directory.mkdir()
+    impatient = {
+        "kafka.default.api.timeout.ms": "2000",
+        "kafka.request.timeout.ms": "1000",
+        "fetchOffset.numRetries": "1",
+    }
+    with broker(directory) as kafka:
+        name = kafka.create("away", 1)
+        kafka.send(name, some(1))
+        frame = counted(records(spark, kafka.servers, subscribe=name, **impatient))
+        init_partitions(tmp_path / "db", 1)
+        query = start(frame, RecoveryConfig(tmp_path / "db", snapshot_interval=0), name="test", trigger=0.2)
+        wait_until(lambda: sum(states(tmp_path / "db", "counts").values()) == len(kafka.records(name)), 120)
+    with pytest.raises(
+        InputUnavailableError, match=r"a source that the flow reads does not answer: .*TimeoutException"
+    ):
+        query.await_termination(300)

@@ -119,6 +119,16 @@ class Typed:
     by: Mapping[str, int] | None = None
 
 
+LAMBDA = lambda: 1  # noqa: E731 - the kind of function that cannot be stored
+
+
+class Holder:
+    """An object that holds another one."""
+
+    def __init__(self, held):
+        self.held = held
+
+
 class TestPlainValues:
     """JSON-like values, the default."""
 
@@ -169,8 +179,32 @@ class TestPlainValues:
             StateCodec().encode(collections.defaultdict(int, {"x": 1}))
         assert "the next run would get a dict" in raised.value.cause
         assert "dict(value)" in raised.value.remedy
-        with pytest.raises(StateValueError, match=r"in dict {'a': .*}, Counter .* would come back as dict"):
+        with pytest.raises(StateValueError, match=r"in dict {'a': .*}, at \['a'\], Counter .* would come back as dict"):
             StateCodec().encode({"a": collections.Counter("a")})
+
+    @pytest.mark.parametrize(
+        ("state_type", "value", "found"),
+        [
+            (
+                None,
+                {"n": 1, "f": [1, LAMBDA]},
+                r"in dict .*, at \['f'\]\[1\], function .* cannot be stored: a function",
+            ),
+            (None, {"a": [1.0, math.nan]}, r"at \['a'\]\[1\], float nan would come back as NoneType None"),
+            (None, {"a": {"b": (1, 2)}}, r"at \['a'\]\['b'\], tuple \(1, 2\) would come back as list \[1, 2\]"),
+            (None, {"a": {1: 2}}, r"at \['a'\], dict \{1: 2\} would come back as dict \{'1': 2\}"),
+            (None, {"k" * 500: {"z": b"x"}}, r"at \['k{100,}\.\.\., bytes b'x' would come back as str"),
+            (None, {"text": ["fine", "\ud800"]}, r"at \['text'\]\[1\], str '\\ud800' cannot be stored"),
+            ("pickle", {"f": [1, LAMBDA]}, r"at \['f'\]\[1\], function .* cannot be pickled: "),
+            ("pickle", [Holder(LAMBDA)], r"at \[0\]\.held, function .* cannot be pickled: "),
+            (dict[str, Any], {"f": [LAMBDA]}, r"at \['f'\]\[0\], function .* cannot be stored as a part of dict\["),
+            (dict[str, int], {"f": "x"}, r"dict \{'f': 'x'\} cannot be stored as dict\[str, int\]: Expected `int`"),
+        ],
+    )
+    def test_the_error_says_which_part_of_the_value_it_is(self, state_type, value, found):
+        """Where in the value, what it is, and why."""
+        with pytest.raises(StateValueError, match=found):
+            StateCodec(state_type).encode(value)
 
     def test_a_list_that_contains_itself_is_refused(self):
         """Not a crash of the interpreter."""

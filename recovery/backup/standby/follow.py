@@ -46,6 +46,7 @@ from recovery.errors import (
     StorageError,
 )
 from recovery.host.durable import PRIVATE, Modes, make_directories, sync
+from recovery.host.storage_errors import storage_errors
 from recovery.places.mounted import limited
 from recovery.places.opening import lasting_place, open_place
 from recovery.places.protocol import Place
@@ -144,10 +145,8 @@ class Follower:
     def __enter__(self) -> Follower:
         # follow.1
         if self._place is not None:
-            try:
+            with storage_errors(self.directory):
                 make_directories(self.directory, self._modes)
-            except OSError as error:
-                raise StorageError(str(error), path=self.directory) from error
         elif not is_standby(self.directory):
             raise _no_standby(self.directory)
         if self._preview is None:
@@ -287,7 +286,7 @@ class Follower:
     def _advance(self, manifest: Manifest, began_s: float) -> Followed:
         """Steps follow.3 to follow.6. Raises SpoiledObject."""
         self._clear()
-        try:
+        with storage_errors(self._staging):
             # Whatever else has this name is refused.
             self._staging.mkdir(PRIVATE.directory)
             # follow.3
@@ -297,8 +296,6 @@ class Follower:
                 at_once=AT_ONCE, name="follow",
             )  # fmt: skip
             sync(self._staging)
-        except OSError as error:
-            raise StorageError(str(error), path=self._staging) from error
         faults.reach("follow.3")
         # follow.4
         epoch = manifest.epoch
@@ -340,14 +337,12 @@ class Follower:
             return
         # follow.5
         paths = self._paths(len(coming.positions))
-        try:
+        with storage_errors(self.directory):
             positions = each(
                 lambda index: self._applied(coming, index, paths[index]), range(len(paths)), at_once=AT_ONCE,
                 name="follow",
             )  # fmt: skip
             sync(self.directory)
-        except OSError as error:
-            raise StorageError(str(error), path=self.directory) from error
         faults.reach("follow.5")
         # follow.6
         at = replace(coming, positions=tuple(positions), whole=())
@@ -394,15 +389,13 @@ class Follower:
 
     def _clear(self) -> None:
         """Remove what was fetched and is not needed any more, and drafts that a killed call left."""
-        try:
+        with storage_errors(self._staging):
             if self._staging.is_symlink():
                 self._staging.unlink()
             elif self._staging.exists():
                 shutil.rmtree(self._staging)
             for draft in self.directory.glob(f".{NAME}.*") if self._preview is None else ():
                 draft.unlink()
-        except OSError as error:
-            raise StorageError(str(error), path=self._staging) from error
 
 
 def _cut_off(directory: Path, coming: At) -> StandbyDirectoryError:

@@ -186,7 +186,8 @@ class DeltaLog(TableLog):
             return next((each for each in older if self._paths_at(each).keys() == files), oldest - 1)
         except DeltaError as error:
             raise OutputMismatchError(
-                f"somebody restored it in version {version} to a time, and what it has since is unknown: {error}",
+                f"somebody restored the table in version {version} to an earlier time, and it is unknown which rows "
+                f"the table has since then: {said(error)}",
                 path=self.name,
                 cause="The log has lost what older versions were.",
                 remedy="Write to a new table.",

@@ -346,7 +346,9 @@ class IcebergLog(TableLog):
             return
         snapshot = table.snapshot_by_id(snapshot_id)
         if snapshot is None:
-            raise SinkFailedError(f"the Iceberg table {self.name}: a snapshot vanished that was just committed")
+            raise SinkFailedError(
+                f"the Iceberg table {self.name}: the snapshot that this run has just committed is gone"
+            )
         made = [each.manifest_path for each in snapshot.manifests(table.io) if each.added_snapshot_id == snapshot_id]
         paths = [Path(_plain(each)) for each in (table.metadata_location, snapshot.manifest_list, *made)]
         for each in [*paths, *{path.parent for path in paths}]:

@@ -56,7 +56,8 @@ def find_forgotten(
         own = tuple(file for by, file in files if by is not None and by[:2] == (store, execution) and by[2] > last)
         added = log.mark(table, resume, files_of(store, execution)) - total
         if not own or len(own) != added:
-            _check_accepted(log, resume, f"epochs {kept + 1} to {epoch} of execution {execution}", len(own), added)
+            which = f"epoch {epoch}" if epoch == kept + 1 else f"epochs {kept + 1} to {epoch}"
+            _check_accepted(log, resume, f"{which} of execution {execution}", len(own), added)
         yield Forgotten(
             store,
             execution,
@@ -73,13 +74,13 @@ def newest_closed(resume: Resume) -> dict[str, int]:
 
 def _check_accepted(log: TableLog, resume: Resume, epochs: str, found: int, added: int) -> None:
     """Raise OutputMismatchError, unless the user accepts that rows of abandoned epochs stay in the table."""
-    has = f"it has {found} of the {max(added, 0)} files that they added" if added > 0 else "their rows were merged"
+    has = f"the table has {found} of the {added} files that were added" if added > 0 else "the rows were merged"
     if resume.accepts_loss:
         resume.say(f"{log.name}: rows of {epochs} stay in the table, as far as they are there: {has}")
         return
     raise OutputMismatchError(
-        f"the {log.forgets} are gone from which {epochs} could be taken back, and the table does not show their rows: "
-        f"{has}",
+        f"{epochs} cannot be taken back: the {log.forgets} of these rows are gone, and the table's files do not show "
+        f"which rows they are: {has}",
         path=log.name,
         cause="The table's maintenance removed its history, and compacted or merged the rows; or they were deleted.",
         remedy=BY_HAND,

@@ -172,7 +172,7 @@ class TableLog(ABC):
                 "a store that was repartitioned from this one, or from the same one, writes to the table",
                 path=self.name,
                 cause="A directory was repartitioned, and the flow has run on the result since.",
-                remedy="Let that directory go on; or write to a table of its own (fresh=True).",
+                remedy="Let that directory go on; or give this flow another table (fresh=True).",
             )
 
     def check_known(self, resume: Resume, record: Record, number: int = 0) -> None:
@@ -231,11 +231,12 @@ class TableLog(ABC):
                 resume.check_known(each, self.name, number=number, epoch=epoch, store=store)
                 return
         raise StaleDirectoryError(
-            f"execution {number} owns it, which is no longer in its history and not one of this directory, which would "
-            f"begin execution {resume.execution.number} at epoch {resume.epoch}",
+            f"execution {number} has written to the table last, and is no longer in the table's history; this "
+            f"directory does not know that execution, and would begin execution {resume.execution.number} at epoch "
+            f"{resume.epoch}",
             path=self.name,
-            cause="Another directory of the store has written to the table, and its commits were removed since, by age "
-            "or by maintenance. So it is unknown what would have to be taken back.",
+            cause="Another directory of the store has written to the table, and the commits were removed since, by age "
+            "or by maintenance. So it is unknown which rows would have to be taken back.",
             remedy="Let the other directory go on. If it is not in use any more, run once with --lose-epochs: this one "
             "goes on, and rows that the other one has added stay in the table.",
         )
@@ -259,7 +260,7 @@ class TableLog(ABC):
             table = self.open()
             if table is None:
                 raise OutputMismatchError(
-                    "the table is gone", path=self.name, cause="Somebody removed it during the run."
+                    "the table is gone", path=self.name, cause="Somebody dropped the table during the run."
                 )
             if claims:
                 resume = self.successor(table, resume)

@@ -185,8 +185,8 @@ def _version_to_restore(
     try:
         if found.foreign > first:
             raise OutputMismatchError(
-                f"version {found.foreign} of the table is a change by somebody else, after version {first} with rows "
-                "of epochs that are abandoned",
+                f"somebody else changed the table in version {found.foreign}, after version {first}, which has rows of "
+                "abandoned epochs",
                 path=log.name,
                 cause=f"{rewritten}.",
                 remedy=f"Resume without going back. Or take the rows out yourself (restore the version before {first}, "
@@ -194,7 +194,7 @@ def _version_to_restore(
             )
         if found.before is None or not only:
             raise OutputMismatchError(
-                f"the version before {first}, which has rows of abandoned epochs, is gone",
+                f"version {first} has rows of abandoned epochs, and the version before {first} is gone",
                 path=log.name,
                 cause=f"{rewritten}, and the table's maintenance has removed it.",
                 remedy=BY_HAND,

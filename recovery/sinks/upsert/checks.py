@@ -65,8 +65,8 @@ def check_unique(table: UpsertTable, database: Session) -> None:
             raise
         raise ConfigurationError(
             f"table {table.name}: it has no unique index that serves the key ({key}): {error.found}",
-            cause="The key is none of the table, or has more columns or fewer; or its index holds a part of the rows "
-            "only (WHERE), or an expression.",
+            cause="The table has no primary key or unique index on just these columns; or the index holds a part of "
+            "the rows only (WHERE), or an expression.",
             remedy=f"Make ({key}) the primary key, or create a unique index on just these columns, for all rows.",
         ) from error
     if database.is_postgresql:

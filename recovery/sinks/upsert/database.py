@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from recovery.errors import ConfigurationError, RecoveryError
+from recovery.base.tracebacks import headline
+from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, shown
 from recovery.sinks.upsert.reasons import ABSENT, DATABASE_ERRORS, POSTGRESQL, reason_of, said
 
 PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
@@ -16,6 +17,9 @@ MYSQL = ("pymysql", "MySQLdb", "mysql", "mariadb", "asyncmy", "aiomysql")
 """The modules of connections to MySQL and MariaDB."""
 PLACE = "\0"
 """Marks a value's place in a statement, until the module's own sign is known; no name may contain it."""
+
+_OF_THE_FUNCTION = (LookupError, TypeError, AttributeError, NameError, ImportError, ValueError)
+"""Exceptions that no database's module raises for what a server says."""
 
 COLUMN_TYPES = """
 SELECT format_type(atttypid, atttypmod) FROM pg_attribute
@@ -161,8 +165,7 @@ class Session:
 @contextlib.contextmanager
 def session(connect: Callable[[], Any], names: Mapping[str, str], paramstyle: str | None) -> Iterator[Session]:
     """Open a connection and a transaction, which is undone unless it is committed."""
-    with _typed():
-        connection = connect()
+    connection = _connected(connect)
     try:
         transaction = Session(connection, names, paramstyle)
         try:
@@ -172,6 +175,24 @@ def session(connect: Callable[[], Any], names: Mapping[str, str], paramstyle: st
     finally:
         with contextlib.suppress(Exception):
             connection.close()
+
+
+def _connected(connect: Callable[[], Any]) -> Any:
+    """Return what the user's function returns, if it is a connection."""
+    with _typed():
+        try:
+            connection = connect()
+        except _OF_THE_FUNCTION as error:
+            raise FlowFailedError(
+                f"UpsertSink: `connect` failed: {headline(error)}",
+                cause="An error in that function, or an argument that the database's module does not take.",
+            ) from error
+    if not hasattr(connection, "cursor"):
+        raise ConfigurationError(
+            f"UpsertSink: `connect` returned {shown(connection)}, which is no connection",
+            remedy="Return a new DB-API connection, as in: return psycopg.connect(…)",
+        )
+    return connection
 
 
 def refusal_of_mysql() -> ConfigurationError:
@@ -228,6 +249,8 @@ def _typed() -> Iterator[None]:
     """Translate a database module's exception to one of `DATABASE_ERRORS`."""
     try:
         yield
+    except RecoveryError:
+        raise
     except Exception as error:
         raise _error_of(error, "the database says") from error
 

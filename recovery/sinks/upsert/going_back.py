@@ -48,7 +48,8 @@ def plan_going_back(table: UpsertTable, database: Session, resume: Resume) -> Go
         if note is not None:
             _check_same_table(table, note)
             raise table.mismatch(
-                f"the snapshot says that epoch {note.epoch} was written to it, and it has no record of it",
+                f"the snapshot says that epoch {note.epoch} was written to this table, which has no record of that "
+                "epoch",
                 "The connection leads to another database, or its tables were dropped.",
                 "Connect to the database that the run before wrote to, or restore partitions and database from "
                 f"the same backup. {table.begin_again()}",
@@ -81,8 +82,8 @@ def plan_going_back(table: UpsertTable, database: Session, resume: Resume) -> Go
     abandoned = [epoch for epoch, (_, published) in epochs.items() if epoch > last and published]
     if abandoned and min(abandoned) <= history_from:
         raise table.mismatch(
-            f"what epochs {min(abandoned)} to {max(abandoned)} replaced would have to be put back, and it is known "
-            f"from epoch {history_from + 1} on",
+            f"epochs {min(abandoned)} to {max(abandoned)} would have to be taken back, and the rows that they replaced "
+            f"are kept from epoch {history_from + 1} on only",
             "The partitions are older than the backup interval, or the table's columns were changed.",
         )
     if abandoned and not has_history_of(database, table.columns(database)):

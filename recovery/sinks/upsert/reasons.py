@@ -156,7 +156,7 @@ TLS = Reason(
 )
 POOLER = Reason(
     "PgBouncer is set up in a way that does not work",
-    (),
+    ("26",),
     Again.NEVER,
     SinkRefusedError,
     "somebody has to change its settings",
@@ -200,7 +200,7 @@ ABSENT = Reason(
 )
 SHAPE = Reason(
     "the table's form: a column, type or unique index that it does not have, a statement that it does not know",
-    ("0A", "26", "42", "54"),
+    ("0A", "42", "54"),
     Again.NEVER,
     SinkRefusedError,
     "somebody has to change the table or the flow",

@@ -8,7 +8,16 @@ from collections.abc import Callable, Collection
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import AnalysisException, ParseException, PySparkException, StreamingQueryException
 
-from recovery.base.tracebacks import essence, essence_of, has_own_frames, headline
+from recovery.base.tracebacks import (
+    RAISED_FROM,
+    RAISED_WITHIN,
+    essence,
+    essence_of,
+    has_own_frames,
+    headline,
+    is_from_gateway,
+    without_note,
+)
 from recovery.errors import (
     FlowFailedError,
     FlowMismatchError,
@@ -103,6 +112,15 @@ def recognised(
     return typed if mode is None else FlowFailedError(headline(error), cause=mode.cause, remedy=mode.remedy)
 
 
+def failure_behind(error: BaseException) -> RecoveryError | None:
+    """Return the typed error behind an exception that the user's code has let through: of Spark, of a source, of a
+    worker; None if that code itself has failed."""
+    if isinstance(error, OSError) and not is_from_gateway(error):
+        return None
+    known = recognised(error)
+    return None if type(known) is FlowFailedError and known is not error else known
+
+
 def with_java(error: BaseException) -> str:
     """Return an exception's text with the stack of Java behind it, which names the causes of causes."""
     stack = getattr(error, "_stackTrace", None)
@@ -140,10 +158,9 @@ def _recognised(
             remedy="Give the source its old path; where the files were moved, a symbolic link in their old place will "
             "do. To read a second directory from its beginning, add a source for it.",
         )
-    for match in _WORKER_ERROR.finditer(text):
-        kind = error_named(match[1])
-        if kind is not None:
-            return _from_text(kind, match[2])
+    of_worker = _of_worker(text)
+    if of_worker is not None:
+        return of_worker
     lost = lost_input(text, reading, lacking)
     if lost is not None:
         return lost
@@ -155,6 +172,22 @@ def _recognised(
             remedy="Change it back, or start again in another recovery directory: their state cannot be converted.",
         )
     return None
+
+
+def _of_worker(text: str) -> RecoveryError | None:
+    """Return the error of this package that ended a task. Of several it is the first one, with what those say that were
+    raised from it: they name the step and the key. An error that was raised while another one was handled, such as one
+    of cleaning up, is not the culprit."""
+    found, end = None, 0
+    for match in _WORKER_ERROR.finditer(text):
+        kind = error_named(match[1])
+        if kind is None:
+            continue
+        between = text[end : match.start()]
+        if found is not None and (RAISED_FROM not in between or RAISED_WITHIN in between or "\n\tat " in between):
+            break
+        found, end = _from_text(kind, match[2]), match.end()
+    return found
 
 
 def in_short(error: BaseException) -> str:
@@ -175,8 +208,9 @@ def _without_frames(text: str) -> str:
 def _from_text(kind: type[RecoveryError], text: str) -> RecoveryError:
     """Parse a RecoveryError from its own text, which has the finding, the probable cause and the remedy on separate
     lines."""
-    found, _, rest = text.strip().partition("\nProbable cause: ")
+    text, note = without_note(text.strip())
+    found, _, rest = text.partition("\nProbable cause: ")
     cause, _, remedy = rest.partition("\nWhat to do: ")
     if not rest:
         found, _, remedy = found.partition("\nWhat to do: ")
-    return kind(found.strip(), cause=cause.strip(), remedy=remedy.strip())
+    return kind(f"{note}{found.strip()}", cause=cause.strip(), remedy=remedy.strip())

@@ -312,6 +312,8 @@ RUNNING: Sequence[Failure] = (
         ),
         _READS,
     ),
+    JVM_STACK,
+    JVM_LIMIT,
     Failure(
         "a file of the input cannot be read",
         FlowFailedError,
@@ -325,15 +327,13 @@ RUNNING: Sequence[Failure] = (
             re.DOTALL,
         ),
     ),
-    JVM_STACK,
-    JVM_LIMIT,
 )
 """What a text says of a flow that is built or that runs. The first row that fits counts."""
 
 _DIED = "Spark did not start: {reason}"
-_SETTINGS = [row for row in RUNNING if row.kind is ConfigurationError]
+SETTINGS = [row for row in RUNNING if row.kind is ConfigurationError]
 STARTING: Sequence[Failure] = (
-    *_SETTINGS,
+    *SETTINGS,
     Failure(
         "YARN has no container of the size that is asked for",
         SparkUnavailableError,
@@ -359,7 +359,7 @@ STARTING: Sequence[Failure] = (
         "why.",
         "Look at its logs: yarn logs -applicationId ID. Then run the same command again.",
         re.compile(
-            r"(?P<reason>Application application_\w+ (?:failed|was killed|was)[^\n]*"
+            r"(?P<reason>Application application_\w+ (?:failed|was)[^\n]*(?:\n(?!\s*at )[^\n]+){0,3}"
             r"|(?:The )?(?:Yarn|YARN) application has already ended[^\n]*)"
         ),
     ),

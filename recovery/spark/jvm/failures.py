@@ -47,7 +47,7 @@ class Failure:
     def error(self, values: Mapping[str, str]) -> RecoveryError:
         """Return the error of this row, with these values in its texts."""
         found, cause, remedy = (each.format_map(values) for each in (self.found, self.cause, self.remedy))
-        return self.kind(found, cause=cause or None, remedy=remedy or None)
+        return self.kind(found.removesuffix(": "), cause=cause or None, remedy=remedy or None)
 
 
 _TRACEBACK = re.compile(
@@ -100,9 +100,12 @@ def documented(row: Failure) -> RecoveryError:
     return row.error(_Names())
 
 
+_SHOWN = {"said": "", "rest": "", "sources": "", "this": "DRIVER_PYTHON", "python": "WORKER_PYTHON", "ours": "X.Y"}
+
+
 class _Names(dict[str, str]):
     def __missing__(self, name: str) -> str:
-        return "" if name in ("said", "rest", "sources") else name.upper()
+        return _SHOWN.get(name, name.upper())
 
 
 def _said(traceback: str) -> str:

@@ -34,7 +34,7 @@ from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile
 from recovery.runnable import check_config, check_pipeline
 from recovery.spark.clusters import check_master
-from recovery.spark.jvm.errors import in_short
+from recovery.spark.jvm.errors import failure_behind, in_short
 from recovery.spark.jvm.launch import abandon_launch
 from recovery.spark.jvm.session import create_session
 from recovery.spark.pipelines.incremental import Load, Loading, _current, moved
@@ -89,14 +89,12 @@ def run_pipeline(
     The directory's lock, or a lease of the state backend, allows one run at a time. Without `spark`, SIGTERM, SIGINT or
     SIGHUP end the process immediately; the run history shows the running node as failed.
 
-    Raises FlowFailedError at the end if a node failed, and the RecoveryErrors of the directory before any node runs.
+    Raises FlowFailedError at the end if a node failed, or what `all_nodes` says; and the directory's errors before.
     """
     clock = clock or SystemClock()
-    check_pipeline(pipeline, "run_pipeline")
-    check_config(config, "run_pipeline", needed=True)
     check_runs("the observer", observer)
     check_master(master, conf)
-    _check_options(config, resume, full_refresh, no_state_update)
+    _check_given(pipeline, config, resume, full_refresh, no_state_update)
     elsewhere = is_uri(choose(config.directory, config.state_backend))
     with ExitStack() as held:
         ending = _Ending()
@@ -194,8 +192,10 @@ class _PipelineRun:
         self._observer = observer
         self._full_refresh = full_refresh
         self._moves_marks = moves_marks
+        self._failures: dict[str, RecoveryError | None] = {}
+        """What Spark, or a source, was to blame for, by node."""
 
-    def all_nodes(self, nodes: Mapping[str, Node], plans: list[NodePlan]) -> FlowFailedError | None:
+    def all_nodes(self, nodes: Mapping[str, Node], plans: list[NodePlan]) -> RecoveryError | None:
         """Run the planned nodes; return an error that names the failed ones, or None."""
         errors: dict[str, str] = {}
         blocked: set[str] = set()
@@ -215,10 +215,15 @@ class _PipelineRun:
         if not errors:
             return None
         failures = "; ".join(f"node {name!r}: {error}" for name, error in errors.items())
+        again = "run the same command again with --resume: what succeeded is skipped."
+        blamed = [self._failures.get(name) for name in errors]
+        first = blamed[0]
+        if first is not None and all(type(each) is type(first) for each in blamed):
+            # The kind says whether to start again without a person.
+            return type(first)(failures, cause=first.cause, remedy=f"What to do is said above; then {again}")
         return FlowFailedError(
-            failures, cause="An error in the node's code, its input or its output.",
-            remedy="Fix it and run the same command again with --resume: what succeeded is skipped.",
-        )  # fmt: skip
+            failures, cause="An error in the node's code, its input or its output.", remedy=f"Fix it and {again}"
+        )
 
     def note_stopped(self, number: int) -> None:
         """Record that a signal ends the run, and that the running node failed."""
@@ -247,7 +252,11 @@ class _PipelineRun:
                 )
             rows = _observed(observation)
             details = self._commit(loading.loads)
-        except (Exception, SystemExit) as found:
+        except (Exception, SystemExit) as raised:
+            failure = failure_behind(raised)
+            found = raised if failure is None else failure
+            if found is not raised:
+                self._failures[node.name] = failure
             error = in_short(found)[:2000]
             if isinstance(found, RecoveryError) and found.remedy:
                 error += f". {found.remedy}"
@@ -370,8 +379,12 @@ def _is_shared(found: Sequence[FoundFile], pipeline: str) -> bool:
     return {step for file in files for step in steps_in(file.path)} <= {EPOCH_STEP, CLOCK_STEP}
 
 
-def _check_options(config: RecoveryConfig, resume: bool, full_refresh: bool, no_state_update: bool) -> None:
-    """Refuse options that contradict each other, and those of flows."""
+def _check_given(
+    pipeline: Pipeline, config: RecoveryConfig, resume: bool, full_refresh: bool, no_state_update: bool
+) -> None:
+    """Refuse what is no pipeline or config, options that contradict each other, and those of flows."""
+    check_pipeline(pipeline, "run_pipeline")
+    check_config(config, "run_pipeline", needed=True)
     if config.no_output or config.until is not None:
         raise ConfigurationError(
             "no_output and until are for flows: a pipeline's nodes write by themselves", remedy="Leave them out."

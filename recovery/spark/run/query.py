@@ -22,6 +22,7 @@ from recovery.epochs.closer import EpochCloser
 from recovery.errors import (
     FlowFailedError,
     LeaseLostError,
+    OwnerRefusedError,
     OwnerUnreachableError,
     RecoveryError,
     SparkUnavailableError,
@@ -54,6 +55,8 @@ TIMER_S = 30.0
 """How long the end waits for the idle timer, which may be in a call into the JVM."""
 LOOK_S = 1.0
 """How often the run looks whether Spark's stream still lives."""
+ENDS_BATCH = (LeaseLostError, OwnerRefusedError, OwnerUnreachableError, SparkUnavailableError)
+"""Errors after which the tasks of the running micro-batch would try for long, or would never begin."""
 ABANDON_S = 15.0
 """How long a sink may need to return when its calls into the JVM have been cut."""
 
@@ -317,7 +320,7 @@ class RecoveryQuery:
             except BaseException as error:
                 self._status.note(error)
                 self._status.over.set()
-                if isinstance(error, LeaseLostError | OwnerUnreachableError | SparkUnavailableError):
+                if isinstance(error, ENDS_BATCH):
                     self._cancel_batch()
 
     def _look_at_stream(self) -> None:

@@ -19,20 +19,20 @@ from recovery.base.intervals import Interval, parse_trigger
 from recovery.base.tracebacks import headline
 from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.home import CheckpointHome
-from recovery.checkpoint.places import storage_errors
 from recovery.config import RecoveryConfig, checkpoint_address
 from recovery.epochs.closer import ClosingHooks, ClosingSettings, EpochClosed, EpochCloser
 from recovery.epochs.execution import new_execution
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, StaleDirectoryError
 from recovery.flow import Flow, check_output_mode, check_sink
 from recovery.hadoop.home import HadoopHome
+from recovery.host.storage_errors import storage_errors
 from recovery.planning.replica import ReplicaState
 from recovery.runnable import check_config, check_flow_or_frame
 from recovery.sinks import DiscardSink
-from recovery.sinks.delivery import Delivery, is_from_gateway
+from recovery.sinks.delivery import Delivery
 from recovery.spark.clusters import Planned, Serving, check_master, check_plan, check_spread, is_cluster
 from recovery.spark.jvm.connect_sessions import check_classic
-from recovery.spark.jvm.errors import as_recovery_error, recognised
+from recovery.spark.jvm.errors import as_recovery_error, failure_behind
 from recovery.spark.jvm.given_sessions import log_slower_settings
 from recovery.spark.jvm.lost_topics import topics_lacking
 from recovery.spark.jvm.session import is_made_here
@@ -391,10 +391,9 @@ def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
     except RecoveryError:
         raise
     except (Exception, SystemExit) as error:
-        # An OSError is of the flow's own code, unless it came through the gateway to the JVM.
-        known = None if isinstance(error, OSError) and not is_from_gateway(error) else recognised(error)
-        if known is not None and not isinstance(known, FlowFailedError):
-            raise known from error
+        failure = failure_behind(error)
+        if failure is not None:
+            raise failure from error
         raise FlowFailedError(
             f"building flow {flow.name!r} failed: {headline(error)}",
             cause="",

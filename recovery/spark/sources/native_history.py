@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from recovery.base.addresses import local_path
-from recovery.checkpoint.places import storage_errors
 from recovery.errors import StateNotFoundError
+from recovery.host.storage_errors import storage_errors
 from recovery.native.choose import JOIN_SIDES, Wanted, choose_operator
 from recovery.native.epochs import EpochsCheckpoint, held_snapshots, write_epochs
 from recovery.native.held import held_operators

@@ -25,9 +25,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from recovery.base.addresses import incomplete, local_path
-from recovery.checkpoint.places import storage_errors
 from recovery.errors import ConfigurationError, StateValueError
 from recovery.hadoop.home import HadoopHome
+from recovery.host.storage_errors import storage_errors
 from recovery.native.choose import JOIN_SIDES, Wanted, choose_operator
 from recovery.native.held import held_operators, materialise
 from recovery.places.address import file_system

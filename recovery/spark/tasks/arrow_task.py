@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recovery.base.wording import counted
-from recovery.errors import StateValueError
+from recovery.errors import StateValueError, shown
 from recovery.spark.steps.definition import DISCARD, EXISTS, GROUP, HELPERS, ROWS, START, TableUpdate, arrow_schema
 from recovery.spark.tasks.input_values import is_text, not_text
 from recovery.spark.tasks.step_task import Runs, StepTask, common_length
@@ -97,8 +97,8 @@ class ArrowStepTask(StepTask):
                 self._table.decode([text])
             except ValueError as error:
                 raise StateValueError(
-                    f"step {self._definition.step_id!r}, key {key!r}: its state {text!r} does not fit the columns "
-                    f"{', '.join(self._states.names)}: {error}",
+                    f"step {self._definition.step_id!r}, key {shown(key)}: its state {shown(text)} does not fit the "
+                    f"columns {', '.join(self._states.names)}: {error}",
                     cause="The state was edited, or written by another kind of step under the same id.",
                     remedy="Correct it with `recovery state`, or start again with --drop-step.",
                 ) from error
@@ -136,10 +136,10 @@ class ArrowStepTask(StepTask):
         self._keys += len(changes)
         if self._partition is not None:
             if changes:
-                self._spool(self._partition).add(Changes(tuple(changes), False, key_chars))
+                self._keep_changes(self._partition, Changes(tuple(changes), False, key_chars))
             return
         for partition, places in self._divided(names.filter(changed).to_pylist()):
-            self._spool(partition).add(Changes(tuple(map(changes.__getitem__, places)), False, key_chars))
+            self._keep_changes(partition, Changes(tuple(map(changes.__getitem__, places)), False, key_chars))
 
     def _output(self, given: Any) -> pa.RecordBatch | None:
         table = self._checked(given, "output")

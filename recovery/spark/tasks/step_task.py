@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recovery.base.ids import BatchId, PartitionIndex
-from recovery.errors import RecoveryError, StateValueError, UnsupportedPlanError, with_path
+from recovery.errors import RecoveryError, StateValueError, UnsupportedPlanError, shown, with_path
 from recovery.group_state import CallFacts, GroupState, group_states
 from recovery.spark.jvm.versions import to_arrow_schema
 from recovery.spark.steps.definition import (
@@ -39,6 +39,8 @@ from recovery.values.keys import encode_key, is_escaped, partition_of
 
 CHUNK_ROWS = 16_384
 SORTED_BYTES = 32 << 20
+STATE_BYTES = 1_000_000_000 - (1 << 16)
+"""The most bytes of a state with its key: SQLite's limit for a value, with room for the other columns."""
 REPLACED = "\ufffd"
 """The character that Spark writes into JSON for bytes that are not valid UTF-8."""
 
@@ -219,11 +221,11 @@ class StepTask:
         except RecoveryError as error:
             raise self._named(error, key) from error
         except Exception as error:
-            error.add_note(f"in step {definition.step_id!r}, key {key!r}, micro-batch {self._batch}")
+            error.add_note(f"in step {definition.step_id!r}, key {shown(key)}, micro-batch {self._batch}")
             raise
         self._keys += len(packed)
         if packed:
-            self._spool(partition).add(Changes(tuple(packed), timeouts, key_chars))
+            self._keep_changes(partition, Changes(tuple(packed), timeouts, key_chars))
         return output
 
     def _pack_with_timeout(self, text: str, state: GroupState, before: str | None) -> str | None:
@@ -258,6 +260,22 @@ class StepTask:
         if found is None:
             found = self._spools[partition] = Spool(1 if self._partition is not None else self._partition_count)
         return found
+
+    def _keep_changes(self, partition: PartitionIndex, changes: Changes) -> None:
+        """Spool changes to a recovery partition. Raises StateValueError for a state that no partition can store."""
+        # A character takes four bytes at most, and counting them is quick.
+        if max(map(len, changes.packed), default=0) > STATE_BYTES // 4:
+            for one in changes.packed:
+                size_bytes = len(one.encode(errors="replace"))
+                if size_bytes > STATE_BYTES:
+                    chars = changes.key_chars
+                    key = one[:chars] if chars else one.rpartition(FIELD_SEPARATOR)[2]
+                    raise StateValueError(
+                        f"step {self._definition.step_id!r}, key {shown(key)}: its state takes {size_bytes:,} bytes",
+                        cause=f"A partition stores at most {STATE_BYTES:,} bytes in one value.",
+                        remedy="Keep less in the state of one key, or spread it over several keys.",
+                    )
+        self._spool(partition).add(changes)
 
     def _divided(self, texts: Sequence[str]) -> Iterator[tuple[PartitionIndex, list[int]]]:
         """Yield each recovery partition with the indices of its keys, and count it as touched; for a task of all
@@ -305,7 +323,7 @@ class StepTask:
     def _check_partition(self, text: str) -> None:
         if partition_of(text, self._partition_count) != self._partition:
             raise UnsupportedPlanError(
-                f"step {self._definition.step_id!r}: key {text!r} reached the task of partition {self._partition}",
+                f"step {self._definition.step_id!r}: key {shown(text)} reached the task of partition {self._partition}",
                 cause="The plan moves rows between the step's exchange and its function.",
             )
 
@@ -354,7 +372,7 @@ class StepTask:
         return to_batch(output, self._schema, self._definition.step_id, self._definition.time_zone)
 
     def _named(self, error: RecoveryError, key: Any) -> RecoveryError:
-        found = f"step {self._definition.step_id!r}, key {key!r}: {with_path(error.found, error.path)}"
+        found = f"step {self._definition.step_id!r}, key {shown(key)}: {with_path(error.found, error.path)}"
         return type(error)(found, cause=error.cause, remedy=error.remedy)
 
 

@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 
 from recovery.base.ids import ExecutionNumber, Lease
-from recovery.errors import StorageError
 from recovery.host.durable import PRIVATE, make_directories, modes_beside
+from recovery.host.storage_errors import storage_errors
 from recovery.planning.values import Execution
 from recovery.storage.sqlite.file.watched_files import Watch
 
@@ -57,11 +57,9 @@ class Scratch:
         """Make and return the directory of an execution, which is in use from now on. Those of others stay: they say
         what killed runs have read."""
         self._path = self._path_for(execution)
-        try:
+        with storage_errors(self._path):
             make_directories(self._path.parent, modes_beside(self._modes_of))
             self._path.mkdir(PRIVATE.directory)
-        except OSError as error:
-            raise StorageError(str(error), path=self._path) from error
         self.files = Watch(self._path)
         return self._path
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from recovery import FlowFailedError
+from recovery import SparkFailedError
 from recovery.spark.run import query as query_module
 from tests.spark.support import run_to_end, states, totals_step
 from tests.stores import problems
@@ -46,7 +46,7 @@ def cut_off(spark, feed, directory, then) -> float:
             ended_s.append(time.monotonic())
             then(batch)
 
-    with pytest.raises(FlowFailedError, match=r"java\.lang\.ThreadDeath"):
+    with pytest.raises(SparkFailedError, match=r"java\.lang\.ThreadDeath"):
         run_to_end(feed.frame(spark).transform(totals_step()), directory, sink)
     return time.monotonic() - ended_s[0]
 
@@ -114,7 +114,7 @@ def test_a_connection_that_breaks(spark, feed, tmp_path):
             connection.socket.shutdown(socket.SHUT_RDWR)
             batch.count()
 
-    with pytest.raises(FlowFailedError, match="Spark's JVM has not answered"):
+    with pytest.raises(SparkFailedError, match="Spark's JVM has not answered"):
         run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", sink)
     run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db")
     assert states(tmp_path / "db", "totals") == feed.totals()
@@ -135,7 +135,7 @@ def test_limits_of_the_jvm(spark, feed, tmp_path, what, reason):
     if what == "planning":
         # Spark computes it while it plans, and no heap of these tests has 16 GB.
         frame = frame.selectExpr("*", "size(sequence(1L, 2000000000L)) AS big")
-    with pytest.raises(FlowFailedError) as raised:
+    with pytest.raises(SparkFailedError) as raised:
         run_to_end(frame, tmp_path / "db", overflow if what == "nested" else lambda batch, _: batch.count())
     assert reason in raised.value.found
     assert "--conf spark.driver." in raised.value.remedy

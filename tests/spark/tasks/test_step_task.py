@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from zlib import crc32
@@ -12,6 +13,7 @@ import pytest
 from recovery.base.ids import BatchId
 from recovery.errors import StateValueError, UnsupportedPlanError
 from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, KEY, NOW, PLACE, UNHASHED, StepDefinition
+from recovery.spark.tasks import step_task
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.run_tasks import run_tasks
 from recovery.spark.tasks.step_task import StepTask
@@ -148,6 +150,32 @@ def test_a_state_that_cannot_be_read(driver):
     message = f"step '{STEP}', key '{HERE[2]}': its state \"many\" cannot be read: Expected `int`"
     with pytest.raises(StateValueError, match=message):
         run(driver, made, StepTask, batch(HERE), number=1)
+
+
+def test_a_state_that_no_partition_can_store_names_step_and_key(driver, kind, monkeypatch):
+    """Before anything is written: SQLite's own error would name neither. The limit is a small one here."""
+    monkeypatch.setattr(step_task, "STATE_BYTES", 40)
+    long = "k" * 50
+    with pytest.raises(StateValueError, match=f"step '{STEP}', key 'k{{50}}': its state takes [0-9]+ bytes") as raised:
+        run(driver, step(kind), kind, batch([long], spark=partition_of(long, COUNT)))
+    assert "at most 40 bytes" in raised.value.cause
+    assert driver.read(1, [long]) == {long: None}
+    assert run(driver, step(kind), kind, batch(HERE)) == HERE
+
+
+def test_a_long_key_is_shortened_in_an_error(driver):
+    """Whatever its rows did."""
+
+    def update(key, rows, state):
+        state.update({"f": [1, lambda: key]})
+        return []
+
+    key = next(key for key in (f"{number}-" * 500 for number in range(100)) if partition_of(key, COUNT) == 0)
+    with pytest.raises(StateValueError) as raised:
+        run(driver, replace(step(StepTask), update=update), StepTask, batch([key]))
+    where = re.escape(f"step '{STEP}', key '{key[:116]}...: in dict {{'f': [1, <function ")
+    assert re.match(where, raised.value.found)
+    assert re.search(r", at \['f'\]\[1\], function <function .* cannot be stored: a function is", raised.value.found)
 
 
 UNSORTED = {
