@@ -87,8 +87,8 @@ class RecoveryConfig:
     )  # fmt: skip
     rename_steps: Mapping[str, str] = setting(
         {},
-        "Keep a step's state under its new id. In Python: {old: new}.",
-        "--rename-step", kind="pairs", form="OLD=NEW",
+        "Keep a step's state under its new id.",
+        "--rename-step", kind="pairs", form="OLD=NEW", python="{old: new}",
     )  # fmt: skip
     keep_steps: tuple[str, ...] = setting(
         (),
@@ -202,9 +202,10 @@ class RecoveryConfig:
     )  # fmt: skip
     thresholds: Mapping[str, Any] = setting(
         {},
-        "Override the levels of a [target](metrics.md#targets), as in snapshot-duration=5s/20s, or turn it off with "
-        '=off. In Python: {"snapshot-duration": "5s/20s"}.',
+        "Override the levels of a [target](metrics.md#targets), as in snapshot-duration=5s/20s, or turn the target off "
+        "with =off.",
         "--threshold", kind="pairs", form="TARGET=WARNING/CRITICAL", variable="RECOVERY_THRESHOLD",
+        python='{"snapshot-duration": "5s/20s"}',
     )  # fmt: skip
     metrics_port: int | None = setting(
         None,

@@ -24,6 +24,7 @@ from recovery.cli.common import (
     tell,
     umask_option,
 )
+from recovery.cli.option import option
 from recovery.cli.output_errors import of_output
 from recovery.cli.signals import answering
 from recovery.errors import (
@@ -47,13 +48,17 @@ PASSING = (BackupTargetError, BackupDamagedError, NoBackupError, StorageError)
 @click.command()
 @click.argument("source", metavar="SRC")
 @click.argument("directory", metavar="DIR", type=DIRECTORY, envvar="RECOVERY_DIRECTORY")
-@click.option("--every", type=INTERVAL, default="10s", show_default=True,
-              help="How often to look for a later backup.")  # fmt: skip
-@click.option("--once", is_flag=True, help="Look once, and end.")
+@option("--every", type=INTERVAL, default="10s", show_default=True,
+        help="Look for a later backup at this interval, until SIGTERM, Ctrl-C or SIGHUP, which let a backup that is "
+             "being applied finish; a second signal ends immediately. An unreachable place, a full disk and a damaged "
+             "backup are reported once, and tried again.")  # fmt: skip
+@option("--once", is_flag=True,
+        help="Look once, and end: with 62 if a later backup is damaged, after the latest usable one was "
+             "applied.")  # fmt: skip
 @umask_option
 @json_option
 def follow(source: str, directory: Path, every: float, once: bool, umask: bool, as_json: bool) -> None:
-    """Keep DIR as of the latest backup at SRC, until SIGTERM or Ctrl-C: a standby.
+    """Keep DIR as of the latest backup at SRC: a standby. Ends by SIGTERM or Ctrl-C.
 
     SRC is a place of backups (a directory, s3://, gs://, azure://). Only what changed is fetched, if the backups are
     made with --incremental. Nothing else may write to DIR until `recovery promote DIR`, or `recovery run --takeover`,

@@ -13,6 +13,7 @@ from recovery.base.printable import one_line
 from recovery.base.reserved import EPOCH_STEP
 from recovery.cli.common import format_time, json_option, print_json, say
 from recovery.cli.native import session, store_option, timers_option, variable_option, wanted_state
+from recovery.cli.option import option
 from recovery.cli.places import chosen_access, chosen_backend, state_options
 from recovery.cli.readable import READABLE, Readable
 from recovery.cli.settings import settings_options
@@ -33,16 +34,18 @@ SHOWN_CHANGES = 5
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=READABLE, envvar="RECOVERY_DIRECTORY")
-@click.option("--step", metavar="STEP", help="The step of the flow.")
-@click.option("--key", metavar="KEY", help="The state key.")
-@click.option("--hwm", metavar="KEY", help="A high-water mark instead of --step and --key.")
-@click.option("--operator", type=click.IntRange(min=0), metavar="N", help="One of Spark's own operators, in place of "
-              "--step; starts Spark.")  # fmt: skip
+@option("--step", metavar="STEP", help="The step of the flow.")
+@option("--key", metavar="KEY", help="The [key](file-format.md#keys) whose history is shown: of the step, or with "
+        "--operator the text of a key of one text column, or a JSON object of the key's columns.")  # fmt: skip
+@option("--hwm", metavar="KEY", help="In place of --step and --key: a [high-water mark](#hwm), with the epochs that "
+        "moved it.")  # fmt: skip
+@option("--operator", type=click.IntRange(min=0), metavar="N", help="In place of --step: one of [Spark's own operators]"
+        "(native-state.md#the-history-of-a-key). Starts Spark.")  # fmt: skip
 @store_option
 @variable_option
 @timers_option
-@click.option("--input", "with_input", is_flag=True, help="Show which bytes of the files of the format `appended` each "
-              "epoch read.")  # fmt: skip
+@option("--input", "with_input", is_flag=True, help="Show which bytes of the files of the format [`appended`]"
+        "(appended.md) the epoch of each version read.")  # fmt: skip
 @state_options
 @settings_options
 @json_option
@@ -60,10 +63,12 @@ def history(
     conf: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Show how one key came to its value: each held version, oldest first, and what changed in it.
+    """Show how one key came to its value.
 
-    Reads only, also during a run. The backup interval (-b) of the run sets how far back it reaches. DIR may also be a
-    place of backups; a chain of incremental ones reaches back to its beginning.
+    Shows each held version, oldest first, and what changed in it.
+
+    Reads only, also during a run. The backup interval (-b) of the run sets how far back the history reaches. DIR may
+    also be a place of backups; a chain of incremental backups reaches back to the first of them.
     """
     given = [each is not None for each in (step, hwm, operator)]
     if given.count(True) != 1 or (hwm is None) != (key is not None):

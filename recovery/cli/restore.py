@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,7 +18,7 @@ from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, umask_option
 from recovery.cli.dry_run import dry_run_option
-from recovery.cli.option import ParsedType
+from recovery.cli.option import ParsedType, option
 from recovery.cli.owners import owner_options
 from recovery.cli.restore_output import announcing, plan_facts, plan_text, reads_facts, reads_text
 from recovery.cli.restore_to_owners import RestoreOptions, to_owners
@@ -34,6 +36,13 @@ if TYPE_CHECKING:
     from recovery.backup.sources import Source
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+RECEIVES = (
+    "An [owner](#serve) without partitions, which [gets partitions](clusters.md#restoring-to-owners): each owner as "
+    "many, in the order in which the owners are named. RECOVERY_OWNERS does not count here."
+)
+
+
 class MomentType(ParsedType[int]):
     """A time in local time, or with an offset; converted to milliseconds since 1970."""
 
@@ -48,16 +57,28 @@ class MomentType(ParsedType[int]):
             self.fail(f"{value!r} is not a time. Write it like 2026-11-21T16:30:00, if needed with +01:00 or Z.")
 
 
+def wanted_options(function: F) -> F:
+    """Add --epoch and --at: which state to restore, in place of the newest; the command gets `epoch` and `at_ms`."""
+    epoch = option("--epoch", type=click.IntRange(min=0), metavar="E", without="the newest that all copies share",
+                   help="Restore the state after this epoch; 0: before the first.")  # fmt: skip
+    moment = option("--at", "at_ms", type=MomentType(), metavar="TIME",
+                    help="Restore the newest epoch closed at or before this time, such as 2026-11-21T16:30:00 (local "
+                         "time), or with Z or an offset.")  # fmt: skip
+    return epoch(moment(function))
+
+
 @click.command()
 @click.argument("source", metavar="SRC")
 @click.argument("directory", metavar="DIR", type=DIRECTORY, envvar="RECOVERY_DIRECTORY", required=False)
-@click.option("--epoch", type=click.IntRange(min=0), help="Restore the state after this epoch; 0: before the first.")
-@click.option("--at", "at_ms", type=MomentType(), help="Restore the newest epoch closed at or before this time.")
-@click.option("--lazy", is_flag=True, help="Let runs use DIR immediately: the pages that they read are fetched "
-              "first, the rest meanwhile. Run the same command again to continue.")  # fmt: skip
-@dry_run_option("Show what would be restored and what would be lost; write nothing.")
+@wanted_options
+@option("--lazy", is_flag=True, help="[Let runs use DIR immediately](backup.md#back-before-its-data): the pages that "
+        "they read are fetched first, the rest meanwhile. The command ends when all is there; give it again to "
+        "continue.")  # fmt: skip
+@dry_run_option("Show what would be restored, what would be lost, and which files and bytes would be read; with "
+                "--lazy, how much of them before DIR can be used, and how much meanwhile. If DIR holds partitions, say "
+                "what would become of them. Write nothing.")  # fmt: skip
 @umask_option
-@owner_options
+@partial(owner_options, envvar=None, help=RECEIVES)
 @json_option
 def restore(
     source: str,
@@ -70,7 +91,9 @@ def restore(
     access: OwnerAccess,
     as_json: bool,
 ) -> None:
-    """Restore all partitions from copies into DIR, which must not hold any; or restore nothing.
+    """Restore all partitions from copies into DIR, or nothing.
+
+    DIR must not hold any partitions.
 
     SRC is a place of backups (a directory, s3://, gs://, azure://), or a plain directory of copied files. Of all copies
     the command takes the newest set with a common epoch, and prints what that loses before it writes anything.
@@ -81,8 +104,7 @@ def restore(
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")
     wanted = RestoreOptions(epoch, at_ms, umask, dry_run)
-    owners_from = click.get_current_context().get_parameter_source("owners")
-    if access.owners and owners_from is click.core.ParameterSource.COMMANDLINE:
+    if access.owners:
         if lazy:
             raise click.UsageError("--lazy restores to a directory of this host, and not to owners.")
         to_owners(source, directory, access, wanted, as_json)

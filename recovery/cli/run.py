@@ -105,7 +105,9 @@ def run(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Run a flow, resuming from the latest snapshot that is consistent across all partitions; or run a pipeline.
+    """Run a flow or a pipeline; give the command again to resume.
+
+    A flow resumes from the latest snapshot that is consistent across all partitions.
 
     FLOW defaults to `flow`, or else `pipeline`. It names a Flow, a Pipeline, or calls a function that makes one, with
     literal arguments: "jobs.py:make('x')".

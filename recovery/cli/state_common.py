@@ -19,7 +19,7 @@ from recovery.base.untrusted_paths import read_named
 from recovery.cli.asking import ask
 from recovery.cli.common import INTERVAL, json_option, print_json, say
 from recovery.cli.native import refused_operator_option
-from recovery.cli.option import ParsedType
+from recovery.cli.option import ParsedType, option
 from recovery.cli.owners import locations, to_read
 from recovery.cli.places import chosen_access, directory_and, open_state, state_options
 from recovery.errors import ConfigurationError, CorruptStateError, StateValueError
@@ -74,46 +74,45 @@ class Where:
 
 def step_option(function: F) -> F:
     """Add --step: work on the state of a step of the flow."""
-    return click.option("--step", metavar="STEP", help="Work on the states of this step of the flow.")(function)
+    text = "Work on the states of this step of the flow, in place of operational state."
+    return option("--step", metavar="STEP", help=text)(function)
 
 
 def key_option(function: F) -> F:
     """Add --key: which key of the step."""
-    return click.option("--key", metavar="KEY", help="The state key, with --step.")(function)
+    return option("--key", metavar="KEY", help="With --step: the [key](file-format.md#keys) of the step.")(function)
 
 
 def any_key_option(function: F) -> F:
     """Add --key: which key of the step, or of the operator."""
-    return click.option("--key", metavar="KEY", help="The state key, with --step or --operator.")(function)
+    text = (
+        "With --step: the [key](file-format.md#keys) of the step. With --operator: a JSON object of the key's columns, "
+    )
+    return option("--key", metavar="KEY", help=f"{text}or the text of a key of one column.")(function)
 
 
 def epoch_option(function: F) -> F:
     """Add --epoch: as of which epoch."""
-    return click.option(
-        "--epoch",
-        type=click.IntRange(min=0),
-        help="For a step or operator: the state as of this epoch; by default the newest.",
-    )(function)
+    text = "With --step or --operator: the state as of this epoch, one that `recovery status` shows as held."
+    return option("--epoch", type=click.IntRange(min=0), metavar="E", without="the newest", help=text)(function)
 
 
 def pattern_option(function: F) -> F:
     """Add --pattern: which ids or keys."""
-    return click.option(
-        "--pattern", metavar="GLOB", help="Only ids or keys that match: * any characters, ? one, [abc] one of these."
-    )(function)
+    text = "Only ids or keys that match: `*` any characters, `?` one, `[abc]` one of these."
+    return option("--pattern", metavar="GLOB", without="all", help=text)(function)
 
 
 def force_option(function: F) -> F:
     """Add --force and --yes."""
-    option = click.option("--force", is_flag=True, help="Do not ask, and fence a run that holds the directory's lock.")
-    return click.option("--yes", "-y", is_flag=True, help="Do not ask.")(option(function))
+    text = "Do not ask; bring back removed states; and fence a run that holds the directory's lock."
+    return option("--yes", "-y", is_flag=True, help="Do not ask.")(option("--force", is_flag=True, help=text)(function))
 
 
 def input_option(function: F) -> F:
     """Add --input-file: where the JSON is."""
-    return click.option("--input-file", metavar="FILE|-", help="Read the JSON from a file, or from standard input.")(
-        function
-    )
+    text = "Read the JSON from a file; `-` is standard input."
+    return option("--input-file", metavar="FILE|-", help=text)(function)
 
 
 def writing_options(function: F) -> F:

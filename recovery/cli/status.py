@@ -56,7 +56,9 @@ T = TypeVar("T")
 @owner_options
 @json_option
 def status(directory: Path, thresholds: dict[str, str], access: OwnerAccess, as_json: bool) -> None:
-    """Show partitions, closed epochs, the window that can be resumed, executions and sizes.
+    """Show partitions, epochs, executions and sizes.
+
+    Also shows which epochs are closed, and from which of them a run can resume.
 
     Reads only, also during a run.
     """
