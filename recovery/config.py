@@ -87,8 +87,8 @@ class RecoveryConfig:
     )  # fmt: skip
     rename_steps: Mapping[str, str] = setting(
         {},
-        "Keep a step's state under its new id. In Python: {old: new}.",
-        "--rename-step", kind="pairs", form="OLD=NEW",
+        "Keep a step's state under its new id.",
+        "--rename-step", kind="pairs", form="OLD=NEW", python="{old: new}",
     )  # fmt: skip
     keep_steps: tuple[str, ...] = setting(
         (),
@@ -202,9 +202,10 @@ class RecoveryConfig:
     )  # fmt: skip
     thresholds: Mapping[str, Any] = setting(
         {},
-        "Override the levels of a [target](metrics.md#targets), as in snapshot-duration=5s/20s, or turn it off with "
-        '=off. In Python: {"snapshot-duration": "5s/20s"}.',
+        "Override the levels of a [target](metrics.md#targets), as in snapshot-duration=5s/20s, or turn the target off "
+        "with =off.",
         "--threshold", kind="pairs", form="TARGET=WARNING/CRITICAL", variable="RECOVERY_THRESHOLD",
+        python='{"snapshot-duration": "5s/20s"}',
     )  # fmt: skip
     metrics_port: int | None = setting(
         None,
@@ -301,7 +302,7 @@ class RecoveryConfig:
                 raise ConfigurationError(
                     f"{name.replace('_', ' ')} {given!r:.80} does not exist",
                     cause="Epochs and executions are numbered 1, 2, 3 …; resume_after=0 is the beginning.",
-                    remedy="List them: python -m recovery status DIR",
+                    remedy="List the epochs: python -m recovery status DIR",
                 )
         both = None not in (self.resume_epoch, self.resume_after)
         if both and self.resume_epoch != self.rewind_to:
@@ -323,7 +324,7 @@ class RecoveryConfig:
             if self.replicate_sync or self.replicate_keep:
                 raise ConfigurationError(
                     f"{'replicate_sync' if self.replicate_sync else 'replicate_keep'} without replicate",
-                    cause="It says how epochs are replicated, and not where to.",
+                    cause="The setting says how epochs are replicated, and not where to.",
                     remedy="Name the place: --replicate DEST.",
                 )
             return

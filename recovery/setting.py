@@ -21,6 +21,7 @@ class Setting:
     variables: environment variables that give it, the first before the second.
     form: what follows the option.
     without: what applies if it is not given, where that is not the field's default.
+    python: the form of a value in Python, where the help shows that of the command line.
     least, most: the limits of a number.
     """
 
@@ -30,6 +31,7 @@ class Setting:
     variables: tuple[str, ...] = ()
     form: str | None = None
     without: str = ""
+    python: str = ""
     least: int | None = None
     most: int | None = None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from recovery.spark.jvm.failure_table import JVM_ENDED, JVM_SILENT, RUNNING, SET
 from recovery.spark.jvm.failures import documented
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "errors.md"
 
 MORE = {
     "FileReplacedError": "operations.md#a-file-was-taken-away-from-a-run",
@@ -100,20 +98,6 @@ BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
 """What prints each generated part of the page."""
 
 
-def printed(text: str) -> str:
-    """The page with its generated parts printed from the code."""
-    for name, lines in BLOCKS.items():
-        marks = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
-        before, _, rest = text.partition(marks[0])
-        text = before + marks[0] + "".join(lines()) + marks[1] + rest.partition(marks[1])[2]
-    return text
-
-
-def test_the_page_is_printed_from_the_code():
-    """A stale page: python -m tests.test_error_page docs/errors.md."""
-    assert PAGE.read_text() == printed(PAGE.read_text())
-
-
 def test_links_belong_to_errors():
     """No link of an error that was renamed."""
     assert set(MORE) <= {kind.__name__ for kind in all_errors()}
@@ -130,8 +114,3 @@ def test_an_error_whose_cause_can_pass_does_not_ask_for_other_options():
     """Restarted errors have a default remedy: RecoveryError itself has none, and a person looks at it."""
     assert not RecoveryError.restart
     assert all(kind.default_remedy for kind in all_errors() if kind.restart)
-
-
-if __name__ == "__main__":
-    page = Path(sys.argv[1])
-    page.write_text(printed(page.read_text()))

@@ -8,6 +8,7 @@ from importlib import import_module
 import click
 
 from recovery.cli.common import Commands
+from recovery.cli.option import option
 
 COMMANDS = {
     "init": "init",
@@ -67,7 +68,8 @@ class _Imported(MutableMapping[str, click.Command]):
 
 @click.group(cls=Commands, commands=_Imported(), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="recovery")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@option("--debug", is_flag=True, help="Show the traceback of an error. It goes before the command: "
+        "`recovery --debug run …`.")  # fmt: skip
 def main(debug: bool) -> None:
     """Recovery partitions for PySpark: keyed state and input positions of a streaming job, in SQLite files.
 

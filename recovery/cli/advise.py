@@ -9,7 +9,15 @@ import click
 
 from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
-from recovery.cli.common import INTERVAL, directory_argument, json_option, print_json, say, style
+from recovery.cli.common import (
+    directory_argument,
+    json_option,
+    print_json,
+    say,
+    style,
+    tolerate_option,
+)
+from recovery.cli.option import option
 from recovery.cli.owners import owner_options, to_read
 from recovery.cli.tables import table
 from recovery.planning.advice import Advice, Option, advise, format_share
@@ -20,15 +28,15 @@ from recovery.storage.locations import OwnerAccess
 
 @click.command(name="advise")
 @directory_argument
-@click.option("--tolerate", type=INTERVAL, default="30s", show_default=True,
-              help="The longest acceptable recovery time after a crash, without Spark's start.")  # fmt: skip
-@click.option(
-    "--cores", type=click.IntRange(min=1), help="Cores that the flow runs on; by default those of this machine."
-)
+@tolerate_option
+@option("--cores", type=click.IntRange(min=1), metavar="N", without="those of this machine",
+        help="The number of cores that the flow runs on.")  # fmt: skip
 @owner_options
 @json_option
 def advise_command(directory: Path, tolerate: float, cores: int | None, access: OwnerAccess, as_json: bool) -> None:
-    """Propose a snapshot interval, a number of partitions and a size of the state, from what runs have measured.
+    """Propose settings from what runs have measured.
+
+    Proposes a snapshot interval and a number of partitions, and says how large the state becomes.
 
     Reads only, also during a run.
     """

@@ -28,7 +28,7 @@ from recovery.cli.common import (
     umask_option,
 )
 from recovery.cli.dry_run import dry_run_option
-from recovery.cli.option import ParsedType
+from recovery.cli.option import ParsedType, option
 from recovery.cli.output_errors import of_output
 from recovery.cli.owners import owner_options, whole_copies
 from recovery.cli.restore_output import lines_facts, lines_text
@@ -68,23 +68,35 @@ class KeepType(ParsedType[KeepRule]):
 
 @click.command()
 @click.argument("places", metavar="[DIR] DEST", nargs=-1, required=True)
-@click.option("--every", type=INTERVAL, help="Repeat the backup at this interval until SIGTERM or Ctrl-C.")
-@click.option("--keep", type=KeepType(), multiple=True, metavar="N|AGE|AGE/EVERY",
-              help="Remove older backups: keep the newest 24, those younger than 7d, or 90d/1d: one a day "
-                   "for 90 days. Several may be given.")  # fmt: skip
-@click.option("--list", "listed", is_flag=True, help="Only show the backups at DEST.")
-@click.option("--prune", "pruned", is_flag=True, help="Make no backup; remove those that no --keep rule covers.")
+@option("--every", type=INTERVAL,
+        help="Make a backup at this interval, until SIGTERM, Ctrl-C or SIGHUP, which let a backup that is being made "
+             "finish; a second signal ends immediately. An unreachable place or a full disk is reported, and tried "
+             "again.")  # fmt: skip
+@option("--keep", type=KeepType(), multiple=True, metavar="N|AGE|AGE/EVERY", without="all stay",
+        help="Remove older backups: keep the newest 24, those younger than 7d, or 90d/1d: one a day for 90 days. A "
+             "backup stays if any rule keeps it. The latest always stays, and ages are counted from it.")  # fmt: skip
+@option("--list", "listed", is_flag=True,
+        help="Only show the backups at DEST, and whether [several directories](backup.md#one-writer) made "
+             "them.")  # fmt: skip
+@option("--prune", "pruned", is_flag=True,
+        help="Make no backup; remove those that no --keep rule keeps, and what unfinished or damaged backups have "
+             "left, if that is older than a day.")  # fmt: skip
 @dry_run_option("With --prune: show what would be removed; remove nothing.")
-@click.option("--incremental", is_flag=True,
-              help="Store only what changed in each partition since the previous backup. For that, give the run a "
-                   "backup interval (-b) longer than the time between two backups.")  # fmt: skip
-@click.option("--takeover", is_flag=True,
-              help="Make DIR the directory that is backed up to DEST, instead of the one that was: after a restore. "
-                   "The backups of the other one are refused from now on.")  # fmt: skip
-@click.option("--lose-epochs", is_flag=True,
-              help="Make the backup the latest one although DEST has epochs, or with --takeover newer operational "
-                   "state, that DIR lacks. These are lost; `restore --epoch` still reaches the epochs.")  # fmt: skip
-@click.option("--check", is_flag=True, help="Read each copy in full and check every digest before it is stored.")
+@option("--incremental", is_flag=True,
+        help="Store only [what changed in each partition since the previous backup]"
+             "(backup.md#incremental-backups). For that, give the run a backup interval (-b) longer than the time "
+             "between two backups; otherwise whole copies are stored, and the command says why.")  # fmt: skip
+@option("--takeover", is_flag=True,
+        help="After a restore: make DIR the [writer](backup.md#one-writer) of DEST, in place of another directory, "
+             "whose backups are refused from then on.")  # fmt: skip
+@option("--lose-epochs", is_flag=True,
+        help="Make the backup the latest one although DEST has epochs, or with --takeover newer operational state, "
+             "that DIR lacks. These are lost; `restore --epoch` still reaches the epochs. Without it, the backup ends "
+             "with StaleDirectoryError (53).")  # fmt: skip
+@option("--check", is_flag=True,
+        help="Read each copy in full and check every digest before it is stored; a damaged copy is not stored. Objects "
+             "of earlier backups that are part of this one are read too, and stored again if they are "
+             "damaged.")  # fmt: skip
 @umask_option
 @owner_options
 @json_option
@@ -103,10 +115,10 @@ def backup(
     access: OwnerAccess,
     as_json: bool,
 ) -> None:
-    """Copy the partitions of DIR to DEST, a directory or s3://, gs://, azure://. Works during a run.
+    """Copy the partitions of DIR to DEST. Works during a run.
 
-    DIR can be left out when RECOVERY_DIRECTORY is set. A partition that did not change is not stored again. A backup
-    counts once it is complete. Restore with `recovery restore DEST DIR`.
+    DEST is a directory, or s3://, gs://, azure://. DIR can be left out when RECOVERY_DIRECTORY is set. A partition that
+    did not change is not stored again. A backup counts once it is complete. Restore with `recovery restore DEST DIR`.
 
     One directory is backed up to DEST. The first backup claims it; another directory of the store is refused until it
     is given --takeover.

@@ -26,9 +26,10 @@ from recovery.cli.native import (
     timers_option,
     variable_option,
 )
+from recovery.cli.option import option
 from recovery.cli.places import directory_and
 from recovery.cli.settings import settings_options
-from recovery.native.exporting import Exported, export
+from recovery.native.exporting import ExportedCheckpoint, export
 from recovery.native.held import held_files
 from recovery.native.importing import Imported, import_checkpoint
 from recovery.storage.snapshot import snapshot_at
@@ -38,21 +39,29 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group()
 def checkpoint() -> None:
-    """Spark's own state: export an epoch as an ordinary Spark checkpoint, import one, or look into it.
+    """Export, import or show the state of Spark's own operators.
+
+    What is exported and imported is an ordinary Spark checkpoint.
 
     FROM and TO are directories, or URIs that Spark can reach: hdfs://, s3a://, file: and so on.
     """
 
 
+def _epoch_option(function: F) -> F:
+    text = "As of this epoch, one that `recovery status` shows as held."
+    return option("--epoch", type=click.IntRange(min=0), metavar="E", without="the newest", help=text)(function)
+
+
 @checkpoint.command(name="export")
 @click.argument("words", metavar="[DIR] TO", nargs=-1)
-@click.option("--epoch", type=click.IntRange(min=0), help="The epoch to export; by default the newest.")
+@_epoch_option
 @settings_options
 @json_option
 def export_(words: tuple[str, ...], epoch: int | None, conf: dict[str, str], as_json: bool) -> None:
-    """Write an epoch that is held as an ordinary Spark checkpoint at TO, which plain Spark starts from.
+    """Write a held epoch as an ordinary Spark checkpoint at TO.
 
-    TO appears complete or not at all. The command only reads DIR, also during a run.
+    Plain Spark starts from TO, without this package. TO appears complete or not at all. The command only reads DIR,
+    also during a run.
     """
     directory, [target] = directory_and(words, ("TO",))
     with opened(target, conf) as place, CheckpointProgress(quiet=as_json) as progress:
@@ -66,13 +75,15 @@ def export_(words: tuple[str, ...], epoch: int | None, conf: dict[str, str], as_
 @checkpoint.command(name="import")
 @click.argument("source", metavar="FROM")
 @directory_argument
-@click.option("--flow", "flow_id", required=True, metavar="NAME", help="The name of the flow that continues from it.")
+@option("--flow", "flow_id", required=True, metavar="NAME",
+        help="The name of the flow that continues from the checkpoint. DIR is bound to that name.")  # fmt: skip
 @settings_options
 @json_option
 def import_(source: str, directory: Path, flow_id: str, conf: dict[str, str], as_json: bool) -> None:
-    """Import the checkpoint of a Spark job as the first epoch of DIR, whose partitions must be new.
+    """Import a Spark job's checkpoint as the first epoch of DIR.
 
-    FROM does not change. Stop the job first: DIR does not contain what the job does afterwards.
+    The partitions of DIR must be new. FROM does not change. Stop the job first: DIR does not contain what the job does
+    afterwards.
     """
     with opened(source, conf) as place, CheckpointProgress(quiet=as_json) as progress:
         done = import_checkpoint(place, directory, flow_id, clock=SystemClock(), observe=progress.observe)
@@ -84,14 +95,17 @@ def import_(source: str, directory: Path, flow_id: str, conf: dict[str, str], as
 
 @checkpoint.command()
 @directory_argument
-@click.option("--epoch", type=click.IntRange(min=0), help="As of this epoch; by default the newest.")
-@click.option("--operator", type=click.IntRange(min=0), help="Show the keys and values of this operator.")
+@_epoch_option
+@option("--operator", type=click.IntRange(min=0), metavar="N",
+        help="Show keys and values of this operator, through Spark's own `statestore` source. Starts "
+             "Spark.")  # fmt: skip
 @store_option
 @variable_option
 @timers_option
-@click.option("--changes-since", "since", metavar="EPOCH", type=click.IntRange(min=0),
-              help="With --operator: the keys whose value differs from the value at this epoch.")  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="The most rows to show.")
+@option("--changes-since", "since", metavar="E", type=click.IntRange(min=0),
+        help="With --operator: only keys whose value differs from the value at this older epoch.")  # fmt: skip
+@option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N",
+        help="With --operator: the most rows to show, sorted.")  # fmt: skip
 @settings_options
 @json_option
 def show(
@@ -106,7 +120,9 @@ def show(
     conf: dict[str, str],
     as_json: bool,
 ) -> None:
-    """List the native stateful operators of an epoch; with --operator the keys and values of one.
+    """List Spark's own stateful operators, or show one of them.
+
+    With --operator, shows the keys and values of that operator as of an epoch.
 
     Reads only, also during a run. The list needs no Spark; keys and values do.
     """
@@ -150,7 +166,7 @@ def opened(name: str, conf: dict[str, str]) -> Iterator[CheckpointPlace]:
         yield HadoopPlace(spark, name, lambda: token_hex(4))
 
 
-def _export_text(done: Exported, target: str) -> str:
+def _export_text(done: ExportedCheckpoint, target: str) -> str:
     lines = [
         f"exported epoch {done.epoch} to {one_line(target)}: Spark goes on there after micro-batch {done.batch}; "
         f"{counted(done.files, 'file')}, {format_size(done.size_bytes)}"
@@ -166,7 +182,7 @@ def _export_text(done: Exported, target: str) -> str:
     return "\n".join(lines)
 
 
-def _export_facts(done: Exported) -> dict[str, Any]:
+def _export_facts(done: ExportedCheckpoint) -> dict[str, Any]:
     return {
         "epoch": done.epoch,
         "batch": done.batch,

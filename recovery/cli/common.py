@@ -24,7 +24,7 @@ from recovery.base.intervals import parse_interval, parse_trigger
 from recovery.base.printable import one_line, printable
 from recovery.base.wording import moment_text
 from recovery.cli.misplaced import Guided
-from recovery.cli.option import ParsedType
+from recovery.cli.option import ParsedType, option
 from recovery.cli.output_errors import of_output, output_failed
 from recovery.cli.terminal import has_colours
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, StorageError
@@ -74,6 +74,10 @@ class Commands(Guided):
             _give_up_unwritten(sys.stderr)
             if _reader_is_gone(sys.stdout):
                 _give_up_unwritten(sys.stdout)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands in the order in which a newcomer needs them."""
+        return list(self.commands)
 
     def make_context(self, *args: Any, **more: Any) -> click.Context:
         """Create the context; `--help` and `--version` print during this call."""
@@ -175,7 +179,7 @@ def _only_text() -> Iterator[None]:
             raise
         raise ConfigurationError(
             f"{error.object!r:.120} is not text",
-            cause="It holds bytes that are not UTF-8, or half a character.",
+            cause="The text holds bytes that are not UTF-8, or half a character.",
             remedy="Write it in UTF-8.",
         ) from error
 
@@ -237,14 +241,20 @@ def json_option(function: F) -> F:
         ctx.meta["recovery.json"] = value
         return value
 
-    option = click.option("--json", "as_json", is_flag=True, callback=remember, help="Print JSON for programs.")
-    return option(function)
+    text = "Print the same facts as JSON on standard output, for programs; errors, too."
+    return option("--json", "as_json", is_flag=True, callback=remember, help=text)(function)
 
 
 def umask_option(function: F) -> F:
     """Add --umask: who may read what is made."""
-    text = "Let other users read the new files, as far as your umask allows. By default, only you can."
-    return click.option("--umask", is_flag=True, help=text)(function)
+    text = "Let other users read the new files, as far as [your umask](security.md#modes-of-files) allows. Without it, "
+    return option("--umask", is_flag=True, help=f"{text}only you can.")(function)
+
+
+def tolerate_option(function: F) -> F:
+    """Add --tolerate: the recovery time in seconds for which advice is given."""
+    text = "The longest acceptable recovery time after a crash, without Spark's start, for [advice](metrics.md#advice)."
+    return option("--tolerate", type=INTERVAL, default="30s", show_default=True, help=text)(function)
 
 
 _STYLES = {"bold": "\ufdd0", "red": "\ufdd1", "green": "\ufdd2", "yellow": "\ufdd3", "white": "\ufdd4"}

@@ -29,15 +29,15 @@ def config_option(name: str, **more: Any) -> Callable[[F], F]:
     more: other arguments of click.option."""
     field = _SETTINGS[name]
     default = _DEFAULTS[name]
-    given = dict(_type(field))
+    given = {
+        "help": field.help, "without": field.without, "metavar": field.form, "envvar": list(field.variables) or None,
+        **_type(field),
+    }  # fmt: skip
     if default not in (None, False) and not given.get("multiple"):
         given |= {"default": default, "show_default": True}
     if name in _PARSERS:
         given["callback"] = _PARSERS[name]
-    return option(
-        *field.flags, name, metavar=field.form, help=field.help, without=field.without,
-        envvar=list(field.variables) or None, **{**given, **more},
-    )  # fmt: skip
+    return option(*field.flags, name, **{**given, **more})
 
 
 def config_options(function: F) -> F:
@@ -50,7 +50,10 @@ def config_options(function: F) -> F:
 
 def rewind_options(function: F) -> F:
     """Add --resume-after E, and --resume-epoch, which for the same snapshot is E + 1."""
-    return config_option("resume_after")(config_option("resume_epoch")(function))
+    text = (
+        "Plan a [rewind](#run), from the snapshot after epoch E, and say what it would discard; 0: from the beginning."
+    )
+    return config_option("resume_after", help=text)(config_option("resume_epoch")(function))
 
 
 def threshold_option(function: F) -> F:

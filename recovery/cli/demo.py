@@ -8,16 +8,16 @@ from pathlib import Path
 import click
 
 from recovery.cli.common import DIRECTORY, say
+from recovery.cli.option import option
 from recovery.errors import AlreadyInitializedError
 from recovery.host.durable import make_directories
 
 
 @click.command()
-@click.option(
-    "--directory", type=DIRECTORY, help="Where to put input and partitions; by default a temporary directory."
-)
+@option("--directory", type=DIRECTORY, without="a temporary one",
+        help="Where to put input and partitions: an empty or missing directory.")  # fmt: skip
 def demo(directory: Path | None) -> None:
-    """Kill a stateful flow over real flights, resume it, let its input grow, and check the result. About a minute."""
+    """Kill a flow over real flights, resume it, and check. The input grows meanwhile. Takes about a minute."""
     from recovery.spark.jvm.installed import check_installed
 
     check_installed()

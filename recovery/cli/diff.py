@@ -16,6 +16,7 @@ from recovery.cli.common import json_option, print_json, say
 from recovery.cli.diff_output import differences_file
 from recovery.cli.history import SHOWN_CHANGES, difference_text
 from recovery.cli.native import session, store_option, timers_option, variable_option, wanted_state
+from recovery.cli.option import option
 from recovery.cli.owners import owner_options
 from recovery.cli.readable import READABLE, Readable
 from recovery.cli.settings import settings_options
@@ -23,7 +24,7 @@ from recovery.cli.state_common import short
 from recovery.cli.status_line import StatusLine
 from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, RecoveryError
-from recovery.native.choose import Wanted, choose_operator
+from recovery.native.choose import WantedState, choose_operator
 from recovery.native.held import held_operators
 from recovery.operational.steps.comparison import (
     CHANGED,
@@ -67,23 +68,31 @@ class _Compares(click.Command):
 @click.command(cls=_Compares)
 @click.argument("a", type=READABLE, metavar="A")
 @click.argument("b", type=READABLE, metavar="B")
-@click.option("--epoch-a", type=click.IntRange(min=0), metavar="E", help="A as of this epoch; by default the newest.")
-@click.option("--epoch-b", type=click.IntRange(min=0), metavar="E", help="B as of this epoch; by default the newest.")
-@click.option("--step", "steps", multiple=True, metavar="STEP", help="Only this step; may be given several times.")
-@click.option("--operator", type=click.IntRange(min=0), metavar="N",
-              help="Compare one of Spark's own operators instead of steps; starts Spark.")  # fmt: skip
+@option("--epoch-a", type=click.IntRange(min=0), metavar="E", without="the newest",
+        help="A as of this epoch, one that `status` shows as held.")  # fmt: skip
+@option("--epoch-b", type=click.IntRange(min=0), metavar="E", without="the newest",
+        help="B as of this epoch, one that `status` shows as held.")  # fmt: skip
+@option("--step", "steps", multiple=True, metavar="STEP", without="all", help="Compare only this step.")
+@option("--operator", type=click.IntRange(min=0), metavar="N",
+        help="Compare all keys of one of Spark's own operators instead of steps. Starts Spark.")  # fmt: skip
 @store_option
 @variable_option
 @timers_option
-@click.option("--key", "pattern", metavar="GLOB", help="Only keys that match: * any characters, ? one, [abc] one of.")
-@click.option("--every-key", is_flag=True, help="Read all keys, even if both share a history.")
-@click.option("--tolerance", type=click.FloatRange(min=0), default=0.0,
-              help="Floats are equal if they differ by at most this.")  # fmt: skip
-@click.option("--ignore-field", "ignored", multiple=True, metavar="NAME", help="Do not compare fields of this name.")
-@click.option(
-    "--limit", type=click.IntRange(min=0), default=20, show_default=True, help="The most differences to show."
-)
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="All differences, as .csv or .parquet.")
+@option("--key", "pattern", metavar="GLOB", without="all",
+        help="Compare only keys that match: `*` any characters, `?` one, `[abc]` one of these. Where A and B share a "
+             "history, equal keys are then not counted. A key of an operator is its text if it is one text column, "
+             "else a JSON object of its columns.")  # fmt: skip
+@option("--every-key", is_flag=True, help="Read all keys also where A and B share a history: only that shows whether a "
+        "copy is right.")  # fmt: skip
+@option("--tolerance", type=click.FloatRange(min=0), default=0, show_default=True, metavar="NUMBER",
+        help="Take floats as equal that differ by at most this, absolutely or relatively; whole numbers are always "
+             "compared exactly.")  # fmt: skip
+@option("--ignore-field", "ignored", multiple=True, metavar="NAME",
+        help="Do not compare fields of this name, at any depth.")  # fmt: skip
+@option("--limit", type=click.IntRange(min=0), default=20, show_default=True, metavar="N",
+        help="The most differences to show.")  # fmt: skip
+@option("--output", type=click.Path(path_type=Path), metavar="FILE.csv|FILE.parquet",
+        help="Write all differences to this file, which appears when it is whole.")  # fmt: skip
 @owner_options
 @settings_options
 @json_option
@@ -107,12 +116,12 @@ def diff(
     conf: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Compare the states of two recovery directories, or of one at two epochs. Reads only, also during runs.
+    """Compare the states of two directories, or one at two epochs. Reads only, also during runs.
 
-    A and B may also be places of backups, which are read like a directory. --owner belongs to A, and to B if it is the
+    A and B may also be places of backups, which are read like a directory. --owner belongs to A, and to B if B is the
     same directory.
 
-    Exits with 0 when they are equal and with 1 when they differ.
+    Ends with 0 if A and B are equal, and with 1 if they differ.
     """
     wanted = wanted_state(operator, store, variable, timers=timers)
     if operator is not None and (steps or every_key):
@@ -187,7 +196,7 @@ def _of_operator(
     b: Readable,
     one: Snapshot,
     other: Snapshot,
-    wanted: Wanted,
+    wanted: WantedState,
     comparison: Comparison,
     pattern: str | None,
     conf: Mapping[str, str],

@@ -13,7 +13,8 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import INTERVAL, format_size, json_option, print_json, say, tell_error
-from recovery.cli.restore import MomentType
+from recovery.cli.option import option
+from recovery.cli.restore import wanted_options
 from recovery.cli.restore_output import announcing, plan_facts
 from recovery.cli.tables import table
 from recovery.planning.going_back import after_text
@@ -26,18 +27,19 @@ SCRATCH = click.Path(exists=True, file_okay=False, writable=True, path_type=Path
 
 @click.command()
 @click.argument("source", metavar="SRC")
-@click.option("--epoch", type=click.IntRange(min=0), help="Rehearse restoring this epoch.")
-@click.option("--at", "at_ms", type=MomentType(), help="Rehearse restoring the newest epoch closed by this time.")
-@click.option("--max-age", type=INTERVAL, help="Fail if the restored epoch is older than this.")
-@click.option("--scratch", type=SCRATCH, help="Where to restore to; by default the directory for temporary files.")
+@wanted_options
+@option("--max-age", type=INTERVAL, without="any age", help="Fail (63) if the restored epoch is older than this.")
+@option("--scratch", type=SCRATCH, without="the one for temporary files",
+        help="An existing directory in which to restore.")  # fmt: skip
 @json_option
 def drill(
     source: str, epoch: int | None, at_ms: int | None, max_age: float | None, scratch: Path | None, as_json: bool
 ) -> None:
-    """Rehearse a disaster: restore SRC into a scratch directory, check everything, begin a run there, and report.
+    """Rehearse a disaster: restore SRC, check it, and report.
 
-    Nothing in SRC changes, and the command removes the scratch directory. It exits with an error's code if nothing
-    could be restored, a copy was damaged, or the newest epoch is older than --max-age.
+    Restores SRC into a scratch directory, checks everything, and begins a run there. Nothing in SRC changes, and the
+    command removes the scratch directory. The command ends with an error's code if nothing could
+    be restored, a copy was damaged, or the newest epoch is older than --max-age.
     """
     from recovery.backup.drill import drill as rehearse
     from recovery.backup.sources import open_source

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from recovery.backup.progress import Progressed
+from recovery.backup.progress import FileProgress
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.intervals import format_interval
 from recovery.base.printable import one_line
@@ -24,6 +24,7 @@ from recovery.cli.common import (
     tell,
     umask_option,
 )
+from recovery.cli.option import option
 from recovery.cli.output_errors import of_output
 from recovery.cli.signals import answering
 from recovery.errors import (
@@ -38,7 +39,7 @@ from recovery.host.signals import StopSignals
 
 if TYPE_CHECKING:
     # It imports Arrow, which other commands need not wait for.
-    from recovery.backup.standby.follow import Follower, Look
+    from recovery.backup.standby.follow import Follower, FollowResult
 
 PASSING = (BackupTargetError, BackupDamagedError, NoBackupError, StorageError)
 """Errors that may be gone at the next look: an unreachable service, a full disk, a place without a backup yet."""
@@ -47,13 +48,17 @@ PASSING = (BackupTargetError, BackupDamagedError, NoBackupError, StorageError)
 @click.command()
 @click.argument("source", metavar="SRC")
 @click.argument("directory", metavar="DIR", type=DIRECTORY, envvar="RECOVERY_DIRECTORY")
-@click.option("--every", type=INTERVAL, default="10s", show_default=True,
-              help="How often to look for a later backup.")  # fmt: skip
-@click.option("--once", is_flag=True, help="Look once, and end.")
+@option("--every", type=INTERVAL, default="10s", show_default=True,
+        help="Look for a later backup at this interval, until SIGTERM, Ctrl-C or SIGHUP, which let a backup that is "
+             "being applied finish; a second signal ends immediately. An unreachable place, a full disk and a damaged "
+             "backup are reported once, and tried again.")  # fmt: skip
+@option("--once", is_flag=True,
+        help="Look once, and end: with 62 if a later backup is damaged, after the latest usable one was "
+             "applied.")  # fmt: skip
 @umask_option
 @json_option
 def follow(source: str, directory: Path, every: float, once: bool, umask: bool, as_json: bool) -> None:
-    """Keep DIR as of the latest backup at SRC, until SIGTERM or Ctrl-C: a standby.
+    """Keep DIR as of the latest backup at SRC: a standby. Ends by SIGTERM or Ctrl-C.
 
     SRC is a place of backups (a directory, s3://, gs://, azure://). Only what changed is fetched, if the backups are
     made with --incremental. Nothing else may write to DIR until `recovery promote DIR`, or `recovery run --takeover`,
@@ -66,7 +71,7 @@ def follow(source: str, directory: Path, every: float, once: bool, umask: bool, 
     clock = SystemClock()
     progress = CopyProgress(quiet=as_json)
 
-    def observe(event: Progressed) -> None:
+    def observe(event: FileProgress) -> None:
         # A line for each partition and epoch would be too much.
         if once or event.step != "applied":
             progress.observe(event)
@@ -110,7 +115,7 @@ def _again_and_again(follower: Follower, every_s: float, clock: Clock, as_json: 
         pause_s = max(0.0, every_s - (clock.elapsed_s() - began_s))
 
 
-def _say(follower: Follower, look: Look, clock: Clock, as_json: bool, *, line: bool = False) -> None:
+def _say(follower: Follower, look: FollowResult, clock: Clock, as_json: bool, *, line: bool = False) -> None:
     if as_json:
         print_json(_facts(follower, look, clock), line=line)
         return
@@ -131,7 +136,7 @@ def _say(follower: Follower, look: Look, clock: Clock, as_json: bool, *, line: b
     say(f"epoch {at.epoch}{age}: {', '.join(done) or 'nothing changed'}; {fetched} in {followed.elapsed_s:.1f} s")
 
 
-def _facts(follower: Follower, look: Look, clock: Clock) -> dict[str, Any]:
+def _facts(follower: Follower, look: FollowResult, clock: Clock) -> dict[str, Any]:
     at, followed, writer = follower.at, look.followed, follower.writer
     return {
         "directory": str(follower.directory),
@@ -153,6 +158,6 @@ def _facts(follower: Follower, look: Look, clock: Clock) -> dict[str, Any]:
     }
 
 
-def _damaged(follower: Follower, look: Look) -> RecoveryError:
+def _damaged(follower: Follower, look: FollowResult) -> RecoveryError:
     found = "; ".join(f"backup {each.backup} cannot be used: {each.why}" for each in look.missed[:3])
     return BackupDamagedError(found, path=follower.document.shown)

@@ -13,6 +13,7 @@ from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import format_size, format_time, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
+from recovery.cli.option import option
 from recovery.cli.places import directories
 from recovery.planning.going_back import after_text
 from recovery.planning.resume import ResumePlan
@@ -20,17 +21,18 @@ from recovery.planning.resume import ResumePlan
 
 @click.command()
 @click.argument("words", metavar="[DIR] NEW_DIR", nargs=-1)
-@click.option(
-    "--epoch", type=click.IntRange(min=0), metavar="E", help="Continue from the state after this epoch; 0: from the "
-    "beginning. By default from the newest that all partitions hold.",
-)  # fmt: skip
+@option("--epoch", type=click.IntRange(min=0), metavar="E", without="the newest that all partitions hold",
+        help="Continue from the state after this epoch; 0: from the beginning.")  # fmt: skip
 @dry_run_option("Show what would be forked; write nothing.")
 @json_option
 def fork(words: tuple[str, ...], epoch: int | None, dry_run: bool, as_json: bool) -> None:
-    """Make an independent store in NEW_DIR that continues from an epoch of the one in DIR, also during a run.
+    """Make an independent store from an epoch of the one in DIR.
 
-    It has a store id of its own and records where it comes from. Run it with --no-output, or give its sinks targets of
-    their own: those of the origin are refused. Where the file system can clone files, it takes no space.
+    NEW_DIR continues from that epoch. A run may be active in DIR, of which nothing is changed.
+
+    The new store has a store id of its own and records where it comes from. Run NEW_DIR with --no-output, or give its
+    sinks targets of their own: those of the origin are refused. Where the file system can clone files, the new store
+    takes no space.
     """
     directory, [new] = directories(words, ("NEW_DIR",))
     if dry_run:

@@ -16,6 +16,7 @@ from recovery.base.credentials.task_key import task_key
 from recovery.base.wording import counted, listed, moment_text
 from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
+from recovery.cli.option import option
 from recovery.cli.owners import locations, owner_options
 from recovery.epochs.snapshot import SharedEpochs
 from recovery.errors import RecoveryError
@@ -45,11 +46,13 @@ class _Collected(NamedTuple):
 
 @click.command()
 @directory_argument
-@click.option("-b", "--backup-interval", type=INTERVAL, envvar="RECOVERY_BACKUP_INTERVAL",
-              help="Keep snapshots younger than this; by default the last run's backup interval.")  # fmt: skip
-@click.option("--discard-history", is_flag=True,
-              help="Allow RECOVERY_BACKUP_INTERVAL to be shorter than the last run's backup interval.")  # fmt: skip
-@dry_run_option("Collect in copies of the partitions, which are removed afterwards, and show what that gives.")
+@option("-b", "--backup-interval", type=INTERVAL, envvar="RECOVERY_BACKUP_INTERVAL", without="that of the last run",
+        help="Keep superseded snapshots that are younger than this.")  # fmt: skip
+@option("--discard-history", is_flag=True,
+        help="Allow RECOVERY_BACKUP_INTERVAL to be shorter than the last run's backup interval. -b on the command line "
+             "needs no confirmation.")  # fmt: skip
+@dry_run_option("Collect in [whole copies](clusters.md#commands-and-owners) of all partitions, which are removed "
+                "afterwards, and show what that gives.")  # fmt: skip
 @owner_options
 @json_option
 def gc(
@@ -60,8 +63,11 @@ def gc(
     access: OwnerAccess,
     as_json: bool,
 ) -> None:
-    """Collect what the backup interval no longer needs, fold what a killed run left logged, remove scoped state whose
-    retention has passed, and give the space back. End the run first."""
+    """Collect what the backup interval no longer needs.
+
+    Also folds what a killed run left logged, removes scoped state whose retention has passed, and gives the space
+    back. End the run first.
+    """
     clock = SystemClock()
     # -b 0 is explicit; a variable may have been set for other directories.
     checks = not discard_history and not _on_command_line("backup_interval")

@@ -13,17 +13,18 @@ from recovery.base.printable import one_line
 from recovery.base.reserved import EPOCH_STEP
 from recovery.cli.common import format_time, json_option, print_json, say
 from recovery.cli.native import session, store_option, timers_option, variable_option, wanted_state
+from recovery.cli.option import option
 from recovery.cli.places import chosen_access, chosen_backend, state_options
 from recovery.cli.readable import READABLE, Readable
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import json_text
 from recovery.cli.tables import table
 from recovery.errors import StateNotFoundError
-from recovery.native.choose import Wanted, choose_operator
+from recovery.native.choose import WantedState, choose_operator
 from recovery.native.held import held_operators
 from recovery.operational.manager import StateManager
 from recovery.operational.steps.step_history import History, Version, key_history, mark_history
-from recovery.operational.targets import Steps
+from recovery.operational.targets import StepTarget
 from recovery.operational.values import to_json
 from recovery.planning.comparing import ABSENT, Difference
 from recovery.storage.snapshot import snapshot_at
@@ -33,16 +34,18 @@ SHOWN_CHANGES = 5
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=READABLE, envvar="RECOVERY_DIRECTORY")
-@click.option("--step", metavar="STEP", help="The step of the flow.")
-@click.option("--key", metavar="KEY", help="The state key.")
-@click.option("--hwm", metavar="KEY", help="A high-water mark instead of --step and --key.")
-@click.option("--operator", type=click.IntRange(min=0), metavar="N", help="One of Spark's own operators, in place of "
-              "--step; starts Spark.")  # fmt: skip
+@option("--step", metavar="STEP", help="The step of the flow.")
+@option("--key", metavar="KEY", help="The [key](file-format.md#keys) whose history is shown: of the step, or with "
+        "--operator the text of a key of one text column, or a JSON object of the key's columns.")  # fmt: skip
+@option("--hwm", metavar="KEY", help="In place of --step and --key: a [high-water mark](#hwm), with the epochs that "
+        "moved it.")  # fmt: skip
+@option("--operator", type=click.IntRange(min=0), metavar="N", help="In place of --step: one of [Spark's own operators]"
+        "(native-state.md#the-history-of-a-key). Starts Spark.")  # fmt: skip
 @store_option
 @variable_option
 @timers_option
-@click.option("--input", "with_input", is_flag=True, help="Show which bytes of the files of the format `appended` each "
-              "epoch read.")  # fmt: skip
+@option("--input", "with_input", is_flag=True, help="Show which bytes of the files of the format [`appended`]"
+        "(appended.md) the epoch of each version read.")  # fmt: skip
 @state_options
 @settings_options
 @json_option
@@ -60,10 +63,12 @@ def history(
     conf: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Show how one key came to its value: each held version, oldest first, and what changed in it.
+    """Show how one key came to its value.
 
-    Reads only, also during a run. The backup interval (-b) of the run sets how far back it reaches. DIR may also be a
-    place of backups; a chain of incremental ones reaches back to its beginning.
+    Shows each held version, oldest first, and what changed in it.
+
+    Reads only, also during a run. The backup interval (-b) of the run sets how far back the history reaches. DIR may
+    also be a place of backups; a chain of incremental backups reaches back to the first of them.
     """
     given = [each is not None for each in (step, hwm, operator)]
     if given.count(True) != 1 or (hwm is None) != (key is not None):
@@ -72,7 +77,9 @@ def history(
     directory = directory.to_read(chosen_access())
     now: dict[str, Any] = {}
     if hwm is not None:
-        found = mark_history(Steps(directory.path, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input)
+        found = mark_history(
+            StepTarget(directory.path, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input
+        )
         now = _mark_now(directory.path, environment, hwm, found)
     elif operator is not None:
         found = _operator_history(directory.path, wanted, str(key), conf, with_input=with_input)
@@ -80,7 +87,7 @@ def history(
     else:
         assert step is not None
         assert key is not None
-        found = key_history(Steps(directory.path, step, SystemClock()), step, key, with_input=with_input)
+        found = key_history(StepTarget(directory.path, step, SystemClock()), step, key, with_input=with_input)
     if as_json:
         print_json({"directory": directory.shown, **found.as_json(), **now})
         return
@@ -97,7 +104,7 @@ def history(
 
 
 def _operator_history(
-    directory: Path, wanted: Wanted, key: str, conf: Mapping[str, str], *, with_input: bool
+    directory: Path, wanted: WantedState, key: str, conf: Mapping[str, str], *, with_input: bool
 ) -> History:
     """Return the history of a key of one of Spark's own operators. Reports unreadable state before Spark is started."""
     at = snapshot_at(directory)
@@ -120,7 +127,9 @@ def _mark_now(directory: Path, environment: str, key: str, found: History) -> di
     if mark is None:
         if not found.versions:
             raise StateNotFoundError(
-                f"there is no mark {key!r:.120}", path=directory, remedy="List them: python -m recovery hwm list DIR"
+                f"there is no mark {key!r:.120}",
+                path=directory,
+                remedy="List the marks: python -m recovery hwm list DIR",
             )
         return {} if last is ABSENT else {"now": None}
     value = to_json(mark.value)

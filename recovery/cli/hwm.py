@@ -10,6 +10,7 @@ import click
 
 from recovery.base.wording import counted
 from recovery.cli.common import echo_json, format_time, json_option, print_json, say, tell
+from recovery.cli.option import option
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.cli.tables import table
 from recovery.errors import StateNotFoundError, StateValueError
@@ -27,11 +28,12 @@ def hwm() -> None:
 
 @hwm.command(name="list")
 @click.argument("words", metavar="[DIR]", nargs=-1)
-@click.option("--pattern", metavar="GLOB", help="Only keys that match: * any characters, ? one, [abc] one of these.")
+@option("--pattern", metavar="GLOB", without="all",
+        help="Only keys that match: `*` any characters, `?` one, `[abc]` one of these.")  # fmt: skip
 @state_options
 @json_option
 def list_(words: tuple[str, ...], pattern: str | None, environment: str, as_json: bool) -> None:
-    """List the marks, with their types and when they were moved last."""
+    """List the marks, with their types and times of change."""
     directory, _ = directory_and(words, ())
     found = open_state(directory, environment).list_hwms(pattern)
     if as_json:
@@ -49,7 +51,7 @@ def list_(words: tuple[str, ...], pattern: str | None, environment: str, as_json
 @state_options
 @json_option
 def get(words: tuple[str, ...], environment: str, as_json: bool) -> None:
-    """Print the mark of KEY, in the form that `set` accepts. Exits with 44 if there is none."""
+    """Print the mark of KEY, in the form that `set` accepts. Ends with 44 if there is none."""
     directory, [key] = directory_and(words, ("KEY",))
     found = [mark for mark in open_state(directory, environment).list_hwms() if mark.key == key]
     if not found:
@@ -66,7 +68,7 @@ def get(words: tuple[str, ...], environment: str, as_json: bool) -> None:
 
 @hwm.command(name="set", context_settings=VALUES)
 @click.argument("words", metavar="[DIR] KEY VALUE", nargs=-1, type=click.UNPROCESSED)
-@click.option("--force", is_flag=True, help="Allow a lower value or another type.")
+@option("--force", is_flag=True, help="Allow a lower value or another type.")
 @state_options
 @json_option
 def set_(words: tuple[str, ...], force: bool, environment: str, as_json: bool) -> None:
@@ -103,7 +105,7 @@ def parse_value(text: str) -> Any:
     if text.lstrip("+-").lower() in ("nan", "inf", "infinity"):
         raise StateValueError(
             f"{text!r} cannot be a high-water mark",
-            cause="It has no order among numbers.",
+            cause="NaN has no order among numbers.",
             remedy="Give a number; to set it as text, write it in quotes: '\"nan\"'.",
         )
     try:

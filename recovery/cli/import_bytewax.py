@@ -14,6 +14,7 @@ from recovery.base.wording import counted
 from recovery.cli.checkpoint_progress import CheckpointProgress
 from recovery.cli.common import DIRECTORY, json_option, print_json, say, style
 from recovery.cli.dry_run import dry_run_option
+from recovery.cli.option import option
 from recovery.cli.tables import table
 from recovery.importing.bytewax import ImportedBytewax, ImportedStep, import_bytewax
 
@@ -33,22 +34,24 @@ def _pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...])
 @click.command()
 @click.argument("source", metavar="SRC", type=DIRECTORY)
 @click.argument("directory", metavar="DIR", type=DIRECTORY)
-@click.option("--step", "steps", multiple=True, metavar="THEIRS=OURS", callback=_pairs,
-              help="Take over the state of Bytewax's step THEIRS, such as count, as that of step OURS. For each step "
-                   "with state.")  # fmt: skip
-@click.option("--input", "inputs", multiple=True, metavar="THEIRS=PATH", callback=_pairs,
-              help="The path that the flow reads in place of Bytewax's file source THEIRS; by default the path that "
-                   "Bytewax has, from the present directory. A DirSource needs it.")  # fmt: skip
-@click.option("--drop-step", "drop_steps", multiple=True, metavar="THEIRS",
-              help="Leave out a step with state, a sink, or a source.")  # fmt: skip
-@click.option("--allow", multiple=True, metavar="MODULE.CLASS",
-              help="A class that pickled states may build. Its code runs.")  # fmt: skip
-@click.option("--partitions", type=click.IntRange(1), metavar="N",
-              help="The number of recovery partitions; by default as many as Bytewax has.")  # fmt: skip
-@click.option("--flow", metavar="NAME", help="The name of the flow that continues; by default Bytewax's.")
-@click.option("--no-older-copies", is_flag=True,
-              help="Say that every file of SRC is the newest, where the files do not show it.")  # fmt: skip
-@dry_run_option("Read and check everything, and write nothing.")
+@option("--step", "steps", multiple=True, metavar="THEIRS=OURS", callback=_pairs,
+        help="Take over the state of Bytewax's step THEIRS, such as count, as the state of step OURS. Each step with "
+             "state needs it, or --drop-step.")  # fmt: skip
+@option("--input", "inputs", multiple=True, metavar="THEIRS=PATH", callback=_pairs, without="Bytewax's path",
+        help="The path that the flow reads in place of Bytewax's file source THEIRS. Bytewax's own path is taken from "
+             "the present directory; a DirSource needs this option.")  # fmt: skip
+@option("--drop-step", "drop_steps", multiple=True, metavar="THEIRS",
+        help="Leave out a step with state, a sink, or a source.")  # fmt: skip
+@option("--allow", multiple=True, metavar="MODULE.CLASS", without="none",
+        help="A class that pickled states may build; the code of the class runs. Modules of the present directory are "
+             "found.")  # fmt: skip
+@option("--partitions", type=click.IntRange(1), metavar="N", without="as many as SRC has",
+        help="The number of recovery partitions.")  # fmt: skip
+@option("--flow", metavar="NAME", without="Bytewax's name",
+        help="The name of the flow that continues. DIR is bound to that name.")  # fmt: skip
+@option("--no-older-copies", is_flag=True,
+        help="Say that every file of SRC is the newest, where the files do not show it.")  # fmt: skip
+@dry_run_option("Read and check everything; write nothing.")
 @json_option
 def bytewax(
     source: Path,
@@ -63,9 +66,9 @@ def bytewax(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Take over a recovery directory of Bytewax 0.20 or 0.21 as DIR, which must not exist.
+    """Take over a recovery directory of Bytewax 0.20 or 0.21.
 
-    SRC is only read. Stop the dataflow first. All of DIR appears or nothing.
+    DIR must not exist, or must be empty. SRC is only read. Stop the dataflow first. All of DIR appears or nothing.
     """
     if allow:
         # Last, so that nothing in the present directory takes the place of an installed module.

@@ -9,7 +9,7 @@ from recovery.cli.import_bytewax import bytewax
 
 @click.group(name="import")
 def import_group() -> None:
-    """Take over the recovery directory of another tool, as new recovery partitions."""
+    """Take over the recovery directory of another tool."""
 
 
 import_group.add_command(bytewax)

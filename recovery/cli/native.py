@@ -12,9 +12,10 @@ import click
 from msgspec import to_builtins
 
 from recovery.cli.common import format_size, print_json, say
+from recovery.cli.option import option
 from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, RecoveryError, StateNotFoundError
-from recovery.native.choose import Wanted, choose_operator
+from recovery.native.choose import WantedState, choose_operator
 from recovery.native.held import held_measure, held_operators, held_schemas
 from recovery.planning.health import NOT_MEASURED, format_bytes
 from recovery.planning.measures import OperatorWork
@@ -29,30 +30,27 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def store_option(function: F) -> F:
     """Add --store: which of an operator's stores."""
-    return click.option(
-        "--store", metavar="NAME", help="With --operator: which of its stores; for a join also left or right."
-    )(function)
+    text = "With --operator: which of the operator's stores; of a join also `left` or `right`, the rows of that side."
+    return option("--store", metavar="NAME", without="the only one", help=text)(function)
 
 
 def variable_option(function: F) -> F:
     """Add --variable: which state variable of transformWithState."""
-    return click.option(
-        "--variable", metavar="NAME", help="With --operator, for transformWithState: which state variable."
-    )(function)
+    text = "With --operator: which state variable of `transformWithState`."
+    return option("--variable", metavar="NAME", without="the only one", help=text)(function)
 
 
 def timers_option(function: F) -> F:
     """Add --timers: the timers of transformWithState."""
-    return click.option(
-        "--timers", is_flag=True, help="With --operator, for transformWithState: its registered timers."
-    )(function)
+    text = "With --operator: the registered timers of `transformWithState`, one row each, with the time at which they "
+    return option("--timers", is_flag=True, help=f"{text}expire, in milliseconds since 1970.")(function)
 
 
-def wanted_state(operator: int | None, store: str | None, variable: str | None, *, timers: bool) -> Wanted:
+def wanted_state(operator: int | None, store: str | None, variable: str | None, *, timers: bool) -> WantedState:
     """Return the state that --operator, --store, --variable and --timers name; None: no operator is wanted."""
     if operator is None and (store is not None or variable is not None or timers):
         raise click.UsageError("--store, --variable and --timers need --operator.")
-    return Wanted(operator or 0, store, variable, timers)
+    return WantedState(operator or 0, store, variable, timers)
 
 
 def refused_operator_option(function: F) -> F:
@@ -66,9 +64,7 @@ def refused_operator_option(function: F) -> F:
                 remedy="Go back to an epoch before the mistake: python -m recovery run … --resume-after E",
             )
 
-    option = click.option("--operator", metavar="N", expose_value=False, callback=refuse, is_eager=True,
-                          help="Refused: the state of Spark's own operators can only be read.")  # fmt: skip
-    return option(function)
+    return option("--operator", metavar="N", expose_value=False, callback=refuse, is_eager=True, hidden=True)(function)
 
 
 @contextlib.contextmanager
@@ -168,7 +164,7 @@ def print_state(
     at = snapshot_at(directory, epoch)
     if since is not None:
         snapshot_at(directory, since)
-    choose_operator(held_operators(at), Wanted(operator, store, variable, timers), at.epoch)
+    choose_operator(held_operators(at), WantedState(operator, store, variable, timers), at.epoch)
     with session(conf) as spark:
         from recovery.spark.sources.native_state import native_state, of_key, rows_as_json
 

@@ -29,6 +29,8 @@ class LinkedOption(click.Option):
         """without: what applies if the option is not given, where no value says so."""
         super().__init__(*arguments, **more)
         self.without = without
+        if self.multiple:
+            self.help = f"{self.help} May be given several times."
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the option's form and its help, as a terminal shows them."""

@@ -18,20 +18,21 @@ from recovery.planning.copies import Location
 from recovery.storage.copied import copies_of
 from recovery.storage.locations import Locations, OwnerAccess
 
+VERIFIES = "A PEM file of certificates that verify the owners."
 LOOK_S = 10.0
 """How long a command that looks tries to reach an owner."""
 
 
-def owner_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --owner, --token-file and --tls-ca, which the command gets as one argument `access`."""
+def owner_options(function: Callable[..., Any], **more: Any) -> Callable[..., Any]:
+    """Add --owner, --token-file and --tls-ca, which the command gets as one argument `access`. more: other arguments of
+    --owner."""
 
     @functools.wraps(function)
     def command(*, owners: tuple[str, ...], token_file: Path | None, tls_ca: Path | None, **others: Any) -> Any:
         return function(access=OwnerAccess(owners, token_file, tls_ca), **others)
 
-    for name in ("tls_ca", "token_file", "owners"):
-        command = config_option(name)(command)
-    return command
+    command = config_option("tls_ca", help=VERIFIES, without="no TLS")(command)
+    return config_option("owners", **more)(config_option("token_file")(command))
 
 
 def locations(directory: Path, access: OwnerAccess) -> Locations:

@@ -15,6 +15,7 @@ from recovery.base.clock import SystemClock
 from recovery.base.reserved import EPOCH_STEP
 from recovery.cli.common import DIRECTORY
 from recovery.cli.config_options import config_option
+from recovery.cli.option import option
 from recovery.cli.owners import locations, owner_options
 from recovery.errors import ConfigurationError
 from recovery.operational.backends.open import VARIABLE
@@ -34,8 +35,9 @@ def state_options(function: F) -> F:
 
 def place_options(function: F) -> F:
     """Add --environment, which separates for example dev from prod, and --state-backend: where operational state is."""
-    environment = click.option("--environment", default="", envvar="RECOVERY_ENVIRONMENT", metavar="NAME",
-                               help="Namespace of the state, for example dev or prod.")  # fmt: skip
+    environment = option("--environment", default="", envvar="RECOVERY_ENVIRONMENT", metavar="NAME", without="none",
+                         help="The [namespace](operational-state.md#environments) of operational state, for example "
+                              "dev or prod.")  # fmt: skip
     return environment(backend_option(function))
 
 

@@ -41,9 +41,11 @@ from recovery.storage.scan import links_of
 def plan(
     directory: Path, resume_after: int | None, resume_epoch: int | None, access: OwnerAccess, as_json: bool
 ) -> None:
-    """Show which snapshot a run would resume from, what it would discard, and which file limits it and why.
+    """Show what a run would resume from, and what it would discard.
 
-    Changes nothing. If the files do not fit together, the command explains each file and exits with the error's code.
+    Also shows which file limits the run, and why.
+
+    Changes nothing. If the files do not fit together, the command explains each file and ends with the error's code.
     With owners it also shows which copy of each partition a run would use.
     """
     places = locations(directory, access)

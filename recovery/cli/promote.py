@@ -13,6 +13,7 @@ from recovery.base.printable import one_line
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_time, json_option, print_json, say, tell
 from recovery.cli.dry_run import dry_run_option
+from recovery.cli.option import option
 from recovery.planning.going_back import after_text
 
 if TYPE_CHECKING:
@@ -22,13 +23,16 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=DIRECTORY, envvar="RECOVERY_DIRECTORY")
-@click.option("--unfenced", is_flag=True,
-              help="Do not ask the place, which is gone or has no conditional writes. Nothing stops a run that still "
-                   "writes there: make sure that it has ended.")  # fmt: skip
-@dry_run_option("Show what would be promoted and what would be lost; change nothing.")
+@option("--unfenced", is_flag=True,
+        help="Do not ask the followed place, which is gone or has no conditional writes. Nothing then stops a run that "
+             "still writes there: make sure that it has ended.")  # fmt: skip
+@dry_run_option("Show what would be promoted, which term would be claimed, and what would be lost; claim, apply and "
+                "change nothing.")  # fmt: skip
 @json_option
 def promote(directory: Path, unfenced: bool, dry_run: bool, as_json: bool) -> None:
-    """Make DIR, a standby that `recovery follow` keeps current, an ordinary directory: it takes over the store.
+    """Make a standby an ordinary directory, which takes over.
+
+    DIR is a standby that `recovery follow` keeps current. DIR takes over the store.
 
     The command first fences the run that replicates to the followed place: that run's next close fails. Then it brings
     DIR to the latest backup and prints what is lost. The next `recovery run -r DIR` continues from there. A directory

@@ -12,6 +12,7 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted, listed
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, tell
 from recovery.cli.dry_run import dry_run_option
+from recovery.cli.option import option
 from recovery.cli.places import directory_and
 from recovery.cli.status_line import StatusLine
 from recovery.cli.tables import table
@@ -27,17 +28,20 @@ USAGE = "Give DIR NEW_DIR N; with --in-place DIR N; with --drop-old DIR."
 
 @click.command("repartition")
 @click.argument("arguments", metavar="[DIR] [NEW_DIR] N", nargs=-1)
-@click.option("--in-place", is_flag=True, help="Swap the new directory with DIR, and keep the old one beside it.")
-@click.option("--drop-old", is_flag=True, help="Remove the old directories that --in-place left beside DIR.")
+@option("--in-place", is_flag=True,
+        help="`repartition --in-place DIR N`: swap the new directory with DIR, and keep the old one beside it. DIR "
+             "must hold nothing but what recovery puts there, and no links.")  # fmt: skip
+@option("--drop-old", is_flag=True,
+        help="`repartition --drop-old DIR`: remove the old directories that --in-place kept beside DIR.")  # fmt: skip
 @dry_run_option("Show what would be done; write nothing.")
 @json_option
 @click.pass_context
 def repartition_command(
     context: click.Context, arguments: tuple[str, ...], in_place: bool, drop_old: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Make a store with N partitions in NEW_DIR that holds everything that the store in DIR holds.
+    """Make a store with N partitions that holds all that DIR holds.
 
-    The new store has everything: each held epoch, timeouts, operational state, the input position. DIR does not
+    The new store, in NEW_DIR, has each held epoch, timeouts, operational state, the input position. DIR does not
     change. End the run first. Afterwards the unchanged flow runs on NEW_DIR.
     """
     if in_place and drop_old:

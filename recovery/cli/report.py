@@ -11,16 +11,17 @@ from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.cli.common import (
     DIRECTORY,
-    INTERVAL,
     directory_argument,
     format_size,
     json_option,
     print_json,
     say,
     tell,
+    tolerate_option,
     write_whole,
 )
 from recovery.cli.config_options import threshold_option
+from recovery.cli.option import option
 from recovery.cli.owners import owner_options, to_read
 from recovery.errors import ConfigurationError
 from recovery.planning.advice import advise
@@ -31,12 +32,11 @@ from recovery.storage.locations import OwnerAccess
 
 @click.command()
 @directory_argument
-@click.option("-o", "--output", type=DIRECTORY, default="report.html", show_default=True, help="The page to write.")
-@click.option("--force", is_flag=True, help="Replace the page if it exists.")
-@click.option("--keys", type=click.IntRange(min=0, max=100_000), default=10, show_default=True,
-              help="How many of the largest keys to show; 0: none. Finding them reads the whole state.")  # fmt: skip
-@click.option("--tolerate", type=INTERVAL, default="30s", show_default=True,
-              help="The longest acceptable recovery time, for the advice.")  # fmt: skip
+@option("-o", "--output", type=DIRECTORY, default="report.html", show_default=True, help="The page to write.")
+@option("--force", is_flag=True, help="Replace the page if it exists.")
+@option("--keys", type=click.IntRange(min=0, max=100_000), default=10, show_default=True, metavar="N",
+        help="How many of the largest keys to show; 0: none. Finding them reads the whole state.")  # fmt: skip
+@tolerate_option
 @threshold_option
 @owner_options
 @json_option
@@ -50,7 +50,9 @@ def report(
     access: OwnerAccess,
     as_json: bool,
 ) -> None:
-    """Write one page that shows a directory: timeline, partitions, state and snapshots over time, health, advice.
+    """Write one page that shows a directory.
+
+    The page has a timeline, the partitions, state and snapshots over time, health and advice.
 
     The page needs no network and no other file. The command only reads the directory, which may be damaged or in use.
     """

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,22 +18,29 @@ from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, umask_option
 from recovery.cli.dry_run import dry_run_option
-from recovery.cli.option import ParsedType
+from recovery.cli.option import ParsedType, option
 from recovery.cli.owners import owner_options
 from recovery.cli.restore_output import announcing, plan_facts, plan_text, reads_facts, reads_text
-from recovery.cli.restore_to_owners import Wanted, to_owners
+from recovery.cli.restore_to_owners import RestoreOptions, to_owners
 from recovery.errors import BackupTargetError
 from recovery.host.durable import PRIVATE, make_directories, sync
 from recovery.host.storage_errors import storage_errors
 from recovery.planning.going_back import after_text
 from recovery.planning.resume import ResumePlan, plan_resume
-from recovery.storage.hydration import Progress, Stop, hydrate_directory, hydrating
+from recovery.storage.hydration import HydrationProgress, Stop, hydrate_directory, hydrating
 from recovery.storage.initialize import clear_killed_attempt
 from recovery.storage.locations import OwnerAccess
 from recovery.storage.scan import scan
 
 if TYPE_CHECKING:
     from recovery.backup.sources import Source
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+RECEIVES = (
+    "An [owner](#serve) without partitions, which [gets partitions](clusters.md#restoring-to-owners): each owner as "
+    "many, in the order in which the owners are named. RECOVERY_OWNERS does not count here."
+)
 
 
 class MomentType(ParsedType[int]):
@@ -48,16 +57,28 @@ class MomentType(ParsedType[int]):
             self.fail(f"{value!r} is not a time. Write it like 2026-11-21T16:30:00, if needed with +01:00 or Z.")
 
 
+def wanted_options(function: F) -> F:
+    """Add --epoch and --at: which state to restore, in place of the newest; the command gets `epoch` and `at_ms`."""
+    epoch = option("--epoch", type=click.IntRange(min=0), metavar="E", without="the newest that all copies share",
+                   help="Restore the state after this epoch; 0: before the first.")  # fmt: skip
+    moment = option("--at", "at_ms", type=MomentType(), metavar="TIME",
+                    help="Restore the newest epoch closed at or before this time, such as 2026-11-21T16:30:00 (local "
+                         "time), or with Z or an offset.")  # fmt: skip
+    return epoch(moment(function))
+
+
 @click.command()
 @click.argument("source", metavar="SRC")
 @click.argument("directory", metavar="DIR", type=DIRECTORY, envvar="RECOVERY_DIRECTORY", required=False)
-@click.option("--epoch", type=click.IntRange(min=0), help="Restore the state after this epoch; 0: before the first.")
-@click.option("--at", "at_ms", type=MomentType(), help="Restore the newest epoch closed at or before this time.")
-@click.option("--lazy", is_flag=True, help="Let runs use DIR immediately: the pages that they read are fetched "
-              "first, the rest meanwhile. Run the same command again to continue.")  # fmt: skip
-@dry_run_option("Show what would be restored and what would be lost; write nothing.")
+@wanted_options
+@option("--lazy", is_flag=True, help="[Let runs use DIR immediately](backup.md#back-before-its-data): the pages that "
+        "they read are fetched first, the rest meanwhile. The command ends when all is there; give it again to "
+        "continue.")  # fmt: skip
+@dry_run_option("Show what would be restored, what would be lost, and which files and bytes would be read; with "
+                "--lazy, how much of them before DIR can be used, and how much meanwhile. If DIR holds partitions, say "
+                "what would become of them. Write nothing.")  # fmt: skip
 @umask_option
-@owner_options
+@partial(owner_options, envvar=None, help=RECEIVES)
 @json_option
 def restore(
     source: str,
@@ -70,7 +91,9 @@ def restore(
     access: OwnerAccess,
     as_json: bool,
 ) -> None:
-    """Restore all partitions from copies into DIR, which must not hold any; or restore nothing.
+    """Restore all partitions from copies into DIR, or nothing.
+
+    DIR must not hold any partitions.
 
     SRC is a place of backups (a directory, s3://, gs://, azure://), or a plain directory of copied files. Of all copies
     the command takes the newest set with a common epoch, and prints what that loses before it writes anything.
@@ -80,9 +103,8 @@ def restore(
     """
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")
-    wanted = Wanted(epoch, at_ms, umask, dry_run)
-    owners_from = click.get_current_context().get_parameter_source("owners")
-    if access.owners and owners_from is click.core.ParameterSource.COMMANDLINE:
+    wanted = RestoreOptions(epoch, at_ms, umask, dry_run)
+    if access.owners:
         if lazy:
             raise click.UsageError("--lazy restores to a directory of this host, and not to owners.")
         to_owners(source, directory, access, wanted, as_json)
@@ -95,7 +117,7 @@ def restore(
     _to_directory(source, directory, wanted, lazy, as_json)
 
 
-def _to_directory(place: str, directory: Path, wanted: Wanted, lazy: bool, as_json: bool) -> None:
+def _to_directory(place: str, directory: Path, wanted: RestoreOptions, lazy: bool, as_json: bool) -> None:
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
@@ -159,7 +181,7 @@ def _is_begun(place: str, directory: Path) -> bool:
     return any(each.place == lasting_place(place) for each in left)
 
 
-def _restored_before(found: Source, directory: Path, wanted: Wanted) -> ResumePlan | None:
+def _restored_before(found: Source, directory: Path, wanted: RestoreOptions) -> ResumePlan | None:
     """Return the plan of a directory that an earlier lazy restore has made, None if none has."""
     from recovery.backup.restore import restored_before
 
@@ -195,7 +217,7 @@ def _say_there(directory: Path, there: ResumePlan, as_json: bool, *, continued: 
     )
 
 
-def _show(found: Source, place: str, directory: Path, wanted: Wanted, lazy: bool, as_json: bool) -> None:
+def _show(found: Source, place: str, directory: Path, wanted: RestoreOptions, lazy: bool, as_json: bool) -> None:
     """Show what a restore would do."""
     from recovery.backup.restore import look_into_chains, plan_from
 
@@ -212,7 +234,7 @@ def _show(found: Source, place: str, directory: Path, wanted: Wanted, lazy: bool
         say(f"{one_line(directory)} holds {one_line(', '.join(held))}: {_fate(found, place, directory, wanted, lazy)}")
 
 
-def _fate(found: Source, place: str, directory: Path, wanted: Wanted, lazy: bool) -> str:
+def _fate(found: Source, place: str, directory: Path, wanted: RestoreOptions, lazy: bool) -> str:
     """Return what a restore would do to a directory that holds partitions."""
     if lazy and _is_begun(place, directory):
         return "the restore that has begun them would be continued"
@@ -262,10 +284,10 @@ def _claim(place: str, directory: Path, clock: Clock, takeover: bool) -> None:
 
 def continue_hydration(directory: Path, progress: CopyProgress) -> None:
     """Fetch the rest of a lazy restore."""
-    from recovery.backup.progress import Progressed, Step
+    from recovery.backup.progress import FileProgress, Step
 
-    def observe(found: Progress) -> None:
+    def observe(found: HydrationProgress) -> None:
         step: Step = "hydrated" if found.is_whole else "fetch"
-        progress.observe(Progressed(step, found.path.name, found.there_bytes, found.total_bytes))
+        progress.observe(FileProgress(step, found.path.name, found.there_bytes, found.total_bytes))
 
     hydrate_directory(directory, Stop(), observe)

@@ -18,7 +18,7 @@ from recovery.cli.config_options import config_options
 from recovery.cli.nodes import run_nodes
 from recovery.cli.option import option
 from recovery.cli.places import chosen_backend, place_options
-from recovery.cli.progress import Progress, summary_text
+from recovery.cli.progress import RunProgress, summary_text
 from recovery.cli.promote import take_over_before_run
 from recovery.cli.restore import restore_missing
 from recovery.cli.settings import chosen_master, settings_options, workers_options
@@ -105,7 +105,9 @@ def run(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Run a flow, resuming from the latest snapshot that is consistent across all partitions; or run a pipeline.
+    """Run a flow or a pipeline; give the command again to resume.
+
+    A flow resumes from the latest snapshot that is consistent across all partitions.
 
     FLOW defaults to `flow`, or else `pipeline`. It names a Flow, a Pipeline, or calls a function that makes one, with
     literal arguments: "jobs.py:make('x')".
@@ -200,7 +202,7 @@ def _run_flow(
     from recovery.spark.jvm.session import launching
 
     def run_once(config: RecoveryConfig | None) -> RunSummary:
-        with Progress(flow.name, quiet=as_json) as progress:
+        with RunProgress(flow.name, quiet=as_json) as progress:
             from recovery.spark.run.blocking import run as run_flow
 
             return run_flow(flow, config, trigger=trigger, master=master, conf=conf, observer=progress.observe)

@@ -10,6 +10,7 @@ from recovery.base.intervals import format_interval
 from recovery.base.wording import counted
 from recovery.cli.common import INTERVAL, format_time, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
+from recovery.cli.option import option
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.cli.tables import table
 from recovery.operational.results import status_of
@@ -39,13 +40,15 @@ def runs() -> None:
 
 @runs.command(name="list")
 @click.argument("words", metavar="[DIR]", nargs=-1)
-@click.option("--pipeline", metavar="NAME", help="Only runs of this flow or pipeline.")
-@click.option("--node", metavar="NAME", help="Only runs with this node.")
-@click.option("--status", type=StatusType(NODE_STATUSES), help="Only runs (with --node, nodes) with this status.")
-@click.option("--days", type=click.FloatRange(min=0), help="Only runs that began in this many last days.")
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="The most runs to show, newest first."
-)
+@option("--pipeline", metavar="NAME", without="all", help="Only runs of this flow or pipeline.")
+@option("--node", metavar="NAME", without="all", help="Only runs with this node.")
+@option("--status", type=StatusType(NODE_STATUSES), without="all",
+        help="Only runs with this status; with --node, runs whose node has it. The [words of other tools]"
+             "(operational-state.md#run-history) are accepted, in any case.")  # fmt: skip
+@option("--days", type=click.FloatRange(min=0), metavar="NUMBER", without="all",
+        help="Only runs that began in this many last days.")  # fmt: skip
+@option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N",
+        help="The most runs to show, newest first.")  # fmt: skip
 @state_options
 @json_option
 def list_(
@@ -92,12 +95,13 @@ def _took(run: Run) -> str:
 
 @runs.command()
 @click.argument("words", metavar="[DIR]", nargs=-1)
-@click.option("--older-than", type=INTERVAL, required=True, help="Remove runs that ended before that, such as 30d.")
-@dry_run_option("Only show which.")
+@option("--older-than", type=INTERVAL, required=True,
+        help="Forget runs that ended longer ago than this, such as 30d.")  # fmt: skip
+@dry_run_option("Only show which runs would be forgotten.")
 @state_options
 @json_option
 def clean(words: tuple[str, ...], older_than: float, dry_run: bool, environment: str, as_json: bool) -> None:
-    """Remove the records of old runs, but never those of a pipeline's last run or of an active run."""
+    """Forget old runs. The last run of a pipeline and active runs always stay."""
     directory, _ = directory_and(words, ())
     gone = open_state(directory, environment).history.clean(older_than, dry_run=dry_run)
     if as_json:

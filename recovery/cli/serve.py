@@ -9,6 +9,7 @@ import click
 from recovery.base.addresses import host_and_port
 from recovery.cli.common import DIRECTORY, say
 from recovery.cli.config_options import FILE
+from recovery.cli.option import option
 from recovery.errors import OwnerUnreachableError
 from recovery.storage.locations import OwnerAccess
 from recovery.wire.calls import OwnerCalls
@@ -18,22 +19,27 @@ CHECK_S = 5.0
 
 @click.command()
 @click.argument("directory", metavar="[DIR]", required=False, type=DIRECTORY, envvar="RECOVERY_DIRECTORY")
-@click.option("--at", metavar="[HOST]:PORT", envvar="RECOVERY_SERVE_AT",
-              help="Where to listen; without a host, at the loopback interface.")  # fmt: skip
-@click.option("--token-file", type=FILE, required=True, envvar="RECOVERY_TOKEN_FILE",
-              help="A file with a secret of at least 16 bytes, which runs have too.")  # fmt: skip
-@click.option("--tls-cert", type=FILE, help="The certificate to show, a PEM file.")
-@click.option("--tls-key", type=FILE, help="Its key.")
-@click.option("--scratch", type=FILE, help="Where touched state is kept during a run; by default in DIR.")
-@click.option("--insecure", is_flag=True,
-              help="Listen on another interface than loopback without TLS: states cross the network in plain "
-                   "text.")  # fmt: skip
-@click.option("--metrics-at", metavar="[HOST]:PORT", envvar="RECOVERY_METRICS_AT",
-              help="Serve metrics for Prometheus here, and /health and /ready for probes; without a host, at the "
-                   "loopback interface.")  # fmt: skip
-@click.option("--check", metavar="HOST:PORT",
-              help="Serve nothing: ask whether the owner there is ready, and whether a run has it.")  # fmt: skip
-@click.option("--tls-ca", type=FILE, help="For --check: a PEM file of certificates that verify the owner's.")
+@option("--at", metavar="[HOST]:PORT", envvar="RECOVERY_SERVE_AT",
+        help="Where to listen; without a host, at the loopback interface. Another interface needs --tls-cert, or "
+             "--insecure.")  # fmt: skip
+@option("--token-file", type=FILE, required=True, envvar="RECOVERY_TOKEN_FILE",
+        help="A file with a secret of at least 16 bytes, the same at all owners and for all who use them. The secret "
+             "is never sent.")  # fmt: skip
+@option("--tls-cert", type=FILE, without="no TLS", help="The certificate of this host, a PEM file.")
+@option("--tls-key", type=FILE, help="The key of the certificate that --tls-cert names, a PEM file.")
+@option("--scratch", type=FILE, without="inside DIR", help="Where touched state is kept during a run.")
+@option("--insecure", is_flag=True,
+        help="Listen on another interface than loopback without TLS: states cross the network in plain "
+             "text.")  # fmt: skip
+@option("--metrics-at", metavar="[HOST]:PORT", envvar="RECOVERY_METRICS_AT",
+        help="Serve [metrics for Prometheus](clusters.md#watching-an-owner) at /metrics, and /health and /ready for "
+             "probes, over HTTP; without a host, at the loopback interface.")  # fmt: skip
+@option("--check", metavar="HOST:PORT",
+        help="Serve nothing: ask whether the owner there is ready, and whether a run has it. A probe for init systems "
+             "and Kubernetes, which ends with 0, 47 (not reached, or being stopped) or 48 (another token, certificate "
+             "or version).")  # fmt: skip
+@option("--tls-ca", type=FILE, without="no TLS",
+        help="With --check: a PEM file of certificates that verify the owner.")  # fmt: skip
 def serve(
     directory: Path | None,
     at: str | None,
@@ -46,10 +52,12 @@ def serve(
     check: str | None,
     tls_ca: Path | None,
 ) -> None:
-    """Serve the partitions in DIR to runs and commands on other hosts that name this one with --owner HOST:PORT.
+    """Serve the partitions in DIR to runs on other hosts: an owner.
+
+    Runs and commands on other hosts name this one with --owner HOST:PORT.
 
     The owner serves one run at a time. On SIGTERM it lets that run finish the epoch that it is closing. The run then
-    ends with 47, and the same command continues it once the owner is back. --check exits with 0 if the owner is ready,
+    ends with 47, and the same command continues it once the owner is back. --check ends with 0 if the owner is ready,
     else with 47 or 48.
     """
     if check is not None:

@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from recovery.cli.common import DIRECTORY
+from recovery.cli.option import option
 from recovery.errors import ConfigurationError
 from recovery.host.properties import parse_properties, read_properties
 
@@ -27,23 +28,23 @@ _OF_A_CLUSTER = ("BYTEWAX_PROCESS_ID", "BYTEWAX_ADDRESSES", "BYTEWAX_HOSTFILE_PA
 def settings_options(function: F) -> F:
     """Add --conf and --properties-file; the command gets all settings as `conf`. --conf overrides the variable
     RECOVERY_CONF, which overrides the file."""
-    conf = click.option("--conf", multiple=True, metavar="K=V", callback=_settings,
-                        help="A setting of Spark. All users of the machine can read it: pass no secrets.")  # fmt: skip
-    file = click.option("--properties-file", type=DIRECTORY, metavar="FILE", envvar=FILE_VARIABLE, callback=_remember,
-                        expose_value=False, is_eager=True,
-                        help="A file of settings of Spark, as spark-submit takes one: `spark.name value` on each "
-                             "line. Put secrets here, or in the variable RECOVERY_CONF.")  # fmt: skip
+    conf = option("--conf", multiple=True, metavar="K=V", callback=_settings,
+                  help="A setting of Spark. All users of the machine can read it: pass no secrets.")  # fmt: skip
+    file = option("--properties-file", type=DIRECTORY, metavar="FILE", envvar=FILE_VARIABLE, callback=_remember,
+                  expose_value=False, is_eager=True,
+                  help="A file of settings of Spark, as spark-submit takes one: `spark.name value` on each "
+                       "line. Put secrets here, or in the variable RECOVERY_CONF.")  # fmt: skip
     return conf(file(function))
 
 
 def workers_options(function: F) -> F:
     """Add -w and -p, Bytewax's numbers of workers and processes; `chosen_master` says what they mean."""
-    workers = click.option("-w", "--workers-per-process", "workers", type=click.IntRange(min=1), metavar="N",
-                           envvar="BYTEWAX_WORKERS_PER_PROCESS", expose_value=False, callback=_remember_count,
-                           help="Run this many tasks at the same time: --master local[N,3].")  # fmt: skip
-    processes = click.option("-p", "--processes", type=click.IntRange(min=1), metavar="N", expose_value=False,
-                             callback=_remember_count,
-                             help="Times this many. All are threads of one JVM.")  # fmt: skip
+    workers = option("-w", "--workers-per-process", "workers", type=click.IntRange(min=1), metavar="N",
+                     envvar="BYTEWAX_WORKERS_PER_PROCESS", expose_value=False, callback=_remember_count,
+                     help="Run this many tasks at the same time: --master local[N,3].")  # fmt: skip
+    processes = option("-p", "--processes", type=click.IntRange(min=1), metavar="N", expose_value=False,
+                       callback=_remember_count,
+                       help="Multiply the number of tasks of -w by this. All are threads of one JVM.")  # fmt: skip
     return workers(processes(function))
 
 

@@ -22,6 +22,7 @@ from recovery.cli.native import (
     timers_option,
     variable_option,
 )
+from recovery.cli.option import option
 from recovery.cli.owners import to_read
 from recovery.cli.places import (
     chosen_access,
@@ -56,7 +57,7 @@ from recovery.cli.state_transfer import copy, move
 from recovery.cli.tables import table
 from recovery.errors import StateLockedError, StateNotFoundError
 from recovery.operational.scopes import is_scoped
-from recovery.operational.targets import REMOVED, Steps, Whole, missing, unknown_step
+from recovery.operational.targets import REMOVED, StepTarget, Whole, missing, unknown_step
 from recovery.operational.values import parse_json
 from recovery.places.address import is_uri
 from recovery.storage.snapshot import snapshot_at
@@ -66,7 +67,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group()
 def state() -> None:
-    """Operational state by its id, or the state of a flow's step with --step. Edits of steps are an epoch of their own.
+    """Show and edit operational state, and states of the flow.
+
+    An id names operational state; --step and --key name a state of the flow. An edit of a step is an epoch of its own.
 
     DIR is optional if RECOVERY_DIRECTORY is set. Without --step, an id is one that `state list` shows.
     """
@@ -74,9 +77,10 @@ def state() -> None:
 
 def native_options(function: F) -> F:
     """Add --operator and the options that select a part of its state."""
-    option = click.option("--operator", type=click.IntRange(min=0), metavar="N",
-                          help="Read the state of this operator of Spark's own; starts Spark.")  # fmt: skip
-    return option(store_option(variable_option(timers_option(settings_options(function)))))
+    operator = option("--operator", type=click.IntRange(min=0), metavar="N",
+                      help="Read the state of this operator of Spark's own, as [`checkpoint show`](#checkpoint) does. "
+                           "Starts Spark.")  # fmt: skip
+    return operator(store_option(variable_option(timers_option(settings_options(function)))))
 
 
 @state.command(name="list")
@@ -85,7 +89,8 @@ def native_options(function: F) -> F:
 @native_options
 @epoch_option
 @pattern_option
-@click.option("--ids", is_flag=True, help="Print only ids or keys, one per line. Without --step, a pipe gets ids only.")
+@option("--ids", is_flag=True,
+        help="Print only ids or keys, one per line. Without --step, a pipe gets only ids in any case.")  # fmt: skip
 @state_options
 @json_option
 def list_(
@@ -102,8 +107,11 @@ def list_(
     environment: str,
     as_json: bool,
 ) -> None:
-    """List operational state, and the steps of the flow; with --step the keys of that step, with --operator those of
-    one of Spark's own operators."""
+    """List operational state, and the steps of the flow.
+
+    With --step, lists the keys of that step, with --operator those of one of Spark's own operators. Into a pipe,
+    prints only ids, one per line, for `for id in $(recovery state list); do …`.
+    """
     directory, _ = directory_and(words, ())
     if operator is not None:
         if step is not None or pattern is not None:
@@ -117,7 +125,7 @@ def list_(
         raise click.UsageError("--timers needs --operator.")
     target = Where(directory, environment, step, epoch).target()
     found = target.entries(pattern)
-    if not found and isinstance(target, Steps) and step is not None and (unknown := unknown_step(target, step)):
+    if not found and isinstance(target, StepTarget) and step is not None and (unknown := unknown_step(target, step)):
         raise unknown
     steps = [] if step is not None else _steps(directory)
     if as_json:
@@ -158,10 +166,7 @@ def get(
     environment: str,
     as_json: bool,
 ) -> None:
-    """Print one state as JSON, in the form that `set` accepts. Exits with 44 when there is none.
-
-    With --operator, --key is a JSON object of the key's columns, or the text of a key of one column.
-    """
+    """Print one state as JSON, in the form that `set` accepts. Ends with 44 if there is none."""
     if operator is not None:
         if step is not None or key is None:
             raise click.UsageError("--operator needs --key, and cannot be combined with --step.")
@@ -188,12 +193,9 @@ def get(
 @click.argument("words", metavar="[DIR] [ID] [JSON]", nargs=-1, type=click.UNPROCESSED)
 @key_option
 @input_option
-@click.option(
-    "--retention",
-    type=RETENTION,
-    metavar="INTERVAL|never",
-    help="Of scoped state: forget it after this time; 0 and never: keep it. By default, its own begins again.",
-)
+@option("--retention", type=RETENTION, metavar="INTERVAL|never", without="the state's own, from now on",
+        help="Of [scoped state](operational-state.md#scoped-state): forget the value after this time; 0 is `never`. A "
+             "fixed end stays.")  # fmt: skip
 @writing_options
 def set_(
     words: tuple[str, ...],
@@ -206,10 +208,10 @@ def set_(
     environment: str,
     as_json: bool,
 ) -> None:
-    """Set one state to a JSON value, in the form that `get` prints. Asks before it overwrites one, and before it makes
-    a step.
+    """Set one state to a JSON value, in the form that `get` prints. Asks before it overwrites a state, and before it
+    makes a step.
 
-    The JSON of scoped state (process/…, task/…, task-instance/…, asset/…) is its value.
+    The JSON of scoped state (process/…, task/…, task-instance/…, asset/…) is the value of that state.
     """
     directory, name, content = with_content(words, step, key, input_file)
     if retention is not None and not (isinstance(name, str) and is_scoped(name)):
@@ -228,7 +230,7 @@ def set_(
 @click.argument("words", metavar="[DIR] [ID] [JSON]", nargs=-1, type=click.UNPROCESSED)
 @key_option
 @input_option
-@click.option("--from-state-id", "source", metavar="ID", help="Merge the content of this state, in place of JSON.")
+@option("--from-state-id", "source", metavar="ID", help="Merge the content of this state, in place of JSON.")
 @writing_options
 def merge_(
     words: tuple[str, ...],
@@ -241,7 +243,11 @@ def merge_(
     environment: str,
     as_json: bool,
 ) -> None:
-    """Merge a JSON object into one state: members of objects are set one by one, everything else is replaced."""
+    """Merge a JSON object into one state.
+
+    Members of the object, and of objects in it, are set one by one; everything else is replaced. In scoped state, a
+    date and the like is one value, and is replaced.
+    """
     if source is not None:
         if step is not None or input_file is not None:
             raise click.UsageError("--from-state-id goes with neither --step nor --input-file.")
@@ -274,7 +280,7 @@ def merge_(
 @click.argument("words", metavar="[DIR] [ID]", nargs=-1)
 @key_option
 @pattern_option
-@click.option("--all", "every", is_flag=True, help="Remove all states, or all keys of the step.")
+@option("--all", "every", is_flag=True, help="Remove all states, or with --step all keys of the step.")
 @writing_options
 def clear(
     words: tuple[str, ...],
@@ -287,7 +293,10 @@ def clear(
     environment: str,
     as_json: bool,
 ) -> None:
-    """Remove states: one, or all that a glob selects. A tombstone stays, so that no older export brings them back."""
+    """Remove one state; with --pattern or --all, several.
+
+    A tombstone stays, so that no older export brings a removed state back.
+    """
     if every and pattern is not None:
         raise click.UsageError("Give --all or --pattern.")
     if pattern is None and not every:
@@ -314,13 +323,13 @@ def clear(
 @step_option
 @refused_operator_option
 @key_option
-@click.option("--force", is_flag=True, help="Fence a run that holds the directory's lock.")
+@option("--force", is_flag=True, help="Fence a run that holds the directory's lock.")
 @state_options
 @json_option
 def edit(
     words: tuple[str, ...], step: str | None, key: str | None, force: bool, environment: str, as_json: bool
 ) -> None:
-    """Edit one state as JSON in $EDITOR; saving it unchanged changes nothing."""
+    """Edit one state as JSON in $EDITOR. Saving the text unchanged changes nothing."""
     directory, name = named(words, step, key)
     target = Where(directory, environment, step, force=force).target()
     before = target.find(name)
@@ -340,7 +349,7 @@ def edit(
 @state_options
 @json_option
 def backend(words: tuple[str, ...], environment: str, as_json: bool) -> None:
-    """Show where operational state is stored, and which setting decided that."""
+    """Show where operational state is, and which setting said so."""
     directory, _ = directory_and(words, ())
     place = open_state(directory, environment).backend.location
     option = click.get_current_context().meta.get("recovery.backend.source")

@@ -19,12 +19,12 @@ from recovery.base.untrusted_paths import read_named
 from recovery.cli.asking import ask
 from recovery.cli.common import INTERVAL, json_option, print_json, say
 from recovery.cli.native import refused_operator_option
-from recovery.cli.option import ParsedType
+from recovery.cli.option import ParsedType, option
 from recovery.cli.owners import locations, to_read
 from recovery.cli.places import chosen_access, directory_and, open_state, state_options
 from recovery.errors import ConfigurationError, CorruptStateError, StateValueError
 from recovery.operational.scopes import NEVER
-from recovery.operational.targets import Documents, Name, Steps, Target, unknown_step
+from recovery.operational.targets import DocumentTarget, Name, StateTarget, StepTarget, unknown_step
 from recovery.operational.values import parse_json
 
 NAMED = "a file of this machine"
@@ -55,65 +55,64 @@ class Where:
     epoch: int | None = None
     force: bool = False
 
-    def target(self) -> Target:
+    def target(self) -> StateTarget:
         """Return the target for reading and writing them."""
         if self.step is not None:
             directory, access = Path(self.directory), chosen_access()
             places = locations(directory, access) if access.owners else None
             copies = to_read(directory, access)
-            return Steps(copies, self.step, SystemClock(), epoch=self.epoch, force=self.force, places=places)
+            return StepTarget(copies, self.step, SystemClock(), epoch=self.epoch, force=self.force, locations=places)
         if self.epoch is not None:
             raise click.UsageError("--epoch needs --step: operational state belongs to no epoch.")
         return self.documents()
 
-    def documents(self) -> Documents:
+    def documents(self) -> DocumentTarget:
         """Return the operational state."""
         opened = open_state(self.directory, self.environment)
-        return Documents(opened.backend, opened.prefix, SystemClock(), force=self.force)
+        return DocumentTarget(opened.backend, opened.prefix, SystemClock(), force=self.force)
 
 
 def step_option(function: F) -> F:
     """Add --step: work on the state of a step of the flow."""
-    return click.option("--step", metavar="STEP", help="Work on the states of this step of the flow.")(function)
+    text = "Work on the states of this step of the flow, in place of operational state."
+    return option("--step", metavar="STEP", help=text)(function)
 
 
 def key_option(function: F) -> F:
     """Add --key: which key of the step."""
-    return click.option("--key", metavar="KEY", help="The state key, with --step.")(function)
+    return option("--key", metavar="KEY", help="With --step: the [key](file-format.md#keys) of the step.")(function)
 
 
 def any_key_option(function: F) -> F:
     """Add --key: which key of the step, or of the operator."""
-    return click.option("--key", metavar="KEY", help="The state key, with --step or --operator.")(function)
+    text = (
+        "With --step: the [key](file-format.md#keys) of the step. With --operator: a JSON object of the key's columns, "
+    )
+    return option("--key", metavar="KEY", help=f"{text}or the text of a key of one column.")(function)
 
 
 def epoch_option(function: F) -> F:
     """Add --epoch: as of which epoch."""
-    return click.option(
-        "--epoch",
-        type=click.IntRange(min=0),
-        help="For a step or operator: the state as of this epoch; by default the newest.",
-    )(function)
+    text = "With --step or --operator: the state as of this epoch, one that `recovery status` shows as held."
+    return option("--epoch", type=click.IntRange(min=0), metavar="E", without="the newest", help=text)(function)
 
 
 def pattern_option(function: F) -> F:
     """Add --pattern: which ids or keys."""
-    return click.option(
-        "--pattern", metavar="GLOB", help="Only ids or keys that match: * any characters, ? one, [abc] one of these."
-    )(function)
+    text = "Only ids or keys that match: `*` any characters, `?` one, `[abc]` one of these."
+    return option("--pattern", metavar="GLOB", without="all", help=text)(function)
 
 
 def force_option(function: F) -> F:
     """Add --force and --yes."""
-    option = click.option("--force", is_flag=True, help="Do not ask, and fence a run that holds the directory's lock.")
-    return click.option("--yes", "-y", is_flag=True, help="Do not ask.")(option(function))
+    text = "Do not ask; bring back removed states; and fence a run that holds the directory's lock."
+    return option("--yes", "-y", is_flag=True, help="Do not ask.")(option("--force", is_flag=True, help=text)(function))
 
 
 def input_option(function: F) -> F:
     """Add --input-file: where the JSON is."""
-    return click.option("--input-file", metavar="FILE|-", help="Read the JSON from a file, or from standard input.")(
-        function
-    )
+    text = "Read the JSON from a file; `-` is standard input."
+    return option("--input-file", metavar="FILE|-", help=text)(function)
 
 
 def writing_options(function: F) -> F:
@@ -175,9 +174,9 @@ def naming_file(file: str, remedy: str | None = None) -> Iterator[None]:
         raise type(error)(error.found, path=path, cause=error.cause, remedy=remedy or error.remedy) from error
 
 
-def ask_of_new_steps(target: Target, names: Iterable[Name], sure: bool) -> None:
+def ask_of_new_steps(target: StateTarget, names: Iterable[Name], sure: bool) -> None:
     """Ask before a step gets its first state here: if its name is misspelt, no run would use that state."""
-    if isinstance(target, Steps):
+    if isinstance(target, StepTarget):
         for step in sorted({name[0] for name in names if not isinstance(name, str)}):
             unknown = unknown_step(target, step)
             if unknown is not None:

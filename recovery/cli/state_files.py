@@ -14,6 +14,7 @@ from recovery.base.clock import SystemClock
 from recovery.base.wording import counted
 from recovery.cli.asking import ask
 from recovery.cli.common import echo_json, json_option, write_whole
+from recovery.cli.option import option
 from recovery.cli.places import directory_and, state_options
 from recovery.cli.state_common import (
     Where,
@@ -32,16 +33,28 @@ from recovery.operational import marks
 from recovery.operational.backends.migrate import migrate
 from recovery.operational.backends.open import open_backend
 from recovery.operational.backends.retry import RetryPolicy
-from recovery.operational.exports import Exported, export_lines, read_export
-from recovery.operational.targets import Documents, Entry, Name, Steps, Target, check_content, plain, unknown_step
+from recovery.operational.exports import ExportedState, export_lines, read_export
+from recovery.operational.targets import (
+    DocumentTarget,
+    Name,
+    StateEntry,
+    StateTarget,
+    StepTarget,
+    check_content,
+    plain,
+    unknown_step,
+)
 
 
 @click.command()
 @click.argument("words", metavar="[DIR]", nargs=-1)
-@click.option("--step", "steps", multiple=True, metavar="STEP", help="Only this step; may be given several times.")
+@option("--step", "steps", multiple=True, metavar="STEP",
+        help="Write the states of this step of the flow instead of operational state.")  # fmt: skip
 @epoch_option
 @pattern_option
-@click.option("--output-file", metavar="FILE|-", default="-", help="The file to write; by default standard output.")
+@option("--output-file", metavar="FILE|-", default="-", show_default=True,
+        help="Where to write; `-` is standard output. A file is replaced as a whole; a link stays a link, and a pipe "
+             "or device is written into.")  # fmt: skip
 @state_options
 def export(
     words: tuple[str, ...],
@@ -51,13 +64,16 @@ def export(
     output_file: str,
     environment: str,
 ) -> None:
-    """Write states as lines of JSON: operational state, or those of steps."""
+    """Write states as lines of JSON.
+
+    Writes operational state, or with --step the states of steps.
+    """
     directory, _ = directory_and(words, ())
     first = Where(directory, environment, steps[0] if steps else None, epoch).target()
     # All steps are read as of one moment, even during a run.
-    targets = [first.at_same_moment(step) for step in steps] if isinstance(first, Steps) else [first]
+    targets = [first.at_same_moment(step) for step in steps] if isinstance(first, StepTarget) else [first]
     for target, step in zip(targets, steps, strict=False):
-        if isinstance(target, Steps) and (unknown := unknown_step(target, step)):
+        if isinstance(target, StepTarget) and (unknown := unknown_step(target, step)):
             raise unknown
     lines = export_lines(entry for target in targets for entry in target.entries(pattern))
     if output_file == "-":
@@ -74,9 +90,10 @@ def export(
 @state_options
 @json_option
 def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as_json: bool) -> None:
-    """Read states that `export` wrote, all of them or none; those of steps are one epoch. Asks before it overwrites.
+    """Read states that `export` wrote, all of them or none.
 
-    A state that was removed since it was exported stays removed, unless --force is given.
+    States of steps become one epoch. The command asks everything before it writes anything, and refuses a truncated
+    export as a whole. A state that was removed since it was exported stays removed, unless --force is given.
     """
     directory, [file] = directory_and(words, ("FILE",))
     with naming_file(file):
@@ -99,18 +116,21 @@ def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as
 @click.command(name="migrate")
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
-@click.option("--force", is_flag=True, help="Overwrite states of the target that have the same id.")
+@option("--force", is_flag=True, help="Overwrite states of TO that have the same id.")
 @pattern_option
 @json_option
 def migrate_(source: str, target: str, force: bool, pattern: str | None, as_json: bool) -> None:
-    """Copy operational state from one place to another, and verify the copy. A place is a DIR or a URI."""
+    """Copy operational state to another place, and verify the copy.
+
+    Copies all, or what --pattern selects. A place is a DIR or a URI. What has expired is neither copied nor counted.
+    """
     clock, retry = SystemClock(), RetryPolicy()
     origin, place = open_backend(source, clock, retry), open_backend(target, clock, retry)
     count = migrate(origin, place, force=force, pattern=pattern)
     done(f"{counted(count, 'state')} copied and verified", as_json)
 
 
-def _import_documents(target: Documents, found: list[Exported], yes: bool, force: bool) -> Callable[[], str]:
+def _import_documents(target: DocumentTarget, found: list[ExportedState], yes: bool, force: bool) -> Callable[[], str]:
     lasting = [each for each in found if not target.has_expired(each.facts)]
     removed = target.removed()
     stale = [e.id for e in lasting if e.id is not None and removed.get(e.id, 0) > e.generation]
@@ -140,7 +160,7 @@ def _import_documents(target: Documents, found: list[Exported], yes: bool, force
     return write
 
 
-def _is_held(given: Exported, held: Entry) -> bool:
+def _is_held(given: ExportedState, held: StateEntry) -> bool:
     """Whether an imported document equals the stored one; for marks, whether their values do."""
     if given.id == marks.DOCUMENT:
         with contextlib.suppress(TypeError, KeyError, AttributeError):
@@ -153,7 +173,7 @@ def _values(content: Any) -> dict[str, str]:
     return {key: json_text(entry["value"]) for key, entry in content["marks"].items() if "value" in entry}
 
 
-def _import_keys(target: Target, found: list[Exported], sure: bool) -> Callable[[], str]:
+def _import_keys(target: StateTarget, found: list[ExportedState], sure: bool) -> Callable[[], str]:
     """Return a function that imports the keys of all steps together: they are one epoch."""
     names = [(str(e.step), str(e.key)) for e in found]
     seen = target.find_all(names)

@@ -20,7 +20,10 @@ from recovery.cli.tables import table
 @state_options
 @json_option
 def scopes(words: tuple[str, ...], pattern: str | None, environment: str, as_json: bool) -> None:
-    """List the scopes that have state: processes, tasks, task instances and assets, with their keys."""
+    """List the scopes that have state, with their keys.
+
+    Scopes are processes, tasks, task instances and assets. Also shows when the first key of a scope expires.
+    """
     directory, _ = directory_and(words, ())
     found = open_state(directory, environment).list_scopes(pattern)
     if as_json:
@@ -41,11 +44,14 @@ def scopes(words: tuple[str, ...], pattern: str | None, environment: str, as_jso
 
 @click.command()
 @click.argument("words", metavar="[DIR]", nargs=-1)
-@dry_run_option("Only show how many.")
+@dry_run_option("Only show how many states would be removed.")
 @state_options
 @json_option
 def clean(words: tuple[str, ...], dry_run: bool, environment: str, as_json: bool) -> None:
-    """Remove scoped state whose retention has passed, from all environments. Works during a run."""
+    """Remove scoped state whose retention has passed.
+
+    Works for all environments, in any backend, also during a run.
+    """
     directory, _ = directory_and(words, ())
     count = open_state(directory, environment).clean_expired(dry_run=dry_run)
     if as_json:

@@ -8,32 +8,39 @@ from typing import Any, TypeVar
 import click
 
 from recovery.cli.asking import ask
+from recovery.cli.option import option
 from recovery.cli.places import directory_and
 from recovery.cli.state_common import Where, ask_of_new_steps, done, shown, writing_options
 from recovery.errors import ConfigurationError, StateNotFoundError
-from recovery.operational.targets import REMOVED, Entry, Name, missing
+from recovery.operational.targets import REMOVED, Name, StateEntry, missing
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def transfer_options(function: F) -> F:
     """Add the options of both commands."""
-    whole = click.option("--to-step", metavar="STEP",
-                         help="With --step: write to this step; without FROM and TO, copy all keys.")  # fmt: skip
+    whole = option("--to-step", metavar="STEP", without="that of --step",
+                   help="With --step: write to this step. Without FROM and TO, all keys of the step.")  # fmt: skip
     return click.argument("words", metavar="[DIR] FROM TO", nargs=-1)(whole(writing_options(function)))
 
 
 @click.command()
 @transfer_options
 def copy(**options: Any) -> None:
-    """Copy a state to another id; with --step, a key to another key, or a whole step. Asks before it overwrites."""
+    """Copy a state to another id. Asks before it overwrites.
+
+    With --step, a key is copied to another key, or with --to-step to another step; without keys, a whole step.
+    """
     _transfer("copy", **options)
 
 
 @click.command()
 @transfer_options
 def move(**options: Any) -> None:
-    """Move a state to another id; with --step, a key to another key, or a whole step. Asks before it overwrites."""
+    """Move a state to another id. Asks before it overwrites.
+
+    With --step, a key is moved to another key, or with --to-step to another step; without keys, a whole step.
+    """
     _transfer("move", **options)
 
 
@@ -53,7 +60,7 @@ def _transfer(
     whole = to_step is not None and len(words) <= 1
     directory, names = directory_and(words, () if whole else ("FROM", "TO"))
     target = Where(directory, environment, step, force=force).target()
-    pairs: list[tuple[Entry, Name]]
+    pairs: list[tuple[StateEntry, Name]]
     if whole:
         assert step is not None
         assert to_step is not None

@@ -24,9 +24,9 @@ from recovery.storage.verify import Verdict, run_all
 @owner_options
 @json_option
 def verify(directory: Path, access: OwnerAccess, as_json: bool) -> None:
-    """Read everything and check every digest and sum. Changes nothing; works during a run.
+    """Read everything, and check every digest and sum. Changes nothing; works during a run.
 
-    Exits with 23 when a file is damaged, and with the code of `plan` when the files do not fit together.
+    Ends with 23 if a file is damaged, and with the code of `plan` if the files do not fit together.
     """
     places = locations(directory, access)
     try:

@@ -9,10 +9,13 @@ import click
 
 from recovery.base.printable import one_line
 from recovery.cli.common import format_size, json_option, print_json, say
+from recovery.cli.option import option
 
 
 @click.command()
-@click.option("--remove", is_flag=True, help="Remove the archives of all versions of Java and Spark.")
+@option(
+    "--remove", is_flag=True, help="Remove the files for all versions of Java and Spark, also those that runs left."
+)
 @json_option
 def warmup(remove: bool, as_json: bool) -> None:
     """Make Spark start in half the time. Run it once after installing, or when you build a container image.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 
 import click
@@ -13,6 +14,7 @@ from recovery.cli import main
 from recovery.cli.option import option
 from recovery.cli.run import FOR_FLOWS, FOR_PIPELINES, WITHOUT_DIRECTORY
 from recovery.setting import settings_of
+from tests.cli.reference import every_option
 
 OPTIONS = {each.name: each for each in main.commands["run"].params if isinstance(each, click.Option)}
 SETTINGS = settings_of(RecoveryConfig)
@@ -33,7 +35,7 @@ def test_the_option_of_a_field(name):
         return
     found = OPTIONS[name]
     assert tuple(found.opts) == field.flags
-    assert found.help == field.help
+    assert str(found.help).startswith(field.help)
     assert [found.envvar] if isinstance(found.envvar, str) else list(found.envvar or []) == list(field.variables)
 
 
@@ -78,3 +80,22 @@ def test_a_terminal_shows_help_without_links():
 
     text = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
     assert "Where copies go. [default: nowhere]" in text
+
+
+def test_a_repeatable_option_says_so():
+    """In its help, so that a terminal and the documentation show the same text."""
+    assert str(OPTIONS["drop_steps"].help).endswith(" May be given several times.")
+
+
+@pytest.mark.parametrize("text", ["a:1,b:2", "a:1 b:2", "a:1, b:2"])
+def test_the_variable_of_owners_separates_them(monkeypatch, text):
+    """By commas or spaces."""
+    monkeypatch.setenv("RECOVERY_OWNERS", text)
+    with click.Context(click.Command("run", params=[OPTIONS["owners"]])) as ctx:
+        assert ctx.command.make_context("run", []).params == {"owners": ("a:1", "b:2")}
+
+
+def test_the_help_of_each_option_can_be_read_alone():
+    """It is a sentence whose pronouns have their noun, and a default stands where terminals and tables show it."""
+    unclear = re.compile(r"(Its|It|They|Those|This)\b|.*\bby default\b|.*[^.]$", re.IGNORECASE | re.DOTALL)
+    assert [each for each in every_option() if unclear.match(each.help)] == []

@@ -9,8 +9,11 @@ import sys
 import threading
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from recovery.cli import main
 from tests.stores import Driver
 
 FULL = Path("/dev/full")
@@ -169,3 +172,11 @@ def test_the_form_of_bytewax(tmp_path):
     assert done.returncode == 2
     assert f"Type: python -m recovery init '{tmp_path / 'my db'}' 4" in done.stderr
     assert recovery(tmp_path, "four").stderr.count("init") == 0
+
+
+@pytest.mark.parametrize("group", [main, *(each for each in main.commands.values() if isinstance(each, click.Group))])
+def test_the_list_of_commands_is_not_cut_off(group):
+    """The first sentence of each help fits a terminal of 80 columns."""
+    text = CliRunner().invoke(group, ["--help"], terminal_width=80).output
+    assert "Commands:" in text
+    assert "..." not in text.partition("Commands:")[2]
