@@ -302,7 +302,7 @@ class RecoveryConfig:
                 raise ConfigurationError(
                     f"{name.replace('_', ' ')} {given!r:.80} does not exist",
                     cause="Epochs and executions are numbered 1, 2, 3 …; resume_after=0 is the beginning.",
-                    remedy="List them: python -m recovery status DIR",
+                    remedy="List the epochs: python -m recovery status DIR",
                 )
         both = None not in (self.resume_epoch, self.resume_after)
         if both and self.resume_epoch != self.rewind_to:
@@ -324,7 +324,7 @@ class RecoveryConfig:
             if self.replicate_sync or self.replicate_keep:
                 raise ConfigurationError(
                     f"{'replicate_sync' if self.replicate_sync else 'replicate_keep'} without replicate",
-                    cause="It says how epochs are replicated, and not where to.",
+                    cause="The setting says how epochs are replicated, and not where to.",
                     remedy="Name the place: --replicate DEST.",
                 )
             return

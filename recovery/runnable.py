@@ -24,7 +24,7 @@ def check_flow_or_frame(flow: object, call: str) -> None:
         if getattr(flow, "isStreaming", True) is False:
             raise ConfigurationError(
                 f"{call} was given a frame that is not a stream",
-                cause="It was read with spark.read.",
+                cause="The frame was read with spark.read.",
                 remedy="Read the input with spark.readStream; for a batch, use a Pipeline.",
             )
         return

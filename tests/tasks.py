@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
-from recovery.spark.steps.definition import HASH_BITS, KEY, PLACE, UNHASHED, StepDefinition
+from recovery.spark.steps.definition import HASH_BITS, KEY, ROUTE, UNHASHED, StepDefinition
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.run_tasks import run_tasks
 from recovery.values.keys import encode_key
@@ -67,7 +67,7 @@ def run_batch(
     for place in range(tasks) if gathered is None else [gathered]:
         mine = [i for i, number in enumerate(hashes) if place < 0 or number % driver.count % tasks == place]
         places = pa.array([place << HASH_BITS | hashes[i] * (place != UNHASHED) for i in mine], pa.int64())
-        batches = rows.take(pa.array(mine, pa.int64())).append_column(PLACE, places).to_batches(max_chunksize=piece)
+        batches = rows.take(pa.array(mine, pa.int64())).append_column(ROUTE, places).to_batches(max_chunksize=piece)
         for found in run_tasks(step, iter(batches), connect, batch, ArrowStepTask, tasks):
             output += found.to_pylist()
     return output

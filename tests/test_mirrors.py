@@ -46,7 +46,7 @@ COVERED_BY = {
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",
     "checkpoint/test_capture.py": "checkpoint.home checkpoint.restore checkpoint.rows",
     "checkpoint/test_sources.py": "checkpoint.position",
-    "native/test_import_and_export.py": """checkpoint.native.state_files checkpoint.places checkpoint.relocate
+    "native/test_import_and_export.py": """checkpoint.state_stores.state_files checkpoint.places checkpoint.relocate
         native.choose native.exporting native.held native.importing""",
     "faults/test_clocks.py": "base.clock",
     "faults/test_hostile_files.py": "base.threads",

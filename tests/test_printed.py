@@ -14,8 +14,8 @@ from recovery import RecoveryConfig
 from recovery.base.ids import Epoch
 from recovery.cli import COMMANDS
 from recovery.metrics.exposition import About, families
-from recovery.metrics.memory import Memory
-from recovery.metrics.meter import Totals
+from recovery.metrics.memory import ProcessMemory
+from recovery.metrics.meter import RunTotals
 from recovery.planning.health import DEFAULTS
 from recovery.planning.measures import Measure, OperatorWork, StepSize
 from recovery.planning.replica import ReplicaLag, ReplicaState, Shipped
@@ -48,8 +48,8 @@ def metrics() -> Iterator[str]:
     """The table of a run's metrics for Prometheus."""
     about, steps = About("flow", 1, 1, "", DEFAULTS), {"step": StepSize(1, 1)}
     last = Measure(execution=1, epoch=1, measured_ms=0, resume_s=0, steps=steps)
-    memory = Memory(*(1 for _ in fields(Memory)))
-    totals = Totals(last_epoch=last, memory=memory, operators={0: 1}, native={0: OperatorWork()})
+    memory = ProcessMemory(*(1 for _ in fields(ProcessMemory)))
+    totals = RunTotals(last_epoch=last, memory=memory, operators={0: 1}, native={0: OperatorWork()})
     replica = ReplicaState("s3://bucket", Shipped(Epoch(1), 1), ReplicaLag(0, 0.0), 0, 0, 0, "")
     found = families(about, totals, resume_s=0, epoch_age_s=0, backup_age_s=0, replica=replica)
     yield head("metric", "type", "labels", "")

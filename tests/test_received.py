@@ -14,10 +14,10 @@ from recovery.appended.position import InputOffset
 from recovery.base.credentials.certificates import read_certificates
 from recovery.base.credentials.token import read_token
 from recovery.checkpoint.home import LocalHome
-from recovery.checkpoint.native.state_files import StateFiles
 from recovery.checkpoint.places import LocalPlace
 from recovery.checkpoint.relocate import relocated
 from recovery.checkpoint.source_places import recorded_places
+from recovery.checkpoint.state_stores.state_files import StateFiles
 from recovery.cli.state_common import lines_of
 from recovery.errors import (
     ConfigurationError,
@@ -29,7 +29,7 @@ from recovery.errors import (
 )
 from recovery.host.properties import read_properties
 from recovery.operational.exports import read_export
-from recovery.sinks.manifest import Entry, OutputFile, decode_entry, decode_note, decode_owner, encode, sealed
+from recovery.sinks.manifest import ManifestEntry, OutputFile, decode_entry, decode_note, decode_owner, encode, sealed
 from recovery.spark.jvm.cache.class_archive import is_readable
 from recovery.values.declaration import Declaration
 from tests.checkpoint.support import log, snapshot_zip, write
@@ -90,7 +90,7 @@ def test_a_schema_lies_within_its_operator(within):
 def test_a_list_of_output_names_files_of_its_directory_only(tmp_path, name, execution):
     """Its digest is right."""
     name = name or "epoch-00000001-ab-00000000-00000.json"
-    entry = sealed(Entry(1, execution, 0, (OutputFile(name, 1, "x"),), "sink"))
+    entry = sealed(ManifestEntry(1, execution, 0, (OutputFile(name, 1, "x"),), "sink"))
     with pytest.raises(OutputMismatchError, match="not a name that a run uses"):
         decode_entry(encode(entry), tmp_path)
 

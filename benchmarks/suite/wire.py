@@ -189,7 +189,7 @@ class _Tasks:
         import pyarrow as pa
 
         from recovery.base.ids import BatchId
-        from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, PLACE
+        from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, ROUTE
         from recovery.spark.tasks.run_tasks import run_tasks
         from recovery.spark.tasks.step_task import StepTask
 
@@ -197,7 +197,7 @@ class _Tasks:
         place = EVERYWHERE if self.gathered else 0
         places = [place << HASH_BITS | crc32(key.encode()) for key in self.keys]
         rows = pa.table(
-            {"key": self.keys, "value": pa.array([7] * len(self.keys)), PLACE: pa.array(places, pa.int64())}
+            {"key": self.keys, "value": pa.array([7] * len(self.keys)), ROUTE: pa.array(places, pa.int64())}
         )
         batches = rows.to_batches(max_chunksize=10_000)
         bytes_before, calls_before = self._sent()

@@ -1,7 +1,7 @@
-"""Access to directories and bytes. All other modules take a `Files` and touch no file system.
+"""Access to directories and bytes. All other modules take a `InputFiles` and touch no file system.
 
 `LocalFiles` is for one machine, or for hosts that share a mount. Other access, for example through an agent on the
-host that has the files, needs another class with the methods of `Files`.
+host that has the files, needs another class with the methods of `InputFiles`.
 """
 
 # Paths are plain strings: they are saved and compared, and may contain any bytes.
@@ -104,7 +104,7 @@ class OpenFile:
         return b"".join(parts)
 
 
-class Files(Protocol):
+class InputFiles(Protocol):
     """The source's access to directories and bytes."""
 
     def pattern(self, path: str) -> PathPattern:
@@ -149,7 +149,7 @@ class LocalFiles:
                 "This is a pipe, socket or device, which cannot be read twice.",
                 path=display(path),
                 cause="",
-                remedy="Write to an ordinary file and name that.",
+                remedy="Let the program write to an ordinary file, and name that file.",
             )
         return PathPattern(directory, name, is_glob=False)
 
@@ -161,7 +161,7 @@ class LocalFiles:
             raise StorageError(
                 "This directory does not exist.",
                 path=display(fixed),
-                cause="It was moved or deleted, or its file system is not mounted.",
+                cause="The file was moved or deleted, or its file system is not mounted.",
                 remedy="Put it back or mount it, then run again: nothing was skipped.",
             )
         if fixed == pattern.directories:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from recovery.appended.files import COMPRESSED_SUFFIXES, Files, FileStat, PathPattern, directory_of, joined
+from recovery.appended.files import COMPRESSED_SUFFIXES, FileStat, InputFiles, PathPattern, directory_of, joined
 from recovery.appended.position import FilePosition
 from recovery.appended.rotation import certain_bases, generation, is_rotation_of, siblings_pattern
 
@@ -42,10 +42,10 @@ class Generation:
         return self.file.path != self.plain
 
 
-class Look:
+class DirectoryListing:
     """The input's directories at one moment; files that are not input are read only on request."""
 
-    def __init__(self, files: Files, pattern: PathPattern) -> None:
+    def __init__(self, files: InputFiles, pattern: PathPattern) -> None:
         self._files = files
         self._pattern = pattern
         self._names = {directory: files.names(directory) for directory in files.directories(pattern)}
@@ -96,7 +96,7 @@ class Look:
         return [*self.listed.values(), *(file for file in others if file.path not in self.listed)]
 
 
-def locate(positions: Mapping[int, FilePosition], look: Look, holds: Holds) -> dict[int, FileStat]:
+def locate(positions: Mapping[int, FilePosition], look: DirectoryListing, holds: Holds) -> dict[int, FileStat]:
     """Return the present file of each position that has one; no two positions share a file. In order of preference:
 
     1. The same inode number under the same name.
@@ -148,7 +148,7 @@ def locate(positions: Mapping[int, FilePosition], look: Look, holds: Holds) -> d
     return found
 
 
-def _rotated(position: FilePosition, look: Look) -> list[FileStat]:
+def _rotated(position: FilePosition, look: DirectoryListing) -> list[FileStat]:
     """Return the files with the position's inode number and a rotation's name of its log."""
     return [
         file
@@ -158,7 +158,7 @@ def _rotated(position: FilePosition, look: Look) -> list[FileStat]:
     ]
 
 
-def later_generations(look: Look, position: FilePosition, file: FileStat) -> list[FileStat]:
+def later_generations(look: DirectoryListing, position: FilePosition, file: FileStat) -> list[FileStat]:
     """Return the files that rotation put between the position's `file` and the file that has its old name now.
 
     Their names follow the pattern of `file`'s name, and they were written to after the position was taken: earlier

@@ -19,13 +19,13 @@ from dataclasses import replace
 from typing import Any
 
 from recovery.appended.content import BYTE_ORDER_MARK, find_last_line_end, find_line_end
-from recovery.appended.files import Files, FileStat, display
-from recovery.appended.locate import Look, locate
+from recovery.appended.files import FileStat, InputFiles, display
+from recovery.appended.locate import DirectoryListing, locate
 from recovery.appended.options import Options
 from recovery.appended.plan import Backlog, Range, Slice, cut, partition_bytes_for, plan_ends
 from recovery.appended.position import FilePosition, InputOffset, fingerprint
 from recovery.appended.reach import ATTEMPTS, Checks, MovedError, open_same
-from recovery.appended.survey import Contents, Survey, newest_generation_ns, rewritten, survey, vanished
+from recovery.appended.survey import ContentChecks, Survey, newest_generation_ns, rewritten, survey, vanished
 from recovery.errors import ConfigurationError, InputRewrittenError, StorageError
 
 _WILDCARD = re.compile(r"[*?\[]")
@@ -40,14 +40,16 @@ class Planner:
     cores: how many tasks can run at the same time. clock_ns: returns nanoseconds since 1970.
     """
 
-    def __init__(self, options: Options, files: Files, cores: int, clock_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self, options: Options, files: InputFiles, cores: int, clock_ns: Callable[[], int] = time.time_ns
+    ) -> None:
         self._options = options
         self._files = files
         self._cores = cores
         self._clock_ns = clock_ns
         self._pattern = files.pattern(options.path)
         self._checks = checks = Checks(files)
-        self._contents = Contents(checks.holds, checks.begins_with, checks.packs_nothing)
+        self._contents = ContentChecks(checks.holds, checks.begins_with, checks.packs_nothing)
         self._lines = _Lines(files)
         self._fixed: dict[tuple[int, int], int] | None = None
         self._fixed_since_ns = 0
@@ -138,8 +140,8 @@ class Planner:
         """Return the file that has the name of a position, whatever its content is; None if there is none."""
         return self._look().at(position.path)
 
-    def _look(self) -> Look:
-        return Look(self._files, self._pattern)
+    def _look(self) -> DirectoryListing:
+        return DirectoryListing(self._files, self._pattern)
 
     def _latest(self, before: InputOffset, max_bytes: int | None) -> InputOffset | None:
         seen = self._survey(before)
@@ -283,7 +285,7 @@ class Planner:
 class _Lines:
     """Where lines end in the files of one look; remembers long parts without a line end."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: InputFiles) -> None:
         self.files: Mapping[int, FileStat] = {}
         self._reach = files
         self._barren: dict[int, tuple[int, int, FileStat]] = {}

@@ -6,8 +6,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from recovery.appended.files import Files, FileStat, OpenFile, PathPattern, display
-from recovery.appended.locate import Look, locate
+from recovery.appended.files import FileStat, InputFiles, OpenFile, PathPattern, display
+from recovery.appended.locate import DirectoryListing, locate
 from recovery.appended.plan import Range, Slice
 from recovery.appended.position import FilePosition, Read
 from recovery.appended.survey import rewritten, vanished
@@ -24,7 +24,7 @@ class MovedError(Exception):
     """A file was renamed or truncated between two steps of one look; the caller looks again."""
 
 
-def open_same(files: Files, file: FileStat) -> OpenFile:
+def open_same(files: InputFiles, file: FileStat) -> OpenFile:
     """Open a file found by a look. Raises MovedError if it no longer has that name, or StorageError."""
     try:
         opened = files.open(file.path)
@@ -41,7 +41,7 @@ def open_same(files: Files, file: FileStat) -> OpenFile:
 class Checks:
     """Comparisons of content, remembered while the files stay unchanged."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: InputFiles) -> None:
         self._files = files
         self._known: dict[tuple[FileStat, int, str], bool] = {}
         self._used: dict[tuple[FileStat, int, str], bool] = {}
@@ -95,7 +95,7 @@ class TaskFiles:
     A file is the planned one if its content is: its inode, time and size may differ on this host.
     """
 
-    def __init__(self, files: Files, *, shared: bool = False) -> None:
+    def __init__(self, files: InputFiles, *, shared: bool = False) -> None:
         """shared: the files were planned on another host, perhaps, which sees them under the same path."""
         self._files = files
         self._shared = shared
@@ -139,7 +139,7 @@ class TaskFiles:
 class _CheckedFile:
     """The file that holds a range, even if rotation moves it during reading."""
 
-    def __init__(self, files: Files, whole: Range) -> None:
+    def __init__(self, files: InputFiles, whole: Range) -> None:
         self.whole = whole
         self._files = files
         self._file: OpenFile | None = None
@@ -179,7 +179,9 @@ class _CheckedFile:
                 return opened
             opened.close()
         for _ in range(ATTEMPTS):
-            look = Look(self._files, PathPattern(self._expected.directory, self._expected.name, is_glob=False))
+            look = DirectoryListing(
+                self._files, PathPattern(self._expected.directory, self._expected.name, is_glob=False)
+            )
             found = locate({0: self._expected}, look, Checks(self._files).holds)
             if found:
                 try:

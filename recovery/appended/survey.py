@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from recovery.appended.files import FileStat, PathPattern, display, joined
-from recovery.appended.locate import Generation, Holds, Look, later_generations, locate
+from recovery.appended.locate import DirectoryListing, Generation, Holds, later_generations, locate
 from recovery.appended.options import Options
 from recovery.appended.position import FilePosition, InputOffset
 from recovery.appended.rotation import bases, certain_bases
@@ -21,7 +21,7 @@ Log = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class ContentChecks:
     """What a survey asks of the content of files.
 
     holds: as for `locate`. begins_with: whether the first file begins with the whole content of the second.
@@ -50,7 +50,12 @@ class Survey:
 
 
 def survey(
-    before: InputOffset, look: Look, pattern: PathPattern, options: Options, contents: Contents, now_ns: int
+    before: InputOffset,
+    look: DirectoryListing,
+    pattern: PathPattern,
+    options: Options,
+    contents: ContentChecks,
+    now_ns: int,
 ) -> Survey:
     """Return which files of one look are known, new or lost.
 
@@ -88,7 +93,7 @@ def survey(
     return Survey(named, lost, aside, fresh, since_ns)
 
 
-def newest_generation_ns(look: Look) -> int:
+def newest_generation_ns(look: DirectoryListing) -> int:
     """Return when the newest generation that the path does not name was last written to; 1 if there is none."""
     return max([1, *(each.file.mtime_ns for each in look.generations)])
 
@@ -96,7 +101,7 @@ def newest_generation_ns(look: Look) -> int:
 def _absent(
     known: Mapping[int, FilePosition],
     found: Mapping[int, FileStat],
-    look: Look,
+    look: DirectoryListing,
     pattern: PathPattern,
     options: Options,
     new: list[Generation],
@@ -127,7 +132,7 @@ def _absent(
     return lost, aside
 
 
-def _check_blank(position: FilePosition, look: Look, new: list[Generation]) -> None:
+def _check_blank(position: FilePosition, look: DirectoryListing, new: list[Generation]) -> None:
     """Check that an absent file, which was empty whenever it was seen, may be forgotten: nothing shows that lines were
     written to it. Raises InputRewrittenError."""
     for file in (*look.everything(), look.anywhere(position.path)):
@@ -141,7 +146,7 @@ def _check_blank(position: FilePosition, look: Look, new: list[Generation]) -> N
         raise vanished(position)
 
 
-def _new_generations(before: InputOffset, found: Mapping[int, FileStat], look: Look) -> list[Generation]:
+def _new_generations(before: InputOffset, found: Mapping[int, FileStat], look: DirectoryListing) -> list[Generation]:
     """Return the generations that were written to after the last scan, of logs that are unknown or were empty then.
     Nothing else leads to them: no content is known that one of them could hold."""
     read = {log for log, number in _youngest(before.files, found).items() if not before.files[number].blank}
@@ -153,7 +158,9 @@ def _new_generations(before: InputOffset, found: Mapping[int, FileStat], look: L
     ]
 
 
-def _check_compressed(known: Mapping[int, FilePosition], new: list[Generation], look: Look, contents: Contents) -> None:
+def _check_compressed(
+    known: Mapping[int, FilePosition], new: list[Generation], look: DirectoryListing, contents: ContentChecks
+) -> None:
     """Check that no new generation was compressed before its lines were read. Raises InputRewrittenError."""
     logs = {(position.directory, position.origin) for position in known.values()}
     logs |= {(file.directory, file.name) for file in look.listed.values()}
@@ -199,7 +206,9 @@ def _logs(known: Mapping[int, FilePosition], found: Mapping[int, FileStat]) -> d
     return logs
 
 
-def _rotated_away(position: FilePosition, here: FileStat | None, logs: Mapping[Log, bool | None], look: Look) -> bool:
+def _rotated_away(
+    position: FilePosition, here: FileStat | None, logs: Mapping[Log, bool | None], look: DirectoryListing
+) -> bool:
     """Return whether rotation has removed a file that was read to its end.
 
     Its name must be a rotation's of a log that is being read. If an unknown file, `here`, has its name now, that log
@@ -223,7 +232,7 @@ def _is_packed(position: FilePosition, generation: Generation) -> bool:
     )
 
 
-def _new_files(present: set[tuple[int, int]], look: Look) -> Iterator[tuple[FileStat, str]]:
+def _new_files(present: set[tuple[int, int]], look: DirectoryListing) -> Iterator[tuple[FileStat, str]]:
     """Yield listed files without a position, each once even if it has several names."""
     seen = set(present)
     for file in look.listed.values():
@@ -236,8 +245,8 @@ def _in_the_making(
     added: set[tuple[FileStat, str]],
     known: Mapping[int, FilePosition],
     found: Mapping[int, FileStat],
-    look: Look,
-    contents: Contents,
+    look: DirectoryListing,
+    contents: ContentChecks,
     now_ns: int,
 ) -> set[FileStat]:
     """Return the new files that wait for a later scan: the unfinished copy of a log that its rotation will then
@@ -262,7 +271,7 @@ def _in_the_making(
 
 
 def _between_generations(
-    known: Mapping[int, FilePosition], found: Mapping[int, FileStat], look: Look
+    known: Mapping[int, FilePosition], found: Mapping[int, FileStat], look: DirectoryListing
 ) -> Iterator[tuple[FileStat, str]]:
     """Yield files that the path does not name, of logs that were rotated more than once since the last look."""
     taken = {file.identity for file in found.values()}
@@ -292,8 +301,8 @@ def vanished(position: FilePosition) -> InputRewrittenError:
     return InputRewrittenError(
         f"The file is gone. {were(position.offset, 'byte')} read from it; {rest}",
         path=display(position.path),
-        cause="It was deleted, compressed or moved to another directory before its end was read.",
-        remedy='Put it back under this name, or skip it with .option("onMissing", "ignore").',
+        cause="The file was deleted, compressed or moved to another directory before its end was read.",
+        remedy='Put the file back under this name, or skip the file with .option("onMissing", "ignore").',
     )
 
 
@@ -303,8 +312,10 @@ def _left(position: FilePosition, file: FileStat) -> InputRewrittenError:
         f"The file was empty when it was input. {display(file.path)}, which is not input, has its inode number now, "
         f"and {counted(file.size, 'byte')} that {'was' if file.size == 1 else 'were'} not read.",
         path=display(position.path),
-        cause="It was renamed, or the link that led to it was changed. Or it was deleted, and this is another file.",
-        remedy='Give it its name back for one run, or go on without its lines with .option("onMissing", "ignore").',
+        cause="The file was renamed, or the link that led to the file was changed. Or the file was deleted, and "
+        "the other file was made later.",
+        remedy="Rename the other file to this name for one run, or go on without the lines that were not read: "
+        '.option("onMissing", "ignore").',
     )
 
 

@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from recovery.backup.progress import Observer, Progressed, ignore
-from recovery.backup.restore import Announce, Restored, restore
+from recovery.backup.progress import FileProgress, Observer, ignore
+from recovery.backup.restore import Announce, RestoredDirectory, restore
 from recovery.backup.sources import Source
 from recovery.base.clock import Clock
 from recovery.base.faults import reach
@@ -60,7 +60,7 @@ R = TypeVar("R")
 class RestoredToOwners(NamedTuple):
     """A restore to owners. owner_of: the location of the owner that got each partition. elapsed_s: with sending."""
 
-    restored: Restored
+    restored: RestoredDirectory
     owner_of: dict[PartitionIndex, str]
     elapsed_s: float
 
@@ -109,13 +109,13 @@ def restore_to_owners(
         )  # fmt: skip
         owner_of = allot(len(done.paths), [owner.location for owner in owners])
         newest = max((run.number for copy in source.copies for run in copy.description.executions), default=0)
-        parts = [_Part(owner, [i for i, at in owner_of.items() if at == owner.location]) for owner in owners]
+        parts = [_OwnerPart(owner, [i for i, at in owner_of.items() if at == owner.location]) for owner in owners]
         name = f"{RESTORING}{newest}-{random_id()}"
         _put([part for part in parts if part.indexes], done.paths, name, umask, observe, mark)
     return RestoredToOwners(done, owner_of, clock.elapsed_s() - began_s)
 
 
-class _Part(NamedTuple):
+class _OwnerPart(NamedTuple):
     """What an owner gets."""
 
     owner: Owner
@@ -128,7 +128,7 @@ class _Part(NamedTuple):
         """Send the files among all these, and let the owner check them."""
         digests = {}
         for path in (paths[index] for index in self.indexes):
-            tell = partial(Progressed, name=f"{self.owner.location}/{path.name}", bytes_total=path.stat().st_size)
+            tell = partial(FileProgress, name=f"{self.owner.location}/{path.name}", bytes_total=path.stat().st_size)
             digest, done = hashlib.sha256(), 0
             with path.open("rb") as file:
                 while data := file.read(PIECE_BYTES):
@@ -152,7 +152,7 @@ class _Part(NamedTuple):
 
 
 def _put(
-    parts: Sequence[_Part],
+    parts: Sequence[_OwnerPart],
     paths: Sequence[Path],
     name: str,
     umask: bool,

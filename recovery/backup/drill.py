@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.backup.progress import Observer, ignore
-from recovery.backup.restore import Announce, Restored, restore
+from recovery.backup.restore import Announce, RestoredDirectory, restore
 from recovery.backup.sources import Source
 from recovery.base.clock import Clock
 from recovery.base.ids import Epoch
@@ -28,7 +28,7 @@ class Drilled:
     problem: why the drill fails although something could be restored.
     """
 
-    restored: Restored
+    restored: RestoredDirectory
     steps: tuple[str, ...]
     began_at: Epoch
     open_s: float
@@ -88,7 +88,9 @@ def _begin(planned: ResumePlan, directory: Path, clock: Clock, random_id: Callab
         store.release()
 
 
-def _problem(restored: Restored, source: Source, clock: Clock, max_age_s: float | None) -> RecoveryError | None:
+def _problem(
+    restored: RestoredDirectory, source: Source, clock: Clock, max_age_s: float | None
+) -> RecoveryError | None:
     damaged = [*restored.left_out, *source.damaged, *source.missing()]
     if damaged:
         return BackupDamagedError("; ".join(damaged[:3]), path=source.shown)

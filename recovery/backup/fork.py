@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery.backup.progress import Observer, Progressed, ignore
+from recovery.backup.progress import FileProgress, Observer, ignore
 from recovery.base.addresses import local_path
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.ids import Epoch
@@ -87,7 +87,7 @@ def fork(
         raise ConfigurationError(
             f"epoch {epoch!r:.80} does not exist", cause="", remedy="List them: recovery status DIR"
         )
-    attempt = _Attempt(local_path(directory), epoch, observe, clock or SystemClock(), random_id())
+    attempt = _ForkAttempt(local_path(directory), epoch, observe, clock or SystemClock(), random_id())
     return attempt.make(local_path(new_directory))
 
 
@@ -95,7 +95,7 @@ def _plan(found: list[FoundFile], epoch: int | None) -> ResumePlan:
     return plan_resume(found, resume_epoch=None if epoch is None else epoch + 1)
 
 
-class _Attempt:
+class _ForkAttempt:
     def __init__(self, directory: Path, epoch: int | None, observe: Observer, clock: Clock, store_id: str) -> None:
         self._directory = directory
         self._epoch = epoch
@@ -146,9 +146,9 @@ class _Attempt:
         cloned = pinned.clone_to(target) and cut in cuts_of(describe_file(target))
         if not cloned:
             discard_copy(target)
-            pinned.copy_to(target, lambda done, _: self._observe(Progressed("copy", target.name, done, size)))
+            pinned.copy_to(target, lambda done, _: self._observe(FileProgress("copy", target.name, done, size)))
         pinned.release()
-        self._observe(Progressed("cloned" if cloned else "copied", target.name, size, size))
+        self._observe(FileProgress("cloned" if cloned else "copied", target.name, size, size))
         return cloned
 
     def _settle(self, draft: Path, planned: ResumePlan, origin: Origin) -> list[PartitionDescription]:

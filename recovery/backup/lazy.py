@@ -15,7 +15,7 @@ from recovery.backup.objects import SpoiledObject, replay_changes
 from recovery.backup.progress import Observer
 from recovery.errors import BackupDamagedError, ConfigurationError, StorageError
 from recovery.places.protocol import Place, UnreadableError
-from recovery.storage.hydration import FrameIndex, Source, create_lazy, page_bytes_of
+from recovery.storage.hydration import FrameIndex, PageSource, create_lazy, page_bytes_of
 
 
 def bring_lazily(
@@ -42,7 +42,7 @@ def bring_lazily(
     try:
         index = FrameIndex(encoded)
         first = index.unpacked(0, _read(target, name, *index.place(0, 1)))
-        source = Source(place, name, end, stored.index_bytes, page_bytes_of(first))
+        source = PageSource(place, name, end, stored.index_bytes, page_bytes_of(first))
         create_lazy(path, source, encoded, first)
     except ConfigurationError:
         raise

@@ -92,7 +92,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class _LeaseDocument:
     """The document. format: only grows."""
 
     format: Count
@@ -117,7 +117,7 @@ class _Held:
         return (self.nonce, _nonce(self.before))
 
 
-class Lease:
+class PublishingLease:
     """A term that this process claimed. before: the term before."""
 
     def __init__(self, documents: Documents, term: Term, before: Term | None) -> None:
@@ -186,7 +186,7 @@ def claim(
     renews: bool = False,
     check: Callable[[bool], None] = lambda _: None,
     dry_run: bool = False,
-) -> Lease:
+) -> PublishingLease:
     """Claim the next term of a place. takeover: whoever holds it now, but not for a directory that was taken over: it
     lacks what was written since. seen: the nonce of the term that may be ended; "" if there was none. renews: also if
     the claimant, which is no run, holds the term; else it continues with that. check: called before anything is
@@ -206,7 +206,7 @@ def claim(
         held = _held_at(claimant.directory, documents, found)
         if not claimant.execution and not renews and found is not None and _holds(held, found, claimant.directory):
             # An earlier attempt of this promotion claimed it, or an earlier backup.
-            return Lease(documents, found, None if held is None else held.before)
+            return PublishingLease(documents, found, None if held is None else held.before)
         known = {"" if seen is None else seen, *(() if held is None else held.nonces)}
         if found is not None and found.nonce not in known and not (takeover and held is None):
             raise taken_over(documents.shown, found, claimant.purpose, is_replaced=held is not None or seen is not None)
@@ -228,7 +228,7 @@ def claim(
         )
         if not dry_run:
             _put_claim(documents, claimant, term, found, token)
-        return Lease(documents, term, found)
+        return PublishingLease(documents, term, found)
 
 
 def _put_claim(documents: Documents, claimant: Claimant, term: Term, found: Term | None, token: Token) -> None:
@@ -270,7 +270,7 @@ def may_continue(documents: Documents, directory: Path, found: Term | None) -> b
 
 def claim_to_restore(
     documents: Documents, directory: Path, clock: Clock, random_id: Callable[[], str], *, takeover: bool
-) -> Lease | None:
+) -> PublishingLease | None:
     """Claim the next term of a place for a directory that is restored from it next; None if nobody holds one. It may be
     repeated. takeover, and what it raises: see `claim`."""
     found, _ = _read(documents)
@@ -327,11 +327,11 @@ def _read(documents: Documents) -> tuple[Term | None, Token]:
 
 
 def _encode(term: Term) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(_Stored(FORMAT, term)), indent=1) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(_LeaseDocument(FORMAT, term)), indent=1) + b"\n"
 
 
 def _decode(content: bytes, shown: str) -> Term:
-    stored = decode_json(content, lambda why: _damaged(shown, why), _Stored)
+    stored = decode_json(content, lambda why: _damaged(shown, why), _LeaseDocument)
     if stored.format > FORMAT:
         raise UnsupportedVersionError(f"{NAME} has format {stored.format}", path=shown)
     return stored.lease
@@ -341,7 +341,7 @@ def _damaged(shown: str, why: str) -> BackupDamagedError:
     return BackupDamagedError(
         f"{NAME} cannot be read: {why}",
         path=shown,
-        cause="It was edited, or another program wrote it.",
+        cause="The file was edited, or another program wrote it.",
         remedy="Make sure that one directory at most is in use, then remove the file.",
     )
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from recovery.backup.manifest import StoredChanges, StoredCopy, fingerprint, object_name
 from recovery.backup.objects import SpoiledObject, bring, fetch_object, store_file
-from recovery.backup.progress import Observer, Progressed, ignore
+from recovery.backup.progress import FileProgress, Observer, ignore
 from recovery.errors import CorruptPartitionError
 from recovery.places.protocol import Place
 from recovery.planning.chains import continues, merged_from, outgrown
@@ -101,7 +101,7 @@ def store_link(linking: Linking, link: WrittenLink, pinned: PinnedPartition) -> 
     released. Raises BackupTargetError or StorageError."""
     path, before, counts, first = link
     own = object_name(linking.identity, pinned.description.index, "changes")
-    tell = partial(Progressed, name=pinned.path.name, bytes_total=path.stat().st_size)
+    tell = partial(FileProgress, name=pinned.path.name, bytes_total=path.stat().st_size)
     stored = store_file(linking.target, own, path, lambda done: linking.observe(tell(step="store", bytes_done=done)))
     path.unlink()
     linking.observe(tell(step="linked", bytes_done=stored.size_bytes))

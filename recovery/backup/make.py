@@ -16,7 +16,7 @@ from recovery.backup.links import Linking, NoLink, WrittenLink, merge_link, stor
 from recovery.backup.manifest import OBJECTS, Manifest, StoredCopy, backup_id, fingerprint, object_name
 from recovery.backup.note import LastBackup, note_backup
 from recovery.backup.objects import SpoiledObject, bring, store_file
-from recovery.backup.progress import Observer, Progressed, ignore
+from recovery.backup.progress import FileProgress, Observer, ignore
 from recovery.backup.repository import begin, check_store, finish, give_up
 from recovery.backup.writer import Writer
 from recovery.base.clock import LATEST_MS, Clock
@@ -322,7 +322,7 @@ class Storing:
             self.whole_because[pinned.path.name] = why
         check, observe = self._linking.check, self._linking.observe
         copy = self._scratch / pinned.path.name
-        tell = partial(Progressed, name=pinned.path.name, bytes_total=pinned.description.size_bytes)
+        tell = partial(FileProgress, name=pinned.path.name, bytes_total=pinned.description.size_bytes)
         description = pinned.copy_to(copy, lambda done, _: observe(tell(step="copy", bytes_done=done)))
         pinned.release()
         if check:
@@ -332,7 +332,7 @@ class Storing:
         return partial(self._finish_whole, copy, description, pinned, tell)
 
     def _finish_whole(
-        self, copy: Path, description: PartitionDescription, pinned: PinnedPartition, tell: Callable[..., Progressed]
+        self, copy: Path, description: PartitionDescription, pinned: PinnedPartition, tell: Callable[..., FileProgress]
     ) -> StoredCopy:
         """Compress and write one partition."""
         target, identity, taken_ms, _, observe = self._linking

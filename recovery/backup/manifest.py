@@ -33,7 +33,7 @@ from recovery.base.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionI
 from recovery.errors import shown
 from recovery.places.frames import LARGEST_INDEX
 from recovery.places.protocol import DRAFT
-from recovery.planning.chains import LONGEST, Link
+from recovery.planning.chains import LONGEST, ChainLink
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 from recovery.storage.copies import NO_MARKS, Marks
 from recovery.storage.sqlite.digests import record_digest
@@ -196,7 +196,7 @@ class StoredCopy:
         """Return the changes file that holds a link of the chain."""
         return self.changes[self._position(link)].object_name
 
-    def as_of(self, link: Link, description: PartitionDescription) -> StoredCopy:
+    def as_of(self, link: ChainLink, description: PartitionDescription) -> StoredCopy:
         """Return the chain as of one of its links, as of which the partition has this description."""
         position = self._position(link.number)
         before = sum(each.links for each in self.changes[:position])

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.backup.manifest import StoredCopy
-from recovery.backup.progress import Observer, Progressed
+from recovery.backup.progress import FileProgress, Observer
 from recovery.base.wording import counted
 from recovery.errors import BackupDamagedError, CorruptPartitionError, UnsupportedVersionError
 from recovery.host.durable import create
 from recovery.host.storage_errors import storage_errors
 from recovery.places.frames import FRAME_BYTES, digest_of, encode_index, pack
 from recovery.places.protocol import CHUNK_BYTES, Place, UnreadableError
-from recovery.planning.chains import Link
+from recovery.planning.chains import ChainLink
 from recovery.storage.copies import read_links, replay
 
 
@@ -98,15 +98,15 @@ def replay_changes(target: Place, stored: StoredCopy, path: Path, observe: Obser
 
 def _told(stored: StoredCopy, path: Path, observe: Observer) -> Callable[[int], None]:
     total = stored.size_bytes + sum(each.size_bytes for each in stored.changes)
-    return lambda done: observe(Progressed("fetch", path.name, done, total))
+    return lambda done: observe(FileProgress("fetch", path.name, done, total))
 
 
-def links_of(target: Place, stored: StoredCopy, scratch: Path) -> list[Link]:
+def links_of(target: Place, stored: StoredCopy, scratch: Path) -> list[ChainLink]:
     """Return what the links of a chain say of themselves, the oldest first. Reads all its changes files.
 
     Raises SpoiledObject, BackupTargetError or StorageError.
     """
-    found: list[Link] = []
+    found: list[ChainLink] = []
     for each in stored.changes:
         path = scratch / "changes"
         fetch_object(target, each.object_name, each.sha256, each.size_bytes, path, lambda _: None)

@@ -26,7 +26,7 @@ Step = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Progressed:
+class FileProgress:
     """How far one step with one file has come."""
 
     step: Step
@@ -35,8 +35,8 @@ class Progressed:
     bytes_total: int
 
 
-Observer = Callable[[Progressed], None]
+Observer = Callable[[FileProgress], None]
 
 
-def ignore(_event: Progressed) -> None:
+def ignore(_event: FileProgress) -> None:
     """Do nothing: the default observer."""

@@ -171,7 +171,8 @@ def finish(target: Place, manifest: Manifest) -> None:
         raise BackupTargetError(
             f"backup {manifest.id} was treated as abandoned",
             path=target.shown,
-            cause=f"It took longer than {STALE_AFTER_S / 3600:.0f} h, or the clock of a host is wrong, and old backups "
+            cause=f"The backup took longer than {STALE_AFTER_S / 3600:.0f} h, or the clock of a host is wrong, "
+            "and old backups "
             "were pruned meanwhile.",
             remedy="Run it again, with more bandwidth, or more often so that each backup has less to copy.",
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from recovery.backup.progress import Observer, Progressed, ignore
+from recovery.backup.progress import FileProgress, Observer, ignore
 from recovery.backup.sources import Source, open_source
 from recovery.base.clock import Clock
 from recovery.base.threads import each
@@ -30,7 +30,7 @@ from recovery.errors import (
 from recovery.host.durable import PRIVATE, UMASK
 from recovery.host.scratch import scratch_directory
 from recovery.places.opening import open_place
-from recovery.planning.backups import Copy, RestorePlan, plan_restore
+from recovery.planning.backups import PartitionCopy, RestorePlan, plan_restore
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.copies import settle
 from recovery.storage.hydration import hydrating, is_lazy
@@ -64,7 +64,7 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredDirectory:
     """A restored directory. left_out: one sentence for each copy that turned out to be damaged."""
 
     plan: RestorePlan
@@ -92,7 +92,7 @@ def restore(
     lazy_from: str | None = None,
     announce: Announce = lambda _plan, _left_out: None,
     observe: Observer = ignore,
-) -> Restored:
+) -> RestoredDirectory:
     """Restore the newest common epoch (that of `epoch`, or of `at_ms`) into `directory`, which is made if missing.
 
     umask: others may read the files, as far as this process's umask allows. collects: without the epochs that the
@@ -106,7 +106,7 @@ def restore(
     StorageError, CorruptPartitionError, and the errors of `plan_restore`.
     """
     look_into_chains(source, epoch, at_ms)
-    attempt = _Attempt(source, clock, observe, announce, epoch, at_ms, collects, lazy_from)
+    attempt = _RestoreAttempt(source, clock, observe, announce, epoch, at_ms, collects, lazy_from)
     # Only complete restores are placed, so the newest execution of all copies is at least that of the restored ones.
     newest = max((e.number for copy in source.copies for e in copy.description.executions), default=0)
     started = clock.elapsed_s()
@@ -123,7 +123,7 @@ def restore(
         ) from None
     spent = clock.elapsed_s() - started
     assert attempt.plan is not None
-    return Restored(
+    return RestoredDirectory(
         plan=attempt.plan,
         paths=tuple(paths),
         rows=attempt.rows,
@@ -157,8 +157,8 @@ def plan_from(
     *,
     epoch: int | None = None,
     at_ms: int | None = None,
-    usable: Sequence[Copy] | None = None,
-    unusable: Sequence[Copy] = (),
+    usable: Sequence[PartitionCopy] | None = None,
+    unusable: Sequence[PartitionCopy] = (),
 ) -> RestorePlan:
     """Return `plan_restore` of a source's copies; its errors name the source, and what in it is unusable."""
     try:
@@ -192,7 +192,7 @@ def restored_before(
     return here if plan_from(source, epoch=epoch, at_ms=at_ms).epoch == here.resume_epoch - 1 else None
 
 
-class _Attempt:
+class _RestoreAttempt:
     """Fills one staging directory, with a new plan for each copy that turns out to be damaged."""
 
     def __init__(
@@ -264,7 +264,7 @@ class _Attempt:
         self.check_s += self._clock.elapsed_s() - started
         return len(self._damaged) == before
 
-    def _fetch(self, copy: Copy, path: Path) -> None:
+    def _fetch(self, copy: PartitionCopy, path: Path) -> None:
         for stale in path.parent.glob(f"{path.name}*"):
             stale.unlink()
         self._staged.pop(copy.index, None)
@@ -276,17 +276,17 @@ class _Attempt:
             others = [each for each in self._source.copies if self._source.is_spoiled(each)]
             self._damaged |= {each.origin: self._damaged.get(each.origin, error.found) for each in others}
 
-    def _check(self, copy: Copy, path: Path) -> None:
+    def _check(self, copy: PartitionCopy, path: Path) -> None:
         size = copy.description.size_bytes
         is_begun = is_lazy(path)
-        self._observe(Progressed("check", path.name, 0, size))
+        self._observe(FileProgress("check", path.name, 0, size))
         problems = () if is_begun else PartitionCheck(path).run().problems
         problem = problems[0] if problems else _misdescribed(copy, path, self._collects)
         if problem:
             self._damaged[copy.origin] = f"{copy.origin}: {problem}"
         else:
             self._staged[copy.index] = copy.origin
-            self._observe(Progressed("begun" if is_begun else "fetched", path.name, size, size))
+            self._observe(FileProgress("begun" if is_begun else "fetched", path.name, size, size))
 
     def _settle_all(self, plan: RestorePlan, staging: Path) -> None:
         started = self._clock.elapsed_s()
@@ -301,7 +301,7 @@ class _Attempt:
             )
 
 
-def _misdescribed(copy: Copy, path: Path, exact: bool) -> str | None:
+def _misdescribed(copy: PartitionCopy, path: Path, exact: bool) -> str | None:
     """Return how a fetched file differs from the listed description, on which the plan was based; None if it does
     not. exact: it holds no earlier epochs."""
     found, listed = describe_file(path), copy.description
@@ -334,5 +334,5 @@ def restored_to_read(
             yield room / "restored"
 
 
-def _each(work: Callable[[Copy], T], copies: Sequence[Copy]) -> list[T]:
+def _each(work: Callable[[PartitionCopy], T], copies: Sequence[PartitionCopy]) -> list[T]:
     return each(work, copies, at_once=AT_ONCE, name="restore")

@@ -40,7 +40,7 @@ class OwnerDirectories(msgspec.Struct, frozen=True):
     scratch: str
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class WantedShare(msgspec.Struct, frozen=True):
     """Store these partitions. before: copies of them that may be listed again or continued."""
 
     destination: str
@@ -58,7 +58,7 @@ class Wanted(msgspec.Struct, frozen=True):
         return decoded(self.before, self.store_id, self.count)
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredShare(msgspec.Struct, frozen=True):
     """The copies, or why there are none. whole_because: see `recovery.backup.make.Made`. spoiled: the partition whose
     chain before is damaged, and how."""
 
@@ -76,7 +76,7 @@ def decoded(copies: list[dict[str, Any]], store_id: str, count: int) -> list[Sto
         raise StorageError(f"copies that were sent cannot be read: {error}") from error
 
 
-def store_share(wanted: Wanted, directory: Path, target: Place, scratch: Path) -> Stored:
+def store_share(wanted: WantedShare, directory: Path, target: Place, scratch: Path) -> StoredShare:
     """Store an owner's partitions. Raises what `make_backup` raises for them."""
     linking = Linking(target, wanted.identity, wanted.taken_ms, wanted.check, ignore)
     allow_open_files(len(wanted.indexes) * FILES_PER_COPY)
@@ -85,9 +85,9 @@ def store_share(wanted: Wanted, directory: Path, target: Place, scratch: Path) -
         try:
             copies = storing.copies([directory / f"part-{index}.sqlite3" for index in wanted.indexes], are_all=False)
         except SpoiledChainError as spoiled:
-            return Stored(spoiled=(spoiled.copy.description.index, str(spoiled)))
+            return StoredShare(spoiled=(spoiled.copy.description.index, str(spoiled)))
     assert copies is not None
-    return Stored([encode_copy(copy) for copy in copies], storing.whole_because)
+    return StoredShare([encode_copy(copy) for copy in copies], storing.whole_because)
 
 
 class Sharing:
@@ -98,17 +98,17 @@ class Sharing:
         self._directory, self._scratch = Path(place.directory), Path(place.scratch)
         self._targets: dict[str, Place] = {}
 
-    def answer(self, line: bytes) -> Stored:
-        """Return the copies that a line of JSON (`Wanted`) asks for, or why there are none."""
+    def answer(self, line: bytes) -> StoredShare:
+        """Return the copies that a line of JSON (`WantedShare`) asks for, or why there are none."""
         try:
-            wanted = msgspec.json.decode(line, type=Wanted)
+            wanted = msgspec.json.decode(line, type=WantedShare)
             target = self._targets.get(wanted.destination) or limited(open_place(wanted.destination))
             self._targets = {wanted.destination: target}
             make_directories(self._scratch)
             return store_share(wanted, self._directory, target, self._scratch)
         except Exception as error:
             self._targets = {}
-            return Stored(refusal=as_refusal(as_typed(error, damage_behind, _log)))
+            return StoredShare(refusal=as_refusal(as_typed(error, damage_behind, _log)))
 
 
 def _log(text: str) -> None:

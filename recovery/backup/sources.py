@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from recovery.backup.lazy import bring_lazily
 from recovery.backup.manifest import MANIFESTS, OBJECTS, Manifest, StoredCopy
 from recovery.backup.objects import SpoiledObject, bring, links_of
-from recovery.backup.progress import Observer, Progressed
+from recovery.backup.progress import FileProgress, Observer
 from recovery.backup.repository import READERS, Listing, is_damaged, is_listed, list_backups
 from recovery.base.clock import Clock
 from recovery.base.threads import each
@@ -29,7 +29,7 @@ from recovery.host.processes import describe_holder
 from recovery.host.storage_errors import storage_errors
 from recovery.places.directory import DirectoryPlace
 from recovery.places.protocol import Place
-from recovery.planning.backups import Copy
+from recovery.planning.backups import PartitionCopy
 from recovery.planning.chains import described
 from recovery.storage.copies import copy_with_log, describe_copy
 from recovery.storage.hydration import refuse_hydrating
@@ -39,7 +39,7 @@ from recovery.storage.scan import SUFFIX
 from recovery.storage.sqlite.file.statements import translated
 
 
-class Read(NamedTuple):
+class RestoreRead(NamedTuple):
     """An object or a file that a restore reads, and its size in bytes. before_bytes: of them, what is read at least
     before the restored directory can be used."""
 
@@ -52,13 +52,13 @@ class Source(Protocol):
     """Copies of partitions, and their bytes."""
 
     shown: str
-    copies: list[Copy]
+    copies: list[PartitionCopy]
     """All copies, of all ages."""
     problems: list[str]
     """Unusable copies and backups, a sentence for each."""
     damaged: list[str]
     """The problems that are damage: those copies and backups were good once."""
-    latest: list[Copy]
+    latest: list[PartitionCopy]
     """The copies of the latest backup; of files: none."""
     lines: list[Manifest]
     """The last backup of each line of backups that do not continue each other, the latest backup last; of files: none.
@@ -67,7 +67,7 @@ class Source(Protocol):
     """Unreadable manifests that are newer than the latest backup."""
 
     def fetch(
-        self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True, place: str | None = None
+        self, copy: PartitionCopy, path: Path, observe: Observer, *, collects: bool = True, place: str | None = None
     ) -> None:
         """Write a copy's bytes to the new file `path`, and a log beside it if it has one. Nothing is synced.
         collects: without the epochs that the partition had collected by then, but its chain still holds. place: an
@@ -77,7 +77,7 @@ class Source(Protocol):
         """
         ...
 
-    def reads(self, copy: Copy, *, lazily: bool = False) -> Sequence[Read]:
+    def reads(self, copy: PartitionCopy, *, lazily: bool = False) -> Sequence[RestoreRead]:
         """Return each object or file that `fetch` reads for a copy. lazily: with a place from which pages are
         fetched."""
         ...
@@ -92,7 +92,7 @@ class Source(Protocol):
         objects. Raises BackupTargetError."""
         ...
 
-    def is_spoiled(self, copy: Copy) -> bool:
+    def is_spoiled(self, copy: PartitionCopy) -> bool:
         """Return whether `fetch` has found damage in something that this copy needs, for this copy or another."""
         ...
 
@@ -132,7 +132,7 @@ class BackupSource:
                     # One of them is wrong; fetching shows which.
                     origin = f"{origin}, as {manifest.id} has it"
                     known = self._stored.setdefault(origin, stored)
-                copy = Copy(stored.description, origin, stored.taken_ms, term=manifest.term)
+                copy = PartitionCopy(stored.description, origin, stored.taken_ms, term=manifest.term)
                 if known is stored:
                     self.copies.append(copy)
                     self._terms[origin] = manifest.term
@@ -140,7 +140,7 @@ class BackupSource:
                     self.latest.append(copy)
 
     def fetch(
-        self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True, place: str | None = None
+        self, copy: PartitionCopy, path: Path, observe: Observer, *, collects: bool = True, place: str | None = None
     ) -> None:
         """See `Source.fetch`."""
         stored = self._stored[copy.origin]
@@ -157,12 +157,12 @@ class BackupSource:
                 self._spoiled[error.name, stored.digests[error.name]] = error.found
             raise BackupDamagedError(error.found, path=self.shown) from error
 
-    def reads(self, copy: Copy, *, lazily: bool = False) -> Sequence[Read]:
+    def reads(self, copy: PartitionCopy, *, lazily: bool = False) -> Sequence[RestoreRead]:
         """See `Source.reads`."""
         stored = self._stored[copy.origin]
         (name, size), *changes = stored.objects
-        whole = Read(name, size, stored.index_bytes if lazily and stored.index_bytes else size)
-        return [whole, *(Read(name, size, size) for name, size in changes)]
+        whole = RestoreRead(name, size, stored.index_bytes if lazily and stored.index_bytes else size)
+        return [whole, *(RestoreRead(name, size, size) for name, size in changes)]
 
     def describe_chains(self) -> None:
         """See `Source.describe_chains`."""
@@ -180,7 +180,7 @@ class BackupSource:
                 if copy.links not in there[stored.object_name]:
                     self._stored[origin] = copy
                     term = self._terms.get(stored.origin, 0)
-                    self.copies.append(Copy(copy.description, origin, copy.taken_ms, term=term))
+                    self.copies.append(PartitionCopy(copy.description, origin, copy.taken_ms, term=term))
 
     def _between(self, chain: StoredCopy) -> list[tuple[StoredCopy, str]]:
         """Return a chain as of each of its links, with its origin. Nothing, and a problem, if it cannot be read."""
@@ -212,7 +212,7 @@ class BackupSource:
                 found.append(f"{name} {what}, and backup {still[-1]} needs it")
         return found
 
-    def is_spoiled(self, copy: Copy) -> bool:
+    def is_spoiled(self, copy: PartitionCopy) -> bool:
         """See `Source.is_spoiled`."""
         return not self._spoiled.keys().isdisjoint(self._stored[copy.origin].digests.items())
 
@@ -228,7 +228,7 @@ class PlainSource:
         """Raises NoBackupError, DirectoryLockedError if a run is active there, HydratingError or StorageError."""
         self.shown = str(directory)
         self.copies = []
-        self.latest: list[Copy] = []
+        self.latest: list[PartitionCopy] = []
         self.lines: list[Manifest] = []
         self.unread: list[str] = []
         self.problems = []
@@ -248,7 +248,7 @@ class PlainSource:
                     self.damaged.append(self.problems[-1])
             else:
                 taken_ms = path.stat().st_mtime_ns // 1_000_000
-                self.copies.append(Copy(description, str(path), taken_ms, changed_ms))
+                self.copies.append(PartitionCopy(description, str(path), taken_ms, changed_ms))
         if not self.copies:
             found = f"no file in it can be used: {'; '.join(self.problems[:3])}" if self.problems else (
                 "it holds neither backups nor copies of partitions"
@@ -260,19 +260,19 @@ class PlainSource:
             raise NoBackupError(found, path=directory)
 
     def fetch(
-        self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True, place: str | None = None
+        self, copy: PartitionCopy, path: Path, observe: Observer, *, collects: bool = True, place: str | None = None
     ) -> None:
         """See `Source.fetch`."""
         source = Path(copy.origin)
         size = copy.description.size_bytes
         with translated(path):
             copy_with_log(source, path)
-        observe(Progressed("fetch", path.name, size, size))
+        observe(FileProgress("fetch", path.name, size, size))
 
-    def reads(self, copy: Copy, *, lazily: bool = False) -> Sequence[Read]:
+    def reads(self, copy: PartitionCopy, *, lazily: bool = False) -> Sequence[RestoreRead]:
         """See `Source.reads`."""
         size = copy.description.size_bytes
-        return [Read(copy.origin, size, size)]
+        return [RestoreRead(copy.origin, size, size)]
 
     def describe_chains(self) -> None:
         """See `Source.describe_chains`. Files are no chains."""
@@ -281,7 +281,7 @@ class PlainSource:
         """See `Source.missing`. Files list no others."""
         return []
 
-    def is_spoiled(self, copy: Copy) -> bool:
+    def is_spoiled(self, copy: PartitionCopy) -> bool:
         """See `Source.is_spoiled`. No two copies share a file."""
         return False
 

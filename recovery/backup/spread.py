@@ -14,7 +14,7 @@ import msgspec
 from recovery.backup.links import NoLink
 from recovery.backup.make import SpoiledChainError, Storing
 from recovery.backup.manifest import StoredCopy, encode_copy
-from recovery.backup.share import Stored, Wanted, decoded
+from recovery.backup.share import StoredShare, WantedShare, decoded
 from recovery.base.ids import PartitionIndex
 from recovery.base.threads import each
 from recovery.errors import BackupTargetError, InconsistentPartitionsError, RecoveryError, StorageError
@@ -93,7 +93,7 @@ class SpreadParts:
                 f"the run's backup interval is shorter than what lay between looks at its owners: {error.found}",
                 path=self._places.directory,
                 cause="The run closed epochs meanwhile, so that the partitions have none in common.",
-                remedy="Give the run a longer one, such as -b 10m.",
+                remedy="Give the run a longer backup interval, such as -b 10m.",
             ) from error
 
     def _at_owner(
@@ -101,13 +101,13 @@ class SpreadParts:
     ) -> list[StoredCopy]:
         linking = storing.linking
         before = [encode_copy(copy) for copy in storing.usable if copy.description.index in indexes]
-        wanted = Wanted(
+        wanted = WantedShare(
             self._destination, linking.identity, linking.taken_ms, linking.check, storing.incremental, store_id, count,
             list(indexes), before,
         )  # fmt: skip
         text = owner.ask(OwnerCalls.store_copies, msgspec.json.encode(wanted).decode())
         try:
-            answer = msgspec.json.decode(text, type=Stored)
+            answer = msgspec.json.decode(text, type=StoredShare)
         except ValueError as error:
             raise StorageError(f"the owner at {owner.location} answered something else: {error}") from error
         if answer.refusal is not None:

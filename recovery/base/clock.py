@@ -66,7 +66,7 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-class Reading(msgspec.Struct, frozen=True):
+class ClockReading(msgspec.Struct, frozen=True):
     """The recovery clock and the machine's uptime at one moment."""
 
     clock_ms: Number
@@ -91,7 +91,7 @@ class RecoveryClock:
         `row`."""
         self._clock = clock
         uptime = clock.uptime()
-        reading = decode_json(kept[BOOT_KEY], _unreadable, Reading) if BOOT_KEY in kept else None
+        reading = decode_json(kept[BOOT_KEY], _unreadable, ClockReading) if BOOT_KEY in kept else None
         if reading is not None and uptime is not None and reading.boot == uptime.boot:
             self._base_ms = max(last_ms, reading.clock_ms + max(0, uptime.up_ms - reading.up_ms))
         else:
@@ -108,4 +108,4 @@ class RecoveryClock:
         uptime = self._clock.uptime()
         if uptime is None:
             return {BOOT_KEY: None}
-        return {BOOT_KEY: msgspec.json.encode(Reading(now_ms, uptime.boot, uptime.up_ms)).decode()}
+        return {BOOT_KEY: msgspec.json.encode(ClockReading(now_ms, uptime.boot, uptime.up_ms)).decode()}

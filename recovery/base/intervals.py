@@ -56,7 +56,7 @@ def parse_interval(value: Interval) -> float:
     if seconds > LONGEST_S:
         raise ConfigurationError(
             f"{value!r:.80} is not an interval: it is longer than a thousand years",
-            cause="It has too many digits, or the wrong unit.",
+            cause="The number has too many digits, or the wrong unit.",
             remedy=_WRITE,
         )
     return seconds

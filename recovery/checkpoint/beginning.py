@@ -109,7 +109,7 @@ class InputBeginning:
             described = msgspec.json.decode(rest[0])
             described["conf"] = {key: setting(key) or value for key, value in described["conf"].items()}
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise CorruptPartitionError(f"table beginning does not tell where the input begins: {error}") from error
+            raise CorruptPartitionError(f"table beginning does not say where the input begins: {error}") from error
         text = "\n".join([version, msgspec.json.encode(described).decode(), *rest[1:]])
         return replace(self, files={**self.files, name: text})
 
@@ -123,7 +123,7 @@ class _Hex(msgspec.Struct, forbid_unknown_fields=True):
     hex: str
 
 
-class _Stored(msgspec.Struct, forbid_unknown_fields=True):
+class _StoredBeginning(msgspec.Struct, forbid_unknown_fields=True):
     files: dict[str, str | _Hex]
     places: str
 
@@ -135,12 +135,12 @@ def _content(stored: str | _Hex) -> Content:
 def recorded_beginning(text: str) -> InputBeginning:
     """Parse the stored form. Raises CorruptPartitionError when it is invalid."""
     try:
-        found = msgspec.json.decode(text, type=_Stored)
+        found = msgspec.json.decode(text, type=_StoredBeginning)
         files = {path: _content(each) for path, each in found.files.items()}
     except ValueError as error:
-        raise CorruptPartitionError(f"table beginning does not tell where the input begins: {error}") from error
+        raise CorruptPartitionError(f"table beginning does not say where the input begins: {error}") from error
     if f"offsets/{NO_BATCH}" not in files:
-        raise CorruptPartitionError("table beginning does not tell where the input begins: it holds no offsets")
+        raise CorruptPartitionError("table beginning does not say where the input begins: it holds no offsets")
     return InputBeginning(files, found.places)
 
 

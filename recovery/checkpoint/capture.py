@@ -15,9 +15,9 @@ from pathlib import Path
 
 from recovery.base.ids import BatchId
 from recovery.checkpoint.home import CheckpointHome, Mark, keep, mark_of
-from recovery.checkpoint.native.state_files import StateFiles
 from recovery.checkpoint.position import is_progress, position_files, wait_for_commit
 from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, as_content, file_of, held_file, row_keys
+from recovery.checkpoint.state_stores.state_files import StateFiles
 from recovery.errors import SparkCheckpointError
 from recovery.host.durable import make_directories
 

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from recovery.base.ids import BatchId
 from recovery.base.untrusted_paths import checked
-from recovery.checkpoint.native.needed import StoreFiles, is_version, needed_chain, store_files
+from recovery.checkpoint.state_stores.needed import StoreFiles, is_version, needed_chain, store_files
 from recovery.errors import ConfigurationError, SparkCheckpointError
 from recovery.host.durable import make_directories, sync
 from recovery.host.storage_errors import storage_errors
@@ -29,7 +29,7 @@ _COMMIT = re.compile(r"commits/[0-9]{1,15}")
 
 
 @dataclass(frozen=True, slots=True)
-class Progressed:
+class CheckpointTransfer:
     """The progress of reading or writing a checkpoint. what: "reading", "writing" or "copying"."""
 
     what: str
@@ -37,10 +37,10 @@ class Progressed:
     bytes_total: int
 
 
-Observer = Callable[[Progressed], None]
+Observer = Callable[[CheckpointTransfer], None]
 
 
-def ignore(_event: Progressed) -> None:
+def ignore(_event: CheckpointTransfer) -> None:
     """An observer that does nothing."""
 
 
@@ -157,7 +157,7 @@ def copied(
                 make_directories(target.parent)
             fetch(path, target)
             done += sizes[path]
-            observe(Progressed("reading", done, total))
+            observe(CheckpointTransfer("reading", done, total))
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -9,15 +9,15 @@ from pathlib import Path
 from recovery.base.ids import BatchId
 from recovery.base.untrusted_paths import open_beneath
 from recovery.checkpoint.home import LocalHome
-from recovery.checkpoint.native.state_files import StateFiles
 from recovery.checkpoint.relocate import names_places, relocated
 from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, checked_row, row_keys
+from recovery.checkpoint.state_stores.state_files import StateFiles
 from recovery.errors import CorruptPartitionError
 from recovery.host.durable import PRIVATE, make_directories
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredCheckpoint:
     """A written checkpoint. batch: its last micro-batch; None: nothing was saved. held: its files that the partitions
     hold. stale: the keys of further rows in the partitions, which the next epoch discards."""
 
@@ -25,16 +25,16 @@ class Restored:
     held: dict[str, HeldFile]
     stale: frozenset[str] = frozenset()
 
-    def without(self, paths: Set[str]) -> Restored:
+    def without(self, paths: Set[str]) -> RestoredCheckpoint:
         """Return the same checkpoint, with these files' rows in the partitions stale: the checkpoint's content
         differs."""
         held = {path: file for path, file in self.held.items() if path not in paths}
         gone = paths & self.held.keys()
         stale = frozenset(key for path in gone for key in row_keys(path, self.held[path]))
-        return Restored(self.batch, held, self.stale | stale)
+        return RestoredCheckpoint(self.batch, held, self.stale | stale)
 
 
-def restore(rows: Iterable[tuple[str, Content]], directory: Path, location: str | None = None) -> Restored:
+def restore(rows: Iterable[tuple[str, Content]], directory: Path, location: str | None = None) -> RestoredCheckpoint:
     """Write the files that the rows hold into a fresh directory. Rows may come in any order; only one is in memory at a
     time.
 
@@ -51,7 +51,7 @@ def restore(rows: Iterable[tuple[str, Content]], directory: Path, location: str 
             # Spark also reads the offsets of the previous batch.
             offsets = directory / "offsets"
             (offsets / str(batch - 1)).write_bytes((offsets / str(batch)).read_bytes())
-    return Restored(batch, held)
+    return RestoredCheckpoint(batch, held)
 
 
 def write_files(

@@ -106,7 +106,7 @@ def places_of(
     return SourcePlaces(ids, tuple(ticks), tuple(names) if names is not None else (None,) * len(ids), tuple(labels))
 
 
-class _Place(msgspec.Struct, forbid_unknown_fields=True):
+class _StoredSource(msgspec.Struct, forbid_unknown_fields=True):
     source: Count
     ticks: bool = False
     reads: str | None = None
@@ -114,7 +114,7 @@ class _Place(msgspec.Struct, forbid_unknown_fields=True):
 
 def recorded_places(text: str) -> SourcePlaces:
     """Parse the stored form. Raises CorruptPartitionError when it is invalid."""
-    found = decode_json(text, _unreadable, list[_Place])
+    found = decode_json(text, _unreadable, list[_StoredSource])
     if any(each.source >= len(found) for each in found):
         raise _unreadable("a source in it has an impossible number")
     return SourcePlaces(

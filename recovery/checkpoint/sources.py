@@ -24,7 +24,7 @@ import msgspec
 from recovery.base.ids import NO_BATCH
 from recovery.checkpoint.offsets import NO_TICK, NOTHING_READ
 from recovery.checkpoint.position import HEADER_LINES, ONE_LINE_EACH, missing_entry
-from recovery.checkpoint.restore import Restored
+from recovery.checkpoint.restore import RestoredCheckpoint
 from recovery.checkpoint.source_matching import match_sources, match_starts
 from recovery.checkpoint.source_places import SourcePlaces, places_of
 from recovery.errors import FlowMismatchError, SparkCheckpointError
@@ -32,7 +32,7 @@ from recovery.errors import FlowMismatchError, SparkCheckpointError
 PLACES_KEY = "places"
 
 
-def check_logs(restored: Restored, directory: Path, places: SourcePlaces) -> None:
+def check_logs(restored: RestoredCheckpoint, directory: Path, places: SourcePlaces) -> None:
     """Raise SparkCheckpointError when a source's log does not reach its offset."""
     if restored.batch is None:
         return
@@ -40,15 +40,16 @@ def check_logs(restored: Restored, directory: Path, places: SourcePlaces) -> Non
     if missing is not None:
         raise SparkCheckpointError(
             f"{missing} is missing in the position after micro-batch {restored.batch}",
-            cause="An earlier version of recovery did not save it when a flow reads one source in two places.",
-            remedy="Go back to an epoch that has it, with --resume-after, or begin again in another directory: "
+            cause="An earlier version of recovery did not save the whole position of a flow that reads one "
+            "source in two places.",
+            remedy="Go back to an epoch with the whole position (--resume-after), or begin again in another directory: "
             "otherwise input could be skipped.",
         )
 
 
 def fit_sources(
-    restored: Restored, directory: Path, places: SourcePlaces, recorded: SourcePlaces | None = None
-) -> Restored:
+    restored: RestoredCheckpoint, directory: Path, places: SourcePlaces, recorded: SourcePlaces | None = None
+) -> RestoredCheckpoint:
     """Make the checkpoint fit a flow that reads its sources in these places; return the result.
 
     recorded: the places of the previous flow; None: an earlier version did not keep them.
@@ -139,7 +140,9 @@ def _content(log: Path) -> dict[str, bytes]:
     return {str(path.relative_to(log)): path.read_bytes() for path in files}
 
 
-def _move(restored: Restored, sources: Path, came: Mapping[int, int], before: Iterable[int]) -> Restored:
+def _move(
+    restored: RestoredCheckpoint, sources: Path, came: Mapping[int, int], before: Iterable[int]
+) -> RestoredCheckpoint:
     """Copy what sources have logged to their new places; return the checkpoint without the files of vacated places.
 
     The partitions' files of a source that moved, or of the previous source in its place, could be mistaken for another

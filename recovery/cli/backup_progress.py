@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TextIO
 
-from recovery.backup.progress import Progressed
+from recovery.backup.progress import FileProgress
 from recovery.cli.common import format_size, tell
 from recovery.cli.terminal import is_live
 
@@ -35,7 +35,7 @@ class CopyProgress:
         self._lock = threading.Lock()
         self._drawn_at = 0.0
 
-    def observe(self, event: Progressed) -> None:
+    def observe(self, event: FileProgress) -> None:
         """Handle one event; it may come from several threads."""
         if self._quiet:
             return

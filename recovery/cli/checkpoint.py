@@ -29,7 +29,7 @@ from recovery.cli.native import (
 from recovery.cli.option import option
 from recovery.cli.places import directory_and
 from recovery.cli.settings import settings_options
-from recovery.native.exporting import Exported, export
+from recovery.native.exporting import ExportedCheckpoint, export
 from recovery.native.held import held_files
 from recovery.native.importing import Imported, import_checkpoint
 from recovery.storage.snapshot import snapshot_at
@@ -166,7 +166,7 @@ def opened(name: str, conf: dict[str, str]) -> Iterator[CheckpointPlace]:
         yield HadoopPlace(spark, name, lambda: token_hex(4))
 
 
-def _export_text(done: Exported, target: str) -> str:
+def _export_text(done: ExportedCheckpoint, target: str) -> str:
     lines = [
         f"exported epoch {done.epoch} to {one_line(target)}: Spark goes on there after micro-batch {done.batch}; "
         f"{counted(done.files, 'file')}, {format_size(done.size_bytes)}"
@@ -182,7 +182,7 @@ def _export_text(done: Exported, target: str) -> str:
     return "\n".join(lines)
 
 
-def _export_facts(done: Exported) -> dict[str, Any]:
+def _export_facts(done: ExportedCheckpoint) -> dict[str, Any]:
     return {
         "epoch": done.epoch,
         "batch": done.batch,

@@ -179,7 +179,7 @@ def _only_text() -> Iterator[None]:
             raise
         raise ConfigurationError(
             f"{error.object!r:.120} is not text",
-            cause="It holds bytes that are not UTF-8, or half a character.",
+            cause="The text holds bytes that are not UTF-8, or half a character.",
             remedy="Write it in UTF-8.",
         ) from error
 

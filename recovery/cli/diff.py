@@ -24,7 +24,7 @@ from recovery.cli.state_common import short
 from recovery.cli.status_line import StatusLine
 from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, RecoveryError
-from recovery.native.choose import Wanted, choose_operator
+from recovery.native.choose import WantedState, choose_operator
 from recovery.native.held import held_operators
 from recovery.operational.steps.comparison import (
     CHANGED,
@@ -196,7 +196,7 @@ def _of_operator(
     b: Readable,
     one: Snapshot,
     other: Snapshot,
-    wanted: Wanted,
+    wanted: WantedState,
     comparison: Comparison,
     pattern: str | None,
     conf: Mapping[str, str],

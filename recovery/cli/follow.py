@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from recovery.backup.progress import Progressed
+from recovery.backup.progress import FileProgress
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.intervals import format_interval
 from recovery.base.printable import one_line
@@ -39,7 +39,7 @@ from recovery.host.signals import StopSignals
 
 if TYPE_CHECKING:
     # It imports Arrow, which other commands need not wait for.
-    from recovery.backup.standby.follow import Follower, Look
+    from recovery.backup.standby.follow import Follower, FollowResult
 
 PASSING = (BackupTargetError, BackupDamagedError, NoBackupError, StorageError)
 """Errors that may be gone at the next look: an unreachable service, a full disk, a place without a backup yet."""
@@ -71,7 +71,7 @@ def follow(source: str, directory: Path, every: float, once: bool, umask: bool, 
     clock = SystemClock()
     progress = CopyProgress(quiet=as_json)
 
-    def observe(event: Progressed) -> None:
+    def observe(event: FileProgress) -> None:
         # A line for each partition and epoch would be too much.
         if once or event.step != "applied":
             progress.observe(event)
@@ -115,7 +115,7 @@ def _again_and_again(follower: Follower, every_s: float, clock: Clock, as_json: 
         pause_s = max(0.0, every_s - (clock.elapsed_s() - began_s))
 
 
-def _say(follower: Follower, look: Look, clock: Clock, as_json: bool, *, line: bool = False) -> None:
+def _say(follower: Follower, look: FollowResult, clock: Clock, as_json: bool, *, line: bool = False) -> None:
     if as_json:
         print_json(_facts(follower, look, clock), line=line)
         return
@@ -136,7 +136,7 @@ def _say(follower: Follower, look: Look, clock: Clock, as_json: bool, *, line: b
     say(f"epoch {at.epoch}{age}: {', '.join(done) or 'nothing changed'}; {fetched} in {followed.elapsed_s:.1f} s")
 
 
-def _facts(follower: Follower, look: Look, clock: Clock) -> dict[str, Any]:
+def _facts(follower: Follower, look: FollowResult, clock: Clock) -> dict[str, Any]:
     at, followed, writer = follower.at, look.followed, follower.writer
     return {
         "directory": str(follower.directory),
@@ -158,6 +158,6 @@ def _facts(follower: Follower, look: Look, clock: Clock) -> dict[str, Any]:
     }
 
 
-def _damaged(follower: Follower, look: Look) -> RecoveryError:
+def _damaged(follower: Follower, look: FollowResult) -> RecoveryError:
     found = "; ".join(f"backup {each.backup} cannot be used: {each.why}" for each in look.missed[:3])
     return BackupDamagedError(found, path=follower.document.shown)

@@ -20,11 +20,11 @@ from recovery.cli.settings import settings_options
 from recovery.cli.state_common import json_text
 from recovery.cli.tables import table
 from recovery.errors import StateNotFoundError
-from recovery.native.choose import Wanted, choose_operator
+from recovery.native.choose import WantedState, choose_operator
 from recovery.native.held import held_operators
 from recovery.operational.manager import StateManager
 from recovery.operational.steps.step_history import History, Version, key_history, mark_history
-from recovery.operational.targets import Steps
+from recovery.operational.targets import StepTarget
 from recovery.operational.values import to_json
 from recovery.planning.comparing import ABSENT, Difference
 from recovery.storage.snapshot import snapshot_at
@@ -77,7 +77,9 @@ def history(
     directory = directory.to_read(chosen_access())
     now: dict[str, Any] = {}
     if hwm is not None:
-        found = mark_history(Steps(directory.path, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input)
+        found = mark_history(
+            StepTarget(directory.path, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input
+        )
         now = _mark_now(directory.path, environment, hwm, found)
     elif operator is not None:
         found = _operator_history(directory.path, wanted, str(key), conf, with_input=with_input)
@@ -85,7 +87,7 @@ def history(
     else:
         assert step is not None
         assert key is not None
-        found = key_history(Steps(directory.path, step, SystemClock()), step, key, with_input=with_input)
+        found = key_history(StepTarget(directory.path, step, SystemClock()), step, key, with_input=with_input)
     if as_json:
         print_json({"directory": directory.shown, **found.as_json(), **now})
         return
@@ -102,7 +104,7 @@ def history(
 
 
 def _operator_history(
-    directory: Path, wanted: Wanted, key: str, conf: Mapping[str, str], *, with_input: bool
+    directory: Path, wanted: WantedState, key: str, conf: Mapping[str, str], *, with_input: bool
 ) -> History:
     """Return the history of a key of one of Spark's own operators. Reports unreadable state before Spark is started."""
     at = snapshot_at(directory)
@@ -125,7 +127,9 @@ def _mark_now(directory: Path, environment: str, key: str, found: History) -> di
     if mark is None:
         if not found.versions:
             raise StateNotFoundError(
-                f"there is no mark {key!r:.120}", path=directory, remedy="List them: python -m recovery hwm list DIR"
+                f"there is no mark {key!r:.120}",
+                path=directory,
+                remedy="List the marks: python -m recovery hwm list DIR",
             )
         return {} if last is ABSENT else {"now": None}
     value = to_json(mark.value)

@@ -105,7 +105,7 @@ def parse_value(text: str) -> Any:
     if text.lstrip("+-").lower() in ("nan", "inf", "infinity"):
         raise StateValueError(
             f"{text!r} cannot be a high-water mark",
-            cause="It has no order among numbers.",
+            cause="NaN has no order among numbers.",
             remedy="Give a number; to set it as text, write it in quotes: '\"nan\"'.",
         )
     try:

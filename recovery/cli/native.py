@@ -15,7 +15,7 @@ from recovery.cli.common import format_size, print_json, say
 from recovery.cli.option import option
 from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, RecoveryError, StateNotFoundError
-from recovery.native.choose import Wanted, choose_operator
+from recovery.native.choose import WantedState, choose_operator
 from recovery.native.held import held_measure, held_operators, held_schemas
 from recovery.planning.health import NOT_MEASURED, format_bytes
 from recovery.planning.measures import OperatorWork
@@ -46,11 +46,11 @@ def timers_option(function: F) -> F:
     return option("--timers", is_flag=True, help=f"{text}expire, in milliseconds since 1970.")(function)
 
 
-def wanted_state(operator: int | None, store: str | None, variable: str | None, *, timers: bool) -> Wanted:
+def wanted_state(operator: int | None, store: str | None, variable: str | None, *, timers: bool) -> WantedState:
     """Return the state that --operator, --store, --variable and --timers name; None: no operator is wanted."""
     if operator is None and (store is not None or variable is not None or timers):
         raise click.UsageError("--store, --variable and --timers need --operator.")
-    return Wanted(operator or 0, store, variable, timers)
+    return WantedState(operator or 0, store, variable, timers)
 
 
 def refused_operator_option(function: F) -> F:
@@ -164,7 +164,7 @@ def print_state(
     at = snapshot_at(directory, epoch)
     if since is not None:
         snapshot_at(directory, since)
-    choose_operator(held_operators(at), Wanted(operator, store, variable, timers), at.epoch)
+    choose_operator(held_operators(at), WantedState(operator, store, variable, timers), at.epoch)
     with session(conf) as spark:
         from recovery.spark.sources.native_state import native_state, of_key, rows_as_json
 

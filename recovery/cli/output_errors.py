@@ -20,5 +20,5 @@ def output_failed(error: OSError) -> StorageError:
     return StorageError(
         f"its output cannot be written: {error}",
         cause="The disk to which it is redirected is full or failing. The command itself did its work up to here.",
-        remedy="Make room there, or redirect it elsewhere; recovery status DIR shows how the partitions are.",
+        remedy="Make room there, or redirect the output elsewhere; recovery status DIR shows what the partitions hold.",
     )

@@ -29,7 +29,7 @@ CLEAR = "\r\x1b[K"
 """Moves a terminal's cursor to the start of the line and clears the line."""
 
 
-class Progress:
+class RunProgress:
     """Observes a run. On a terminal the status line is redrawn twice a second, to keep the snapshot's age current; the
     flow's own output appears above it."""
 
@@ -51,7 +51,7 @@ class Progress:
         self._doing, self._doing_since = "Spark starts, and builds the flow's plan", time.monotonic()
         self._above = contextlib.ExitStack()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> RunProgress:
         if not self._quiet:
             self._say(f"{self._flow}: starting Spark …")
         if self._live:

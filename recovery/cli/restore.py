@@ -21,13 +21,13 @@ from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import ParsedType, option
 from recovery.cli.owners import owner_options
 from recovery.cli.restore_output import announcing, plan_facts, plan_text, reads_facts, reads_text
-from recovery.cli.restore_to_owners import Wanted, to_owners
+from recovery.cli.restore_to_owners import RestoreOptions, to_owners
 from recovery.errors import BackupTargetError
 from recovery.host.durable import PRIVATE, make_directories, sync
 from recovery.host.storage_errors import storage_errors
 from recovery.planning.going_back import after_text
 from recovery.planning.resume import ResumePlan, plan_resume
-from recovery.storage.hydration import Progress, Stop, hydrate_directory, hydrating
+from recovery.storage.hydration import HydrationProgress, Stop, hydrate_directory, hydrating
 from recovery.storage.initialize import clear_killed_attempt
 from recovery.storage.locations import OwnerAccess
 from recovery.storage.scan import scan
@@ -103,7 +103,7 @@ def restore(
     """
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")
-    wanted = Wanted(epoch, at_ms, umask, dry_run)
+    wanted = RestoreOptions(epoch, at_ms, umask, dry_run)
     if access.owners:
         if lazy:
             raise click.UsageError("--lazy restores to a directory of this host, and not to owners.")
@@ -117,7 +117,7 @@ def restore(
     _to_directory(source, directory, wanted, lazy, as_json)
 
 
-def _to_directory(place: str, directory: Path, wanted: Wanted, lazy: bool, as_json: bool) -> None:
+def _to_directory(place: str, directory: Path, wanted: RestoreOptions, lazy: bool, as_json: bool) -> None:
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
@@ -181,7 +181,7 @@ def _is_begun(place: str, directory: Path) -> bool:
     return any(each.place == lasting_place(place) for each in left)
 
 
-def _restored_before(found: Source, directory: Path, wanted: Wanted) -> ResumePlan | None:
+def _restored_before(found: Source, directory: Path, wanted: RestoreOptions) -> ResumePlan | None:
     """Return the plan of a directory that an earlier lazy restore has made, None if none has."""
     from recovery.backup.restore import restored_before
 
@@ -217,7 +217,7 @@ def _say_there(directory: Path, there: ResumePlan, as_json: bool, *, continued: 
     )
 
 
-def _show(found: Source, place: str, directory: Path, wanted: Wanted, lazy: bool, as_json: bool) -> None:
+def _show(found: Source, place: str, directory: Path, wanted: RestoreOptions, lazy: bool, as_json: bool) -> None:
     """Show what a restore would do."""
     from recovery.backup.restore import look_into_chains, plan_from
 
@@ -234,7 +234,7 @@ def _show(found: Source, place: str, directory: Path, wanted: Wanted, lazy: bool
         say(f"{one_line(directory)} holds {one_line(', '.join(held))}: {_fate(found, place, directory, wanted, lazy)}")
 
 
-def _fate(found: Source, place: str, directory: Path, wanted: Wanted, lazy: bool) -> str:
+def _fate(found: Source, place: str, directory: Path, wanted: RestoreOptions, lazy: bool) -> str:
     """Return what a restore would do to a directory that holds partitions."""
     if lazy and _is_begun(place, directory):
         return "the restore that has begun them would be continued"
@@ -284,10 +284,10 @@ def _claim(place: str, directory: Path, clock: Clock, takeover: bool) -> None:
 
 def continue_hydration(directory: Path, progress: CopyProgress) -> None:
     """Fetch the rest of a lazy restore."""
-    from recovery.backup.progress import Progressed, Step
+    from recovery.backup.progress import FileProgress, Step
 
-    def observe(found: Progress) -> None:
+    def observe(found: HydrationProgress) -> None:
         step: Step = "hydrated" if found.is_whole else "fetch"
-        progress.observe(Progressed(step, found.path.name, found.there_bytes, found.total_bytes))
+        progress.observe(FileProgress(step, found.path.name, found.there_bytes, found.total_bytes))
 
     hydrate_directory(directory, Stop(), observe)

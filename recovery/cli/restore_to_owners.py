@@ -22,7 +22,7 @@ from recovery.wire.calls import OwnerCalls
 from recovery.wire.run_client import Owner
 
 
-class Wanted(NamedTuple):
+class RestoreOptions(NamedTuple):
     """What the options say."""
 
     epoch: int | None
@@ -31,7 +31,7 @@ class Wanted(NamedTuple):
     dry_run: bool
 
 
-def to_owners(source: str, directory: Path | None, access: OwnerAccess, wanted: Wanted, as_json: bool) -> None:
+def to_owners(source: str, directory: Path | None, access: OwnerAccess, wanted: RestoreOptions, as_json: bool) -> None:
     """Restore to the owners, or show what would be restored. directory: that of the run; None: not looked at."""
     from recovery.backup.at_owners import restore_to_owners
     from recovery.backup.restore import look_into_chains, plan_from

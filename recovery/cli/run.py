@@ -18,7 +18,7 @@ from recovery.cli.config_options import config_options
 from recovery.cli.nodes import run_nodes
 from recovery.cli.option import option
 from recovery.cli.places import chosen_backend, place_options
-from recovery.cli.progress import Progress, summary_text
+from recovery.cli.progress import RunProgress, summary_text
 from recovery.cli.promote import take_over_before_run
 from recovery.cli.restore import restore_missing
 from recovery.cli.settings import chosen_master, settings_options, workers_options
@@ -202,7 +202,7 @@ def _run_flow(
     from recovery.spark.jvm.session import launching
 
     def run_once(config: RecoveryConfig | None) -> RunSummary:
-        with Progress(flow.name, quiet=as_json) as progress:
+        with RunProgress(flow.name, quiet=as_json) as progress:
             from recovery.spark.run.blocking import run as run_flow
 
             return run_flow(flow, config, trigger=trigger, master=master, conf=conf, observer=progress.observe)

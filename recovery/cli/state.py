@@ -57,7 +57,7 @@ from recovery.cli.state_transfer import copy, move
 from recovery.cli.tables import table
 from recovery.errors import StateLockedError, StateNotFoundError
 from recovery.operational.scopes import is_scoped
-from recovery.operational.targets import REMOVED, Steps, Whole, missing, unknown_step
+from recovery.operational.targets import REMOVED, StepTarget, Whole, missing, unknown_step
 from recovery.operational.values import parse_json
 from recovery.places.address import is_uri
 from recovery.storage.snapshot import snapshot_at
@@ -125,7 +125,7 @@ def list_(
         raise click.UsageError("--timers needs --operator.")
     target = Where(directory, environment, step, epoch).target()
     found = target.entries(pattern)
-    if not found and isinstance(target, Steps) and step is not None and (unknown := unknown_step(target, step)):
+    if not found and isinstance(target, StepTarget) and step is not None and (unknown := unknown_step(target, step)):
         raise unknown
     steps = [] if step is not None else _steps(directory)
     if as_json:

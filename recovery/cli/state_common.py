@@ -24,7 +24,7 @@ from recovery.cli.owners import locations, to_read
 from recovery.cli.places import chosen_access, directory_and, open_state, state_options
 from recovery.errors import ConfigurationError, CorruptStateError, StateValueError
 from recovery.operational.scopes import NEVER
-from recovery.operational.targets import Documents, Name, Steps, Target, unknown_step
+from recovery.operational.targets import DocumentTarget, Name, StateTarget, StepTarget, unknown_step
 from recovery.operational.values import parse_json
 
 NAMED = "a file of this machine"
@@ -55,21 +55,21 @@ class Where:
     epoch: int | None = None
     force: bool = False
 
-    def target(self) -> Target:
+    def target(self) -> StateTarget:
         """Return the target for reading and writing them."""
         if self.step is not None:
             directory, access = Path(self.directory), chosen_access()
             places = locations(directory, access) if access.owners else None
             copies = to_read(directory, access)
-            return Steps(copies, self.step, SystemClock(), epoch=self.epoch, force=self.force, places=places)
+            return StepTarget(copies, self.step, SystemClock(), epoch=self.epoch, force=self.force, locations=places)
         if self.epoch is not None:
             raise click.UsageError("--epoch needs --step: operational state belongs to no epoch.")
         return self.documents()
 
-    def documents(self) -> Documents:
+    def documents(self) -> DocumentTarget:
         """Return the operational state."""
         opened = open_state(self.directory, self.environment)
-        return Documents(opened.backend, opened.prefix, SystemClock(), force=self.force)
+        return DocumentTarget(opened.backend, opened.prefix, SystemClock(), force=self.force)
 
 
 def step_option(function: F) -> F:
@@ -174,9 +174,9 @@ def naming_file(file: str, remedy: str | None = None) -> Iterator[None]:
         raise type(error)(error.found, path=path, cause=error.cause, remedy=remedy or error.remedy) from error
 
 
-def ask_of_new_steps(target: Target, names: Iterable[Name], sure: bool) -> None:
+def ask_of_new_steps(target: StateTarget, names: Iterable[Name], sure: bool) -> None:
     """Ask before a step gets its first state here: if its name is misspelt, no run would use that state."""
-    if isinstance(target, Steps):
+    if isinstance(target, StepTarget):
         for step in sorted({name[0] for name in names if not isinstance(name, str)}):
             unknown = unknown_step(target, step)
             if unknown is not None:

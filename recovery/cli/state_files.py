@@ -34,8 +34,17 @@ from recovery.operational import marks
 from recovery.operational.backends.migrate import migrate
 from recovery.operational.backends.open import open_backend
 from recovery.operational.backends.retry import RetryPolicy
-from recovery.operational.exports import Exported, export_lines, read_export
-from recovery.operational.targets import Documents, Entry, Name, Steps, Target, check_content, plain, unknown_step
+from recovery.operational.exports import ExportedState, export_lines, read_export
+from recovery.operational.targets import (
+    DocumentTarget,
+    Name,
+    StateEntry,
+    StateTarget,
+    StepTarget,
+    check_content,
+    plain,
+    unknown_step,
+)
 
 
 @click.command()
@@ -63,9 +72,9 @@ def export(
     directory, _ = directory_and(words, ())
     first = Where(directory, environment, steps[0] if steps else None, epoch).target()
     # All steps are read as of one moment, even during a run.
-    targets = [first.at_same_moment(step) for step in steps] if isinstance(first, Steps) else [first]
+    targets = [first.at_same_moment(step) for step in steps] if isinstance(first, StepTarget) else [first]
     for target, step in zip(targets, steps, strict=False):
-        if isinstance(target, Steps) and (unknown := unknown_step(target, step)):
+        if isinstance(target, StepTarget) and (unknown := unknown_step(target, step)):
             raise unknown
     lines = export_lines(entry for target in targets for entry in target.entries(pattern))
     if output_file == "-":
@@ -122,7 +131,7 @@ def migrate_(source: str, target: str, force: bool, pattern: str | None, as_json
     done(f"{counted(count, 'state')} copied and verified", as_json)
 
 
-def _import_documents(target: Documents, found: list[Exported], yes: bool, force: bool) -> Callable[[], str]:
+def _import_documents(target: DocumentTarget, found: list[ExportedState], yes: bool, force: bool) -> Callable[[], str]:
     lasting = [each for each in found if not target.has_expired(each.facts)]
     removed = target.removed()
     stale = [e.id for e in lasting if e.id is not None and removed.get(e.id, 0) > e.generation]
@@ -152,7 +161,7 @@ def _import_documents(target: Documents, found: list[Exported], yes: bool, force
     return write
 
 
-def _is_held(given: Exported, held: Entry) -> bool:
+def _is_held(given: ExportedState, held: StateEntry) -> bool:
     """Whether an imported document equals the stored one; for marks, whether their values do."""
     if given.id == marks.DOCUMENT:
         with contextlib.suppress(TypeError, KeyError, AttributeError):
@@ -165,7 +174,7 @@ def _values(content: Any) -> dict[str, str]:
     return {key: json_text(entry["value"]) for key, entry in content["marks"].items() if "value" in entry}
 
 
-def _import_keys(target: Target, found: list[Exported], sure: bool) -> Callable[[], str]:
+def _import_keys(target: StateTarget, found: list[ExportedState], sure: bool) -> Callable[[], str]:
     """Return a function that imports the keys of all steps together: they are one epoch."""
     names = [(str(e.step), str(e.key)) for e in found]
     seen = target.find_all(names)

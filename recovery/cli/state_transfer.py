@@ -12,7 +12,7 @@ from recovery.cli.option import option
 from recovery.cli.places import directory_and
 from recovery.cli.state_common import Where, ask_of_new_steps, done, shown, writing_options
 from recovery.errors import ConfigurationError, StateNotFoundError
-from recovery.operational.targets import REMOVED, Entry, Name, missing
+from recovery.operational.targets import REMOVED, Name, StateEntry, missing
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,7 +60,7 @@ def _transfer(
     whole = to_step is not None and len(words) <= 1
     directory, names = directory_and(words, () if whole else ("FROM", "TO"))
     target = Where(directory, environment, step, force=force).target()
-    pairs: list[tuple[Entry, Name]]
+    pairs: list[tuple[StateEntry, Name]]
     if whole:
         assert step is not None
         assert to_step is not None

@@ -38,7 +38,7 @@ from recovery.planning.measures import StepSize, measure_json
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.report.facts import Facts, gather
-from recovery.storage.hydration import Progress, hydrating
+from recovery.storage.hydration import HydrationProgress, hydrating
 from recovery.storage.locations import Locations, OwnerAccess
 from recovery.storage.lock import lock_holder
 from recovery.storage.scan import links_of, step_names
@@ -209,7 +209,7 @@ def collect_status(
     return facts
 
 
-def _progress(found: Progress) -> dict[str, Any]:
+def _progress(found: HydrationProgress) -> dict[str, Any]:
     """Return how much of a partition a lazy restore has fetched."""
     # Only such a directory needs what reaches places of backups.
     from recovery.places.secrets import shown_address

@@ -23,7 +23,7 @@ class WithoutOwners(click.Group):
                 raise
             raise ConfigurationError(
                 f"{error.ctx.command_path} does not reach partitions at owners",
-                cause="It uses files of this host only.",
+                cause="The command uses files of this host only.",
                 remedy="Bring all partitions to one directory (recovery backup DIR DEST --owner …, then recovery "
                 "restore DEST NEW), and run it there. Between runs, recovery restore NEW --owner … brings the result "
                 "to owners without partitions.",

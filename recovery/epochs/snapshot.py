@@ -13,7 +13,7 @@ from recovery.planning.resume import ResumePlan
 from recovery.planning.retention import collection_floor, shared_history
 from recovery.planning.values import StepEdit
 from recovery.storage.seam import CloseRequest, DriverRows, Edited, PartitionStore
-from recovery.values.keys import Share, home_of, shares
+from recovery.values.keys import RowsView, home_of, shares
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class SharedEpochs:
         """Note that all partitions have folded their logs up to `epoch`, and with that hold no earlier epoch."""
         self._collected = epoch
 
-    def _divided(self, rows: Mapping[StepId, Mapping[str, T]]) -> list[dict[StepId, Share[T]]]:
+    def _divided(self, rows: Mapping[StepId, Mapping[str, T]]) -> list[dict[StepId, RowsView[T]]]:
         """Divide rows, by step and key, among the partitions."""
         divided = {
             step: shares(values, partial(home_of, step, self._count), self._count) for step, values in rows.items()

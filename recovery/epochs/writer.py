@@ -36,19 +36,19 @@ class EpochWriter:
         *,
         backup_interval_s: float,
         fence: Callable[[ResumePlan], None] | None = None,
-        places: Locations | None = None,
+        locations: Locations | None = None,
     ) -> None:
         """fence: given if another execution may be closing epochs. Once that is no longer possible, the plan is made
-        again and passed to `fence`. If `fence` raises, nothing changes and the other execution continues. places: where
-        the partitions are, if owners have some; then there is no `fence`."""
+        again and passed to `fence`. If `fence` raises, nothing changes and the other execution continues.
+        locations: where the partitions are, if owners have some; then there is no `fence`."""
         self.plan = plan
-        files = None if places is not None else connect_driver(plan.partitions, directory / SCRATCH_NAME)
+        files = None if locations is not None else connect_driver(plan.partitions, directory / SCRATCH_NAME)
         self._store: PartitionStore
         if files is not None:
             self._store = files
         else:
-            assert places is not None
-            self._store = places.connect(plan.partitions, directory / SCRATCH_NAME, clock)
+            assert locations is not None
+            self._store = locations.connect(plan.partitions, directory / SCRATCH_NAME, clock)
         try:
             if fence is not None:
                 assert files is not None, "only partitions of one directory can be fenced"

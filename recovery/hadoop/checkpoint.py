@@ -13,7 +13,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from recovery.base.ids import BatchId
-from recovery.checkpoint.places import LocalPlace, Observer, Progressed, copied, ignore, not_vacant, vanished
+from recovery.checkpoint.places import CheckpointTransfer, LocalPlace, Observer, copied, ignore, not_vacant, vanished
 from recovery.errors import StorageError
 from recovery.host.storage_errors import storage_errors
 from recovery.places.address import split_system
@@ -94,7 +94,7 @@ class HadoopPlace:
                 self._files.make_directory(target.parent)
                 self._files.put(file, target)
             done += file.stat().st_size
-            observe(Progressed("copying", done, total))
+            observe(CheckpointTransfer("copying", done, total))
 
     def _put(self, draft: Path) -> None:
         """Rename the draft to its place. Remove an empty directory there first: Hadoop would move the draft into it."""

@@ -53,7 +53,8 @@ def alone_beside(directory: Path, wait_s: float) -> Iterator[None]:
             raise StorageError(
                 f"another process has kept it locked for {wait_s:g} s",
                 path=directory,
-                cause="It claims the lease of a place that does not answer, or restores into the directory.",
-                remedy="Wait until that ends, and run the command again.",
+                cause="The other process claims the lease of a place that does not answer, or restores into the "
+                "directory.",
+                remedy="Wait until the other process ends, and run the command again.",
             )
         yield

@@ -98,7 +98,7 @@ def _held(draft: Path, target: Path) -> Iterator[None]:
                 "another process is making this directory",
                 path=target,
                 cause="The same command is still going on.",
-                remedy="Wait until it ends, and use what it made.",
+                remedy="Wait until the other command ends, and use the directory that it made.",
             )
         yield
 

@@ -22,7 +22,7 @@ from recovery.base.clock import Clock, SystemClock
 from recovery.base.faults import reach
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.base.wording import counted
-from recovery.checkpoint.places import Observer, Progressed, ignore
+from recovery.checkpoint.places import CheckpointTransfer, Observer, ignore
 from recovery.epochs.writer import StepKey
 from recovery.errors import ConfigurationError, InconsistentPartitionsError, StateValueError, UnknownStepError, shown
 from recovery.host.durable import files_below, sync
@@ -205,7 +205,7 @@ class _Choices:
             if not meant or (len(meant) > 1 and name not in self.drop):
                 raise UnknownStepError(
                     f"{name!r:.80} means {'no step of Bytewax' if not meant else ' and '.join(meant[:3])}",
-                    cause="It is misspelt, or the step kept no state."
+                    cause="The name is misspelt, or the step kept no state."
                     if not meant
                     else "A short name means every step whose id begins with it.",
                     remedy=f"Steps, sources and sinks with a snapshot: {', '.join(sorted(found)) or 'none'}",
@@ -258,7 +258,7 @@ def _read(
             done += len(snapshot.pickled or b"") + len(snapshot.key)
             if done - said >= BYTES_PER_EVENT:
                 said = done
-                observe(Progressed("reading", min(done, total), total))
+                observe(CheckpointTransfer("reading", min(done, total), total))
             _take(taken, snapshot, file.path.name, position, choices, unpickler)
     choices.check_used(seen)
     if taken.unnamed:
@@ -334,7 +334,7 @@ def _unnamed(taken: _Taken) -> UnknownStepError:
     other = [step for step in sorted(taken.unnamed) if not step.endswith(STATEFUL)] or state
     return UnknownStepError(
         f"{counted(len(lines), 'step')} of Bytewax {'is' if len(lines) == 1 else 'are'} not named: {'; '.join(lines)}",
-        cause="It has state, or it is a sink, or a source other than of files.",
+        cause="The step has state, or is a sink, or a source other than of files.",
         remedy=f"For state, give --step {state[0]}=NAME. The position of a sink, or of a source other than of files, "
         f"cannot be taken over: leave it out with --drop-step {other[0]}, and set where the flow's source starts, such "
         "as Kafka's startingOffsets.",

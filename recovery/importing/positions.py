@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.appended.files import Files, LocalFiles, name_of
+from recovery.appended.files import InputFiles, LocalFiles, name_of
 from recovery.appended.position import FilePosition, InputOffset, fingerprint
 from recovery.base.ids import StepId
 from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
@@ -83,13 +83,13 @@ def their_input(step: str, positions: Mapping[str, int], named: str | None, curr
         if offset > MOST_BYTES:
             raise StateValueError(
                 f"source {step!r:.80} has a position in {str(file)!r:.200} that is not a number of bytes",
-                cause="Its encoding keeps a state between characters, or Bytewax stopped within a line end.",
+                cause="The file's encoding keeps a state between characters, or Bytewax stopped within a line end.",
                 remedy="Let Bytewax read to the end of the file first.",
             )
     return TheirInput(step, path, files)
 
 
-def offset_of(source: TheirInput, files: Files | None = None) -> InputOffset:
+def offset_of(source: TheirInput, files: InputFiles | None = None) -> InputOffset:
     """Return the position at which `appended` continues. Raises InputRewrittenError for a file that is shorter, or that
     has no line end there."""
     reach = files or LocalFiles()
@@ -97,7 +97,7 @@ def offset_of(source: TheirInput, files: Files | None = None) -> InputOffset:
     return InputOffset(found, next_id=len(found) + 1)
 
 
-def _position(path: Path, offset: int, files: Files) -> FilePosition:
+def _position(path: Path, offset: int, files: InputFiles) -> FilePosition:
     opened = files.open(str(path))
     if opened is None:
         raise ConfigurationError("it is not a regular file", path=path)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from recovery.metrics.meter import Totals
-from recovery.planning.health import Finding, Level, Target, wait_now
+from recovery.metrics.meter import RunTotals
+from recovery.planning.health import Finding, HealthTarget, Level, wait_now
 from recovery.planning.measures import Measure, OperatorWork
 from recovery.planning.replica import ReplicaState
 
@@ -43,12 +43,12 @@ class About:
     execution: int
     resume_epoch: int
     version: str
-    targets: tuple[Target, ...]
+    targets: tuple[HealthTarget, ...]
 
 
 def families(
     about: About,
-    totals: Totals,
+    totals: RunTotals,
     *,
     resume_s: float,
     epoch_age_s: float | None,
@@ -62,7 +62,7 @@ def families(
     yield Family("recovery_info", "gauge", "The run that these metrics describe.", [(info, 1)])
     yield _gauge("resume_epoch", "The epoch that this execution started with.", about.resume_epoch)
     yield _gauge("resume_seconds", "Time to read, plan and restore the position, without Spark's start.", resume_s)
-    for field, counter in Totals.counters().items():
+    for field, counter in RunTotals.counters().items():
         yield _counter(counter.metric, counter.help, getattr(totals, field))
     yield _counter("epochs_closed", "Epochs closed.", totals.epochs)
     yield _gauge("last_batch_seconds", "Time of the newest micro-batch.", totals.last_batch_s)
@@ -128,7 +128,7 @@ def _replica(replica: ReplicaState) -> Iterator[Family]:
     yield _counter("replica_failures", "Failed attempts to ship an epoch.", replica.failures)
 
 
-def _targets(targets: Sequence[Target], findings: Sequence[Finding]) -> Iterator[Family]:
+def _targets(targets: Sequence[HealthTarget], findings: Sequence[Finding]) -> Iterator[Family]:
     limits = [
         ({"target": target.name, "level": level}, value)
         for target in targets

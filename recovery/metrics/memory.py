@@ -14,7 +14,7 @@ STARTED_BY_JVM = "PYSPARK_GATEWAY_PORT"
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ProcessMemory:
     """Resident bytes; None: unknown. Workers are forked, so pages that they share count for each of them.
 
     executors_bytes: on a cluster, of all executors together, the most that each has had so far.
@@ -27,7 +27,7 @@ class Memory:
     executors_bytes: int | None = None
 
 
-def measure_memory(pid: int, proc: Path = PROC) -> Memory:
+def measure_memory(pid: int, proc: Path = PROC) -> ProcessMemory:
     """Return the memory of process `pid` and its descendants, as Linux reports it; unknown on other systems.
 
     The driver's children are its JVM, whose descendants are Python processes, and on a cluster the owner's process. If
@@ -43,9 +43,9 @@ def measure_memory(pid: int, proc: Path = PROC) -> Memory:
                     children.setdefault(found[0], []).append((int(entry.name), found[1]))
         driver = _resident(proc / str(pid))
     except OSError:
-        return Memory()
+        return ProcessMemory()
     if driver is None:
-        return Memory()
+        return ProcessMemory()
     jvm: int | None = None
     workers: int | None = None
     owner: int | None = None
@@ -68,7 +68,7 @@ def measure_memory(pid: int, proc: Path = PROC) -> Memory:
             owner = (owner or 0) + resident
         elif name.startswith("python"):
             workers = (workers or 0) + resident
-    return Memory(driver, jvm, workers, owner)
+    return ProcessMemory(driver, jvm, workers, owner)
 
 
 def resident_bytes(pid: int) -> int | None:

@@ -16,8 +16,8 @@ import msgspec
 
 from recovery.base.clock import Clock
 from recovery.base.ids import BatchId, Epoch
-from recovery.metrics.memory import Memory, measure_memory
-from recovery.planning.health import Finding, Target, of_epoch
+from recovery.metrics.memory import ProcessMemory, measure_memory
+from recovery.planning.health import Finding, HealthTarget, of_epoch
 from recovery.planning.measures import (
     ClosedPartition,
     Counts,
@@ -43,7 +43,7 @@ class BatchMeasure(NamedTuple):
     duration_s: float
 
 
-class Totals(Counts, frozen=True, kw_only=True):
+class RunTotals(Counts, frozen=True, kw_only=True):
     """What a run has counted since its start, and its newest micro-batch and epoch.
 
     native: the work of Spark's own operators; operators: the rows in their state. By operator number.
@@ -54,12 +54,12 @@ class Totals(Counts, frozen=True, kw_only=True):
     last_batch_s: float | None = None
     last_epoch: Measure | None = None
     last_closed_s: float | None = None
-    memory: Memory = Memory()
+    memory: ProcessMemory = ProcessMemory()
     native: Mapping[int, OperatorWork] = msgspec.field(default_factory=dict)
     operators: Mapping[int, int] = msgspec.field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
-    def plus(self, counts: Mapping[str, float], **newest: Any) -> Totals:
+    def plus(self, counts: Mapping[str, float], **newest: Any) -> RunTotals:
         """Return the totals with `counts` added to the fields of the same names, and with the fields of `newest`."""
         sums = {name: getattr(self, name) + count for name, count in counts.items()}
         return msgspec.structs.replace(self, **sums, **newest)
@@ -96,8 +96,8 @@ class Meter:
         self,
         execution: int,
         clock: Clock,
-        targets: Sequence[Target],
-        memory: Callable[[int], Memory] = measure_memory,
+        targets: Sequence[HealthTarget],
+        memory: Callable[[int], ProcessMemory] = measure_memory,
         *,
         closes: bool = True,
         native: bool = False,
@@ -119,12 +119,12 @@ class Meter:
         self._recent: dict[int, BatchMeasure] = {}
         self._pauses: dict[BatchId, float] = {}
         self._memory_at_s: float | None = None
-        self._totals = Totals()
+        self._totals = RunTotals()
         self._worst: dict[str, Finding] = {}
         self.resume_s = 0.0
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> RunTotals:
         """All counts, as of one moment."""
         with self._lock:
             return self._totals

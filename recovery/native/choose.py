@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recovery.checkpoint.native.operators import NativeOperator
+from recovery.checkpoint.state_stores.operators import NativeOperator
 from recovery.errors import ConfigurationError, StateNotFoundError
 
 JOIN_SIDES = ("left", "right")
@@ -12,7 +12,7 @@ ONE_STORE = "default"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedState:
     """The wanted state: of an operator, by its number; of one of its stores, if it has several, or of a variable; or
     its timers."""
 
@@ -22,7 +22,7 @@ class Wanted:
     timers: bool = False
 
 
-def choose_operator(found: tuple[NativeOperator, ...], wanted: Wanted, epoch: int) -> NativeOperator:
+def choose_operator(found: tuple[NativeOperator, ...], wanted: WantedState, epoch: int) -> NativeOperator:
     """Return the operator whose state is wanted.
 
     Raises StateNotFoundError when it, its store, its variable or its timers do not exist, ConfigurationError when
@@ -34,7 +34,7 @@ def choose_operator(found: tuple[NativeOperator, ...], wanted: Wanted, epoch: in
         raise StateNotFoundError(
             f"Spark's operator {wanted.operator} has no state at epoch {epoch}",
             cause=f"The operators with state are {listed}." if found else "No operator of Spark's own has state there.",
-            remedy="List them: python -m recovery checkpoint show DIR",
+            remedy="List the operators: python -m recovery checkpoint show DIR",
         )
     if wanted.timers:
         _check_timers(chosen, wanted)
@@ -45,14 +45,14 @@ def choose_operator(found: tuple[NativeOperator, ...], wanted: Wanted, epoch: in
     return chosen
 
 
-def _check_timers(operator: NativeOperator, wanted: Wanted) -> None:
+def _check_timers(operator: NativeOperator, wanted: WantedState) -> None:
     if not operator.timers:
         raise StateNotFoundError(
             f"operator {operator.number} ({operator.name}) has no timers",
-            cause="It is a transformWithState with the time mode None."
+            cause="The operator is a transformWithState with the time mode None."
             if operator.variables
             else "Timers are registered by transformWithState, with the time mode EventTime or ProcessingTime.",
-            remedy="List them: python -m recovery checkpoint show DIR",
+            remedy="List the operators: python -m recovery checkpoint show DIR",
         )
     if wanted.store is not None or wanted.variable is not None:
         raise ConfigurationError(
@@ -64,12 +64,12 @@ def _check(operator: NativeOperator, what: str, given: str | None, names: tuple[
     if given is not None and given not in names:
         raise StateNotFoundError(
             f"operator {operator.number} ({operator.name}) has no {what} {given!r:.80}",
-            cause=f"It has {', '.join(names)}." if names else f"Operators of its kind have no {what}s.",
-            remedy="List them: python -m recovery checkpoint show DIR",
+            cause=f"The operator has {', '.join(names)}." if names else f"Operators of its kind have no {what}s.",
+            remedy="List the operators: python -m recovery checkpoint show DIR",
         )
     if given is None and needed and names:
         raise ConfigurationError(
             f"operator {operator.number} ({operator.name}) has several {what}s",
-            cause="Each has keys and values of its own.",
+            cause=f"Each {what} has keys and values of its own.",
             remedy=f"Name one of them (--{what}, or {what}=): {', '.join(names)}.",
         )

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.base.ids import BatchId
-from recovery.checkpoint.native.operators import NativeOperator, operators_of
 from recovery.checkpoint.places import CheckpointPlace, Observer, ignore
+from recovery.checkpoint.state_stores.operators import NativeOperator, operators_of
 from recovery.native.held import materialise
 from recovery.storage.snapshot import snapshot_at
 from recovery.storage.verify import check_all
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedCheckpoint:
     """A written checkpoint. batch: its last micro-batch. steps: the flow's own steps, whose state is not in it."""
 
     epoch: int
@@ -32,7 +32,7 @@ class Exported:
 
 def export(
     directory: Path, place: CheckpointPlace, *, epoch: int | None = None, observe: Observer = ignore
-) -> Exported:
+) -> ExportedCheckpoint:
     """Write an epoch that all partitions hold to `place`, all of it or nothing; by default the newest.
 
     A run may be active.
@@ -53,7 +53,7 @@ def export(
         steps = tuple(step for step in at.steps() if next(at.sizes(step), None) is not None)
     # export.3
     assert restored.batch is not None
-    return Exported(
+    return ExportedCheckpoint(
         epoch=at.epoch,
         batch=restored.batch,
         files=len(sizes),

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from recovery.base.reserved import CHECKPOINT_STEP
-from recovery.checkpoint.native.operators import NativeOperator, operators_of
-from recovery.checkpoint.native.state_schemas import Schema, state_schemas
-from recovery.checkpoint.places import Observer, Progressed, ignore
-from recovery.checkpoint.restore import Restored, restore
+from recovery.checkpoint.places import CheckpointTransfer, Observer, ignore
+from recovery.checkpoint.restore import RestoredCheckpoint, restore
 from recovery.checkpoint.rows import Content, file_of, row_objection
+from recovery.checkpoint.state_stores.operators import NativeOperator, operators_of
+from recovery.checkpoint.state_stores.state_schemas import Schema, state_schemas
 from recovery.errors import CorruptPartitionError, EpochNotHeldError, SparkCheckpointError
 from recovery.host.storage_errors import storage_errors
 from recovery.planning.measures import Measure, operators_measured
@@ -69,7 +69,7 @@ def held_rows(at: Snapshot, measures: Sequence[Measure]) -> Mapping[int, int]:
 
 def materialise(
     directory: Path, at: Snapshot, target: Path, observe: Observer = ignore, location: str | None = None
-) -> Restored:
+) -> RestoredCheckpoint:
     """Write the checkpoint of a snapshot into `target`, which is created.
 
     location: its URI when Spark starts on it, if that is not `target`.
@@ -96,7 +96,7 @@ def _observed(
     for key, content in rows:
         yield key, content
         done += len(content)
-        observe(Progressed("writing", min(done, total_bytes), total_bytes))
+        observe(CheckpointTransfer("writing", min(done, total_bytes), total_bytes))
 
 
 def _nothing(directory: Path, at: Snapshot) -> EpochNotHeldError | SparkCheckpointError:

@@ -20,11 +20,11 @@ from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.base.untrusted_paths import read_received
 from recovery.checkpoint.capture import Captured
 from recovery.checkpoint.home import LocalHome
-from recovery.checkpoint.native.operators import NativeOperator, missing_store, operators_of
-from recovery.checkpoint.native.state_files import MOST_METADATA_BYTES, StateFiles
-from recovery.checkpoint.places import CheckpointPlace, Observer, Progressed, ignore, newest_batch, vanished
+from recovery.checkpoint.places import CheckpointPlace, CheckpointTransfer, Observer, ignore, newest_batch, vanished
 from recovery.checkpoint.position import missing_entry, position_files
 from recovery.checkpoint.rows import Content, held_file, row_objection
+from recovery.checkpoint.state_stores.operators import NativeOperator, missing_store, operators_of
+from recovery.checkpoint.state_stores.state_files import MOST_METADATA_BYTES, StateFiles
 from recovery.errors import (
     AlreadyInitializedError,
     ConfigurationError,
@@ -131,7 +131,7 @@ class _Observed(Mapping[str, Content]):
             raise StorageError(str(error), path=error.filename or self._place.shown) from error
         assert content is not None, "an import cannot discard anything"
         self._done_bytes = min(self._total_bytes, self._done_bytes + len(content))
-        self._observe(Progressed("writing", self._done_bytes, self._total_bytes))
+        self._observe(CheckpointTransfer("writing", self._done_bytes, self._total_bytes))
         return content
 
     def __iter__(self) -> Iterator[str]:

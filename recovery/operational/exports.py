@@ -12,7 +12,7 @@ from recovery.base.printable import one_line
 from recovery.base.untrusted_json import MOST
 from recovery.errors import CorruptStateError, StateValueError, shown
 from recovery.operational.scopes import FACTS, is_scoped
-from recovery.operational.targets import Entry, Whole
+from recovery.operational.targets import StateEntry, Whole
 from recovery.operational.values import from_json, parse_json
 
 FORMAT = "recovery-state"
@@ -23,7 +23,7 @@ READ = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedState:
     """One state in a file: a document with its generation and, of scoped state, its facts; or a step's key with its
     timeout."""
 
@@ -40,7 +40,7 @@ class Exported:
         return Whole(self.content, self.timeout_ms, self.facts)
 
 
-def export_lines(entries: Iterable[Entry]) -> Iterator[str]:
+def export_lines(entries: Iterable[StateEntry]) -> Iterator[str]:
     """Yield the lines of an export file with these states."""
     yield json.dumps({"format": FORMAT, "version": VERSION})
     count = 0
@@ -50,7 +50,7 @@ def export_lines(entries: Iterable[Entry]) -> Iterator[str]:
     yield json.dumps({"end": count})
 
 
-def read_export(lines: Sequence[str]) -> list[Exported]:
+def read_export(lines: Sequence[str]) -> list[ExportedState]:
     """Return all states of a file. Raises CorruptStateError for a torn file, StateValueError for one that is not an
     export."""
     try:
@@ -73,7 +73,7 @@ def read_export(lines: Sequence[str]) -> list[Exported]:
         raise CorruptStateError(f"a line of the export cannot be read: {error.found}", remedy=REMEDY) from error
     if end != {"end": len(states)}:
         raise CorruptStateError(
-            "the export ends too early", cause="It was cut off while it was written or copied.", remedy=REMEDY
+            "the export ends too early", cause="The file was cut off while it was written or copied.", remedy=REMEDY
         )
     return states
 
@@ -82,15 +82,15 @@ def _is_number(value: Any) -> bool:
     return type(value) is int and abs(value) <= MOST
 
 
-def _read(line: Any, version: int) -> Exported:
+def _read(line: Any, version: int) -> ExportedState:
     if isinstance(line, dict) and "content" in line:
         generation, timeout_ms = line.get("generation", 0), line.get("timeout_ms")
         if isinstance(line.get("id"), str) and _is_number(generation):
             content, facts = _scoped(line, version) if is_scoped(line["id"]) else (line["content"], None)
-            return Exported(line["id"], None, None, content, generation, None, facts)
+            return ExportedState(line["id"], None, None, content, generation, None, facts)
         keyed = isinstance(line.get("step"), str) and isinstance(line.get("key"), str)
         if keyed and (timeout_ms is None or _is_number(timeout_ms)):
-            return Exported(None, line["step"], line["key"], line["content"], 0, timeout_ms)
+            return ExportedState(None, line["step"], line["key"], line["content"], 0, timeout_ms)
     raise StateValueError(f"{line!r:.120} is not a state")
 
 

@@ -49,7 +49,9 @@ def check(text: str, what: str = "state id", *, empty: bool = False) -> str:
     """Return `text` if it can be an id or a key. Raises ConfigurationError otherwise."""
     if not isinstance(text, str) or "\0" in text or not is_text(text) or not (text or empty):
         raise ConfigurationError(
-            f"{shown(text)} cannot be a {what}", cause="It is empty, holds U+0000, or is not text.", remedy="Use text."
+            f"{shown(text)} cannot be a {what}",
+            cause="The text is empty or holds U+0000, or the value is not text.",
+            remedy="Use text.",
         )
     return text
 

@@ -149,8 +149,8 @@ def _mark(key: str, entry: Mapping[str, Any]) -> Mark:
     if not is_moment(changed_ms) or type(version) is not int:
         raise StateValueError(
             f"the mark {key!r:.120} is not in the form of one",
-            cause="It was written by something other than recovery.",
-            remedy="Set it again: python -m recovery hwm set --force DIR KEY VALUE",
+            cause="Another program than recovery wrote the mark.",
+            remedy="Set the mark again: python -m recovery hwm set --force DIR KEY VALUE",
         )
     pipeline = entry.get("pipeline")
     return Mark(key, from_json(entry["value"]), changed_ms, version, pipeline if isinstance(pipeline, str) else None)

@@ -278,8 +278,8 @@ def _parsed(document: Document) -> tuple[Run, float]:
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         raise CorruptStateError(
             f"the run {document.state_id!r:.120} is not in the form of one: {error}",
-            cause="It was written by something other than recovery.",
-            remedy="Remove it: python -m recovery state clear DIR ID",
+            cause="Another program than recovery wrote the record.",
+            remedy="Remove the record: python -m recovery state clear DIR ID",
         ) from None
 
 

@@ -162,8 +162,8 @@ def valid_content(document: Document | None, now_ms: int) -> Any:
     if expires_ms is False or "value" not in content or not isinstance(expires_ms, int | None):
         raise StateValueError(
             f"{document.state_id!r:.120} is not in the form of a value",
-            cause="It was written by something other than recovery.",
-            remedy="Remove it: python -m recovery state clear DIR ID",
+            cause="Another program than recovery wrote the state.",
+            remedy="Remove the state: python -m recovery state clear DIR ID",
         )
     return None if expires_ms is not None and expires_ms <= now_ms else content
 

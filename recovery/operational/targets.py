@@ -33,7 +33,7 @@ Name = str | StepKey
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StateEntry:
     """One state as it was read. `content` is JSON's own types. `version` shows whether the state has changed since.
 
     facts: of scoped state, what is stored beside its value: its times, and the previous value. None for other state.
@@ -74,7 +74,7 @@ REMOVED = object()
 """Used in place of content to remove the state."""
 
 
-class Target(Protocol):
+class StateTarget(Protocol):
     """Where states are found and written."""
 
     @property
@@ -82,19 +82,19 @@ class Target(Protocol):
         """The directory or address of the states, for messages."""
         ...
 
-    def find(self, name: Name) -> Entry | None:
+    def find(self, name: Name) -> StateEntry | None:
         """Return the state of this name, None if there is none."""
         ...
 
-    def find_all(self, names: Iterable[Name]) -> dict[Name, Entry | None]:
+    def find_all(self, names: Iterable[Name]) -> dict[Name, StateEntry | None]:
         """Return the states of several names, with one read of each place."""
         ...
 
-    def entries(self, pattern: str | None = None) -> list[Entry]:
+    def entries(self, pattern: str | None = None) -> list[StateEntry]:
         """Return all states whose id or key the glob selects, sorted."""
         ...
 
-    def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, Entry | None]) -> str:
+    def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, StateEntry | None]) -> str:
         """Write content (or REMOVED) under names, together where the target can; returns what was done, for people.
 
         seen: what the caller found under these names. Raises StateLockedError if one has changed since.
@@ -102,7 +102,7 @@ class Target(Protocol):
         ...
 
 
-class Documents:
+class DocumentTarget:
     """The operational state of a backend in one environment. Marks that epochs moved appear as ordinary marks.
 
     The content of scoped state is its value; a value that has expired is not there.
@@ -121,11 +121,11 @@ class Documents:
         """See `Place.location`."""
         return self._backend.location
 
-    def find(self, name: Name) -> Entry | None:
+    def find(self, name: Name) -> StateEntry | None:
         """See `Place.find`."""
         return self.find_all([name])[name]
 
-    def find_all(self, names: Iterable[Name]) -> dict[Name, Entry | None]:
+    def find_all(self, names: Iterable[Name]) -> dict[Name, StateEntry | None]:
         """See `Place.find_all`."""
         ids = {name: self._id(name) for name in names}
         found = self._backend.read(list(ids.values()))
@@ -133,7 +133,7 @@ class Documents:
             found |= settled_marks(self._backend, found)
         return {name: self._entry_of(found[i]) if i in found else None for name, i in ids.items()}
 
-    def entries(self, pattern: str | None = None) -> list[Entry]:
+    def entries(self, pattern: str | None = None) -> list[StateEntry]:
         """See `Place.entries`."""
         found = map(self._entry_of, self._all().values())
         return [entry for entry in found if entry is not None and matches(str(entry.name), pattern)]
@@ -147,7 +147,7 @@ class Documents:
         expires_ms = (facts or {}).get("expires_ms")
         return expires_ms is not None and expires_ms <= self._now_ms
 
-    def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, Entry | None]) -> str:
+    def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, StateEntry | None]) -> str:
         """See `Place.write`. In a recovery directory all changes are one transaction."""
         for name, content in changes.items():
             if content is not REMOVED:
@@ -189,7 +189,7 @@ class Documents:
             )
         return f"{self._prefix}{name}"
 
-    def _entry_of(self, document: Document) -> Entry | None:
+    def _entry_of(self, document: Document) -> StateEntry | None:
         """Return the state that a document holds; None if it holds none, or one that has expired."""
         name, content = document.state_id.removeprefix(self._prefix), document.content
         # Without marks, the rest of that document only says which marks of epochs no longer count.
@@ -197,16 +197,16 @@ class Documents:
             return None
         version = (document.generation, document.changed_ms)
         if not scopes.is_scoped(name):
-            return Entry(name, content, version)
+            return StateEntry(name, content, version)
         try:
             stored = scopes.valid_content(document, self._now_ms)
         except StateValueError:
             # Another program wrote it: show it, so that it can be set or removed.
-            return Entry(name, content, version)
+            return StateEntry(name, content, version)
         if stored is None:
             return None
         facts = {field: stored[field] for field in (*scopes.FACTS, "previous") if field in stored}
-        return Entry(name, stored["value"], version, facts=facts)
+        return StateEntry(name, stored["value"], version, facts=facts)
 
     def _scoped(self, content: Any, before: Document | None) -> dict[str, Any]:
         """Return what to store for the value of scoped state."""
@@ -220,7 +220,7 @@ class Documents:
         return scopes.edited(given.content, known, self._now_ms, given.retention)
 
 
-class Steps:
+class StepTarget:
     """The states of a flow's steps, at the newest epoch or at a held one. Writing makes a new epoch."""
 
     def __init__(
@@ -231,11 +231,11 @@ class Steps:
         *,
         epoch: int | None = None,
         force: bool = False,
-        places: Locations | None = None,
+        locations: Locations | None = None,
     ) -> None:
-        """places: where the partitions are, if owners have some; `directory` then has copies."""
-        self._directory = directory if places is None else places.directory
-        self._places = places
+        """locations: where the partitions are, if owners have some; `directory` then has copies."""
+        self._directory = directory if locations is None else locations.directory
+        self._locations = locations
         self._step = step
         self._clock = clock
         self._force = force
@@ -246,28 +246,28 @@ class Steps:
         """See `Place.location`."""
         return str(self._directory)
 
-    def at_same_moment(self, step: str) -> Steps:
+    def at_same_moment(self, step: str) -> StepTarget:
         """Return the states of another step, as of the same epoch."""
         other = copy(self)
         other._step = step
         return other
 
-    def find(self, name: Name) -> Entry | None:
+    def find(self, name: Name) -> StateEntry | None:
         """See `Place.find`."""
         return self.find_all([name])[name]
 
-    def find_all(self, names: Iterable[Name]) -> dict[Name, Entry | None]:
+    def find_all(self, names: Iterable[Name]) -> dict[Name, StateEntry | None]:
         """See `Place.find_all`."""
         wanted = list(map(_step_key, names))
         held = _held(self.snapshot, wanted)
         return {name: _step_entry(name[0], held[name]) if name in held else None for name in wanted}
 
-    def entries(self, pattern: str | None = None) -> list[Entry]:
+    def entries(self, pattern: str | None = None) -> list[StateEntry]:
         """See `Place.entries`."""
         found = [_step_entry(self._step, s) for s in self.snapshot.states(self._step) if matches(s.key, pattern)]
         return sorted(found, key=lambda entry: entry.name)
 
-    def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, Entry | None]) -> str:
+    def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, StateEntry | None]) -> str:
         """See `Place.write`. Timeouts stay unchanged."""
 
         def compute(newest: Snapshot) -> dict[StepKey, Edited]:
@@ -293,7 +293,9 @@ class Steps:
             edited = compute(newest)
             return edited
 
-        epoch = edit_states(self._directory, verb, computed, clock=self._clock, force=self._force, places=self._places)
+        epoch = edit_states(
+            self._directory, verb, computed, clock=self._clock, force=self._force, locations=self._locations
+        )
         count = counted(len(edited), "key")
         return "nothing to change" if epoch is None else f"epoch {epoch} closed: {count} edited"
 
@@ -353,9 +355,9 @@ def check_content(state_id: str, content: Any) -> None:
         ) from error
 
 
-def missing(target: Target, name: Name) -> StateNotFoundError:
+def missing(target: StateTarget, name: Name) -> StateNotFoundError:
     """Return the error for a missing state. Raises CorruptPartitionError if the state may have been lost."""
-    if isinstance(name, str) or not isinstance(target, Steps):
+    if isinstance(name, str) or not isinstance(target, StepTarget):
         return StateNotFoundError(f"there is no state {name!r:.200}", path=target.location)
     step, key = name
     target.snapshot.check_all_there(step, key)
@@ -366,7 +368,7 @@ def missing(target: Target, name: Name) -> StateNotFoundError:
     )
 
 
-def unknown_step(target: Steps, step: str) -> StateNotFoundError | None:
+def unknown_step(target: StepTarget, step: str) -> StateNotFoundError | None:
     """Return the error for a step without any state; None if the step has state."""
     known = target.snapshot.steps(reserved=True)
     if step in known:
@@ -392,10 +394,10 @@ def _held(at: Snapshot, names: Iterable[StepKey]) -> dict[StepKey, KeyState]:
     return {(step, key): state for step, wanted in keys.items() for key, state in at.some(step, wanted).items()}
 
 
-def _step_entry(step: str, state: KeyState) -> Entry:
+def _step_entry(step: str, state: KeyState) -> StateEntry:
     if isinstance(state.value, bytes):
         raise StateValueError(f"the value of step {step!r} key {state.key!r:.80} is not text", cause="", remedy="")
-    return Entry((step, state.key), content_of(state.value), state.epoch, state.timeout_ms)
+    return StateEntry((step, state.key), content_of(state.value), state.epoch, state.timeout_ms)
 
 
 def content_of(text: str) -> Any:
@@ -407,7 +409,7 @@ def content_of(text: str) -> Any:
         return text
 
 
-def _check_unchanged(name: Name, seen: Mapping[Name, Entry | None], found: Entry | None) -> None:
+def _check_unchanged(name: Name, seen: Mapping[Name, StateEntry | None], found: StateEntry | None) -> None:
     if name in seen and seen[name] != found:
         raise StateLockedError(
             f"{name!r:.200} was changed by another process meanwhile",

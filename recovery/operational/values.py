@@ -200,7 +200,7 @@ def _in_zone(moment: datetime, zone: Any) -> datetime:
     except (ValueError, TypeError, KeyError, OSError) as error:
         raise StateValueError(
             f"there is no time zone {shown(zone)}",
-            cause="It is misspelt, or this machine does not have it.",
+            cause="The name is misspelt, or this machine does not know the time zone.",
             remedy='Write its name like "Europe/Berlin"; to install time zones: pip install tzdata',
         ) from error
     # Where clocks were set back an hour, the offset decides between the two readings.

@@ -18,24 +18,24 @@ from recovery.storage.documents import (
     read_states,
     still_locked,
 )
-from recovery.wire.calls import Changed, Stored
+from recovery.wire.calls import Changed, StateDocument
 
 
 class _OvertakenError(Exception):
     """A document has another generation than the one that a change was made from."""
 
 
-def read(directory: Path, ids: Sequence[str]) -> list[Stored]:
+def read(directory: Path, ids: Sequence[str]) -> list[StateDocument]:
     """See `OwnerCalls.documents`."""
     return [_stored(each) for each in read_states(home(directory), ids).values()]
 
 
-def found(directory: Path, prefix: str) -> list[Stored]:
+def found(directory: Path, prefix: str) -> list[StateDocument]:
     """See `OwnerCalls.documents_of`."""
     return [_stored(each) for each in read_prefix(home(directory), prefix)]
 
 
-def change(directory: Path, changes: Sequence[Changed], now_ms: int, busy_ms: int) -> list[Stored] | None:
+def change(directory: Path, changes: Sequence[Changed], now_ms: int, busy_ms: int) -> list[StateDocument] | None:
     """See `OwnerCalls.change_documents`."""
 
     def changed(wanted: Changed, held: StoredState | None) -> str | None:
@@ -58,7 +58,7 @@ def forget(directory: Path, ids: Sequence[str], busy_ms: int) -> int:
         return forget_states(path, ids, busy_ms=busy_ms)
 
 
-def place(directory: Path, documents: Sequence[Stored], busy_ms: int) -> None:
+def place(directory: Path, documents: Sequence[StateDocument], busy_ms: int) -> None:
     """See `OwnerCalls.place_documents`."""
     with _bounded(directory, busy_ms) as path:
         place_states(path, [StoredState(*each) for each in map(_fields, documents)], busy_ms=busy_ms)
@@ -74,9 +74,9 @@ def _bounded(directory: Path, busy_ms: int) -> Iterator[Path]:
         raise still_locked(path, busy_ms / 1000) from error
 
 
-def _stored(state: StoredState) -> Stored:
-    return Stored(state.state_id, state.generation, state.content, state.changed_ms)
+def _stored(state: StoredState) -> StateDocument:
+    return StateDocument(state.state_id, state.generation, state.content, state.changed_ms)
 
 
-def _fields(stored: Stored) -> tuple[str, int, str | None, int]:
+def _fields(stored: StateDocument) -> tuple[str, int, str | None, int]:
     return stored.state_id, stored.generation, stored.content, stored.changed_ms

@@ -16,15 +16,15 @@ from recovery.errors import StorageError
 from recovery.host.storage_errors import storage_errors
 from recovery.planning.values import StepEdit
 from recovery.storage.seam import CloseRequest
-from recovery.wire.calls import CONVERTED, DRIVER, EDITED, Closing, Edit, Part, check_values
+from recovery.wire.calls import CONVERTED, DRIVER, EDITED, Closing, Edit, RowsAhead, check_values
 
 
-class _Place(NamedTuple):
+class _Extent(NamedTuple):
     offset: int
     size_bytes: int
 
 
-Places = dict[tuple[str, StepId], dict[str, _Place]]
+Extents = dict[tuple[str, StepId], dict[str, _Extent]]
 """By what the rows are and their step: where the value of each key is."""
 
 
@@ -36,24 +36,24 @@ class GivenRows:
         self._file: IO[bytes] | None = None
         self._epoch: Epoch | None = None
         self._size_bytes = 0
-        self._places: dict[PartitionIndex, Places] = {}
+        self._extents: dict[PartitionIndex, Extents] = {}
         self._parts: dict[PartitionIndex, int] = {}
 
-    def add(self, epoch: Epoch, part: Part, directory: Path) -> None:
+    def add(self, epoch: Epoch, part: RowsAhead, directory: Path) -> None:
         """Keep a part. directory: for the file, which has no name there. Raises StorageError."""
         check_values(value for _, value, _ in part.rows)
         with self._lock:
             if epoch != self._epoch:
                 self._clear()
                 self._epoch = epoch
-            places = self._places.setdefault(part.index, {}).setdefault((part.what, part.step), {})
+            extents = self._extents.setdefault(part.index, {}).setdefault((part.what, part.step), {})
             with storage_errors(directory):
                 if self._file is None:
                     self._file = tempfile.TemporaryFile(prefix="given-", dir=directory, buffering=0)  # noqa: SIM115
                 body = bytearray()
                 for key, value, timeout_ms in part.rows:
                     row = msgspec.msgpack.encode((value, timeout_ms))
-                    places[key] = _Place(self._size_bytes + len(body), len(row))
+                    extents[key] = _Extent(self._size_bytes + len(body), len(row))
                     body += row
                 _write(self._file, body)
             self._size_bytes += len(body)
@@ -66,7 +66,7 @@ class GivenRows:
             parts = self._parts.get(index, 0) if mine else 0
             if parts != closing.parts:
                 raise StorageError(f"{parts} of {closing.parts} parts of epoch {closing.epoch} came for part-{index}")
-            return Given(self._places.get(index, {}) if mine else {}, self._file)
+            return Given(self._extents.get(index, {}) if mine else {}, self._file)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -77,53 +77,53 @@ class GivenRows:
         if self._file is not None:
             self._file.close()
         self._file, self._epoch, self._size_bytes = None, None, 0
-        self._places, self._parts = {}, {}
+        self._extents, self._parts = {}, {}
 
 
 class Given(NamedTuple):
     """What came for one partition."""
 
-    places: Places
+    extents: Extents
     file: IO[bytes] | None
 
     def driver_rows(self, closing: Closing) -> Mapping[StepId, Mapping[str, Any]]:
         """Return the driver's rows, with those that came with the close."""
-        steps = {*closing.driver_rows, *(step for what, step in self.places if what == DRIVER)}
-        return {step: Rows(closing.driver_rows.get(step, {}), self, (DRIVER, step)) for step in steps}
+        steps = {*closing.driver_rows, *(step for what, step in self.extents if what == DRIVER)}
+        return {step: SpilledRows(closing.driver_rows.get(step, {}), self, (DRIVER, step)) for step in steps}
 
     def state_rows(self, closing: Closing) -> Mapping[StepId, Mapping[str, Any]]:
         """Return the edited states, with those that came with the close."""
-        steps = {*closing.state_rows, *(step for what, step in self.places if what == EDITED)}
-        return {step: Rows(closing.state_rows.get(step, {}), self, (EDITED, step)) for step in steps}
+        steps = {*closing.state_rows, *(step for what, step in self.extents if what == EDITED)}
+        return {step: SpilledRows(closing.state_rows.get(step, {}), self, (EDITED, step)) for step in steps}
 
     def converted(self, step: StepId, last: Mapping[str, str | None]) -> Mapping[str, Any]:
         """Return the new values of an edited step. last: those that came with the close."""
-        return Rows(last, self, (CONVERTED, step))
+        return SpilledRows(last, self, (CONVERTED, step))
 
 
-class Rows(Mapping[str, Any]):
+class SpilledRows(Mapping[str, Any]):
     """Rows of one step: the last ones from memory, the others from the file."""
 
     def __init__(self, last: Mapping[str, Any], given: Given, which: tuple[str, StepId]) -> None:
         self._last = last
         self._file = given.file
-        self._places = given.places.get(which, {})
+        self._extents = given.extents.get(which, {})
         self._has_timeouts = which[0] == EDITED
 
     def __getitem__(self, key: str) -> Any:
         if key in self._last:
             return self._last[key]
-        place = self._places[key]
+        extent = self._extents[key]
         assert self._file is not None
-        value, timeout_ms = msgspec.msgpack.decode(os.pread(self._file.fileno(), place.size_bytes, place.offset))
+        value, timeout_ms = msgspec.msgpack.decode(os.pread(self._file.fileno(), extent.size_bytes, extent.offset))
         return (value, timeout_ms) if self._has_timeouts else value
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._places
+        yield from self._extents
         yield from self._last
 
     def __len__(self) -> int:
-        return len(self._places) + len(self._last)
+        return len(self._extents) + len(self._last)
 
 
 def request_of(closing: Closing, given: Given) -> CloseRequest:

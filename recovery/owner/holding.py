@@ -13,11 +13,11 @@ from recovery.errors import LeaseLostError, OwnerUnreachableError, RecoveryError
 from recovery.host.durable import Modes
 from recovery.owner.given import GivenRows
 from recovery.planning.values import PartitionDescription
-from recovery.storage.connect import FilePartitions, Share, connect_share
+from recovery.storage.connect import FilePartitions, PartitionShare, connect_share
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.staged import StagedRestore
 from recovery.storage.verify import PartitionCheck
-from recovery.wire.calls import Begun
+from recovery.wire.calls import BegunExecution
 
 
 class Holding:
@@ -50,7 +50,7 @@ class Holding:
     def take(self, store_id: str, indexes: Sequence[PartitionIndex], count: int) -> None:
         """Open these partitions for writing. Raises FileReplacedError for files of another store."""
         assert self.store is None, "partitions are taken once"
-        share = Share(self.directory, tuple(indexes), count)
+        share = PartitionShare(self.directory, tuple(indexes), count)
         self.store = connect_share(store_id, share, self._scratch, self._clock)
 
     def stage(self, name: str, home: str, indexes: Sequence[PartitionIndex], modes: Modes) -> None:
@@ -130,7 +130,7 @@ def let_go_error() -> OwnerUnreachableError:
 
 
 def why_not_held(
-    begun: Begun | None, there: Sequence[PartitionDescription], holder: Holding | None, directory: Path
+    begun: BegunExecution | None, there: Sequence[PartitionDescription], holder: Holding | None, directory: Path
 ) -> RecoveryError:
     """Return why a run does not hold a directory: LeaseLostError if a later execution has begun in the partitions that
     are there or another run holds them, else OwnerUnreachableError. begun: by the run, None: nothing yet."""

@@ -203,7 +203,7 @@ def _start_error(line: bytes, process: subprocess.Popen[bytes]) -> RecoveryError
         return (error_named(failed.error) or StorageError)(failed.found)
     return StorageError(
         f"the owner's process did not start ({exit_text(process.returncode)})",
-        cause="Its error is above; or this host is too busy, or has too little memory.",
+        cause="The error of the process is above; or this host is too busy, or has too little memory.",
         remedy="Fix it and run the same command again: nothing was changed.",
     )
 
@@ -220,7 +220,7 @@ def _listening(bind: str, port: int) -> socket.socket:
         raise ConfigurationError(
             f"the run cannot listen at {location(bind, port)}: {error.strerror or error}",
             cause="The port is in use, or the address is not one of this host.",
-            remedy="Give another one: --serve [HOST]:PORT",
+            remedy="Give another address: --serve [HOST]:PORT",
         ) from error
     return found
 

@@ -34,17 +34,17 @@ from recovery.storage.scan import log_bytes, read_measures, scan, sizes_in
 from recovery.storage.seam import BatchCount, Collected
 from recovery.storage.staged import StagedRestore, end_left, left
 from recovery.wire.calls import (
-    Begun,
+    BegunExecution,
     Changed,
-    Checked,
     Closing,
+    DescribedFile,
     FileFacts,
-    Found,
-    Part,
+    FullCheckResult,
+    OwnerStatus,
     Piece,
     Row,
-    Serving,
-    Stored,
+    RowsAhead,
+    StateDocument,
 )
 from recovery.wire.messages import as_refusal
 from recovery.wire.service import Tasks
@@ -115,7 +115,7 @@ class OwnedRuns:
             self._log(f"held by {one_line(purpose)}")
             return self._holding
 
-    def held_by(self, run: str, begun: Begun | None) -> Holding:
+    def held_by(self, run: str, begun: BegunExecution | None) -> Holding:
         """Return the hold of this run. Raises what `why_not_held` returns."""
         holding = self._holding
         if holding is None or holding.run != run:
@@ -146,24 +146,24 @@ class OwnedRuns:
             parts = ", ".join(map(str, store.indexes))
             self._log(f"execution {lease.number} of {one_line(execution.flow_id)} began: partitions {parts}")
 
-    def scan(self) -> list[Found]:
+    def scan(self) -> list[DescribedFile]:
         """Describe what is in the directory."""
         try:
             found = scan(self.directory)
         except NoPartitionsError:
             return []
         return [
-            Found(each.path.name, each.description, None if each.error is None else as_refusal(each.error))
+            DescribedFile(each.path.name, each.description, None if each.error is None else as_refusal(each.error))
             for each in found
         ]
 
-    def serving(self) -> Serving:
+    def serving(self) -> OwnerStatus:
         """See `OwnerCalls.serving`."""
         holding = self._holding
         if holding is not None:
-            return Serving(VERSION, holding.purpose, self.stops)
+            return OwnerStatus(VERSION, holding.purpose, self.stops)
         other = lock_holder(self.directory)
-        return Serving(VERSION, "" if other is None else describe_holder(other), self.stops)
+        return OwnerStatus(VERSION, "" if other is None else describe_holder(other), self.stops)
 
     def path(self, name: str) -> Path:
         """Return the path of a file that `scan` found."""
@@ -196,11 +196,11 @@ class Connection:
 
     # Looks
 
-    def serving(self) -> Serving:
+    def serving(self) -> OwnerStatus:
         """See `OwnerCalls.serving`."""
         return self._owner.serving()
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[DescribedFile]:
         """See `OwnerCalls.found`."""
         return self._owner.scan()
 
@@ -210,14 +210,14 @@ class Connection:
         measures = read_measures(path) if name == "part-0.sqlite3" else []
         return FileFacts(log_bytes(path), sizes_in(path), measures)
 
-    def verify(self, names: list[str]) -> list[Checked]:
+    def verify(self, names: list[str]) -> list[FullCheckResult]:
         """See `OwnerCalls.verify`."""
         from recovery.storage.verify import PartitionCheck
 
         paths = [self._owner.path(name) for name in names]
         checks = [PartitionCheck(path) if self._joined is None else self._joined.verify(path) for path in paths]
         verdicts = [check.run() for check in checks]
-        return [Checked(each.path.name, each.rows, each.problems) for each in verdicts]
+        return [FullCheckResult(each.path.name, each.rows, each.problems) for each in verdicts]
 
     def copies(self, names: list[str]) -> Iterator[Piece]:
         """See `OwnerCalls.copies`."""
@@ -227,15 +227,15 @@ class Connection:
         """See `OwnerCalls.store_copies`."""
         return self._owner.shipping.ask(wanted)
 
-    def documents(self, ids: list[str]) -> list[Stored]:
+    def documents(self, ids: list[str]) -> list[StateDocument]:
         """See `OwnerCalls.documents`."""
         return documents.read(self._owner.directory, ids)
 
-    def documents_of(self, prefix: str) -> list[Stored]:
+    def documents_of(self, prefix: str) -> list[StateDocument]:
         """See `OwnerCalls.documents_of`."""
         return documents.found(self._owner.directory, prefix)
 
-    def change_documents(self, changes: list[Changed], now_ms: int, busy_ms: int) -> list[Stored] | None:
+    def change_documents(self, changes: list[Changed], now_ms: int, busy_ms: int) -> list[StateDocument] | None:
         """See `OwnerCalls.change_documents`."""
         return documents.change(self._owner.directory, changes, now_ms, busy_ms)
 
@@ -243,7 +243,7 @@ class Connection:
         """See `OwnerCalls.forget_documents`."""
         return documents.forget(self._owner.directory, ids, busy_ms)
 
-    def place_documents(self, placed: list[Stored], busy_ms: int) -> None:
+    def place_documents(self, placed: list[StateDocument], busy_ms: int) -> None:
         """See `OwnerCalls.place_documents`."""
         documents.place(self._owner.directory, placed, busy_ms)
 
@@ -253,7 +253,7 @@ class Connection:
         """See `OwnerCalls.hold`."""
         self._holds = self._owner.hold(run, purpose, self._unmask(masked_key))
 
-    def still(self, run: str, begun: Begun | None) -> Serving:
+    def still(self, run: str, begun: BegunExecution | None) -> OwnerStatus:
         """See `OwnerCalls.still`."""
         self._owner.held_by(run, begun)
         return self.serving()
@@ -263,7 +263,7 @@ class Connection:
         if self._holds is not None:
             self._owner.let_go(self._holds)
 
-    def join(self, run: str, begun: Begun | None) -> None:
+    def join(self, run: str, begun: BegunExecution | None) -> None:
         """See `OwnerCalls.join`."""
         self._joined = self._owner.held_by(run, begun)
         self._joined.cuts.add(self._cut)
@@ -363,7 +363,7 @@ class Connection:
         with self._held.using(closes=True) as store:
             store.seal(lease, batch, apart=apart)
 
-    def give(self, epoch: Epoch, part: Part) -> None:
+    def give(self, epoch: Epoch, part: RowsAhead) -> None:
         """See `OwnerCalls.give`."""
         with self._held.using() as store:
             self._held.given.add(epoch, part, store.scratch)

@@ -177,5 +177,5 @@ def _listening(host: str, port: int) -> socket.socket:
         raise ConfigurationError(
             f"nothing can listen at {location(host, port)}: {error.strerror or error}",
             cause="The port is in use, or the address is not one of this host.",
-            remedy="Give another one: --at HOST:PORT",
+            remedy="Give another address: --at HOST:PORT",
         ) from error

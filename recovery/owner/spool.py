@@ -18,7 +18,7 @@ ALL_BYTES = 512 << 20
 """What all calls together may keep in memory."""
 
 
-class Memory:
+class SpoolMemory:
     """The memory that all spools share."""
 
     def __init__(self, most_bytes: int = ALL_BYTES) -> None:
@@ -42,7 +42,7 @@ class Memory:
 class MessageSpool:
     """The messages of one apply, for one thread."""
 
-    def __init__(self, directory: Path, memory: Memory, call_bytes: int = CALL_BYTES) -> None:
+    def __init__(self, directory: Path, memory: SpoolMemory, call_bytes: int = CALL_BYTES) -> None:
         """directory: for the temporary file, which has no name there."""
         self._directory = directory
         self._memory = memory

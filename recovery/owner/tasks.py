@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recovery.errors import OwnerRefusedError
-from recovery.owner.spool import Memory, MessageSpool
+from recovery.owner.spool import MessageSpool, SpoolMemory
 from recovery.storage.reach import reach
 from recovery.storage.seam import TaskStore
 from recovery.wire.messages import Rows
@@ -20,7 +20,7 @@ class TaskService:
         """address: see `PartitionStore.address`. scratch: a directory for what does not fit into memory."""
         self._address = address
         self._scratch = scratch
-        self._memory = Memory()
+        self._memory = SpoolMemory()
 
     @contextlib.contextmanager
     def store(self) -> Iterator[TaskStore]:

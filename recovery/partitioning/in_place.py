@@ -114,8 +114,8 @@ def clear_unfinished(directory: Path) -> None:
             raise StorageError(
                 "it holds partitions that cannot be read",
                 path=left,
-                cause="It has the name under which this store's old directory is kept.",
-                remedy="If it is not that directory, move it away.",
+                cause="The directory has the name under which this store's old directory is kept.",
+                remedy="If this is not the old directory, move it away.",
             )
         _refuse_others(left)
         shutil.rmtree(left)

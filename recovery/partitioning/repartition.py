@@ -178,11 +178,11 @@ def repartition(
     CorruptPartitionError or StorageError.
     """
     source, target = local_path(directory), None if new_directory is None else local_path(new_directory)
-    attempt = _Attempt(source, target, count, clock or SystemClock(), random_id())
+    attempt = _RepartitionAttempt(source, target, count, clock or SystemClock(), random_id())
     return attempt.make(processes, observe, announce)
 
 
-class _Attempt:
+class _RepartitionAttempt:
     def __init__(self, directory: Path, target: Path | None, count: int, clock: Clock, store_id: str) -> None:
         # A link keeps its name; the directory that it leads to is the one that changes.
         self._directory = directory if target is not None else Path(os.path.realpath(directory))

@@ -17,7 +17,7 @@ import msgspec
 
 from recovery.errors import RecoveryError, error_named
 from recovery.host.children import tell_parent
-from recovery.planning.moving import Share
+from recovery.planning.moving import WorkShare
 from recovery.planning.resume import plan_resume
 from recovery.storage.repartition import NewStore, Rows, Tally, move
 from recovery.storage.scan import scan
@@ -32,7 +32,7 @@ class Work(msgspec.Struct, frozen=True):
     created_ms: int
     count: int
     draft: bytes
-    shares: list[Share]
+    shares: list[WorkShare]
 
 
 class Moved(msgspec.Struct, frozen=True, tag=True):
@@ -52,7 +52,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     after: tuple[Counts, Counts]
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class FailedWork(msgspec.Struct, frozen=True, tag=True):
     """An error of this package ended the work."""
 
     error: str
@@ -67,7 +67,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
         return kind(self.found, path=self.path, cause=self.cause, remedy=self.remedy)
 
 
-Line = Moved | Done | Failed
+Line = Moved | Done | FailedWork
 
 
 def do(work: Work, observe: Callable[[int], None]) -> tuple[Tally, Tally]:
@@ -108,7 +108,7 @@ def main() -> int:
         known = error if isinstance(error, RecoveryError) else damage_behind(error)
         if known is None:
             raise
-        _print(Failed(type(known).__name__, known.found, known.path, known.cause, known.remedy))
+        _print(FailedWork(type(known).__name__, known.found, known.path, known.cause, known.remedy))
         return known.exit_code
     _print(Done(counts_of(before), counts_of(after)))
     return 0

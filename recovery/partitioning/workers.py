@@ -12,7 +12,7 @@ import msgspec
 
 from recovery.errors import StorageError
 from recovery.host.children import own_module
-from recovery.partitioning.worker import Done, Failed, Line, Moved, Work, do, tally_of
+from recovery.partitioning.worker import Done, FailedWork, Line, Moved, Work, do, tally_of
 from recovery.storage.repartition import Tally
 
 READ_BYTES = 1 << 20
@@ -37,7 +37,7 @@ def do_all(works: Sequence[Work], observe: Callable[[int], None]) -> tuple[Tally
                 for line in worker.read():
                     if isinstance(line, Moved):
                         observe(line.rows)
-                    elif isinstance(line, Failed):
+                    elif isinstance(line, FailedWork):
                         raise line.as_error()
                     else:
                         before.add(tally_of(line.before))
@@ -84,14 +84,14 @@ class _Worker:
         found = os.read(self.output.fileno(), READ_BYTES)
         *whole, self._rest = (self._rest + found).split(b"\n")
         lines = [msgspec.json.decode(line, type=Line) for line in whole]
-        self._done = self._done or any(isinstance(line, Done | Failed) for line in lines)
+        self._done = self._done or any(isinstance(line, Done | FailedWork) for line in lines)
         if not found:
             self.ended = True
             if not self._done:
                 code = self._process.wait()
                 raise StorageError(
                     f"a process that wrote partitions ended with code {code}",
-                    cause="It was killed, or ran out of memory; or its error is above.",
+                    cause="The process was killed, or ran out of memory; or its error is above.",
                     remedy="Run the same command again: nothing was changed.",
                 )
         return lines

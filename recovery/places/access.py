@@ -80,22 +80,21 @@ def access_of(address: PlaceAddress, environ: Mapping[str, str]) -> Access:
             access, key_id=address.user, secret=address.password or "", token=None, unread=None,
             looked_at="Its credentials are those of the address.",
         )  # fmt: skip
-    endpoint = _given_endpoint(address) or access.endpoint
+    endpoint = _given_endpoint(address, access.account or "") or access.endpoint
     if endpoint is not None and ("scheme" in given or "://" not in endpoint):
         scheme, authority = endpoint_of(endpoint)
         endpoint = f"{given.get('scheme') or scheme}://{authority}"
     return replace(access, endpoint=endpoint, region=given.get("region") or access.region)
 
 
-def _given_endpoint(address: PlaceAddress) -> str | None:
-    """Return the URL of the server that an address names, None if it names none."""
+def _given_endpoint(address: PlaceAddress, account: str) -> str | None:
+    """Return the URL of the server that an address names, None if it names none. account: of Azure."""
     given = address.settings
     authority = given.get("blob_storage_authority")
     if "endpoint" in given or authority is None:
         return given.get("endpoint") or given.get("endpoint_override")
     scheme = "http" if given.get("enable_tls") == "false" else "https"
     # pyarrow puts the account before an authority that begins with a dot, and behind any other.
-    account = address.account or ""
     return f"{scheme}://{account}{authority}" if authority.startswith(".") else f"{scheme}://{authority}/{account}"
 
 
@@ -231,7 +230,7 @@ def _connection(text: str) -> dict[str, str]:
     if len(found) < len(pairs) or not found.keys() & {"AccountName", "BlobEndpoint"}:
         raise ConfigurationError(
             f"{CONNECTION_STRING} is not a connection string",
-            cause="It has neither AccountName nor BlobEndpoint, or a part without a =.",
+            cause="The text has neither AccountName nor BlobEndpoint, or a part without a =.",
             remedy="Copy it from `az storage account show-connection-string`.",
         )
     return found

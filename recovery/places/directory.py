@@ -97,7 +97,9 @@ class DirectoryPlace:
                 if self.root.is_dir():
                     raise
                 raise BackupTargetError(
-                    "there is no such directory", path=self.shown, cause="Its disk is not mounted, or it was moved."
+                    "there is no such directory",
+                    path=self.shown,
+                    cause="The directory's disk is not mounted, or the directory was moved.",
                 ) from None
             with file:
                 return os.pread(file.fileno(), size, offset)
@@ -135,7 +137,7 @@ class DirectoryPlace:
             yield
         except FileNotFoundError as error:
             raise BackupTargetError(
-                str(error), path=self.shown, cause="It was removed, or this user may not create it there."
+                str(error), path=self.shown, cause="The directory was removed, or this user may not write into it."
             ) from error
 
     @contextlib.contextmanager
@@ -260,8 +262,8 @@ class DirectoryDocuments:
                 raise self._failures.kind(
                     f"another process has been writing for {self._timeout_s:g} s",
                     path=path,
-                    cause="It was suspended in the middle of a write, or the disk does not answer.",
-                    remedy=f"Find it with `fuser {path}`, and let it continue, or end it.",
+                    cause="The other process was suspended in the middle of a write, or the disk does not answer.",
+                    remedy=f"Find the process with `fuser {path}`, and let it continue or end it.",
                 )
             yield
         finally:

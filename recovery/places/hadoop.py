@@ -181,7 +181,7 @@ class HadoopFiles:
             if session is None or (self._given is None and _is_stopped(session)):
                 raise ConfigurationError(
                     f"{self._address} is reached through Spark, and there is no session",
-                    cause="It needs the session's settings: libraries, endpoint and credentials.",
+                    cause="Hadoop's client needs the settings of the session: libraries, endpoint and credentials.",
                     remedy="Create a SparkSession first, with the settings that the flow runs with.",
                 )
             conf = session._jsparkSession.sessionState().newHadoopConf()

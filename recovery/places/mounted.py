@@ -34,7 +34,7 @@ def answered(call: Callable[[], T], shown: str, moved: Callable[[], int] = lambd
             f"no answer for {SILENT_S:.0f} s",
             path=shown,
             cause="The disk, or the host that shares it, does not answer.",
-            remedy="See whether `ls` in it does; mount it again if it does not.",
+            remedy="See whether `ls` answers in the directory; if it does not, mount the directory again.",
         ) from None
 
 

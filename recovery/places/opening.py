@@ -37,7 +37,7 @@ def open_place(
     if not place:
         raise ConfigurationError(
             "no destination for backups is given",
-            cause="It is empty; a variable of the shell may not be set.",
+            cause="The argument is empty; a variable of the shell may not be set.",
             remedy="Give a path, or an address such as s3://BUCKET/PATH.",
         )
     address = copies_address(place)
@@ -62,8 +62,8 @@ def lasting_place(place: str) -> str:
         raise ConfigurationError(
             "the address holds credentials",
             path=address.shown,
-            cause="It is kept in a file, so that other processes and later commands find the place.",
-            remedy="Leave them out, and give them by the environment: see docs/backup.md.",
+            cause="The address is kept in a file, so that other processes and later commands find the place.",
+            remedy="Leave the credentials out of the address, and give them by the environment: see docs/backup.md.",
         )
     return place
 

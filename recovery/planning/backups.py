@@ -31,7 +31,7 @@ MOST_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class PartitionCopy:
     """One copy of one partition. origin: where it is. taken_ms: the wall time at which it was taken.
 
     changed_ms: when its operational state last changed; 0: unknown. For a plain file, taken_ms is the time of its last
@@ -61,7 +61,7 @@ class RestorePlan:
     abandoned one, which the user asked for.
     """
 
-    copies: tuple[Copy, ...]
+    copies: tuple[PartitionCopy, ...]
     epoch: Epoch
     snapshot: ClosedEpoch | None
     newest: ClosedEpoch | None
@@ -85,12 +85,12 @@ class RestorePlan:
 
 
 def plan_restore(
-    copies: Sequence[Copy],
+    copies: Sequence[PartitionCopy],
     *,
     epoch: int | None = None,
     at_ms: int | None = None,
-    unusable: Sequence[Copy] = (),
-    latest: Sequence[Copy] = (),
+    unusable: Sequence[PartitionCopy] = (),
+    latest: Sequence[PartitionCopy] = (),
 ) -> RestorePlan:
     """Return the plan for the newest common epoch of `copies`, for `epoch`, or for the newest closed by `at_ms`.
 
@@ -131,7 +131,7 @@ def plan_restore(
     )
 
 
-def _by_partition(copies: Sequence[Copy], latest: Sequence[Copy]) -> list[list[Copy]]:
+def _by_partition(copies: Sequence[PartitionCopy], latest: Sequence[PartitionCopy]) -> list[list[PartitionCopy]]:
     """Return the copies of each partition of one store. Raises what `plan_resume` raises for an invalid set."""
     stores = {copy.description.store_id: copy for copy in copies}
     if len(stores) > 1:
@@ -139,7 +139,7 @@ def _by_partition(copies: Sequence[Copy], latest: Sequence[Copy]) -> list[list[C
         raise ForeignPartitionError(
             f"copies of several stores: {listed}", remedy="Keep the copies of each recovery directory apart."
         )
-    groups: dict[PartitionIndex, list[Copy]] = defaultdict(list)
+    groups: dict[PartitionIndex, list[PartitionCopy]] = defaultdict(list)
     for copy in copies:
         groups[copy.index].append(copy)
     newest = [max(groups[index], key=lambda copy: (copy in latest, copy.taken_ms)) for index in sorted(groups)]
@@ -149,24 +149,24 @@ def _by_partition(copies: Sequence[Copy], latest: Sequence[Copy]) -> list[list[C
     return [groups[index] for index in sorted(groups)]
 
 
-def _as_restored(copy: Copy) -> PartitionDescription:
+def _as_restored(copy: PartitionCopy) -> PartitionDescription:
     """Return the description with the path that the restored copy will have."""
     return replace(copy.description, path=Path(f"part-{copy.index}.sqlite3"))
 
 
-def _holders(group: Iterable[Copy]) -> dict[Cut, list[Copy]]:
-    found: dict[Cut, list[Copy]] = defaultdict(list)
+def _holders(group: Iterable[PartitionCopy]) -> dict[Cut, list[PartitionCopy]]:
+    found: dict[Cut, list[PartitionCopy]] = defaultdict(list)
     for copy in group:
         for cut in cuts_of(copy.description):
             found[cut].append(copy)
     return found
 
 
-def _holds(group: Iterable[Copy], cut: Cut) -> bool:
+def _holds(group: Iterable[PartitionCopy], cut: Cut) -> bool:
     return any(cut in cuts_of(copy.description) for copy in group)
 
 
-def _latest(copies: Sequence[Copy], latest: Sequence[Copy]) -> Copy:
+def _latest(copies: Sequence[PartitionCopy], latest: Sequence[PartitionCopy]) -> PartitionCopy:
     """Return the copy with the newest operational state, which going back to an older epoch does not undo."""
     origins = {copy.origin for copy in latest}
     return max(
@@ -174,7 +174,7 @@ def _latest(copies: Sequence[Copy], latest: Sequence[Copy]) -> Copy:
     )
 
 
-def _closest(copies: Sequence[Copy]) -> Copy:
+def _closest(copies: Sequence[PartitionCopy]) -> PartitionCopy:
     """Return the copy with the fewest epochs after the chosen one; of several, the one taken last."""
     return min(copies, key=lambda copy: (copy.description.newest_epoch, -copy.taken_ms))
 
@@ -211,7 +211,7 @@ def _choose(shared: set[Cut], history: _History, epoch: int | None, at_ms: int |
 class _History:
     """The executions and epochs of all copies together. latest: the copies of the latest backup, if that is known."""
 
-    def __init__(self, copies: Sequence[Copy], latest: Sequence[Copy]) -> None:
+    def __init__(self, copies: Sequence[PartitionCopy], latest: Sequence[PartitionCopy]) -> None:
         self.closed: dict[Cut, ClosedEpoch] = {}
         self._executions: dict[str, Execution] = {}
         self._starts: dict[Cut, tuple[Execution, ...]] = {}
@@ -309,7 +309,7 @@ class _History:
         return (self._terms[other.id], other.started_ms) > (self._terms[than], known.started_ms)
 
 
-def _no_common(groups: Sequence[Sequence[Copy]]) -> InconsistentPartitionsError:
+def _no_common(groups: Sequence[Sequence[PartitionCopy]]) -> InconsistentPartitionsError:
     """Return an error that names partitions whose newest copy is older than all epochs in the copies of another."""
     newest = [max(group, key=lambda copy: (copy.description.newest_epoch, copy.taken_ms)) for group in groups]
     try:
@@ -329,7 +329,7 @@ def _not_held(shared: Iterable[Cut], history: _History, found: str) -> EpochNotH
     span = f", closed over {format_interval((max(times) - min(times)) / 1000)}" if len(times) > 1 else ""
     return EpochNotHeldError(
         found,
-        cause="It was closed later than the copies were taken, or collected before.",
+        cause="The epoch was closed after the copies were taken, or collected before.",
         remedy=f"Choose an epoch between {held[0]} and {held[-1]}{span}; --dry-run shows what would be restored.",
     )
 
@@ -352,7 +352,9 @@ def parse_keep(text: str) -> KeepRule:
     if not slash and age.strip().isdecimal():
         count = int(age) if len(age) < MOST_DIGITS else 10**MOST_DIGITS
         if count < 1:
-            raise ConfigurationError("0 backups cannot be kept", cause="The newest is always kept.", remedy="Give 1.")
+            raise ConfigurationError(
+                "0 backups cannot be kept", cause="The newest backup is always kept.", remedy="Give 1."
+            )
         return KeepRule(count=count)
     rule = KeepRule(age_s=parse_interval(age), every_s=parse_interval(every) if slash else None)
     if slash and not rule.every_s:

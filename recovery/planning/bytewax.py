@@ -176,7 +176,7 @@ def _check_collected(found: Sequence[TheirPartition], epoch: int, directory: Pat
             f"{'has' if len(past) == 1 else 'have'} discarded what is needed for it",
             path=directory,
             cause="Another partition is an older copy, or was copied without its -wal file.",
-            remedy="Put the newer file of that partition there.",
+            remedy="Put the newer file of that partition into the directory.",
         )
 
 
@@ -208,8 +208,10 @@ def _quiet(
     return InconsistentPartitionsError(
         f"Bytewax would resume after epoch {epoch - 1}, and {first.path.name} has nothing of {which}{others}",
         path=directory,
-        cause="It is an older copy, or was copied without its -wal file; then Bytewax resumes with state that is too "
+        cause="The file is an older copy, or was copied without its -wal file; then Bytewax resumes with state "
+        "that is too "
         "old, and does not notice. Or no key in it changed in that time.",
-        remedy="Put the newest file there, with its -wal file. If you know that every file is the newest: either let "
+        remedy="Put the newest file into the directory, with its -wal file. If you know that every file is the "
+        "newest: either let "
         "Bytewax go on to the end of its input, where it writes every key, or give " + ASSERTED + ".",
     )

@@ -59,7 +59,7 @@ def merged_from(links: Sequence[int]) -> int:
     return len(left) - 1
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """The description of a link: the epoch that it continues, the epoch up to which the partition had collected, when
     it was taken, and which executions and epochs it adds. The first link of a chain has all epochs that the partition
     held."""
@@ -72,7 +72,7 @@ class Link(NamedTuple):
     epochs: tuple[ClosedEpoch, ...]
 
 
-def described(links: Sequence[Link], last: PartitionDescription) -> list[PartitionDescription]:
+def described(links: Sequence[ChainLink], last: PartitionDescription) -> list[PartitionDescription]:
     """Return the description of the partition as of each link of a chain. last: that as of the last one."""
     found = []
     epochs: list[ClosedEpoch] = []

@@ -130,7 +130,7 @@ def newer_documents(
     )
 
 
-class Position(NamedTuple):
+class ChainPosition(NamedTuple):
     """How far a partition of a standby has come: up to the link of this number in the chain of a whole copy.
 
     object_name: the whole copy. origin: the object that the backup of this link wrote. taken_ms: when the link was
@@ -152,7 +152,7 @@ class Need(NamedTuple):
     why: str = ""
 
 
-def needed(at: Position | None, target: Position, files: Sequence[tuple[str, int]]) -> Need:
+def needed(at: ChainPosition | None, target: ChainPosition, files: Sequence[tuple[str, int]]) -> Need:
     """Return what leads a partition to `target`, the end of a chain. files: name and number of links of each changes
     file of that chain. A file may begin with links that the partition has: then see `same_link`."""
     if at is None:
@@ -170,7 +170,7 @@ def needed(at: Position | None, target: Position, files: Sequence[tuple[str, int
     return Need(sum(end <= at.links for end in ends[1:]))
 
 
-def same_link(at: Position, links: Sequence[tuple[int, int]]) -> bool:
+def same_link(at: ChainPosition, links: Sequence[tuple[int, int]]) -> bool:
     """Return whether links, each with its number and time, continue the partition: the one that it ends with is among
     them, or they begin right after it."""
     taken_ms = dict(links).get(at.links)

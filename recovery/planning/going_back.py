@@ -152,7 +152,7 @@ def check_again(rewind_to: int | None, again: int | None) -> None:
     if again is not None and rewind_to is None:
         raise ConfigurationError(
             f"--rewind-again {again} goes with --resume-after or --resume-epoch",
-            cause="It confirms a rewind, and does not name the snapshot.",
+            cause="The option confirms a rewind, and does not name the snapshot.",
             remedy="Give --resume-after E as well.",
         )
 

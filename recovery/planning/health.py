@@ -42,7 +42,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class HealthTarget:
     """A measured quantity with levels. unit: s or bytes. Without levels (None) it is watched only on request. optional:
     many directories have nothing of the kind, and then there is no finding."""
 
@@ -72,7 +72,7 @@ class Target:
 class Finding:
     """A target with its value and its level. note: why a value has no level, or is missing; None: it has one."""
 
-    target: Target
+    target: HealthTarget
     value: float | None
     level: Level
     note: str | None = None
@@ -100,18 +100,18 @@ class Finding:
 
 
 DEFAULTS = (
-    Target("state-size", "state size", "bytes", 1e9, 5e9),
-    Target("snapshot-duration", "snapshot duration", "s", 10, 30),
-    Target("update-latency", "state update latency", "s", 0.010, 0.050),
-    Target("cleanup-time", "clean-up time", "s", 5, 15),
-    Target("memory", "memory", "bytes", 2e9, 4e9),
-    Target("backup-lag", "backup lag", "s", None, None),
-    Target("replica-lag", "replica lag", "s", 60, 300, optional=True),
-    Target("wait", "waiting for Spark", "s", 30, 300, optional=True),
+    HealthTarget("state-size", "state size", "bytes", 1e9, 5e9),
+    HealthTarget("snapshot-duration", "snapshot duration", "s", 10, 30),
+    HealthTarget("update-latency", "state update latency", "s", 0.010, 0.050),
+    HealthTarget("cleanup-time", "clean-up time", "s", 5, 15),
+    HealthTarget("memory", "memory", "bytes", 2e9, 4e9),
+    HealthTarget("backup-lag", "backup lag", "s", None, None),
+    HealthTarget("replica-lag", "replica lag", "s", 60, 300, optional=True),
+    HealthTarget("wait", "waiting for Spark", "s", 30, 300, optional=True),
 )
 
 
-def parse_targets(given: Mapping[str, Any]) -> tuple[Target, ...]:
+def parse_targets(given: Mapping[str, Any]) -> tuple[HealthTarget, ...]:
     """Return all targets, with `given` ones replacing defaults: name: "WARNING/CRITICAL", a pair, or "off".
 
     Sizes are numbers of bytes, or have a unit (500MB, 1GB, 2GiB); times are intervals. Raises ConfigurationError.
@@ -127,7 +127,7 @@ def parse_targets(given: Mapping[str, Any]) -> tuple[Target, ...]:
     return tuple(_parsed(t, given[t.name]) if t.name in given else t for t in DEFAULTS)
 
 
-class Reading(NamedTuple):
+class TargetReading(NamedTuple):
     """One epoch's value of a target. partly: a part was not measured, so the value is a lower bound.
     few: it is a mean over too few keys to mean anything."""
 
@@ -138,7 +138,7 @@ class Reading(NamedTuple):
 
 def findings(
     measures: Sequence[Measure],
-    targets: Sequence[Target],
+    targets: Sequence[HealthTarget],
     *,
     state_bytes: float | None,
     backup_lag_s: float | None,
@@ -159,40 +159,40 @@ def findings(
     recent = [each for each in epochs[-RECENT:] if each.execution == epochs[-1].execution]
     lag_s = unsaved_s if backup_lag_s is None and "backup-lag" in watched else backup_lag_s
     readings = {
-        "state-size": [Reading(state_bytes)],
-        "snapshot-duration": [Reading(each.snapshot_s) for each in recent],
+        "state-size": [TargetReading(state_bytes)],
+        "snapshot-duration": [TargetReading(each.snapshot_s) for each in recent],
         "update-latency": [reading for each in recent for reading in _latencies(each)],
         "cleanup-time": [_cleanup(each) for each in recent],
         "memory": [_memory(each) for each in recent],
-        "backup-lag": [Reading(lag_s)],
-        "replica-lag": [Reading(replica_lag_s)],
-        "wait": [Reading(wait_s)],
+        "backup-lag": [TargetReading(lag_s)],
+        "replica-lag": [TargetReading(replica_lag_s)],
+        "wait": [TargetReading(wait_s)],
     }
     found = (_finding(target, readings[target.name]) for target in targets)
     return tuple(each for each in found if each.value is not None or not each.target.optional)
 
 
-def _latencies(measure: Measure) -> list[Reading]:
+def _latencies(measure: Measure) -> list[TargetReading]:
     """Return the update latency of the steps and that of Spark's own operators, as far as measured."""
     enough = MEANINGFUL_KEYS * max(1, measure.batches)
     partly = not measure.native_is_measured
     return [
-        Reading(measure.update_latency_s, partly, measure.looked_up < enough),
-        Reading(measure.native_latency_s, partly, measure.native_updated < enough),
+        TargetReading(measure.update_latency_s, partly, measure.looked_up < enough),
+        TargetReading(measure.native_latency_s, partly, measure.native_updated < enough),
     ]
 
 
-def _cleanup(measure: Measure) -> Reading:
+def _cleanup(measure: Measure) -> TargetReading:
     """Return the time to collect superseded rows or to remove rows from native state, whichever is longer."""
-    return Reading(max(measure.collect_s, measure.native_remove_s), not measure.native_is_measured)
+    return TargetReading(max(measure.collect_s, measure.native_remove_s), not measure.native_is_measured)
 
 
-def _memory(measure: Measure) -> Reading:
+def _memory(measure: Measure) -> TargetReading:
     """Return the memory of the run. Every run has a driver and a JVM; not every one has workers and an owner."""
-    return Reading(measure.memory_bytes, None in (measure.memory_driver_bytes, measure.memory_jvm_bytes))
+    return TargetReading(measure.memory_bytes, None in (measure.memory_driver_bytes, measure.memory_jvm_bytes))
 
 
-def _finding(target: Target, readings: Sequence[Reading]) -> Finding:
+def _finding(target: HealthTarget, readings: Sequence[TargetReading]) -> Finding:
     """Return the highest value. If only means over few keys were measured, it has no level."""
     counting = [each for each in readings if not each.partly or target.level(each.value).severity]
     value = _highest([each.value for each in counting if not each.few])
@@ -202,10 +202,10 @@ def _finding(target: Target, readings: Sequence[Reading]) -> Finding:
     return Finding(target, value, Level.UNKNOWN, NOT_MEASURED if value is None else "no level for so few keys")
 
 
-def wait_now(targets: Sequence[Target], wait_s: float) -> Finding:
+def wait_now(targets: Sequence[HealthTarget], wait_s: float) -> Finding:
     """Return how long a run has waited compared with its target; 0: it does not wait."""
     [target] = [each for each in targets if each.name == "wait"]
-    return _finding(target, [Reading(wait_s)])
+    return _finding(target, [TargetReading(wait_s)])
 
 
 def unsaved_s(executions: Iterable[Execution], now_ms: int) -> float | None:
@@ -215,7 +215,10 @@ def unsaved_s(executions: Iterable[Execution], now_ms: int) -> float | None:
 
 
 def of_epoch(
-    measure: Measure, targets: Sequence[Target], backup_lag_s: float | None = None, replica_lag_s: float | None = None
+    measure: Measure,
+    targets: Sequence[HealthTarget],
+    backup_lag_s: float | None = None,
+    replica_lag_s: float | None = None,
 ) -> tuple[Finding, ...]:
     """Return one epoch compared with the targets; the lags as for `findings`."""
     return findings(
@@ -257,7 +260,7 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if 0 < seconds < 1 else format_interval(seconds)
 
 
-def _parsed(target: Target, given: Any) -> Target:
+def _parsed(target: HealthTarget, given: Any) -> HealthTarget:
     if given is None or given == "off":
         return replace(target, warning=None, critical=None)
     parts = given.split("/") if isinstance(given, str) else given
@@ -280,7 +283,7 @@ def _parsed(target: Target, given: Any) -> Target:
     return replace(target, warning=warning, critical=critical)
 
 
-def _example(target: Target) -> str:
+def _example(target: HealthTarget) -> str:
     return "1GB/5GB" if target.unit == "bytes" else "10s/30s"
 
 

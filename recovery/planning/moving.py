@@ -13,7 +13,7 @@ from math import gcd
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class WorkShare:
     """A part of the work, by the indexes of partitions. counted: the sources whose rows this share also counts.
 
     All keys in the sources, and in the targets, have this remainder modulo `groups`.
@@ -26,7 +26,7 @@ class Share:
     counted: tuple[int, ...]
 
 
-def divide(count: int, new_count: int, processes: int) -> list[list[Share]]:
+def divide(count: int, new_count: int, processes: int) -> list[list[WorkShare]]:
     """Return the shares of each process, for moving the keys of `count` partitions to `new_count` others."""
     groups = gcd(count, new_count)
     shares = [share for group in range(groups) for share in _shares(count, new_count, group, processes // groups)]
@@ -34,11 +34,11 @@ def divide(count: int, new_count: int, processes: int) -> list[list[Share]]:
     return [shares[first::at_once] for first in range(at_once)]
 
 
-def _shares(count: int, new_count: int, group: int, wanted: int) -> list[Share]:
+def _shares(count: int, new_count: int, group: int, wanted: int) -> list[WorkShare]:
     groups = gcd(count, new_count)
     sources, targets = range(group, count, groups), range(group, new_count, groups)
     parts = max(1, min(wanted, len(targets)))
     return [
-        Share(groups, group, tuple(sources), tuple(targets[part::parts]), tuple(sources[part::parts]))
+        WorkShare(groups, group, tuple(sources), tuple(targets[part::parts]), tuple(sources[part::parts]))
         for part in range(parts)
     ]

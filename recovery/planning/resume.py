@@ -209,8 +209,9 @@ def _requested(cuts: set[Cut], resume_epoch: int, directory: Path | None) -> Cut
             return cut
     held = sorted(cut[0] for cut in cuts)
     raise EpochNotHeldError(
-        f"epoch {resume_epoch} cannot be resumed, since the partitions do not share the snapshot after epoch "
-        f"{resume_epoch - 1}: they share those after epoch {listed(held)}, so epochs {listed(e + 1 for e in held)} can",
+        f"a run cannot resume at epoch {resume_epoch}, because not all partitions hold the snapshot after epoch "
+        f"{resume_epoch - 1}. All hold the snapshots after epochs {listed(held)}, so a run can resume at epochs "
+        f"{listed(e + 1 for e in held)}",
         path=directory,
     )
 

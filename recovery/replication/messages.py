@@ -9,7 +9,7 @@ import msgspec
 from recovery.errors import RecoveryError, StorageError, error_named
 
 
-class Task(msgspec.Struct, frozen=True):
+class ReplicationTask(msgspec.Struct, frozen=True):
     """What the process gets first, on its standard input. destination: an address, which may have credentials.
     scratch: where it makes files. keep: rules for older backups. execution: the number of the run's. sync: an epoch's
     output waits for it; if not, it gives way to the run. takeover: whether to take the store's lease from another

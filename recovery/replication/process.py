@@ -25,7 +25,7 @@ from recovery.errors import BackupTargetError, RecoveryError, StorageError
 from recovery.host.children import end, exit_text, own_module
 from recovery.places.secrets import shown_address
 from recovery.planning.replica import NO_LAG, NOTHING, ReplicaLag, ReplicaState, Shipped, pause_s
-from recovery.replication.messages import Answer, Ship, Task
+from recovery.replication.messages import Answer, ReplicationTask, Ship
 from recovery.replication.unseen import Unseen, begin_unseen
 from recovery.storage.locations import OwnerAccess
 
@@ -83,7 +83,7 @@ class Replication:
         self._clock = clock
         self._log = log
         self.directory = directory
-        self._task = Task(
+        self._task = ReplicationTask(
             str(directory), store_id, destination, str(scratch), os.getpid(), list(keep), execution, sync, takeover,
             list(began), epoch, lose_epochs, list(access.owners),
             *(None if path is None else str(path) for path in access[1:]),
@@ -256,7 +256,7 @@ class Replication:
             with contextlib.suppress(Exception):
                 self.on_change(self.state)
         if isinstance(answer, Answer) and answer.lacks is not None:
-            self.say(f"{self._destination}: {answer.lacks}; what it has besides is lost")
+            self.say(f"{self._destination}: {answer.lacks}; epochs that only this place has are lost")
         if isinstance(answer, Answer) and answer.pruning_problem is not None:
             self.say(f"older backups in {self._destination} could not be removed: {answer.pruning_problem}")
 

@@ -16,7 +16,7 @@ from secrets import token_hex
 import msgspec
 
 from recovery.backup.conditional import open_documents
-from recovery.backup.lease import Claimant, Lease, claim
+from recovery.backup.lease import Claimant, PublishingLease, claim
 from recovery.backup.spread import SpreadParts
 from recovery.base.clock import SystemClock
 from recovery.errors import ConfigurationError, RecoveryError, StaleDirectoryError
@@ -26,7 +26,7 @@ from recovery.places.mounted import limited
 from recovery.places.opening import lasting_place, open_place
 from recovery.places.secrets import shown_address
 from recovery.planning.backups import parse_keep
-from recovery.replication.messages import Answer, Ship, Task, problem_of
+from recovery.replication.messages import Answer, ReplicationTask, Ship, problem_of
 from recovery.replication.shipper import PASSING, Shipper
 from recovery.replication.unseen import end_unseen, read_unseen
 from recovery.storage.locations import Locations, OwnerAccess
@@ -44,7 +44,7 @@ def main() -> int:
     given = sys.stdin.buffer.readline()
     if not given:
         return 0
-    task = msgspec.json.decode(given, type=Task)
+    task = msgspec.json.decode(given, type=ReplicationTask)
     if not task.sync:
         os.nice(NICENESS)
     asked = lines_of(task.driver)
@@ -63,7 +63,7 @@ def main() -> int:
         _print(_answer(fence, wanted))
 
 
-def _at_owners(task: Task) -> SpreadParts | None:
+def _at_owners(task: ReplicationTask) -> SpreadParts | None:
     """Return the partitions of a run with owners."""
     if not task.owners:
         return None
@@ -84,9 +84,9 @@ class _Fence:
     lost: what the place has and the directory lacks, a sentence, if the run continues nevertheless.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: ReplicationTask) -> None:
         self._task = task
-        self._lease: Lease | None = None
+        self._lease: PublishingLease | None = None
         self._has_all = False
         self.lost: str | None = None
         self.shipper = Shipper(
@@ -96,8 +96,8 @@ class _Fence:
         )  # fmt: skip
 
     def check(self) -> int:
-        """Check that this run is still the store's writer, and return its term. Raises what `claim` and `Lease.check`
-        raise, and StaleDirectoryError."""
+        """Check that this run is still the store's writer, and return its term. Raises what `claim` and
+        `PublishingLease.check` raise, and StaleDirectoryError."""
         lease = self._claimed()
         lease.check()
         return lease.term.term
@@ -106,7 +106,7 @@ class _Fence:
         """Record that the run has ended after this epoch, and that everything is shipped."""
         self._claimed().end(epoch)
 
-    def _claimed(self) -> Lease:
+    def _claimed(self) -> PublishingLease:
         task = self._task
         if self._lease is None:
             claimant = Claimant(

@@ -44,7 +44,7 @@ def read_unseen(directory: Path) -> Unseen | None:
         return StorageError(
             why,
             path=path,
-            cause="It was edited, or another program wrote it.",
+            cause="The file was edited, or another program wrote it.",
             remedy="Make sure that this directory is not an older copy of another one, then remove the file.",
         )
 

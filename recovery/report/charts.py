@@ -42,7 +42,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LaneLink:
     """A line from one lane down to another, at a share of the width."""
 
     at: float
@@ -103,7 +103,7 @@ def line_chart(
 def lane_chart(
     title: str,
     rows: Sequence[Sequence[Bar]],
-    links: Sequence[Link] = (),
+    links: Sequence[LaneLink] = (),
     band: tuple[float, float] | None = None,
     lane: int = LANE,
 ) -> str:

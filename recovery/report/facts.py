@@ -14,7 +14,7 @@ from recovery.errors import RecoveryError, with_path
 from recovery.native.held import held_operators, held_rows
 from recovery.operational.backends.owned import origins_of
 from recovery.planning.advice import Known
-from recovery.planning.health import Finding, Target, findings, unsaved_s
+from recovery.planning.health import Finding, HealthTarget, findings, unsaved_s
 from recovery.planning.measures import Measure, StepSize, summed
 from recovery.planning.replica import ReplicaLag, Shipped, lag_of
 from recovery.planning.resume import ResumePlan, plan_resume
@@ -80,29 +80,29 @@ class Facts:
 
 def gather(
     directory: Path,
-    targets: Sequence[Target],
+    targets: Sequence[HealthTarget],
     now_ms: int,
-    places: Locations | None = None,
+    locations: Locations | None = None,
     *,
     home: Path | None = None,
 ) -> Facts:
     """Read all facts about a directory, even if a part is damaged. Raises NoPartitionsError, StorageError.
 
-    places: the directory, and owners that have other partitions; then also raises what `Locations.found` does, and
+    locations: the directory, and owners that have other partitions; then also raises what `Locations.found` does, and
     Spark's own operators are not looked at. home: the directory of the run, whose copies `directory` has.
     """
     home = home or directory
-    places = places or Locations(directory)
-    found = places.found()
+    locations = locations or Locations(directory)
+    found = locations.found()
     problems: list[str] = []
     plan, problem = None, None
     try:
         plan = plan_resume(found)
     except RecoveryError as error:
         problem = error
-    sizes, measures = _contents(places, found, problems)
+    sizes, measures = _contents(locations, found, problems)
     operators, operator_rows = (
-        _operators(directory, sizes, measures) if problem is None and not places.owners else (0, None)
+        _operators(directory, sizes, measures) if problem is None and not locations.owners else (0, None)
     )
     backup, replica = last_backup(home), last_replica(home)
     behind = _behind(replica, found, now_ms)
@@ -112,7 +112,7 @@ def gather(
     waiting_s = unsaved_s(began, now_ms)
     holder = lock_holder(home)
     waiting = None if holder is None else _waiting(home, found)
-    origins = _origins(places, problems) if problem is None else ()
+    origins = _origins(locations, problems) if problem is None else ()
     return Facts(
         directory=home,
         now_ms=now_ms,
@@ -147,7 +147,7 @@ def _waiting(home: Path, found: Sequence[FoundFile]) -> Waiting | None:
 
 
 def _contents(
-    places: Locations, found: Sequence[FoundFile], problems: list[str]
+    locations: Locations, found: Sequence[FoundFile], problems: list[str]
 ) -> tuple[dict[str, Mapping[str, StepSize] | None], list[Measure]]:
     """Return the sizes of the steps by file name, None for a file that cannot be read, and the measures. Adds to
     `problems`."""
@@ -160,9 +160,9 @@ def _contents(
         if file.path.name != f"part-{file.description.index}.sqlite3":
             continue
         try:
-            sizes[file.path.name] = places.sizes(file.description)
+            sizes[file.path.name] = locations.sizes(file.description)
             if file.description.index == 0:
-                measures = places.measures(file.description)
+                measures = locations.measures(file.description)
         except (RecoveryError, ValueError) as error:
             sizes.setdefault(file.path.name, None)
             problems.append(f"{file.path.name}: {error.found if isinstance(error, RecoveryError) else error}")
@@ -198,9 +198,9 @@ def _operators(
     return len(operators), None if None in counts else sum(count or 0 for count in counts)
 
 
-def _origins(places: Locations, problems: list[str]) -> tuple[Origin, ...]:
+def _origins(locations: Locations, problems: list[str]) -> tuple[Origin, ...]:
     try:
-        return origins_of(places)
+        return origins_of(locations)
     except RecoveryError as error:
         problems.append(with_path(error.found, error.path))
         return ()

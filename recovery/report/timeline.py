@@ -9,7 +9,7 @@ from recovery.base.intervals import format_interval
 from recovery.base.wording import counted, moment_text, short_moment_text
 from recovery.planning.going_back import after_text
 from recovery.planning.lanes import Lane
-from recovery.report.charts import Bar, Link, lane_chart
+from recovery.report.charts import Bar, LaneLink, lane_chart
 from recovery.report.facts import Facts
 from recovery.report.html import Cell, details, lane_box, legend, section, table
 from recovery.report.text import escaped
@@ -38,7 +38,7 @@ def timeline_section(facts: Facts, drawn: Sequence[Lane]) -> str:
         origin = newest_first[index + 1].execution.number if lane.rewound and lane.parent is None else lane.parent
         if origin is not None:
             kind = "rewind" if lane.rewound else "onward"
-            links.append(Link(at(lane.first), place[origin], index, kind))
+            links.append(LaneLink(at(lane.first), place[origin], index, kind))
         when = escaped(short_moment_text(lane.execution.started_ms))
         names.append(f'<span class="when">{when}</span><b>#{lane.execution.number}</b>')
     window = facts.plan.window if facts.plan else ()

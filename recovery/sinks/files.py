@@ -13,7 +13,7 @@ from recovery.errors import ConfigurationError
 from recovery.hadoop.reports import REPORT_NAMES, REPORTS, host_of_task, reported
 from recovery.hadoop.writing import write_files
 from recovery.sinks.disk import Disk
-from recovery.sinks.manifest import Entry
+from recovery.sinks.manifest import ManifestEntry
 from recovery.sinks.output import OutputDirectory
 from recovery.sinks.places import place_of
 from recovery.sinks.protocol import EpochOutput, Resume
@@ -132,7 +132,7 @@ class FileSink:
         """Make the epoch's files visible; see `EpochSink`."""
         self._output.publish(output)
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[ManifestEntry, ...]:
         """Return the published epochs as the manifest lists them, oldest first."""
         return self._output.find().entries
 

@@ -27,7 +27,7 @@ VISIBLE_NAME = re.compile(r"epoch-\d{8,}-[0-9a-f]+-\d{8,}-\d{5,}\.[\w.]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class OutputOwner:
     """The owner of a directory's output. `sink` is a random id, drawn when the directory is first used.
 
     execution, number, host: of the run that may publish, the last one that began. formers: the stores whose place
@@ -55,7 +55,7 @@ class OutputFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ManifestEntry:
     """The output of one epoch; `previous` is the previous entry's digest, or the owner's sink id."""
 
     epoch: Count
@@ -67,7 +67,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class FileSinkNote:
     """What the partitions keep of the output: the entry of their newest epoch. `path` is for people."""
 
     sink: str
@@ -77,18 +77,18 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class OutputContent:
     """The content of the output directory. entries: the manifest's, each once; torn: it contains more than those.
 
     visible: sizes by name of the files that readers see. prepared: entries that are not published, or not certainly;
     waiting: sizes by name of the files of those entries.
     """
 
-    owner: Owner | None
-    entries: tuple[Entry, ...]
+    owner: OutputOwner | None
+    entries: tuple[ManifestEntry, ...]
     torn: bool
     visible: Mapping[str, int]
-    prepared: tuple[Entry, ...]
+    prepared: tuple[ManifestEntry, ...]
     waiting: Mapping[str, int]
 
 
@@ -100,14 +100,14 @@ class OutputPlan:
     publish: entries to publish after those. remove: visible files to remove.
     """
 
-    keep: tuple[Entry, ...]
+    keep: tuple[ManifestEntry, ...]
     cut: bool
-    publish: tuple[Entry, ...]
+    publish: tuple[ManifestEntry, ...]
     remove: tuple[str, ...]
 
 
 _EXECUTION = re.compile(r"[0-9A-Za-z-]+")
-_ENTRY = msgspec.json.Decoder(Entry)
+_ENTRY = msgspec.json.Decoder(ManifestEntry)
 _DIGEST = b',"digest":"'
 
 
@@ -116,18 +116,18 @@ def visible_name(epoch: int, execution: str, batch: int, number: int, suffix: st
     return f"epoch-{epoch:08}-{execution}-{batch:08}-{number:05}{suffix}"
 
 
-def sealed(entry: Entry) -> Entry:
+def sealed(entry: ManifestEntry) -> ManifestEntry:
     """Return the entry with its digest: the SHA-256 of its JSON up to the digest field, which is the last one."""
     head, _, _ = msgspec.json.encode(entry).rpartition(_DIGEST)
     return replace(entry, digest=hashlib.sha256(head).hexdigest())
 
 
-def encode(value: Owner | Entry | Note) -> bytes:
+def encode(value: OutputOwner | ManifestEntry | FileSinkNote) -> bytes:
     """Return the value as one line of JSON, without the line end."""
     return msgspec.json.encode(value)
 
 
-def decode_note(text: str) -> Note:
+def decode_note(text: str) -> FileSinkNote:
     """Decode a note. Raises OutputMismatchError for the note of another kind of sink."""
 
     def refuse(_why: str) -> OutputMismatchError:
@@ -137,15 +137,15 @@ def decode_note(text: str) -> Note:
             remedy="Use the former sink, or begin a new output in an empty directory with FileSink(..., fresh=True).",
         )
 
-    return decode_json(text, refuse, Note)
+    return decode_json(text, refuse, FileSinkNote)
 
 
-def decode_owner(text: bytes | None, path: str) -> Owner | None:
+def decode_owner(text: bytes | None, path: str) -> OutputOwner | None:
     """Decode the owner; None for a missing file. Raises OutputMismatchError if it was changed, or written by a newer
     version."""
     if text is None:
         return None
-    owner = decode_json(text, lambda why: OutputMismatchError(f"it cannot be read: {why}", path=path), Owner)
+    owner = decode_json(text, lambda why: OutputMismatchError(f"it cannot be read: {why}", path=path), OutputOwner)
     if owner.version != VERSION:
         raise OutputMismatchError(
             f"it is of version {owner.version}, and this package knows {VERSION}",
@@ -156,7 +156,7 @@ def decode_owner(text: bytes | None, path: str) -> Owner | None:
     return owner
 
 
-def decode_entry(line: bytes, path: str) -> Entry | None:
+def decode_entry(line: bytes, path: str) -> ManifestEntry | None:
     """Decode an entry; None if it is not whole. Raises OutputMismatchError for names that no run gives: they would lead
     out of the output directory."""
     head, _, rest = line.rpartition(_DIGEST)
@@ -177,12 +177,12 @@ def decode_entry(line: bytes, path: str) -> Entry | None:
     return entry if entry.epoch >= 0 else None
 
 
-def decode_manifest(data: bytes, path: str) -> tuple[tuple[Entry, ...], bool]:
+def decode_manifest(data: bytes, path: str) -> tuple[tuple[ManifestEntry, ...], bool]:
     """Return the entries, each once, and whether the manifest holds more: a partial entry, or a repeated one.
 
     Raises OutputMismatchError for a damaged line before other lines: no crash does that.
     """
-    entries: dict[str, Entry] = {}
+    entries: dict[str, ManifestEntry] = {}
     *lines, rest = data.split(b"\n")
     more = bool(rest)
     for number, line in enumerate(lines, 1):
@@ -199,10 +199,10 @@ def decode_manifest(data: bytes, path: str) -> tuple[tuple[Entry, ...], bool]:
     return tuple(entries.values()), more
 
 
-def chain(entries: Iterable[Entry], start: str, digest: str) -> tuple[Entry, ...] | None:
+def chain(entries: Iterable[ManifestEntry], start: str, digest: str) -> tuple[ManifestEntry, ...] | None:
     """Return the entries after `start` up to the one with this digest; None if one of them is missing."""
     by_digest = {entry.digest: entry for entry in entries}
-    found: list[Entry] = []
+    found: list[ManifestEntry] = []
     while digest != start:
         if digest not in by_digest:
             return None
@@ -211,7 +211,9 @@ def chain(entries: Iterable[Entry], start: str, digest: str) -> tuple[Entry, ...
     return tuple(reversed(found))
 
 
-def plan_output(found: Found, resume: Resume, *, format: str, path: str, fresh: bool, check_from: int) -> OutputPlan:
+def plan_output(
+    found: OutputContent, resume: Resume, *, format: str, path: str, fresh: bool, check_from: int
+) -> OutputPlan:
     """Decide what a run does with the output directory when it starts. Raises OutputMismatchError.
 
     fresh: the flow's earlier output may be elsewhere. check_from: published files of earlier epochs may be missing.
@@ -242,7 +244,7 @@ def plan_output(found: Found, resume: Resume, *, format: str, path: str, fresh: 
     return OutputPlan(keep, found.torn or keep != found.entries, publish, tuple(remove))
 
 
-def _check_unused(found: Found, note: Note | None, path: str, fresh: bool) -> None:
+def _check_unused(found: OutputContent, note: FileSinkNote | None, path: str, fresh: bool) -> None:
     if found.visible or found.entries or found.prepared:
         names = ", ".join(sorted(found.visible)[:3]) or "a manifest"
         raise OutputMismatchError(
@@ -260,7 +262,7 @@ def _check_unused(found: Found, note: Note | None, path: str, fresh: bool) -> No
         )
 
 
-def _check_owner(owner: Owner, resume: Resume, format: str, path: str) -> None:
+def _check_owner(owner: OutputOwner, resume: Resume, format: str, path: str) -> None:
     resume.check_origin(path, owner.store, owner.formers, own="FileSink(NEW_DIRECTORY, fresh=True)")
     if not resume.shares(owner.store, owner.formers) or owner.flow != resume.flow_id:
         raise OutputMismatchError(
@@ -280,7 +282,7 @@ def _check_owner(owner: Owner, resume: Resume, format: str, path: str) -> None:
         )
 
 
-def _check_known(found: Found, owner: Owner, resume: Resume, path: str) -> None:
+def _check_known(found: OutputContent, owner: OutputOwner, resume: Resume, path: str) -> None:
     """Check that what would be taken back was written by executions that began on these partitions."""
     known = partial(resume.check_known, target=path, store=owner.store, formers=owner.formers)
     if owner.execution:
@@ -297,7 +299,9 @@ def _check_known(found: Found, owner: Owner, resume: Resume, path: str) -> None:
             known(entry.execution)
 
 
-def _closed(found: Found, owner: Owner, note: Note | None, resume: Resume, path: str) -> tuple[Entry, ...]:
+def _closed(
+    found: OutputContent, owner: OutputOwner, note: FileSinkNote | None, resume: Resume, path: str
+) -> tuple[ManifestEntry, ...]:
     """Return the entries of the closed epochs, published or prepared: those that lead to the note."""
     if note is None:
         older = next((entry for entry in found.entries if entry.epoch < resume.epoch), None)
@@ -322,7 +326,7 @@ def _closed(found: Found, owner: Owner, note: Note | None, resume: Resume, path:
     return closed
 
 
-def _check_files(kept: Sequence[Entry], found: Found, path: str, check_from: int) -> None:
+def _check_files(kept: Sequence[ManifestEntry], found: OutputContent, path: str, check_from: int) -> None:
     """Check that every published file exists with its size."""
     files = [file for entry in kept if entry.epoch >= check_from for file in entry.files]
     wrong = _wrong(files, found.visible)
@@ -335,7 +339,7 @@ def _check_files(kept: Sequence[Entry], found: Found, path: str, check_from: int
         )
 
 
-def check_waiting(entry: Entry, sizes: Mapping[str, int], path: str) -> None:
+def check_waiting(entry: ManifestEntry, sizes: Mapping[str, int], path: str) -> None:
     """Check that every file of a closed epoch that is about to be published exists with its size, whatever the sink
     checks of older output: nothing else has its rows. sizes: by name, of prepared files and visible ones."""
     wrong = _wrong(entry.files, sizes)

@@ -50,12 +50,12 @@ from recovery.hadoop.reports import PATIENCE_S, check_reported
 from recovery.sinks.disk import Disk
 from recovery.sinks.manifest import (
     VISIBLE_NAME,
-    Entry,
-    Found,
-    Note,
+    FileSinkNote,
+    ManifestEntry,
+    OutputContent,
     OutputFile,
+    OutputOwner,
     OutputPlan,
-    Owner,
     check_waiting,
     decode_entry,
     decode_manifest,
@@ -74,7 +74,7 @@ LOCK = "lock"
 
 
 @dataclass(slots=True)
-class Staged:
+class StagedFile:
     """A file of a micro-batch that is not yet prepared."""
 
     path: Path
@@ -100,10 +100,10 @@ class OutputDirectory:
         self._manifest = self._hidden / "manifest.jsonl"
         self._prepared = self._hidden / "prepared"
         self._staging = self._hidden / "staged"
-        self._owner: Owner | None = None
+        self._owner: OutputOwner | None = None
         self._last = ""
-        self._staged: dict[int, list[Staged]] = {}
-        self._entry: Entry | None = None
+        self._staged: dict[int, list[StagedFile]] = {}
+        self._entry: ManifestEntry | None = None
 
     def plan(self, resume: Resume) -> OutputPlan:
         """Return what `rollback` will do; changes nothing. Raises OutputMismatchError if that is impossible, or
@@ -127,10 +127,10 @@ class OutputDirectory:
                     plan = self._plan(found, resume)
                 self._go_back(found, plan, resume)
 
-    def _go_back(self, found: Found, plan: OutputPlan, resume: Resume) -> None:
+    def _go_back(self, found: OutputContent, plan: OutputPlan, resume: Resume) -> None:
         # 1
         execution = resume.execution
-        owner = found.owner or Owner(secrets.token_hex(8), resume.store_id, resume.flow_id, self._format)
+        owner = found.owner or OutputOwner(secrets.token_hex(8), resume.store_id, resume.flow_id, self._format)
         # A store that was repartitioned loses its output to the new one.
         owner = replace(
             owner, store=resume.store_id, execution=execution.id, number=execution.number, host=socket.gethostname(),
@@ -182,7 +182,7 @@ class OutputDirectory:
                 path=self._disk.shown(self.path),
             )
 
-    def _read_owner(self) -> Owner | None:
+    def _read_owner(self) -> OutputOwner | None:
         path = self._hidden / OWNER
         return decode_owner(self._disk.read(path), self._disk.shown(path))
 
@@ -223,7 +223,7 @@ class OutputDirectory:
                 patience_s=PATIENCE_S if self._shared else 0,
             )
             self._staged[batch] = [
-                Staged(directory / name, name[name.index(".") :], size, self._disk.sha256(directory / name))
+                StagedFile(directory / name, name[name.index(".") :], size, self._disk.sha256(directory / name))
                 for name, size in sorted(reported.items())
                 if not is_empty(directory / name, size)
             ]
@@ -242,12 +242,12 @@ class OutputDirectory:
                     each.path = self._prepared / name
                     files.append(OutputFile(name, each.size_bytes, each.sha256))
             faults.reach("prepare.1")
-            entry = sealed(Entry(output.epoch, output.execution.id, output.batch, tuple(files), self._last))
+            entry = sealed(ManifestEntry(output.epoch, output.execution.id, output.batch, tuple(files), self._last))
             # This makes the files' names durable too.
             self._disk.replace(self._prepared_entry(entry), encode(entry))
             self._entry = entry
             faults.reach("prepare.2")
-        return encode(Note(self._owner.sink, entry.epoch, entry.digest, self._disk.shown(self.path))).decode()
+        return encode(FileSinkNote(self._owner.sink, entry.epoch, entry.digest, self._disk.shown(self.path))).decode()
 
     def publish(self, output: EpochOutput) -> None:
         """Make the prepared epoch visible. Raises LeaseLostError if a successor has already handled it."""
@@ -273,7 +273,7 @@ class OutputDirectory:
                 del self._staged[batch]
                 self._discard(self.staging(output.execution.id, batch))
 
-    def find(self) -> Found:
+    def find(self) -> OutputContent:
         """Return the current content of the directory."""
         with self._translated():
             self._refuse_links()
@@ -288,7 +288,7 @@ class OutputDirectory:
                 if line is not None and (entry := decode_entry(line, self._disk.shown(self._prepared))) is not None
             ]
             waiting = {name: size for name, size in prepared_files.items() if VISIBLE_NAME.fullmatch(name)}
-            return Found(self._read_owner(), entries, torn, visible, tuple(prepared), waiting)
+            return OutputContent(self._read_owner(), entries, torn, visible, tuple(prepared), waiting)
 
     def _refuse_links(self) -> None:
         """Raise if one of the sink's own directories is a link: the sink renames and removes files in them."""
@@ -313,12 +313,12 @@ class OutputDirectory:
                 if found.visible.get(file.name) != file.bytes or self._disk.sha256(self.path / file.name) != file.sha256
             ]
 
-    def _plan(self, found: Found, resume: Resume) -> OutputPlan:
+    def _plan(self, found: OutputContent, resume: Resume) -> OutputPlan:
         check_from = 0 if self._check_all else resume.floor + 1
         shown = self._disk.shown(self.path)
         return plan_output(found, resume, format=self._format, path=shown, fresh=self._fresh, check_from=check_from)
 
-    def _publish(self, entry: Entry, waiting: list[OutputFile]) -> None:
+    def _publish(self, entry: ManifestEntry, waiting: list[OutputFile]) -> None:
         # 1
         for file in waiting:
             self._disk.rename(self._prepared / file.name, self.path / file.name)
@@ -339,7 +339,7 @@ class OutputDirectory:
         with contextlib.suppress(OSError):
             self._disk.remove_tree(directory)
 
-    def _prepared_entry(self, entry: Entry) -> Path:
+    def _prepared_entry(self, entry: ManifestEntry) -> Path:
         return self._prepared / f"prepared-{entry.epoch:08}-{entry.execution}.json"
 
     @contextlib.contextmanager

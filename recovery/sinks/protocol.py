@@ -248,7 +248,7 @@ class Resume:
             f"written to it{f', up to epoch {epoch}' * bool(epoch)}; this directory {knows}"
         )
         if self.loses:
-            self.say(f"{target}: {found}; what it has not is taken back")
+            self.say(f"{target}: {found}; output that this directory does not know is taken back")
             return
         raise StaleDirectoryError(
             f"{found}, and would begin execution {self.execution.number} at epoch {self.epoch}",

@@ -66,7 +66,7 @@ def check_one_host(master: str, what: str) -> None:
     if is_cluster(master):
         raise ConfigurationError(
             f"{what} does not run on master {master}",
-            cause="Its executors read files of this host, and may run on hosts that do not have them.",
+            cause="Executors would read files of this host, and may run on hosts that do not have these files.",
             remedy=f"Name an address that all hosts reach: {what}(…, scratch_directory='s3a://bucket/scratch'), or "
             "'file:///mnt/share/scratch' for a mount of all hosts; or use a session of one host: --master 'local[*]'.",
         )
@@ -85,7 +85,7 @@ def task_limit(master: str, settings: Mapping[str, str], parallelism: int) -> in
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class TaskServing:
     """Where and how a process beside the driver serves the tasks of a cluster.
 
     at: "HOST:PORT" or ":PORT"; None: at spark.driver.host and a free port. deadline_s: how long a task tries to reach
@@ -100,12 +100,12 @@ class Serving:
     tls_ca: Path | None = None
 
     @classmethod
-    def of(cls, config: RecoveryConfig) -> Serving:
+    def of(cls, config: RecoveryConfig) -> TaskServing:
         """Return these settings of a run."""
         files = (None if each is None else Path(each) for each in (config.tls_cert, config.tls_key, config.tls_ca))
         return cls(config.serve_at, config.owner_deadline_s, *files)
 
-    def at_a_free_port(self) -> Serving:
+    def at_a_free_port(self) -> TaskServing:
         """Return the same for a further process on this host."""
         return replace(self, at=None if self.at is None else f"{host_and_port(self.at)[0]}:0")
 
@@ -135,7 +135,7 @@ class Serving:
                 f"tasks reach the partitions at {host}, and would not accept the certificate: "
                 f"{getattr(error, 'verify_message', None) or error.reason or error}",
                 path=self.tls_cert,
-                cause="It has expired, does not name this host, or was signed by another authority.",
+                cause="The certificate has expired, does not name this host, or was signed by another authority.",
                 remedy=f"Give a certificate for {host} (--tls-cert, --tls-key), and the authority that signed it "
                 "(--tls-ca); or another name of this host, which executors can resolve: --serve HOST:PORT.",
             ) from None
@@ -169,7 +169,7 @@ class Planned:
     checkpoint: str = ""
 
 
-class Refusal(NamedTuple):
+class ClusterRefusal(NamedTuple):
     """Something that does not run on a cluster. found: returns a text about it if a plan has it, otherwise None."""
 
     found: Callable[[Planned], str | None]
@@ -232,26 +232,26 @@ def _appended(planned: Planned) -> str | None:
 
 
 REFUSALS = (
-    Refusal(
+    ClusterRefusal(
         _file_sink,
         "Tasks write the files, and every executor would write them to a disk of its own.",
         "Give it a place that all hosts reach: FileSink('s3a://bucket/out'), or 'file:///mnt/share/out' for a mount of "
         "all hosts; or run on one host: --master 'local[*]'.",
     ),
-    Refusal(
+    ClusterRefusal(
         _table_sink,
         "Tasks write the table's files, and every executor would write them to a disk of its own.",
         "Give it an address that all hosts reach, such as s3://bucket/table, or file:///mnt/table for a mount that all "
         "hosts have; or run on one host: --master 'local[*]'.",
     ),
-    Refusal(
+    ClusterRefusal(
         _native_state,
         "Executors write that state, each to a disk of its own, and it would be lost.",
         "Give it a place that all hosts reach: --scratch s3a://bucket/scratch, or file:///mnt/share/scratch for a "
         "mount of all hosts; or keep the state in a step: recovery.stateful, stateful_arrow or aggregate.",
         UnsupportedPlanError,
     ),
-    Refusal(
+    ClusterRefusal(
         _appended,
         "Executors read the files that the driver plans, and have disks of their own.",
         'Put the files on a mount that all hosts have under the same path, and say so: .option("sharedFiles", "true"); '

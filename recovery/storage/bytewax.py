@@ -139,7 +139,7 @@ def _stamps(path: Path) -> tuple[Any, Any]:
 def _check_unused(path: Path) -> None:
     with translated(path):
         if not stat.S_ISREG(path.stat().st_mode):
-            raise StorageError("it is not a file", path=path, cause="", remedy="Move it out of the directory.")
+            raise StorageError("it is not a file", path=path, cause="", remedy="Move the file out of the directory.")
     refuse_odd_logs(path)
     if beside(path, "-journal").exists():
         raise StorageError(
@@ -181,8 +181,9 @@ def _check_tables(connection: apsw.Connection, path: Path) -> None:
     found = {(kind, name) for kind, name, sql in rows(connection, OBJECTS) if sql is not None}
     if not found:
         raise CorruptPartitionError(
-            "it has no tables", path=path, cause="It was copied without its -wal file, or never made.",
-            remedy="Put its -wal file beside it.",
+            "it has no tables", path=path, cause="The file was copied without its -wal file, or Bytewax was "
+            "stopped before it made the tables.",
+            remedy="Put the -wal file beside the file.",
         )  # fmt: skip
     others = [f"{kind} {name}" for kind, name in found if name not in COLUMNS and not _OF_LITESTREAM.fullmatch(name)]
     wrong = [
@@ -203,7 +204,7 @@ def _check_tables(connection: apsw.Connection, path: Path) -> None:
         raise ForeignPartitionError(
             f"it is not a partition of Bytewax 0.20 or 0.21: {what}",
             path=path,
-            cause="It is of another version or program, or was edited.",
+            cause="The file is of another version or program, or was edited.",
             remedy="Only directories of Bytewax 0.20 and 0.21 can be taken over.",
         )
     damage = value(connection, "PRAGMA integrity_check(1)")

@@ -13,9 +13,9 @@ from recovery.storage.owned import OwnedPartitions
 from recovery.storage.scan import describe_file
 from recovery.storage.seam import FencingStore, PartitionStore
 from recovery.storage.sqlite.file.opening import partition_path
-from recovery.storage.sqlite.store import FilePartitions, Share
+from recovery.storage.sqlite.store import FilePartitions, PartitionShare
 
-__all__ = ["SCRATCH_NAME", "FilePartitions", "Share", "connect_driver", "connect_share", "left_executions"]
+__all__ = ["SCRATCH_NAME", "FilePartitions", "PartitionShare", "connect_driver", "connect_share", "left_executions"]
 
 SCRATCH_NAME = "scratch"
 """The directory inside a recovery directory for files that need not survive an execution."""
@@ -33,7 +33,7 @@ def connect_driver(
     return FilePartitions([each.path for each in partitions], scratch, clock)
 
 
-def connect_share(store_id: str, share: Share, scratch: Path, clock: Clock) -> FilePartitions:
+def connect_share(store_id: str, share: PartitionShare, scratch: Path, clock: Clock) -> FilePartitions:
     """Return the store of those partitions of a store that lie in one directory, which it opens for writing. The caller
     holds the directory's lock.
 

@@ -26,17 +26,17 @@ ATTEMPTS = 3
 
 
 @contextlib.contextmanager
-def copies_of(places: Locations) -> Iterator[Path]:
-    """Yield a directory with copies of the partitions of all places, which is removed afterwards. Errors of the block
-    name the files that were copied. Raises what `copied` raises."""
+def copies_of(locations: Locations) -> Iterator[Path]:
+    """Yield a directory with copies of the partitions of all locations, which is removed afterwards. Errors of the
+    block name the files that were copied. Raises what `copied` raises."""
     with scratch_directory("read") as room:
-        directory = copied(places, room)
-        with naming(directory, str(places.directory), places.shown):
+        directory = copied(locations, room)
+        with naming(directory, str(locations.directory), locations.shown):
             yield directory
 
 
-def copied(places: Locations, room: Path) -> Path:
-    """Copy the partitions of all places to a new directory in `room`, and return it. Works during a run.
+def copied(locations: Locations, room: Path) -> Path:
+    """Copy the partitions of all locations to a new directory in `room`, and return it. Works during a run.
 
     The copies are of one moment, so they hold the newest epoch that was closed in all partitions. Raises the errors of
     planning, StorageError, and what the owners refuse with.
@@ -44,7 +44,7 @@ def copied(places: Locations, room: Path) -> Path:
     for attempt in range(ATTEMPTS):
         directory = room / f"copies-{attempt}"
         directory.mkdir()
-        _copy(places, plan_resume(places.found()).partitions, directory)
+        _copy(locations, plan_resume(locations.found()).partitions, directory)
         try:
             plan_resume(scan(directory))
         except InconsistentPartitionsError:
@@ -53,24 +53,24 @@ def copied(places: Locations, room: Path) -> Path:
             return directory
     raise StorageError(
         "no consistent copies could be taken",
-        path=places.directory,
+        path=locations.directory,
         cause="Meanwhile runs started and ended, or a run closed epochs faster than its backup interval keeps them.",
         remedy="Run the command again; if it fails again, give the run a longer backup interval, such as -b 10m.",
     )
 
 
-def _copy(places: Locations, partitions: Sequence[PartitionDescription], directory: Path) -> None:
+def _copy(locations: Locations, partitions: Sequence[PartitionDescription], directory: Path) -> None:
     """Copy these partitions. Their transactions begin within milliseconds of each other, wherever they are."""
     with contextlib.ExitStack() as held:
         coming: list[tuple[Generator[Piece, None, None], list[str]]] = []
-        for owner in places.owners:
-            names = [each.path.name for each in partitions if places.owner_of(each.index) is owner]
+        for owner in locations.owners:
+            names = [each.path.name for each in partitions if locations.owner_of(each.index) is owner]
             if names:
                 pieces = owner.stream(OwnerCalls.copies, names)
                 held.enter_context(contextlib.closing(pieces))
                 coming.append((pieces, names))
         each(lambda source: next(source[0]), coming, at_once=AT_ONCE, name="owner")
-        pinned = pin(each.path for each in partitions if places.owner_of(each.index) is None)
+        pinned = pin(each.path for each in partitions if locations.owner_of(each.index) is None)
         for one in pinned:
             held.callback(one.release)
         takes: list[Callable[[], object]] = [partial(_receive, pieces, names, directory) for pieces, names in coming]

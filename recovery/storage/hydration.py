@@ -24,7 +24,7 @@ from recovery.errors import BackupTargetError, CorruptPartitionError, HydratingE
 from recovery.host.locks import locked_directory
 from recovery.places.frames import FrameIndex
 from recovery.storage.lazy.names import is_lazy, lazy_path
-from recovery.storage.lazy.pages import Pages, Progress, Source, create_lazy, page_bytes_of, pages_at
+from recovery.storage.lazy.pages import HydrationProgress, Pages, PageSource, create_lazy, page_bytes_of, pages_at
 from recovery.storage.sqlite.file.connections import use_log
 from recovery.storage.sqlite.file.opening import open_partition
 from recovery.storage.sqlite.file.statements import rows, translated
@@ -33,8 +33,8 @@ from recovery.storage.verify import PartitionCheck
 __all__ = [
     "FrameIndex",
     "Hydration",
-    "Progress",
-    "Source",
+    "HydrationProgress",
+    "PageSource",
     "Stop",
     "create_lazy",
     "hydrate",
@@ -52,14 +52,14 @@ PATIENCE_S = 15.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 ROLE_WAIT_S = 2.0
 
-Observe = Callable[[Progress], None]
+Observe = Callable[[HydrationProgress], None]
 
 
-def ignore(_progress: Progress) -> None:
+def ignore(_progress: HydrationProgress) -> None:
     """An observer that does nothing."""
 
 
-def hydrating(directory: Path) -> list[Progress]:
+def hydrating(directory: Path) -> list[HydrationProgress]:
     """Return how far each partition of a directory is that is not whole yet, sorted by path. Raises StorageError or
     CorruptPartitionError."""
     found = []

@@ -171,7 +171,7 @@ def alone(target: Path) -> Iterator[None]:
                 "another process is making partitions here",
                 path=target,
                 cause="Another init or restore is still going on.",
-                remedy="Wait until it ends, and use what it made.",
+                remedy="Wait until the other command ends, and use the directory that it made.",
             )
         yield
 

@@ -20,13 +20,13 @@ from recovery.planning.measures import Measure, StepSize
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.connect import connect_driver
 from recovery.storage.lazy.names import is_lazy
-from recovery.storage.owned import OwnedPartitions, OwnerPlace, at_owner
+from recovery.storage.owned import OwnedPartitions, OwnerPartitions, at_owner
 from recovery.storage.scan import log_bytes, read_measures, scan, sizes_in
 from recovery.storage.seam import PartitionStore
-from recovery.storage.sqlite.store import FilePartitions, Share
+from recovery.storage.sqlite.store import FilePartitions, PartitionShare
 from recovery.storage.verify import FullCheck, PartitionCheck, Verdict
 from recovery.wire.address import OwnerAddress
-from recovery.wire.calls import Checked, FileFacts, OwnerCalls
+from recovery.wire.calls import FileFacts, FullCheckResult, OwnerCalls
 from recovery.wire.messages import as_error
 from recovery.wire.run_client import Owner
 
@@ -69,8 +69,8 @@ class OwnerAccess(NamedTuple):
         if self.token_file is None:
             raise ConfigurationError(
                 "owners were named, and no token",
-                cause="They answer only those who have the token that they were started with.",
-                remedy="Give its file: --token-file FILE",
+                cause="Owners answer only those who have the token that the owners were started with.",
+                remedy="Give the file of the token: --token-file FILE",
             )
         token = read_token(self.token_file)
         tls_ca_pem = None if self.tls_ca is None else read_certificates(self.tls_ca)
@@ -183,11 +183,11 @@ class Locations:
             [partitions[index].path for index in indexes[None]],
             scratch,
             clock,
-            Share(self.directory, tuple(indexes[None]), count),
+            PartitionShare(self.directory, tuple(indexes[None]), count),
         )
         try:
             store_id = partitions[0].store_id
-            return OwnedPartitions(own, [OwnerPlace(o, store_id, indexes[o], count) for o in self.owners])
+            return OwnedPartitions(own, [OwnerPartitions(o, store_id, indexes[o], count) for o in self.owners])
         except BaseException:
             own.release()
             raise
@@ -218,5 +218,5 @@ def _described(file: FoundFile) -> PartitionDescription:
     return file.description
 
 
-def _verdict(owner: Owner, found: Checked) -> Verdict:
+def _verdict(owner: Owner, found: FullCheckResult) -> Verdict:
     return Verdict(Path(owner.location, found.name), found.rows, found.problems)

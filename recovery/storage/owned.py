@@ -1,6 +1,6 @@
 """The driver's store of partitions that are spread over hosts: files of its own directory, and those of owners.
 
-Every operation goes to all places at the same time, and returns when the last of them has answered. So an epoch is
+Every operation goes to all locations at the same time, and returns when the last of them has answered. So an epoch is
 closed when every owner has said that its partitions have it, as with files: the closing protocol is the same.
 """
 
@@ -23,15 +23,15 @@ from recovery.storage.seam import BatchCount, CloseRequest, Collected, Edited, a
 from recovery.storage.sqlite.store import FilePartitions, epoch_of
 from recovery.values.keys import home_of
 from recovery.wire.address import owner_address
-from recovery.wire.calls import CONVERTED, DRIVER, EDITED, Begun, Closing, Edit, OwnerCalls, Part
+from recovery.wire.calls import CONVERTED, DRIVER, EDITED, BegunExecution, Closing, Edit, OwnerCalls, RowsAhead
 from recovery.wire.run_client import Owner
 
 T = TypeVar("T")
 
 
-class Place(Protocol):
-    """The partitions of one place: `FilePartitions` for a share of them, or an owner's. Arguments and results that are
-    one for each partition are those of `indexes`, in this order."""
+class LocatedPartitions(Protocol):
+    """The partitions of one location: `FilePartitions` for a share of them, or an owner's. Arguments and results that
+    are one for each partition are those of `indexes`, in this order."""
 
     indexes: tuple[PartitionIndex, ...]
 
@@ -81,12 +81,12 @@ class SentAhead:
         self, index: PartitionIndex, what: str, step: StepId, key: str, value: str | bytes | None,
         timeout_ms: int | None = None,
     ) -> None:  # fmt: skip
-        """Add a row; see `Part`."""
+        """Add a row; see `RowsAhead`."""
         self._rows.setdefault((index, what, step), []).append((key, value, timeout_ms))
         self._size_bytes += len(key) + len(value or "") + ROW_BYTES
         if self._size_bytes > PART_BYTES:
             for (to, kind, of), rows in self._rows.items():
-                self._owner.ask(OwnerCalls.give, self._epoch, Part(to, kind, of, rows))
+                self._owner.ask(OwnerCalls.give, self._epoch, RowsAhead(to, kind, of, rows))
                 self.parts[to] += 1
             self._rows, self._size_bytes = {}, 0
 
@@ -99,8 +99,8 @@ class SentAhead:
         return {key: (text, timeout_ms) for key, text, timeout_ms in self._rows.get((index, EDITED, step), ())}
 
 
-class OwnerPlace:
-    """The partitions of an owner that a run holds: a `Place`."""
+class OwnerPartitions:
+    """The partitions of an owner that a run holds: a `LocatedPartitions`."""
 
     def __init__(self, owner: Owner, store_id: str, indexes: Sequence[PartitionIndex], count: int) -> None:
         """Open the partitions at the owner."""
@@ -120,7 +120,7 @@ class OwnerPlace:
         self._owner.ask(OwnerCalls.allow, list(steps))
 
     def begin(self, execution: Execution, planned: Mapping[PartitionIndex, PartitionDescription | None]) -> None:
-        self._owner.begun = Begun(self._store_id, execution.lease)
+        self._owner.begun = BegunExecution(self._store_id, execution.lease)
         self._owner.ask(OwnerCalls.begin, execution, dict(planned))
 
     def make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None:
@@ -227,26 +227,26 @@ def at_owner(owner: Owner, description: PartitionDescription) -> PartitionDescri
 
 
 AT_ONCE = 4
-"""The thread that closes epochs, the stream, the timer and the checks ask a place at the same time."""
+"""The thread that closes epochs, the stream, the timer and the checks ask a location at the same time."""
 
 
 class OwnedPartitions:
-    """The partitions of one store in several places: a `PartitionStore` but for `fence`, which only a store of files
+    """The partitions of one store in several locations: a `PartitionStore` but for `fence`, which only a store of files
     has. The driver's own directory has its scratch files, and perhaps partitions."""
 
-    def __init__(self, own: FilePartitions, others: Sequence[Place]) -> None:
+    def __init__(self, own: FilePartitions, others: Sequence[LocatedPartitions]) -> None:
         self.partition_count = own.partition_count
         self._own = own
-        self._places: list[Place] = [own, *others]
-        self._pool = ThreadPoolExecutor(AT_ONCE * len(self._places), thread_name_prefix="place")
+        self._locations: list[LocatedPartitions] = [own, *others]
+        self._pool = ThreadPoolExecutor(AT_ONCE * len(self._locations), thread_name_prefix="location")
 
     def describe(self) -> list[PartitionDescription]:
         """See `PartitionStore.describe`."""
-        return self._in_order(self._each(lambda place: place.describe()))
+        return self._in_order(self._each(lambda location: location.describe()))
 
     def prepare(self, execution: Execution) -> Path:
         """See `PartitionStore.prepare`. Owners have scratch directories of their own."""
-        self._each(lambda place: place.prepare(execution))
+        self._each(lambda location: location.prepare(execution))
         return self._own.scratch
 
     @property
@@ -259,78 +259,80 @@ class OwnedPartitions:
     ) -> None:
         """See `PartitionStore.start`. As in one directory, partitions that lacked an epoch come before those that hold
         it, wherever they are."""
-        self._each(lambda place: place.allow(steps))
+        self._each(lambda location: location.allow(steps))
         seen: dict[PartitionIndex, PartitionDescription | None] = {
-            index: planned[index] if planned else None for place in self._places for index in place.indexes
+            index: planned[index] if planned else None for location in self._locations for index in location.indexes
         }
         for epoch in sorted({epoch_of(each) for each in seen.values()}):
 
-            def begin(place: Place, epoch: Epoch = epoch) -> None:
-                mine = {index: seen[index] for index in place.indexes if epoch_of(seen[index]) == epoch}
+            def begin(location: LocatedPartitions, epoch: Epoch = epoch) -> None:
+                mine = {index: seen[index] for index in location.indexes if epoch_of(seen[index]) == epoch}
                 if mine:
-                    place.begin(execution, mine)
+                    location.begin(execution, mine)
 
             self._each(begin)
-        self._each(lambda place: place.make_deltas(execution, steps))
+        self._each(lambda location: location.make_deltas(execution, steps))
 
     def address(self, lease: Lease) -> str:
         """See `PartitionStore.address`."""
-        held = [place for place in self._places if place.indexes]
-        return spread_address(lease, self.partition_count, [(place.address(lease), place.indexes) for place in held])
+        held = [location for location in self._locations if location.indexes]
+        return spread_address(
+            lease, self.partition_count, [(location.address(lease), location.indexes) for location in held]
+        )
 
     def open(self, lease: Lease, batch: BatchId) -> None:
         """See `PartitionStore.open`."""
-        self._each(lambda place: place.open(lease, batch))
+        self._each(lambda location: location.open(lease, batch))
 
     def check(self, lease: Lease) -> None:
         """See `PartitionStore.check`. It asks every owner."""
-        self._each(lambda place: place.check(lease))
+        self._each(lambda location: location.check(lease))
 
     def seal(self, lease: Lease, batch: BatchId, *, apart: bool = True) -> None:
         """See `PartitionStore.seal`."""
-        self._each(lambda place: place.seal(lease, batch, apart=apart))
+        self._each(lambda location: location.seal(lease, batch, apart=apart))
 
     def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
-        """See `PartitionStore.close`. Places clear what they have closed without waiting for others: it is in their
+        """See `PartitionStore.close`. Locations clear what they have closed without waiting for others: it is in their
         partitions, and if another one fails, the run ends."""
         return self._in_order(
-            self._each(lambda place: place.close(lease, [requests[index] for index in place.indexes]))
+            self._each(lambda location: location.close(lease, [requests[index] for index in location.indexes]))
         )
 
     def fold(self, lease: Lease, epoch: Epoch) -> list[Mapping[str, StepSize]]:
         """See `PartitionStore.fold`."""
-        return self._in_order(self._each(lambda place: place.fold(lease, epoch)))
+        return self._in_order(self._each(lambda location: location.fold(lease, epoch)))
 
     def collect(self, floor: Epoch) -> list[Collected]:
         """See `PartitionStore.collect`."""
-        return self._in_order(self._each(lambda place: place.collect(floor)))
+        return self._in_order(self._each(lambda location: location.collect(floor)))
 
     def begin_input(self, lease: Lease, content: str) -> None:
         """See `PartitionStore.begin_input`."""
-        self._each(lambda place: place.begin_input(lease, content))
+        self._each(lambda location: location.begin_input(lease, content))
 
     def beginning(self) -> str | None:
         """See `PartitionStore.beginning`."""
-        found = [each for each in self._each(lambda place: place.newest_beginning()) if each is not None]
+        found = [each for each in self._each(lambda location: location.newest_beginning()) if each is not None]
         return max(found)[2] if found else None
 
     def checkpoint(self) -> None:
         """See `PartitionStore.checkpoint`."""
-        self._each(lambda place: place.checkpoint())
+        self._each(lambda location: location.checkpoint())
 
     def record(self, measure: Measure) -> None:
         """See `PartitionStore.record`. The first partition has the measures."""
-        next(place for place in self._places if PartitionIndex(0) in place.indexes).record(measure)
+        next(location for location in self._locations if PartitionIndex(0) in location.indexes).record(measure)
 
     def counts(self, lease: Lease, batch: BatchId) -> BatchCount:
         """See `PartitionStore.counts`."""
-        by_place = self._each(lambda place: place.counts_of_steps(batch))
-        steps = {step for counts in by_place for step in counts}
-        return of_all_steps(added_up(counts[step] for counts in by_place if step in counts) for step in steps)
+        by_location = self._each(lambda location: location.counts_of_steps(batch))
+        steps = {step for counts in by_location for step in counts}
+        return of_all_steps(added_up(counts[step] for counts in by_location if step in counts) for step in steps)
 
     def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None:
         """See `PartitionStore.next_due_ms`."""
-        found = self._each(lambda place: place.next_due_ms(lease, steps))
+        found = self._each(lambda location: location.next_due_ms(lease, steps))
         return min((due for due in found if due is not None), default=None)
 
     def driver_values(self, step: StepId, resume_epoch: Epoch | None = None) -> dict[str, str | bytes]:
@@ -341,39 +343,39 @@ class OwnedPartitions:
         self, step: StepId, resume_epoch: Epoch | None = None
     ) -> Generator[tuple[str, str | bytes], None, None]:
         """See `PartitionStore.driver_rows`."""
-        for place in self._places:
-            with closing(place.driver_rows(step, resume_epoch)) as rows:
+        for location in self._locations:
+            with closing(location.driver_rows(step, resume_epoch)) as rows:
                 yield from rows
 
     def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:
         """See `PartitionStore.known_steps`."""
-        return set().union(*self._each(lambda place: place.known_steps(resume_epoch)))
+        return set().union(*self._each(lambda location: location.known_steps(resume_epoch)))
 
     def release(self) -> None:
         """See `PartitionStore.release`. Owners let the run go."""
         self._pool.shutdown()
-        for place in self._places:
-            place.release()
+        for location in self._locations:
+            location.release()
 
-    def _each(self, work: Callable[[Place], T]) -> list[T]:
-        """Do `work` for all places in parallel. Waits for all before raising an error: first that of a run that was
+    def _each(self, work: Callable[[LocatedPartitions], T]) -> list[T]:
+        """Do `work` for all locations in parallel. Waits for all before raising an error: first that of a run that was
         replaced, last that of a lost owner."""
-        futures = [self._pool.submit(work, place) for place in self._places]
+        futures = [self._pool.submit(work, location) for location in self._locations]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise min(errors, key=_rank)
         return [future.result() for future in futures]
 
     def _in_order(self, found: Iterable[Iterable[T]]) -> list[T]:
-        """Return what the places have for each partition, in the order of the indexes."""
+        """Return what the locations have for each partition, in the order of the indexes."""
         pairs: Iterator[tuple[PartitionIndex, T]] = (
             pair
-            for place, results in zip(self._places, found, strict=True)
-            for pair in zip(place.indexes, results, strict=True)
+            for location, results in zip(self._locations, found, strict=True)
+            for pair in zip(location.indexes, results, strict=True)
         )
         return [result for _, result in sorted(pairs, key=lambda pair: pair[0])]
 
 
 def _rank(error: BaseException) -> int:
-    """Return how much an error of a place says about why the run ended: 0 the most."""
+    """Return how much an error of a location says about why the run ended: 0 the most."""
     return 0 if isinstance(error, LeaseLostError) else 2 if isinstance(error, OwnerUnreachableError) else 1

@@ -20,7 +20,7 @@ from recovery.base.ids import Epoch, PartitionIndex
 from recovery.base.reserved import EPOCH_STEP
 from recovery.errors import CorruptPartitionError
 from recovery.host.open_files import allow_open_files
-from recovery.planning.moving import Share
+from recovery.planning.moving import WorkShare
 from recovery.planning.values import PartitionDescription
 from recovery.storage.sqlite.beginning import Beginning, read_beginning
 from recovery.storage.sqlite.columns import MAX_PARTITIONS
@@ -67,7 +67,7 @@ def move(
     held: Sequence[PartitionDescription],
     window: Sequence[Epoch],
     new: NewStore,
-    share: Share,
+    share: WorkShare,
     observe: Callable[[int], None],
 ) -> tuple[Tally, Tally]:
     """Write the new partitions of a share. Return the tallies of the old partitions that the share counts, and of the
@@ -111,7 +111,7 @@ class Targets:
     """The new partitions of a share, and the rows that wait for them."""
 
     def __init__(
-        self, drafts: Mapping[int, DraftPartition], count: int, share: Share, observe: Callable[[int], None]
+        self, drafts: Mapping[int, DraftPartition], count: int, share: WorkShare, observe: Callable[[int], None]
     ) -> None:
         self._drafts = drafts
         self._count = count

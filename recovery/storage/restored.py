@@ -22,7 +22,7 @@ LARGEST = 1 << 12
 COUNTS_S = 24 * 3600.0
 
 
-class Restored(NamedTuple):
+class RestoreMark(NamedTuple):
     """What the mark of a directory says now. counts: whether a run may rely on it. why_not: why it may not, a clause;
     empty if it counts, or if there is no mark."""
 
@@ -35,20 +35,20 @@ def mark_restored(directory: Path, modes: Modes | None = None) -> None:
     write_beside(directory / NAME, _content(directory), modes or modes_beside(directory / "part-0.sqlite3"))
 
 
-def read_restored(directory: Path, now_ms: int) -> Restored:
+def read_restored(directory: Path, now_ms: int) -> RestoreMark:
     """Return what the mark of a directory says. now_ms: the time. Raises StorageError."""
     path = directory / NAME
     content = read_beside(path, LARGEST)
     if content is None:
-        return Restored(False, "")
+        return RestoreMark(False, "")
     if content != _content(directory):
-        return Restored(False, "it is a copy of a directory that was restored or promoted")
+        return RestoreMark(False, "it is a copy of a directory that was restored or promoted")
     with storage_errors(path):
         age_s = abs(now_ms - path.stat().st_mtime_ns / 1e6) / 1000
     if age_s > COUNTS_S:
         age_h = age_s / 3600
-        return Restored(False, f"it was restored or promoted {age_h:.0f} h ago, and no run has begun on it since")
-    return Restored(True, "")
+        return RestoreMark(False, f"it was restored or promoted {age_h:.0f} h ago, and no run has begun on it since")
+    return RestoreMark(True, "")
 
 
 def end_restored(directory: Path) -> None:

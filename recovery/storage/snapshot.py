@@ -150,6 +150,6 @@ def snapshots_at(directory: Path, epoch: int | None, since: int | None) -> tuple
     before = None if since is None else snapshot_at(directory, since)
     if before is not None and before.epoch > now.epoch:
         raise ConfigurationError(
-            f"epoch {before.epoch} is newer than epoch {now.epoch}", cause="", remedy="Give the older one as `since`."
+            f"epoch {before.epoch} is newer than epoch {now.epoch}", cause="", remedy="Give the older epoch as `since`."
         )
     return now, before

@@ -31,7 +31,7 @@ def check_runs(what: str, function: object, *, may_yield: bool = False) -> None:
         if inspect.isgeneratorfunction(each) and not may_yield:
             raise ConfigurationError(
                 f"{what} is a generator function",
-                cause="It has a `yield`: a call makes a generator, and runs nothing of it.",
+                cause="The function has a `yield`: a call makes a generator, and runs nothing of the function.",
                 remedy="Take the `yield` out.",
             )
 

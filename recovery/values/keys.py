@@ -54,7 +54,7 @@ def partition_of(state_key: str, partition_count: int) -> PartitionIndex:
     return PartitionIndex(crc32(state_key.encode()) % partition_count)
 
 
-class Share(Mapping[str, T]):
+class RowsView(Mapping[str, T]):
     """A view of some rows of a mapping, which reads a value only when asked for it."""
 
     def __init__(self, rows: Mapping[str, T]) -> None:
@@ -71,9 +71,9 @@ class Share(Mapping[str, T]):
         return len(self.keys_held)
 
 
-def shares(rows: Mapping[str, T], home: Callable[[str], PartitionIndex], count: int) -> list[Share[T]]:
+def shares(rows: Mapping[str, T], home: Callable[[str], PartitionIndex], count: int) -> list[RowsView[T]]:
     """Divide the rows among `count` partitions; `home` returns the partition of a key."""
-    divided = [Share(rows) for _ in range(count)]
+    divided = [RowsView(rows) for _ in range(count)]
     for key in rows:
         divided[home(key)].keys_held.append(key)
     return divided

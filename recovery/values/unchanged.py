@@ -65,7 +65,7 @@ def is_readable(text: str) -> bool:
     return len(text) <= 4300 or _LONGEST(text) is None
 
 
-class _Part(NamedTuple):
+class _TypeCheck(NamedTuple):
     """How a part of a declared type is checked: an instance of `exact` comes back, `check` tells for the others."""
 
     exact: frozenset[type]
@@ -78,7 +78,7 @@ def check_of(info: inspect.Type) -> Check | None:
     return None if part is None or part.exact or part.check in (_is_float, _is_moment) else part.check
 
 
-def _part(info: inspect.Type, within: tuple[type, ...]) -> _Part | None:
+def _part(info: inspect.Type, within: tuple[type, ...]) -> _TypeCheck | None:
     """within: the classes around the part. One that contains itself has no check."""
     if any(getattr(info, name, None) is not None for name in _CONSTRAINTS):
         return None
@@ -110,16 +110,16 @@ def _sets_only(kind: type, names: list[str]) -> bool:
     return not dataclasses.is_dataclass(kind) or names == [each.name for each in dataclasses.fields(kind) if each.init]
 
 
-def _union(parts: list[_Part | None]) -> _Part | None:
+def _union(parts: list[_TypeCheck | None]) -> _TypeCheck | None:
     """Return the part that is one of several; None if more than one of them has a check of its own."""
     known = [each for each in parts if each is not None]
     checks = [each.check for each in known if each.check is not _never]
     if len(known) < len(parts) or len(checks) > 1:
         return None
-    return _Part(_NONE.union(*(each.exact for each in known)), checks[0] if checks else _never)
+    return _TypeCheck(_NONE.union(*(each.exact for each in known)), checks[0] if checks else _never)
 
 
-def _collection(kind: type[Any], item: _Part | None) -> _Part | None:
+def _collection(kind: type[Any], item: _TypeCheck | None) -> _TypeCheck | None:
     if item is None:
         return None
     exact, check = item
@@ -132,10 +132,10 @@ def _collection(kind: type[Any], item: _Part | None) -> _Part | None:
                 return False
         return True
 
-    return _Part(_NONE, check_items)
+    return _TypeCheck(_NONE, check_items)
 
 
-def _dict(key: _Part | None, value: _Part | None) -> _Part | None:
+def _dict(key: _TypeCheck | None, value: _TypeCheck | None) -> _TypeCheck | None:
     if key is None or value is None or key not in _KEYS:
         return None
     key_kind, (exact, check) = _KEYS[key], value
@@ -148,10 +148,10 @@ def _dict(key: _Part | None, value: _Part | None) -> _Part | None:
                 return False
         return True
 
-    return _Part(_NONE, check_items)
+    return _TypeCheck(_NONE, check_items)
 
 
-def _record(kind: type[Any], names: Sequence[str] | None, parts: Sequence[_Part | None]) -> _Part | None:
+def _record(kind: type[Any], names: Sequence[str] | None, parts: Sequence[_TypeCheck | None]) -> _TypeCheck | None:
     """Return the part that is an instance of a class with these fields; names: None for a tuple."""
     known = [each for each in parts if each is not None]
     if len(known) < len(parts):
@@ -170,7 +170,7 @@ def _record(kind: type[Any], names: Sequence[str] | None, parts: Sequence[_Part 
                 return False
         return True
 
-    return _Part(_NONE, check_fields)
+    return _TypeCheck(_NONE, check_fields)
 
 
 def _getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
@@ -193,15 +193,15 @@ def _is_moment(value: Any) -> bool:
     return type(value) is datetime and (value.tzinfo is None or value.tzinfo is UTC)
 
 
-_SCALARS: dict[type[inspect.Type], _Part] = {
-    inspect.NoneType: _Part(frozenset({NoneType}), _never),
-    inspect.BoolType: _Part(frozenset({bool}), _never),
-    inspect.IntType: _Part(frozenset({int}), _never),
-    inspect.FloatType: _Part(_NONE, _is_float),
-    inspect.StrType: _Part(frozenset({str}), _never),
-    inspect.AnyType: _Part(_EXACT, is_plain),
-    inspect.DateType: _Part(frozenset({date}), _never),
-    inspect.DateTimeType: _Part(_NONE, _is_moment),
+_SCALARS: dict[type[inspect.Type], _TypeCheck] = {
+    inspect.NoneType: _TypeCheck(frozenset({NoneType}), _never),
+    inspect.BoolType: _TypeCheck(frozenset({bool}), _never),
+    inspect.IntType: _TypeCheck(frozenset({int}), _never),
+    inspect.FloatType: _TypeCheck(_NONE, _is_float),
+    inspect.StrType: _TypeCheck(frozenset({str}), _never),
+    inspect.AnyType: _TypeCheck(_EXACT, is_plain),
+    inspect.DateType: _TypeCheck(frozenset({date}), _never),
+    inspect.DateTimeType: _TypeCheck(_NONE, _is_moment),
 }
 _KEYS = {_SCALARS[inspect.StrType]: str, _SCALARS[inspect.IntType]: int, _SCALARS[inspect.AnyType]: str}
 _COLLECTIONS: dict[type[inspect.Type], type[Any]] = {

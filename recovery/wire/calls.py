@@ -23,7 +23,7 @@ Value = Any
 Row = tuple[str, Value]
 
 
-class Found(msgspec.Struct, frozen=True):
+class DescribedFile(msgspec.Struct, frozen=True):
     """A file of the owner's directory: its description, or why there is none."""
 
     name: str
@@ -40,7 +40,7 @@ class FileFacts(msgspec.Struct, frozen=True):
     measures: list[Measure]
 
 
-class Checked(msgspec.Struct, frozen=True):
+class FullCheckResult(msgspec.Struct, frozen=True):
     """The result of a full check."""
 
     name: str
@@ -55,7 +55,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
-class Serving(msgspec.Struct, frozen=True):
+class OwnerStatus(msgspec.Struct, frozen=True):
     """An owner's status. holder: a sentence about the process that has locked its directory; empty if none has. stops:
     it ends as soon as the run has closed its epoch."""
 
@@ -64,14 +64,14 @@ class Serving(msgspec.Struct, frozen=True):
     stops: bool
 
 
-class Begun(msgspec.Struct, frozen=True, array_like=True):
+class BegunExecution(msgspec.Struct, frozen=True, array_like=True):
     """The execution that a run has begun, or is beginning, in the partitions of a store."""
 
     store_id: str
     lease: Lease
 
 
-class Stored(msgspec.Struct, frozen=True, array_like=True):
+class StateDocument(msgspec.Struct, frozen=True, array_like=True):
     """A document of operational state, as `recovery.storage.documents.StoredState`."""
 
     state_id: str
@@ -100,7 +100,7 @@ DRIVER, CONVERTED, EDITED = "driver", "converted", "edited"
 """What the rows of a part are: the driver's, new values of an edited step (of the old id), edited states."""
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class RowsAhead(msgspec.Struct, frozen=True, array_like=True):
     """Rows of one step that a close writes to one partition, sent ahead of it: key, value, timeout of an edited
     state."""
 
@@ -134,11 +134,11 @@ class OwnerCalls(Protocol):
     the order of their indexes; each does what the method of `PartitionStore` with its name does for these.
     """
 
-    def serving(self) -> Serving:
+    def serving(self) -> OwnerStatus:
         """Return the owner's status."""
         ...
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[DescribedFile]:
         """Describe all partitions in the owner's directory."""
         ...
 
@@ -146,7 +146,7 @@ class OwnerCalls(Protocol):
         """Return further facts about one file."""
         ...
 
-    def verify(self, names: list[str]) -> list[Checked]:
+    def verify(self, names: list[str]) -> list[FullCheckResult]:
         """Check files in full."""
         ...
 
@@ -158,15 +158,15 @@ class OwnerCalls(Protocol):
         """Store copies at a place of backups; see `recovery.backup.share`. Works during a run."""
         ...
 
-    def documents(self, ids: list[str]) -> list[Stored]:
+    def documents(self, ids: list[str]) -> list[StateDocument]:
         """Return the documents of these ids, as of one moment. The owner has partition 0."""
         ...
 
-    def documents_of(self, prefix: str) -> list[Stored]:
+    def documents_of(self, prefix: str) -> list[StateDocument]:
         """Return all documents whose id begins so, removed ones included, sorted by id."""
         ...
 
-    def change_documents(self, changes: list[Changed], now_ms: int, busy_ms: int) -> list[Stored] | None:
+    def change_documents(self, changes: list[Changed], now_ms: int, busy_ms: int) -> list[StateDocument] | None:
         """Change documents in one transaction, and return them; None, with nothing changed, if one of them has another
         generation than was seen. busy_ms: how long to wait for other writers."""
         ...
@@ -175,7 +175,7 @@ class OwnerCalls(Protocol):
         """Remove documents without a trace; return how many there were."""
         ...
 
-    def place_documents(self, placed: list[Stored], busy_ms: int) -> None:
+    def place_documents(self, placed: list[StateDocument], busy_ms: int) -> None:
         """Write documents unchanged, generation and time included."""
         ...
 
@@ -183,7 +183,7 @@ class OwnerCalls(Protocol):
         """Lock the directory for a run. masked_key: the task key, masked by `proof.masked`."""
         ...
 
-    def still(self, run: str, begun: Begun | None) -> Serving:
+    def still(self, run: str, begun: BegunExecution | None) -> OwnerStatus:
         """Confirm that the run is active. The connection that holds the directory calls this from time to time. begun:
         as in `join`."""
         ...
@@ -192,7 +192,7 @@ class OwnerCalls(Protocol):
         """End the hold of this connection. The directory is free when this returns."""
         ...
 
-    def join(self, run: str, begun: Begun | None) -> None:
+    def join(self, run: str, begun: BegunExecution | None) -> None:
         """Make this a connection of the run that holds the directory. begun: what the run has begun in the partitions,
         if it has; with it the owner can tell a run that was replaced from one that it only let go."""
         ...
@@ -266,7 +266,7 @@ class OwnerCalls(Protocol):
         """See `PartitionStore.seal`."""
         ...
 
-    def give(self, epoch: Epoch, part: Part) -> None:
+    def give(self, epoch: Epoch, part: RowsAhead) -> None:
         """Take rows of the next close, which are too many for one call. Parts of another epoch are forgotten."""
         ...
 

@@ -53,7 +53,7 @@ class WireError(Exception):
     """The other side violates the protocol; the connection is unusable."""
 
 
-class Part(NamedTuple):
+class Frame(NamedTuple):
     """One frame."""
 
     kind: int
@@ -102,7 +102,7 @@ class Channel:
         self.put(kind, body)
         self.flush()
 
-    def part(self, most: int, *, idle: bool = False) -> Part:
+    def part(self, most: int, *, idle: bool = False) -> Frame:
         """Receive one frame. most: the limit of its body in bytes. idle: wait for its first byte without a limit."""
         if len(self._received) < HEADER.size:
             self._fill(HEADER.size, idle=idle)
@@ -114,7 +114,7 @@ class Channel:
         with memoryview(self._received) as view:
             body = bytes(view[HEADER.size : end])
         del self._received[:end]
-        return Part(kind & ~MORE, bool(kind & MORE), body)
+        return Frame(kind & ~MORE, bool(kind & MORE), body)
 
     def message(self, most: int, *, idle: bool = False) -> tuple[int, bytes]:
         """Receive one message. most: limit of its body."""

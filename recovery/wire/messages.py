@@ -227,7 +227,7 @@ def too_large(size_bytes: int, what: str = "state") -> StorageError:
     return StorageError(
         f"a {what} of {size_bytes} bytes is too large",
         cause="The flow collects without a limit in one value.",
-        remedy="Spread it over several keys.",
+        remedy="Spread the state over several keys.",
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from recovery.errors import LeaseLostError, OwnerRefusedError, OwnerUnreachableError, RecoveryError, StorageError
 from recovery.wire import calls, messages
 from recovery.wire.address import OwnerAddress
-from recovery.wire.calls import Begun, OwnerCalls
+from recovery.wire.calls import BegunExecution, OwnerCalls
 from recovery.wire.client import Line, RefusedError, next_message, reason_of
 from recovery.wire.frames import VALUE_BYTES, Channel, Kind, WireError
 from recovery.wire.proof import masked
@@ -42,7 +42,7 @@ class Owner:
         """address: its deadline is for the first connection."""
         self.address = address
         self.location = address.location
-        self.begun: Begun | None = None
+        self.begun: BegunExecution | None = None
         """What the run begins in the owner's partitions; None before."""
         self._token = token
         self._lock = threading.Lock()
@@ -195,7 +195,7 @@ class Owner:
     def _unreachable(self, reason: str) -> OwnerUnreachableError:
         return OwnerUnreachableError(
             f"the owner at {self.location} was {'not reached' if self._run is None else 'lost'}: {reason}",
-            cause="Its process or its host was stopped, or the network between is cut.",
+            cause="The owner's process or host was stopped, or the network to that host is cut.",
             remedy="Start it (recovery serve DIR --at HOST:PORT), and run the same command again: a run continues from "
             "the last closed epoch.",
         )

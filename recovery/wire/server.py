@@ -46,7 +46,7 @@ REFUSAL_PAUSE_S = 1.0
 
 
 @dataclass(slots=True)
-class Counts:
+class ServerCounts:
     """What a server has done. Threads add to it without a lock, so a number may be a little low."""
 
     proven: int = 0
@@ -77,7 +77,7 @@ class OwnerServer:
         self.explain = explain
         self.log = log
         self.turns = Turns()
-        self.counts = Counts()
+        self.counts = ServerCounts()
         self._tasks = tasks
         self._earlier: deque[Tasks] = deque(maxlen=MOST_EARLIER)
         """What served the tasks of runs that have ended: with their keys these get an answer that they believe."""
@@ -298,7 +298,7 @@ class Session:
                 self._refuse(
                     OwnerRefusedError(
                         "the owner refused the token",
-                        cause="It was started with another one.",
+                        cause="The owner was started with another token.",
                         remedy="Give the run and all owners the same file: --token-file FILE",
                     )
                 )

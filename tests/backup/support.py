@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from recovery.backup.make import Made, make_backup
-from recovery.backup.restore import Restored, restore
+from recovery.backup.restore import RestoredDirectory, restore
 from recovery.backup.sources import open_source
 from recovery.base.clock import SystemClock
 from recovery.places.directory import DirectoryPlace
@@ -62,7 +62,7 @@ def back_up(directory: Path, target: Place | Path, **options: object) -> Made:
     return make_backup(directory, place, clock=SystemClock(), random_id=random_id, **options)
 
 
-def bring_back(target: Place | Path, directory: Path, scratch: Path, **options: object) -> Restored:
+def bring_back(target: Place | Path, directory: Path, scratch: Path, **options: object) -> RestoredDirectory:
     """A restore as the command does it."""
     place = DirectoryPlace(target) if isinstance(target, Path) else target
     clock = SystemClock()

@@ -13,7 +13,7 @@ import pytest
 
 from recovery.backup import lease
 from recovery.backup.conditional import Documents, open_documents
-from recovery.backup.lease import Claimant, Lease, claim, read_term
+from recovery.backup.lease import Claimant, PublishingLease, claim, read_term
 from recovery.base.clock import SystemClock
 from recovery.errors import (
     BackupDamagedError,
@@ -55,7 +55,7 @@ def promotion(directory: Path) -> Claimant:
     return Claimant(directory, "s", "promotion", 1)
 
 
-def claimed(documents: Documents, claimant: Claimant, **options) -> Lease:
+def claimed(documents: Documents, claimant: Claimant, **options) -> PublishingLease:
     return claim(documents, claimant, SystemClock(), random_id, **options)
 
 

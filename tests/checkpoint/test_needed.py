@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.checkpoint.native.needed import MAX_CHANGES, Chain, needed_chain, store_files
+from recovery.checkpoint.state_stores.needed import MAX_CHANGES, Chain, needed_chain, store_files
 from recovery.errors import SparkCheckpointError, UnsupportedPlanError
 
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from recovery.checkpoint.native.operators import operators_of
 from recovery.checkpoint.places import is_uri, may_be_needed, newest_batch
 from recovery.checkpoint.relocate import names_places, relocated
+from recovery.checkpoint.state_stores.operators import operators_of
 from recovery.errors import SparkCheckpointError
 
 VARIABLES = [{"stateName": "n"}, {"stateName": "seen"}, {"stateName": "$timers", "stateVariableType": "TimerState"}]

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from recovery.checkpoint.native.state_schemas import state_schemas, type_name
+from recovery.checkpoint.state_stores.state_schemas import state_schemas, type_name
 
 
 def column(name, kind):

@@ -14,7 +14,7 @@ from recovery.base.ids import BatchId, Epoch
 from recovery.errors import ConfigurationError
 from recovery.metrics.endpoint import MetricsEndpoint
 from recovery.metrics.exposition import About, exposition, families
-from recovery.metrics.memory import Memory, measure_memory
+from recovery.metrics.memory import ProcessMemory, measure_memory
 from recovery.metrics.meter import BatchMeasure, Counts, Meter
 from recovery.planning.health import DEFAULTS, parse_targets
 from recovery.planning.measures import ClosedPartition, Measure, OperatorWork, StepSize
@@ -33,7 +33,7 @@ class Clock:
         return self.now_s
 
 
-def meter(targets=DEFAULTS, clock=None, memory=lambda _: Memory(1_000, 2_000, 3_000)):
+def meter(targets=DEFAULTS, clock=None, memory=lambda _: ProcessMemory(1_000, 2_000, 3_000)):
     """A meter of execution 7."""
     return Meter(7, clock or Clock(), targets, memory)
 
@@ -100,7 +100,7 @@ def test_counts_have_one_name_in_totals_measures_and_listeners():
 
 def test_the_work_of_sparks_own_operators():
     """Each epoch has that of its micro-batches; without any report of them it is not measured, where there are some."""
-    counts = Meter(7, Clock(), DEFAULTS, lambda _: Memory(1, 2, 3), native=True)
+    counts = Meter(7, Clock(), DEFAULTS, lambda _: ProcessMemory(1, 2, 3), native=True)
     for number in range(4):
         counts.batch(number, batch(looked_up=0, seam_s=0.0))
     work = OperatorWork(updated=100, update_s=0.5, removed=7, remove_s=2.0, memory_bytes=900)
@@ -149,7 +149,7 @@ def test_memory_is_not_looked_at_too_often():
 
     def look(pid):
         looks.append(pid)
-        return Memory(1, None, None)
+        return ProcessMemory(1, None, None)
 
     counts = meter(clock=clock, memory=look)
     for epoch in range(50):
@@ -170,7 +170,7 @@ def test_memory_of_a_tree_of_processes():
         child.communicate()
     assert found.driver_bytes > 5_000_000
     assert found.workers_bytes > 30_000_000
-    assert measure_memory(2**30) == Memory()
+    assert measure_memory(2**30) == ProcessMemory()
 
 
 def test_memory_of_a_driver_that_the_jvm_has_started(tmp_path, monkeypatch):
@@ -184,9 +184,9 @@ def test_memory_of_a_driver_that_the_jvm_has_started(tmp_path, monkeypatch):
         (process / "stat").write_text(f"{number} ({name}) S {parent} 0 0")
         (process / "statm").write_text(f"999 {pages} 0")
         (process / "cmdline").write_bytes(name.encode())
-    assert measure_memory(6, tmp_path) == Memory(10 * page)
+    assert measure_memory(6, tmp_path) == ProcessMemory(10 * page)
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    assert measure_memory(6, tmp_path) == Memory(10 * page, 100 * page, 50 * page)
+    assert measure_memory(6, tmp_path) == ProcessMemory(10 * page, 100 * page, 50 * page)
 
 
 def test_memory_of_an_owner():
@@ -205,7 +205,7 @@ def test_memory_of_an_owner():
 
 def test_memory_without_proc(tmp_path):
     """On another system nothing is known."""
-    assert measure_memory(1, tmp_path / "none") == Memory()
+    assert measure_memory(1, tmp_path / "none") == ProcessMemory()
 
 
 ODD = 'wö"rds\\\nx'

@@ -10,7 +10,7 @@ import time
 from types import SimpleNamespace
 
 from recovery.cli import progress
-from recovery.cli.progress import Progress, summary_text
+from recovery.cli.progress import RunProgress, summary_text
 from recovery.epochs.closer import EpochClosed
 from recovery.planning.health import DEFAULTS, of_epoch
 from recovery.planning.measures import Measure
@@ -35,7 +35,7 @@ def closed(epoch, snapshot_s):
 def test_a_missed_target_is_said_once_at_each_level():
     """Not with every epoch."""
     stream = io.StringIO()
-    progress = Progress("flow", stream=stream)
+    progress = RunProgress("flow", stream=stream)
     for epoch, snapshot_s in enumerate((1.0, 12.0, 13.0, 40.0, 12.0), start=1):
         progress.observe(closed(epoch, snapshot_s))
     said = [line for line in stream.getvalue().splitlines() if "since epoch" in line]
@@ -64,7 +64,7 @@ def test_the_line_on_a_terminal(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", "40")
-    with Progress("flow", stream=terminal) as progress:
+    with RunProgress("flow", stream=terminal) as progress:
         progress.observe(BatchDone(0, 1, 1_000_000, 1_000_000, 0.5))
         while "batch 0" not in terminal.getvalue():
             time.sleep(0.01)
@@ -89,7 +89,7 @@ def test_the_line_before_the_first_micro_batch():
             return True
 
     stream = Terminal()
-    with Progress("words", stream=stream):
+    with RunProgress("words", stream=stream):
         while " s\r" not in stream.getvalue():
             time.sleep(0.01)
     assert re.search(r"\r\x1b\[Kwords: Spark starts, and builds the flow's plan … \d+ s\r", stream.getvalue())
@@ -106,10 +106,10 @@ def test_a_signal_is_answered():
     for stream, quiet, said in (
         (io.StringIO(), False, text), (Terminal(), True, text), (io.StringIO(), True, ""),
     ):  # fmt: skip
-        Progress("flow", quiet=quiet, stream=stream).observe(Stopping(signal.SIGINT, 12))
+        RunProgress("flow", quiet=quiet, stream=stream).observe(Stopping(signal.SIGINT, 12))
         assert stream.getvalue() == said
     stream = io.StringIO()
-    Progress("flow", stream=stream).observe(Stopping(signal.SIGTERM, None))
+    RunProgress("flow", stream=stream).observe(Stopping(signal.SIGTERM, None))
     assert stream.getvalue() == "stopping: closing the epoch …; a second SIGTERM ends immediately\n"
 
 
@@ -117,7 +117,7 @@ def test_rows_are_those_of_the_sources_in_order():
     """A line of a micro-batch waits for what Spark reports of it; what comes meanwhile is said after it. What is never
     reported holds nothing up."""
     stream = io.StringIO()
-    with Progress("flow", stream=stream) as progress:
+    with RunProgress("flow", stream=stream) as progress:
         progress.observe(BatchDone(0, 1, 7, 1, 0.5))
         progress.observe(closed(1, 0.0))
         assert "batch 0" not in stream.getvalue()
@@ -160,7 +160,7 @@ def test_a_replica_that_falls_behind_is_said_and_when_it_is_over():
     away = ReplicaState("s3://b", NOTHING, ReplicaLag(3, 75.4), 0, 0, 4, "no answer for 60 s")
     back = ReplicaState("s3://b", Shipped(7, 1), NO_LAG, 1200, 1, 4, None)
     stream = io.StringIO()
-    with Progress("flow", stream=stream) as shown:
+    with RunProgress("flow", stream=stream) as shown:
         shown.observe(ReplicaChanged(away))
         shown.observe(ReplicaChanged(back))
     assert stream.getvalue().splitlines()[1:] == [
@@ -177,7 +177,7 @@ def test_a_replica_that_falls_behind_is_said_and_when_it_is_over():
 def test_a_wait_is_reported_with_its_length_and_reason():
     """As one line, whatever Spark's text has in it."""
     stream = io.StringIO()
-    with Progress("flow", stream=stream) as shown:
+    with RunProgress("flow", stream=stream) as shown:
         shown.observe(WaitingForSpark("no task of micro-batch 3 runs:\nSpark has no executor", 60.4))
     [line] = stream.getvalue().splitlines()[1:]
     assert line.startswith("waiting for 1 min: no task of micro-batch 3 runs:")

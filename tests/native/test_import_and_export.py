@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from recovery.base.clock import SystemClock
-from recovery.checkpoint.places import LocalPlace, Progressed
+from recovery.checkpoint.places import CheckpointTransfer, LocalPlace
 from recovery.cli import main
 from recovery.errors import (
     AlreadyInitializedError,
@@ -90,7 +90,7 @@ def test_long_files_are_taken_in_chunks(source, store_dir, tmp_path):
     """A file of several MiB comes back as it was, with its progress shown."""
     content = bytes(range(256)) * (3 << 12) + b"end"
     write(source, "state/0/0/5.snapshot", content)
-    progress: list[Progressed] = []
+    progress: list[CheckpointTransfer] = []
     taken(source, store_dir, observe=progress.append)
     keys = {key for path in paths_of(store_dir) for (key,) in query(path, "SELECT state_key FROM snaps")}
     assert {f"state/0/0/5.snapshot#{number:05}" for number in (1, 2, 3, 4)} <= keys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from recovery.checkpoint.places import Progressed
+from recovery.checkpoint.places import CheckpointTransfer
 from recovery.cli import status_line
 from recovery.cli.checkpoint_progress import CheckpointProgress
 
@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
 
 def test_a_line_now_and_then(monkeypatch):
     """Nothing for what is done immediately; else lines, and on a terminal one line that is gone in the end."""
-    event = Progressed("writing", 450_000_000, 1_000_000_000)
+    event = CheckpointTransfer("writing", 450_000_000, 1_000_000_000)
     for stream, quiet, expected in [
         (io.StringIO(), False, "writing 45% of 1.0 GB\n"),
         (Terminal(), False, "\r\x1b[Kwriting 45% of 1.0 GB\r\x1b[K"),

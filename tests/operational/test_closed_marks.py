@@ -17,7 +17,7 @@ from recovery.epochs.writer import EpochWriter
 from recovery.operational import closed_marks
 from recovery.operational.backends.migrate import migrate
 from recovery.operational.closed_marks import changes
-from recovery.operational.targets import Documents
+from recovery.operational.targets import DocumentTarget
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
@@ -364,7 +364,7 @@ def test_a_mark_does_not_move_back_below_an_epoch_that_is_closed_meanwhile(store
 
 def test_the_document_of_marks_waits_for_an_epoch_as_well(store_dir, state, monkeypatch):
     """An import or an edit writes it as a whole: nobody was asked about a mark that is not there yet."""
-    documents = Documents(StateManager(store_dir, retry=IMPATIENT).backend, "", SystemClock())
+    documents = DocumentTarget(StateManager(store_dir, retry=IMPATIENT).backend, "", SystemClock())
     state.set_hwm("other", 1)
     with execution(store_dir) as writer:
         close(store_dir, writer, orders=5)

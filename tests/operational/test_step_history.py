@@ -20,7 +20,7 @@ from recovery.cli.common import format_time
 from recovery.operational import marks
 from recovery.operational.closed_marks import changes
 from recovery.operational.steps.step_history import REMOVED, TIMED_OUT, WRITTEN, key_history
-from recovery.operational.targets import Steps
+from recovery.operational.targets import StepTarget
 from recovery.planning.comparing import ABSENT
 from tests.stores import STEP, Driver, alter, paths_of, window
 
@@ -29,7 +29,7 @@ KEYS = ["a", "b/c", "'", "🙂"]
 
 def versions(directory, key):
     """Epoch, what and value of each version."""
-    found = key_history(Steps(directory, STEP, SystemClock()), STEP, key)
+    found = key_history(StepTarget(directory, STEP, SystemClock()), STEP, key)
     return [(each.epoch, each.what, each.value) for each in found.versions]
 
 

@@ -293,7 +293,7 @@ def test_an_epoch_that_is_closed_is_closed(ran, monkeypatch):
 
 def test_many_keys_are_read_in_one_call(ran, monkeypatch):
     """Each partition once for what is looked at, and once for what is compared before it is written."""
-    from recovery.operational.targets import Steps
+    from recovery.operational.targets import StepTarget
     from recovery.storage import snapshot
 
     reads = []
@@ -305,13 +305,13 @@ def test_many_keys_are_read_in_one_call(ran, monkeypatch):
         return original(path, step, cut, keys)
 
     monkeypatch.setattr(snapshot, "few_states_at", counted)
-    target = Steps(ran, STEP, SystemClock())
+    target = StepTarget(ran, STEP, SystemClock())
     names = [(step, f"key-{n}") for n in range(200) for step in (STEP, "other")]
     seen = target.find_all(names)
     assert target.write("import", dict.fromkeys(names, 5), seen) == "epoch 3 closed: 400 keys edited"
     assert len(reads) == 2 * 2 * len(paths_of(ran))
     assert sum(count for *_, count in reads) == 2 * len(names)
-    assert Steps(ran, STEP, SystemClock()).write("import", {names[0]: 5, names[2]: 6}, {}) == (
+    assert StepTarget(ran, STEP, SystemClock()).write("import", {names[0]: 5, names[2]: 6}, {}) == (
         "epoch 4 closed: 1 key edited"
     )
 

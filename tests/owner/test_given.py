@@ -14,7 +14,7 @@ from recovery.planning.values import StepEdit
 from recovery.storage import owned
 from recovery.storage.seam import CloseRequest
 from recovery.values.keys import home_of
-from recovery.wire.calls import DRIVER, EDITED, Closing, Part
+from recovery.wire.calls import DRIVER, EDITED, Closing, RowsAhead
 from recovery.wire.frames import WireError
 from tests.stores import Driver, SpreadDirectory, problems, state_at
 
@@ -70,19 +70,19 @@ def closing(epoch: int, parts: int) -> Closing:
 def test_parts_that_are_missing_or_of_another_epoch(tmp_path):
     """Then nothing is closed."""
     given = GivenRows()
-    given.add(1, Part(0, DRIVER, "$files", [("a", "1", None)]), tmp_path)
+    given.add(1, RowsAhead(0, DRIVER, "$files", [("a", "1", None)]), tmp_path)
     with pytest.raises(StorageError, match="1 of 2 parts of epoch 1 came for part-0"):
         given.of(0, closing(1, 2))
     with pytest.raises(StorageError, match="0 of 1 parts"):
         given.of(1, closing(1, 1))
-    given.add(2, Part(0, EDITED, "step", [("a", "1", 7), ("b", None, None)]), tmp_path)
+    given.add(2, RowsAhead(0, EDITED, "step", [("a", "1", 7), ("b", None, None)]), tmp_path)
     with pytest.raises(StorageError, match="0 of 1 parts"):
         given.of(0, closing(1, 1))
     found = given.of(0, closing(2, 1))
     assert dict(found.state_rows(closing(2, 1))["step"]) == {"a": ("1", 7), "b": (None, None)}
     assert {step: dict(rows) for step, rows in found.driver_rows(closing(2, 1)).items()} == {DRIVER: {"last": "l"}}
     with pytest.raises(WireError):
-        given.add(2, Part(0, DRIVER, "$files", [("a", 1, None)]), tmp_path)
+        given.add(2, RowsAhead(0, DRIVER, "$files", [("a", 1, None)]), tmp_path)
     given.clear()
     assert list(tmp_path.iterdir()) == []
 
@@ -91,7 +91,7 @@ def test_no_room_for_a_part(tmp_path):
     """An error that names the directory; a later part of another epoch begins from nothing."""
     given = GivenRows()
     with pytest.raises(StorageError) as error:
-        given.add(1, Part(0, DRIVER, "$files", [("a", "1", None)]), tmp_path / "none")
+        given.add(1, RowsAhead(0, DRIVER, "$files", [("a", "1", None)]), tmp_path / "none")
     assert str(tmp_path) in str(error.value.path)
-    given.add(2, Part(0, DRIVER, "$files", [("a", "1", None)]), tmp_path)
+    given.add(2, RowsAhead(0, DRIVER, "$files", [("a", "1", None)]), tmp_path)
     given.clear()

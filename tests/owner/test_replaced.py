@@ -17,10 +17,10 @@ import pytest
 
 from recovery.errors import DirectoryLockedError, LeaseLostError, OwnerUnreachableError
 from recovery.owner.holding import why_not_held
-from recovery.storage.owned import OwnerPlace
+from recovery.storage.owned import OwnerPartitions
 from recovery.storage.scan import scan
 from recovery.wire import run_client, server
-from recovery.wire.calls import Begun
+from recovery.wire.calls import BegunExecution
 from recovery.wire.client import OwnerTaskStore
 from tests.faults.minirun import STARTS, MiniRun, child, killed_afterwards, wait
 from tests.owner.histories import BATCHES, PATIENCE_S, UNHURRIED, History
@@ -32,10 +32,10 @@ from tests.waiting import wait_until
 FROZEN_AT: dict[str, tuple[type, str]] = {
     "a task reads": (OwnerTaskStore, "read"),
     "a task applies": (OwnerTaskStore, "apply"),
-    "a micro-batch is opened": (OwnerPlace, "open"),
-    "an epoch is sealed": (OwnerPlace, "seal"),
-    "an epoch is closed": (OwnerPlace, "close"),
-    "the owners are asked": (OwnerPlace, "check"),
+    "a micro-batch is opened": (OwnerPartitions, "open"),
+    "an epoch is sealed": (OwnerPartitions, "seal"),
+    "an epoch is closed": (OwnerPartitions, "close"),
+    "the owners are asked": (OwnerPartitions, "check"),
 }
 """What a driver is about to do when it is frozen."""
 FROZEN_IN = 3
@@ -229,11 +229,11 @@ def test_why_an_owner_does_not_know_a_run_any_more(make_store, begun, there, hol
             leases.append(run.lease)
     found = [each.description for each in scan(directory)]
     of = {
-        "one": Begun(found[0].store_id, leases[0]),
-        "no partition": Begun(found[0].store_id, leases[0]),
-        "another one of this number": Begun(found[0].store_id, replace(leases[0], id="other")),
+        "one": BegunExecution(found[0].store_id, leases[0]),
+        "no partition": BegunExecution(found[0].store_id, leases[0]),
+        "another one of this number": BegunExecution(found[0].store_id, replace(leases[0], id="other")),
         "nothing": None,
-        "in another store": Begun("other", leases[0]),
+        "in another store": BegunExecution("other", leases[0]),
     }
     error = why_not_held(of[begun], [] if begun == "no partition" else found, holder, directory)
     assert (type(error), error.exit_code) == (kind, 41 if kind is LeaseLostError else 47)
@@ -247,7 +247,7 @@ def test_another_token_than_before(history, tmp_path):
 
     def to_be_frozen(run: MiniRun) -> None:
         if run.next_batch == FROZEN_IN:
-            freeze(OwnerPlace, "seal")
+            freeze(OwnerPartitions, "seal")
 
     frozen = drivers.run(drivers.first, to_be_frozen)
     with killed_afterwards(frozen):

@@ -8,8 +8,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from recovery.errors import ConfigurationError
-from recovery.places.access import azure_access, gs_access, s3_access
-from recovery.places.address import azure_place
+from recovery.places.access import access_of, azure_access, gs_access, s3_access
+from recovery.places.address import azure_place, parse_address
+from recovery.places.opening import COPIES
 
 KEYS = "[default]\naws_access_key_id = a\naws_secret_access_key = s\n[team]\naws_access_key_id = b\n"
 KEYS += "aws_secret_access_key = t\naws_session_token = u\n"
@@ -147,3 +148,35 @@ def test_google(tmp_path):
     assert gs_access({"HOME": str(tmp_path), "GOOGLE_SERVICE_ACCOUNT_KEY": "{}"}).key_file is None
     access = gs_access({"HOME": str(tmp_path), "STORAGE_EMULATOR_HOST": "localhost:9023"})
     assert (access.endpoint, access.anonymous, access.key_file) == ("http://localhost:9023", True, None)
+
+
+KEYS_OF_S3 = {
+    "HOME": "/nowhere",
+    "AWS_ACCESS_KEY_ID": "k",
+    "AWS_SECRET_ACCESS_KEY": "v",
+    "AWS_ENDPOINT_URL": "http://e:1",
+}
+
+
+@pytest.mark.parametrize(
+    ("address", "environ", "found"),
+    [
+        ("s3://b/p", KEYS_OF_S3, ("k", "v", "http://e:1", False)),
+        ("s3://b/p?endpoint=https://x", KEYS_OF_S3, ("k", "v", "https://x", False)),
+        ("s3://b/p?endpoint_override=x:2&scheme=http", KEYS_OF_S3, ("k", "v", "http://x:2", False)),
+        ("s3://b/p?endpoint_override=x:2", KEYS_OF_S3, ("k", "v", "https://x:2", False)),
+        ("s3://a:s%2Ft@b/p", KEYS_OF_S3, ("a", "s/t", "http://e:1", False)),
+        ("gs://b/p", {"HOME": "/nowhere"}, (None, None, None, False)),
+        ("gs://anonymous@b/p", {"HOME": "/nowhere"}, (None, None, None, True)),
+        ("gs://b/p", {"STORAGE_EMULATOR_HOST": "h:3"}, (None, None, "http://h:3", True)),
+        ("abfs://acc:key%3D@c/p", {}, (None, "key=", None, False)),
+        ("az://c/p?account=acc&endpoint=http://h:4/acc", {}, (None, None, "http://h:4/acc", False)),
+        ("abfs://acc@c/p?blob_storage_authority=h:5&enable_tls=false", {}, (None, None, "http://h:5/acc", False)),
+        ("az://c/p?blob_storage_authority=h:5", {"AZURE_STORAGE_ACCOUNT": "e"}, (None, None, "https://h:5/e", False)),
+        ("abfs://acc@c/p?blob_storage_authority=.blob.x", {}, (None, None, "https://acc.blob.x", False)),
+    ],
+)  # fmt: skip
+def test_an_address_comes_before_the_environment(address, environ, found):
+    """Its keys, its server, and the way to write that; for both clients."""
+    access = access_of(parse_address(address, COPIES), environ)
+    assert (access.key_id, access.secret, access.endpoint, access.anonymous) == found

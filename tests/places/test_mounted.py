@@ -13,7 +13,7 @@ import pytest
 
 from recovery.backup import share
 from recovery.backup.conditional import open_documents
-from recovery.backup.share import OwnerDirectories, Sharing, Wanted
+from recovery.backup.share import OwnerDirectories, Sharing, WantedShare
 from recovery.base.clock import SystemClock
 from recovery.errors import BackupTargetError
 from recovery.host.durable import PRIVATE
@@ -60,7 +60,7 @@ def hanging(tmp_path, monkeypatch) -> Iterator[Callable[[], None]]:
 def wanted(store: Path, place: Path) -> bytes:
     """What a run asks an owner for that has all partitions."""
     found = scan(store)
-    asked = Wanted(f"{place}", random_id(), SystemClock().wall_ms(), False, True, found[0].description.store_id,
+    asked = WantedShare(f"{place}", random_id(), SystemClock().wall_ms(), False, True, found[0].description.store_id,
                    len(found), [each.description.index for each in found], [])  # fmt: skip
     return msgspec.json.encode(asked)
 
@@ -82,7 +82,7 @@ def test_every_call_ends(hanging, tmp_path):
     for call in calls.values():
         with pytest.raises(BackupTargetError, match="no answer for 0 s") as error:
             call()
-        assert "mount it again" in error.value.remedy
+        assert "mount the directory again" in error.value.remedy
     hanging()
     target.write("objects/b", [b"x", b"y"])
     assert b"".join(target.read("objects/b")) == b"xy"

@@ -20,7 +20,7 @@ from recovery.errors import (
     InconsistentPartitionsError,
     MissingPartitionsError,
 )
-from recovery.planning.backups import Copy, KeepRule, backups_to_keep, parse_keep, plan_restore
+from recovery.planning.backups import KeepRule, PartitionCopy, backups_to_keep, parse_keep, plan_restore
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 
 MINUTE_MS = 60_000
@@ -41,7 +41,7 @@ def copy(index, epochs, executions, *, collected=0, count=2, store="store", take
     description = PartitionDescription(
         Path(f"part-{index}.sqlite3"), index, count, store, flow, collected, tuple(executions), tuple(epochs), 4096
     )
-    return Copy(description, origin or f"copy of {index} at {taken_ms}", taken_ms)
+    return PartitionCopy(description, origin or f"copy of {index} at {taken_ms}", taken_ms)
 
 
 ONE = execution(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recovery.planning.chains import FANOUT, LONGEST, Link, continues, described, merged_from, outgrown
+from recovery.planning.chains import FANOUT, LONGEST, ChainLink, continues, described, merged_from, outgrown
 from tests.planning.test_backups import LINE, ONE, closed, copy, execution, held
 
 
@@ -55,10 +55,10 @@ def test_each_link_is_described_as_the_partition_was():
     """Epochs of earlier links stay until they are collected or abandoned; the first link has those before it."""
     two = execution(2, resume_epoch=5)
     links = [
-        Link(1, 2, 1, 0, (ONE,), tuple(held(1, 4))),
-        Link(2, 4, 3, 0, (), tuple(held(5, 6))),
-        Link(3, 4, 3, 0, (two,), (closed(5, two),)),
-        Link(4, 5, 5, 0, (), ()),
+        ChainLink(1, 2, 1, 0, (ONE,), tuple(held(1, 4))),
+        ChainLink(2, 4, 3, 0, (), tuple(held(5, 6))),
+        ChainLink(3, 4, 3, 0, (two,), (closed(5, two),)),
+        ChainLink(4, 5, 5, 0, (), ()),
     ]
     found = described(links, description([closed(5, two)], [ONE, two], collected=5))
     assert [each.epochs for each in found] == [

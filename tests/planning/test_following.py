@@ -10,7 +10,7 @@ import pytest
 
 from recovery.base.ids import Lease
 from recovery.planning.following import (
-    Position,
+    ChainPosition,
     Stage,
     age,
     is_later,
@@ -119,8 +119,8 @@ def test_what_a_directory_lacks():
     assert lacking(["a"], 9, [partition(("a", 1, 9), ("b", 3, 5))])[:2] == (3, 5)
 
 
-def position(links: int, origin: str, fingerprint: int = 1, taken_ms: int = 0, base: str = BASE) -> Position:
-    return Position(base, links, origin, taken_ms, fingerprint)
+def position(links: int, origin: str, fingerprint: int = 1, taken_ms: int = 0, base: str = BASE) -> ChainPosition:
+    return ChainPosition(base, links, origin, taken_ms, fingerprint)
 
 
 @pytest.mark.parametrize(

@@ -342,7 +342,7 @@ class TestMessages:
         """The range that can be asked for."""
         error = outcome(found_files(["current"] * N), 9)
         assert isinstance(error, EpochNotHeldError)
-        assert "epochs 4 to 7" in str(error)
+        assert "at epochs 4 to 7" in str(error)
 
     @pytest.mark.parametrize("kinds", [["current", "too old", "current"], ["current", "other flow", "current"],
                                        ["missing", "current", "current"], ["current"] * N])  # fmt: skip

@@ -342,4 +342,4 @@ class TestTakenOver:
         assert again.state.problem is None
         [lacks] = logged
         assert lacks.startswith(f"recovery: {tmp_path / 'dest'}: it has epoch 3, closed by execution ")
-        assert lacks.endswith("what it has besides is lost")
+        assert lacks.endswith("epochs that only this place has are lost")

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from recovery.backup.lease import NAME as LEASE
 from recovery.backup.note import last_replica
 from recovery.backup.repository import list_backups
-from recovery.backup.share import Stored, Wanted, store_share
+from recovery.backup.share import StoredShare, WantedShare, store_share
 from recovery.backup.spread import SpreadParts
 from recovery.base.clock import SystemClock
 from recovery.cli import main
@@ -50,7 +50,7 @@ def here(monkeypatch) -> None:
     """Owners store in this process, as their processes do."""
 
     def store_copies(self: Connection, wanted: str) -> str:
-        asked = msgspec.json.decode(wanted, type=Wanted)
+        asked = msgspec.json.decode(wanted, type=WantedShare)
         target = DirectoryPlace(Path(asked.destination))
         owner = self._owner
         owner.scratch.mkdir(exist_ok=True)
@@ -220,7 +220,7 @@ class TestEpochs:
         """The error says which one it is, whatever the path in it is of."""
         with Driver(spread) as run:
             step(run, 0, random.Random(1))
-        failed = Stored(refusal=as_refusal(StorageError("no room", path=path)))
+        failed = StoredShare(refusal=as_refusal(StorageError("no room", path=path)))
         monkeypatch.setattr(Connection, "store_copies", lambda self, _: msgspec.json.encode(failed).decode())
         with pytest.raises(StorageError) as error:
             shipper(spread, tmp_path / "dest").ship()
@@ -302,7 +302,7 @@ class TestProcesses:
         assert f"127.0.0.1:{port}" in made.state.problem
         with pytest.raises(BackupTargetError) as error:
             made.wait(lambda: False, once=True)
-        assert error.value.cause == "Its process or its host was stopped, or the network between is cut."
+        assert error.value.cause == "The owner's process or host was stopped, or the network to that host is cut."
         spread.services[1] = spread.serve(2, port)
         made.wait(lambda: False)
         assert made.state.shipped.epoch == 1

@@ -82,4 +82,4 @@ def test_an_older_copy_that_went_on_while_the_place_was_away(make_store, tmp_pat
     theirs.closed(0)
     theirs.end()
     assert (theirs.state.shipped.epoch, read_unseen(copy)) == (4, None)
-    assert "what it has besides is lost" in logged[-1]
+    assert "epochs that only this place has are lost" in logged[-1]

@@ -147,7 +147,7 @@ def test_status_names_the_file_that_is_damaged(store):
 def test_an_epoch_that_is_not_held_is_reported_with_the_directory(store):
     """As every error about one."""
     code, text = call("plan", store, "--resume-epoch", 99)
-    assert (code, f"Error: {store}: epoch 99" in text) == (28, True)
+    assert (code, f"Error: {store}: a run cannot resume at epoch 99" in text) == (28, True)
 
 
 def test_report_to_where_nothing_can_be_written(store, tmp_path):

@@ -21,7 +21,7 @@ from recovery.hadoop.reports import REPORTS
 from recovery.sinks.iceberg.partitions import GROUP
 from recovery.sinks.protocol import EpochOutput
 from recovery.sinks.tables import log, sink
-from recovery.sinks.tables.commits import History
+from recovery.sinks.tables.commits import CommitHistory
 from tests.sinks.support import Closed, Store
 
 _numbers = itertools.count(1)
@@ -189,7 +189,7 @@ def check_two_directories(make: Callable, shown: Callable[[], list], mode: str =
             assert successor.resume.execution.id in caught.value.found
         assert shown() == before == truth(new, mode)
         unknown = make()
-        unknown._log.history = lambda *_: History((), whole=False)
+        unknown._log.history = lambda *_: CommitHistory((), whole=False)
         for later in (0, 3):
             # Other runs of the old directory, without this sink, may have given it higher numbers.
             with pytest.raises(StaleDirectoryError, match="no longer in the table's history"):
@@ -221,7 +221,7 @@ def check_two_directories(make: Callable, shown: Callable[[], list], mode: str =
     # Also when the table's history has expired: the numbers of its executions stay lower than those before.
     sink = make()
     with pytest.MonkeyPatch.context() as expired:
-        expired.setattr(type(sink._log), "history", lambda *_: History((), whole=False))
+        expired.setattr(type(sink._log), "history", lambda *_: CommitHistory((), whole=False))
         taken = Run(back, sink)
         with pytest.raises(StaleDirectoryError, match="no longer in the table's history") as caught:
             Run(new, make())

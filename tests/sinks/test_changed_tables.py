@@ -104,7 +104,7 @@ def test_going_back_when_the_history_was_forgotten_and_the_rows_were_rewritten(w
     assert "Resume without going back" in error.remedy
     goes_on(world, store)
     world.forget()
-    check_refused(world, store, OutputMismatchError, "gone from which", resume_epoch=2)
+    check_refused(world, store, OutputMismatchError, "cannot be taken back", resume_epoch=2)
     left = store.closed[1:]
     store.accepts = True
     Run(store, world.sink(), resume_epoch=2)

@@ -10,7 +10,7 @@ import sqlite3
 import pytest
 
 from recovery.errors import ConfigurationError, OutputMismatchError, SinkFailedError, SinkRefusedError
-from recovery.sinks.upsert.database import Session, quoted
+from recovery.sinks.upsert.database import Transaction, quoted
 from recovery.sinks.upsert.sink import UpsertSink
 from tests.shares import some
 from tests.sinks import postgresql
@@ -206,7 +206,7 @@ def test_only_absence_is_absence(real, module):
     database.execute("CREATE TABLE words (n INTEGER)")
     with contextlib.closing(database.connect()) as connection:
         names = {"words": "words", "none": "none", "elsewhere": "nowhere.none", "broken": "words WHERE nope"}
-        session = Session(connection, names, None)
+        session = Transaction(connection, names, None)
         assert [session.exists(name) for name in ("words", "none", "elsewhere", "words")] == [True, False, False, True]
         with pytest.raises(SinkRefusedError, match="the database says"):
             session.exists("broken")

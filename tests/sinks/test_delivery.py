@@ -288,7 +288,7 @@ def test_what_is_taken_back_of_executions_that_are_not_known():
     loses.check_known("theirs", "out", number=9, epoch=7)
     assert said == [
         "out: execution 9 (theirs) has written to it, up to epoch 7; this directory does not know that execution; "
-        "what it has not is taken back"
+        "output that this directory does not know is taken back"
     ]
 
 

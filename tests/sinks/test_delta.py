@@ -243,6 +243,22 @@ def test_a_table_that_asks_more_of_a_writer(tmp_path, change, found):
         Run(store, DeltaSink(path))
 
 
+@pytest.mark.parametrize(
+    ("reader", "writer", "found"),
+    [(1, 6, r"the table has writer version 6 in version 3"), (9, 9, "Unsupported minimum reader version 9")],
+)
+def test_a_protocol_that_does_not_fit(tmp_path, reader, writer, found):
+    """Old protocols list no features: writer version 6 means identity columns. The package deltalake refuses newer
+    readers by itself."""
+    path = tmp_path / "table"
+    store, _ = two_epochs(DeltaSink(path))
+    write_actions(path, {"protocol": {"minReaderVersion": reader, "minWriterVersion": writer}})
+    before = sorted(path.rglob("*"))
+    with pytest.raises(SinkRefusedError, match=found):
+        Run(store, DeltaSink(path))
+    assert sorted(path.rglob("*")) == before
+
+
 def test_a_column_that_must_not_be_null(tmp_path):
     """Spark's files may have NULL in it."""
     schema = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("n", pa.int64())])

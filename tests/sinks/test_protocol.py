@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from recovery.errors import OutputMismatchError, StaleDirectoryError
-from recovery.sinks.tables.commits import History
+from recovery.sinks.tables.commits import CommitHistory
 from tests.shares import seeds
 from tests.sinks.directories import TARGETS, World
 
@@ -271,7 +271,7 @@ def test_a_table_whose_history_was_cleaned(tmp_path, monkeypatch, sink, name, mo
     before = world.target.everything()
     log = type(world.target._make()._log)
     with monkeypatch.context() as cleaned:
-        cleaned.setattr(log, "history", lambda *_: History((), whole=False))
+        cleaned.setattr(log, "history", lambda *_: CommitHistory((), whole=False))
         with pytest.raises(StaleDirectoryError):
             world.run(name)
         with pytest.raises(OutputMismatchError, match="which this one was forked from"):

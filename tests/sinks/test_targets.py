@@ -17,7 +17,7 @@ from recovery import DeltaSink, FileSink
 from recovery.errors import SinkFailedError, SinkRefusedError
 from recovery.sinks import targets
 from recovery.sinks.delivery import Delivery
-from recovery.sinks.targets import REFUSALS, Refusal, refusal_of, said, target_error
+from recovery.sinks.targets import REFUSALS, TargetRefusal, refusal_of, said, target_error
 from tests.sinks.support import Store
 from tests.sinks.tables import Run, two_epochs
 
@@ -53,7 +53,7 @@ def a_long_name(place: Path) -> Path:
     return place / ("n" * 256)
 
 
-WAYS: dict[str, tuple[Callable[[Path], Path], Refusal]] = {
+WAYS: dict[str, tuple[Callable[[Path], Path], TargetRefusal]] = {
     "a file": (a_file, targets.FORM),
     "below a file": (below_a_file, targets.FORM),
     "a loop of links": (a_loop, targets.FORM),
@@ -135,14 +135,6 @@ def test_a_delta_table_without_the_right(what):
         Run(store, DeltaSink(Path(home) / "t"))
 
 
-class CommitStateUnknownException(Exception):  # noqa: N818 - pyiceberg's name
-    """As pyiceberg raises it."""
-
-
-class ForbiddenError(Exception):
-    """As pyiceberg raises it."""
-
-
 SAID = [
     (OSError(errno.EDQUOT, "Disk quota exceeded"), targets.FULL),
     (OSError(errno.ESTALE, "Stale file handle"), targets.AWAY),
@@ -165,13 +157,11 @@ SAID = [
     (OSError("Generic S3 error: tcp connect error: Connection refused (os error 111)"), targets.AWAY),
     (Exception("Unable to open file /t/1.json#1: Permission denied (os error 13)"), targets.RIGHTS),
     (Exception("Kernel error: Unsupported: Unsupported minimum reader version 9"), targets.ASKS),
-    (ForbiddenError("no"), targets.RIGHTS),
-    (CommitStateUnknownException("503"), targets.AWAY),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("error", "refusal"), SAID, ids=lambda value: value.means if isinstance(value, Refusal) else ""
+    ("error", "refusal"), SAID, ids=lambda value: value.means if isinstance(value, TargetRefusal) else ""
 )
 def test_what_is_said(error, refusal):
     """By number where there is one that says more than that something failed, otherwise by name and text."""
@@ -180,6 +170,24 @@ def test_what_is_said(error, refusal):
     assert isinstance(made, refusal.error)
     assert "\x1b" not in made.found
     assert "\n" not in made.found
+
+
+def test_what_a_catalog_says():
+    """By the classes of pyiceberg."""
+    known = pytest.importorskip("pyiceberg.exceptions")
+    for name, refusal in (
+        ("ForbiddenError", targets.RIGHTS),
+        ("UnauthorizedError", targets.RIGHTS),
+        ("OAuthError", targets.RIGHTS),
+        ("AuthorizationExpiredError", targets.EXPIRED),
+        ("BadRequestError", targets.ASKS),
+        ("ValidationError", targets.ASKS),
+        ("NoSuchNamespaceError", targets.NO_BUCKET),
+        ("CommitStateUnknownException", targets.AWAY),
+        ("ServiceUnavailableError", targets.AWAY),
+        ("ServerError", targets.AWAY),
+    ):
+        assert refusal_of(getattr(known, name)("said")) is refusal, name
 
 
 def test_no_number_is_in_two_rows():

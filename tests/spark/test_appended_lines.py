@@ -29,7 +29,7 @@ from recovery.appended.position import FilePosition, fingerprint
 from recovery.appended.reach import TaskFiles
 from recovery.errors import FlowFailedError, InputRewrittenError
 from recovery.spark.jvm.java import choose_java, java_home
-from recovery.spark.tuning.appended_lines import Answers, sent
+from recovery.spark.tuning.appended_lines import JvmCallback, sent
 from tests.shares import some
 
 SCHEMA = pa.schema([("offset", pa.int64()), ("value", pa.string()), ("file", pa.string())])
@@ -53,7 +53,7 @@ public class Reading {
 """
 
 
-class Asked(Answers):
+class Asked(JvmCallback):
     """Counts what the JVM asks."""
 
     def __init__(self) -> None:
@@ -227,9 +227,9 @@ def test_only_tasks_in_the_drivers_jvm_find_the_class(monkeypatch, master, here)
     """It stays there when a later session has executors, which do not have it."""
     monkeypatch.setattr(SparkContext, "_active_spark_context", SimpleNamespace(master=master))
     question = {"ask": "schema", "options": {"path": "/nowhere"}}
-    assert (Answers().apply(json.dumps(question)) != "=") == here
+    assert (JvmCallback().apply(json.dumps(question)) != "=") == here
     question |= {"ask": "table", "schema": StructType().add("value", "string").json()}
-    assert (Answers().apply(json.dumps(question)) != "=") == here
+    assert (JvmCallback().apply(json.dumps(question)) != "=") == here
 
 
 def test_a_slice_is_sent_whole():

@@ -21,7 +21,7 @@ from recovery.owner.process import OwnerProcess
 from recovery.spark.clusters import (
     Input,
     Planned,
-    Serving,
+    TaskServing,
     check_master,
     check_one_host,
     check_plan,
@@ -177,9 +177,9 @@ def test_where_tasks_reach_the_driver(at, settings, bind, port, expected):
             assert tls_ca_pem is None
             return f"{host}:9 {deadline_s:g}"
 
-    owner, address = Serving(at, 30).start(settings, Owner)
+    owner, address = TaskServing(at, 30).start(settings, Owner)
     assert owner.given == {"bind": bind, "port": port, "tls_cert": None, "tls_key": None}
-    again, _ = Serving(at, 30).at_a_free_port().start(settings, Owner)
+    again, _ = TaskServing(at, 30).at_a_free_port().start(settings, Owner)
     assert again.given == {"bind": bind, "port": 0, "tls_cert": None, "tls_key": None}
     assert address == f"{expected} 30"
 
@@ -201,7 +201,7 @@ class TestTls:
             config = RecoveryConfig(tls_cert=certificate, tls_key=certificate, tls_ca=ca)
             with Driver(OwnedDirectory(make_store(2))) as run:
                 make = partial(OwnerProcess, run.store.address(run.lease), run.store.scratch, KEY, run.lease, 2)
-                owner, address = Serving.of(config).start(LOOPBACK, make)
+                owner, address = TaskServing.of(config).start(LOOPBACK, make)
                 try:
                     assert reach(address, task_key=KEY)[0].read(STEP, 0, {0: ("a",)}) == {0: [None]}
                     shown = [Path(f"/proc/{owner.pid}/{name}").read_text() for name in ("cmdline", "environ")]
@@ -215,7 +215,7 @@ class TestTls:
     @pytest.mark.parametrize("host", ["10.0.0.5", "driver.example"])
     def test_a_certificate_of_another_name_is_refused_before_anything_starts(self, files, host):
         """The error says what tasks would say, with the name that they use."""
-        serving = Serving(None, 30, *files)
+        serving = TaskServing(None, 30, *files)
         with pytest.raises(OwnerRefusedError, match=rf"at {host}, .*not valid for '{host}'(?s:.*)--serve") as raised:
             serving.start({"spark.driver.host": host}, pytest.fail)
         assert raised.value.path == str(files[0])
@@ -225,13 +225,13 @@ class TestTls:
         (tmp_path / "other").mkdir()
         other = make_certificates(tmp_path / "other")[2]
         with pytest.raises(OwnerRefusedError, match="would not accept the certificate: certificate signature"):
-            Serving(None, 30, *files[:2], other).check(LOOPBACK)
+            TaskServing(None, 30, *files[:2], other).check(LOOPBACK)
 
     def test_a_key_of_another_certificate(self, files, tmp_path):
         (tmp_path / "other").mkdir()
         other = make_certificates(tmp_path / "other")[1]
         with pytest.raises(ConfigurationError, match="the certificate and its key cannot be used"):
-            Serving(None, 30, files[0], other).check(LOOPBACK)
+            TaskServing(None, 30, files[0], other).check(LOOPBACK)
 
     @pytest.mark.parametrize("given", [("tls_cert",), ("tls_key",), ("tls_ca",), ("tls_key", "tls_ca")])
     def test_half_of_the_settings(self, given):
@@ -243,6 +243,6 @@ class TestTls:
         """The flow may change the working directory."""
         config = RecoveryConfig("db", tls_cert="a.pem", tls_key="b.pem")
         monkeypatch.chdir(tmp_path)
-        assert Serving.of(config).tls_cert == config.path.parent / "a.pem"
+        assert TaskServing.of(config).tls_cert == config.path.parent / "a.pem"
         with pytest.raises(ConfigurationError, match="a file of this machine"):
             RecoveryConfig("db", tls_cert="s3://bucket/a.pem", tls_key="b.pem")

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from recovery import HistoryLossError, RewindRepeatedError
-from recovery.cli.progress import Progress, summary_text
+from recovery.cli.progress import RunProgress, summary_text
 from recovery.planning.resume import plan_resume
 from recovery.spark.run.reporting.events import InputCounted, Resumed
 from recovery.storage.scan import scan
@@ -45,7 +45,7 @@ def test_a_rewind_is_made_once(spark, feed, tmp_path, capsys):
     summary = run_to_end(frame, tmp_path / "db", resume_after=1, observer=events.append)
     assert (summary.discarded["first_epoch"], summary.discarded["last_epoch"]) == (2, 3)
     [resumed] = [event for event in events if isinstance(event, Resumed)]
-    Progress("test").observe(resumed)
+    RunProgress("test").observe(resumed)
     said = capsys.readouterr().err
     assert "execution 4 rewinds: it resumes at epoch 2, after epoch 1 (micro-batch 0)" in said
     assert "has discarded epochs 2 to 3 of executions 2 to 3, closed" in said
@@ -66,7 +66,7 @@ def test_rows_are_those_of_the_sources(spark, feed, tmp_path, capsys):
     feed.add([("a", 1), ("none", 1), ("none", 2)])
     feed.add([("none", 3)])
     counts = []
-    with Progress("test") as progress:
+    with RunProgress("test") as progress:
 
         def observe(event):
             progress.observe(event)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recovery import DiscardSink, FileSink, RecoveryConfig, init_partitions, start, stateful
-from recovery.errors import FlowFailedError, InputLostError, InputUnavailableError
+from recovery.errors import ConfigurationError, FlowFailedError, InputLostError, InputUnavailableError
 from recovery.spark.jvm.versions import VERSION
 from tests.flows.kafka_records import counted, records
 from tests.kafka import CONNECTOR_VERSION, broker, needs_jars
@@ -288,11 +288,20 @@ def test_output_to_kafka(spark, kafka, topic, tmp_path):
 @on_its_spark
 def test_a_broker_that_is_gone(spark, kafka, tmp_path):
     """The run ends with 55 and the reason: an address where nothing listens, and a name that is none."""
-    frame = records(spark, "127.0.0.1:1", subscribe="none", **{"kafka.default.api.timeout.ms": "2000"})
+    impatient = {"kafka.default.api.timeout.ms": "2000", "kafka.request.timeout.ms": "1000"}
+    frame = records(spark, "127.0.0.1:1", subscribe="none", **impatient)
     with pytest.raises(InputUnavailableError, match=r"Kafka at 127\.0\.0\.1:1 .*TimeoutException: Timed out waiting"):
         run_to_end(counted(frame), tmp_path / "db", DiscardSink())
     frame = records(spark, "no.such.host.invalid:9092", subscribe="none")
     with pytest.raises(InputUnavailableError, match="No resolvable bootstrap urls"):
+        run_to_end(counted(frame), tmp_path / "db", DiscardSink())
+
+
+@on_its_spark
+def test_an_option_that_kafka_does_not_take(spark, kafka, tmp_path):
+    """It is a setting, which no restart corrects: the broker answers."""
+    frame = records(spark, kafka.servers, subscribe="none", **{"kafka.default.api.timeout.ms": "2000"})
+    with pytest.raises(ConfigurationError, match=r"default\.api\.timeout\.ms must be no smaller"):
         run_to_end(counted(frame), tmp_path / "db", DiscardSink())
 
 

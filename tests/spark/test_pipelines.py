@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,9 +18,11 @@ from recovery import (
     ConfigurationError,
     FlowFailedError,
     FlowMismatchError,
+    InputUnavailableError,
     Node,
     Pipeline,
     RecoveryConfig,
+    SparkFailedError,
     StateBackendError,
     StateLockedError,
     StateManager,
@@ -269,6 +272,33 @@ def test_a_failed_write_moves_no_mark(spark, directory):
     assert summary.nodes["report"].why == "it was blocked in the last run"
     summary = run(spark, directory, load(table), *nodes[1:], resume=True)
     assert {node.status for node in summary.nodes.values()} == {"skipped"}
+
+
+def test_what_was_to_blame_for_all_nodes_that_failed_ends_the_run(spark, directory):
+    """A source that does not answer, a worker that was killed: a supervisor may start the command again. Beside a node
+    whose own code failed, that one counts."""
+
+    def die(batches):
+        yield from batches
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    table = Table(spark, "int")
+    table.rows = [1]
+    remote = Node("remote", read=lambda spark: spark.read.text("hdfs://127.0.0.1:1/in"), write=table.write)
+    other = Node("other", read=lambda spark: spark.read.text("hdfs://127.0.0.1:1/other"), write=table.write)
+    killed = Node("killed", read=table.read, write=lambda frame: frame.mapInArrow(die, frame.schema).collect())
+    broken = Node("broken", read=table.read, write=lambda frame: 1 // 0)
+    for nodes, kind in (
+        ([remote, other], InputUnavailableError),
+        ([killed], SparkFailedError),
+        ([remote, broken], FlowFailedError),
+    ):
+        with pytest.raises(
+            kind, match=rf"node '{nodes[0].name}': {'Spark' if nodes[0] is killed else 'Input'}"
+        ) as raised:
+            run(spark, directory, *nodes)
+        assert type(raised.value) is kind
+        assert "--resume" in raised.value.remedy
 
 
 def test_a_mark_that_cannot_be_moved_fails_its_node_and_says_that_the_data_were_written(spark, directory, monkeypatch):

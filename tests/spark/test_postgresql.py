@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from recovery import SinkFailedError, UpsertSink, init_partitions
+from recovery import FlowFailedError, SinkFailedError, UpsertSink, init_partitions
 from recovery.storage.scan import scan
 from tests.sinks import postgresql
 from tests.spark.support import ROOT, going_back, run_to_end, states, totals_step
@@ -78,6 +78,51 @@ def test_a_restart_of_the_server_goes_unnoticed(spark, feed, tmp_path, server):
     run_to_end(frame, tmp_path / "db", Restarted(database.connect, "totals", ["key"]))
     threads[0].join()
     assert rows(database) == feed.totals() == states(tmp_path / "db", "totals")
+
+
+@pytest.mark.parametrize("refused", ["when it is staged", "when the epoch is closed"])
+def test_a_row_that_the_table_does_not_take(spark, feed, tmp_path, server, refused):
+    """The run ends with the row's key. When the table takes the row, the next run goes on."""
+    database = server.database("psycopg")
+    database.execute(CREATE)
+    sink = UpsertSink(database.connect, "totals", ["key"])
+    frame = feed.frame(spark).transform(totals_step())
+    feed.add([("a", 1), ("b", 2)])
+    run_to_end(frame, tmp_path / "db", sink)
+    limit = "ALTER n TYPE NUMERIC(1)" if refused == "when it is staged" else "ADD CONSTRAINT few CHECK (n < 10)"
+    database.execute(f"ALTER TABLE totals {limit}")
+    before = rows(database)
+    feed.add([("b", 1)] * 10)
+    with pytest.raises(FlowFailedError, match=r"the row with the key key='b' has .*n=11") as caught:
+        run_to_end(frame, tmp_path / "db", sink)
+    assert caught.value.found.startswith("table totals does not take")
+    assert rows(database) == before
+    database.execute("ALTER TABLE totals DROP CONSTRAINT IF EXISTS few", "ALTER TABLE totals ALTER n TYPE BIGINT")
+    run_to_end(frame, tmp_path / "db", sink)
+    assert rows(database) == feed.totals() == states(tmp_path / "db", "totals")
+
+
+def test_a_table_that_refuses_is_not_worth_a_restart(feed, tmp_path, server):
+    """The command ends with 56, names the right, and says what to do; a grant later the same command goes on."""
+    database = server.database("psycopg")
+    database.user = "few"
+    database.execute(
+        CREATE, "CREATE ROLE few LOGIN", "GRANT SELECT, INSERT ON totals TO few", "GRANT CREATE ON SCHEMA public TO few"
+    )
+    init_partitions(tmp_path / "db", 2)
+    feed.add([("a", 1)])
+    arguments = ", ".join(map(repr, (str(feed.path), str(server.home), database.user, database.name)))
+    target = f"{ROOT / 'tests/flows/upsert.py'}:make({arguments})"
+    process = recovery_command(target, tmp_path / "db", "-s", "0")
+    printed = finish(process)
+    assert process.returncode == 56, printed
+    assert "permission denied for table totals" in printed
+    assert "What to do: Grant it" in printed
+    assert "Traceback" not in printed
+    database.execute("GRANT UPDATE ON totals TO few")
+    process = recovery_command(target, tmp_path / "db", "-s", "0")
+    assert (finish(process), process.returncode)[1] == 0
+    assert rows(database) == feed.totals()
 
 
 @pytest.mark.long

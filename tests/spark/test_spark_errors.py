@@ -136,9 +136,11 @@ def test_executors_that_are_killed_again_and_again(ran):
     import os
     def kill():
         process = os.getpid()
-        while b"java" not in open(f"/proc/{process}/cmdline", "rb").read():
+        while process and b"ExecutorBackend" not in open(f"/proc/{process}/cmdline", "rb").read():
             process = int(open(f"/proc/{process}/stat").read().rpartition(")")[2].split()[1])
-        os.kill(process, 9)
+        if process:
+            os.kill(process, 9)
+        os._exit(1)
     """
     master = ("--master", "local-cluster[1,1,512]", "--conf", "spark.executor.memory=512m")
     code, error = ran(kill, "kill()", *master)

@@ -223,7 +223,7 @@ def test_a_function_that_cannot_be_sent(spark, feed, capfd):
             ConfigurationError, match="step 's': its function cannot be sent to the workers: "
         ) as raised:
             feed.frame(spark).transform(step)
-        assert f"It uses {name}, which cannot be pickled." in str(raised.value)
+        assert f"The function uses {name}, which cannot be pickled." in str(raised.value)
     assert "Traceback" not in capfd.readouterr().err
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from recovery.base.ids import BatchId
 from recovery.errors import StateValueError
-from recovery.spark.steps.definition import HASH_BITS, KEY, PLACE, UNHASHED
+from recovery.spark.steps.definition import HASH_BITS, KEY, ROUTE, UNHASHED
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.run_tasks import run_tasks
 from recovery.spark.tasks.step_task import StepTask
@@ -103,7 +103,7 @@ def run(directory, rows: pa.Table, key: tuple[str, ...], update=None, place: int
     if not (directory / "db").exists():
         init_partitions(directory / "db", 1)
     with Driver(directory / "db") as driver:
-        batches = iter(rows.append_column(PLACE, places).to_batches())
+        batches = iter(rows.append_column(ROUTE, places).to_batches())
         found = run_tasks(step, batches, lambda keep: (driver.task(), driver.count), BatchId(0), kind, driver.count)
         return [row["key"] for each in found for row in each.to_pylist()]
 

@@ -14,7 +14,7 @@ import pytest
 
 from recovery.base.ids import Lease
 from recovery.errors import LeaseLostError, OwnerRefusedError, OwnerUnreachableError, RecoveryError, StorageError
-from recovery.owner.spool import Memory, MessageSpool
+from recovery.owner.spool import MessageSpool, SpoolMemory
 from recovery.storage.seam import BatchCount, Changes
 from recovery.wire import client, messages, server, task_calls
 from recovery.wire.frames import HEADER, Channel, Kind
@@ -423,7 +423,7 @@ class TestSpool:
     def test_messages_come_back_in_order_from_memory_and_from_a_file(self, tmp_path, call_bytes, all_bytes):
         """Whatever the limits; again and again; and the memory is given back."""
         chunks = [pack({f"{number}": "v" * number}) for number in range(40)]
-        memory = Memory(all_bytes)
+        memory = SpoolMemory(all_bytes)
         spool = MessageSpool(tmp_path, memory, call_bytes)
         for body in messages.changes_messages(chunks):
             for start in range(0, len(body), 7):
@@ -436,7 +436,7 @@ class TestSpool:
         assert memory.take(all_bytes)
 
     def test_no_room_is_an_error_with_its_place(self, tmp_path):
-        spool = MessageSpool(tmp_path / "gone", Memory(0))
+        spool = MessageSpool(tmp_path / "gone", SpoolMemory(0))
         with pytest.raises(StorageError, match="gone"):
             spool.add(b"x", False)
 

@@ -18,7 +18,7 @@ from recovery.base.untrusted_json import Count, Moment, decode_json
 from recovery.errors import CorruptPartitionError, UnsupportedVersionError
 from recovery.host.beside import read_beside, remove_beside, write_beside
 from recovery.host.durable import modes_beside
-from recovery.planning.following import Position
+from recovery.planning.following import ChainPosition
 from recovery.storage.standby import LARGEST, NAME
 
 FORMAT = 1
@@ -37,7 +37,7 @@ class At:
     taken_ms: Moment
     epoch: Count
     closed_ms: Moment | None
-    positions: tuple[Position | None, ...]
+    positions: tuple[ChainPosition | None, ...]
     whole: tuple[Count, ...] = ()
     term: Count = 0
 
@@ -111,5 +111,5 @@ def facts_of(directory: Path) -> dict[str, Any] | None:
 
 def incomplete(at: At | None) -> list[str]:
     """Return the names of the partitions that have to be fetched whole."""
-    positions: Sequence[Position | None] = at.positions if at else ()
+    positions: Sequence[ChainPosition | None] = at.positions if at else ()
     return [f"part-{index}.sqlite3" for index, each in enumerate(positions) if each is None]

@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 from recovery.backup.manifest import StoredCopy, fingerprint
 from recovery.backup.objects import SpoiledObject, bring, fetch_object
-from recovery.backup.progress import Observer, Progressed
+from recovery.backup.progress import FileProgress, Observer
 from recovery.errors import CorruptPartitionError, RecoveryError, StorageError, UnsupportedVersionError
 from recovery.host.durable import Modes, modes_beside, sync
 from recovery.places.protocol import Place
-from recovery.planning.following import Position, needed, same_link
+from recovery.planning.following import ChainPosition, needed, same_link
 from recovery.storage.copies import PinnedPartition, merge, read_links
 from recovery.storage.verify import PartitionCheck
 
 
-class Staged(NamedTuple):
+class FetchedPartition(NamedTuple):
     """What was fetched for a partition. whole: why all of it was; None: changes, or nothing."""
 
-    position: Position
+    position: ChainPosition
     objects: int
     stored_bytes: int
     whole: str | None = None
@@ -35,16 +35,16 @@ class Fetcher:
         self._modes = modes
         self._observe = observe
 
-    def fetch(self, copy: StoredCopy, before: Position | None) -> Staged:
+    def fetch(self, copy: StoredCopy, before: ChainPosition | None) -> FetchedPartition:
         """Fetch what leads a partition from `before` to a copy: a changes file, or the whole file; compared with the
         manifest, and synced. Raises SpoiledObject, BackupTargetError, StorageError or OSError."""
-        target = Position(copy.object_name, copy.links, copy.origin, copy.taken_ms, copy.fingerprint)
+        target = ChainPosition(copy.object_name, copy.links, copy.origin, copy.taken_ms, copy.fingerprint)
         need = needed(before, target, [(one.object_name, one.links) for one in copy.changes])
         if need.files is None:
             return self._fetch_whole(copy, target, need.why)
         files = copy.changes[need.files :]
         if not files:
-            return Staged(target, 0, 0)
+            return FetchedPartition(target, 0, 0)
         assert before is not None
         name = copy.description.path.name
         parts = [self._staging / f"{name}.{number}" for number in range(len(files))]
@@ -64,9 +64,9 @@ class Fetcher:
             for path in parts:
                 path.unlink(missing_ok=True)
         sync(staged)
-        return Staged(target, len(files), sum(one.stored_bytes for one in files))
+        return FetchedPartition(target, len(files), sum(one.stored_bytes for one in files))
 
-    def _fetch_whole(self, copy: StoredCopy, target: Position, why: str) -> Staged:
+    def _fetch_whole(self, copy: StoredCopy, target: ChainPosition, why: str) -> FetchedPartition:
         path = self._staging / copy.description.path.name
         bring(self._target, copy, path, self._observe)
         problems = PartitionCheck(path).run().problems
@@ -77,8 +77,8 @@ class Fetcher:
         there = self._directory / path.name
         path.chmod((modes_beside(there) if there.exists() else self._modes).file)
         sync(path)
-        self._observe(Progressed("fetched", path.name, copy.size_bytes, copy.size_bytes))
-        return Staged(target, len(copy.objects), sum(size for _, size in copy.objects), why)
+        self._observe(FileProgress("fetched", path.name, copy.size_bytes, copy.size_bytes))
+        return FetchedPartition(target, len(copy.objects), sum(size for _, size in copy.objects), why)
 
 
 def changes_path(staging: Path, partition: Path) -> Path:

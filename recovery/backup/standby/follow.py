@@ -23,7 +23,7 @@ from recovery.backup.catalog import stage
 from recovery.backup.lease import Term, read_term
 from recovery.backup.manifest import Manifest, manifest_name
 from recovery.backup.objects import SpoiledObject
-from recovery.backup.progress import Observer, Progressed, ignore
+from recovery.backup.progress import FileProgress, Observer, ignore
 from recovery.backup.repository import (
     Listing,
     check_store,
@@ -50,7 +50,7 @@ from recovery.host.storage_errors import storage_errors
 from recovery.places.mounted import limited
 from recovery.places.opening import lasting_place, open_place
 from recovery.places.protocol import Place
-from recovery.planning.following import Position, Stage, is_later, latest_first, stage_of
+from recovery.planning.following import ChainPosition, Stage, is_later, latest_first, stage_of
 from recovery.storage.copies import put_in_place, replay
 from recovery.storage.lock import DirectoryLock, check_unlocked
 from recovery.storage.scan import describe_file
@@ -87,7 +87,7 @@ class Missed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class FollowResult:
     """What a look at the place led to. followed: None if there was nothing later. problems: what was found to be wrong
     with the partitions, and is repaired, a sentence each."""
 
@@ -171,7 +171,7 @@ class Follower:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def look(self) -> Look:
+    def look(self) -> FollowResult:
         """Bring the directory to the latest backup at the place that can be used.
 
         Raises NoBackupError, ForeignPartitionError for backups of another store, UnsupportedVersionError,
@@ -221,7 +221,7 @@ class Follower:
                 raise AlreadyInitializedError(
                     f"it holds {', '.join(there[:4])}, and is not a standby",
                     path=self.directory,
-                    cause="It is a recovery directory in use, or was one.",
+                    cause="The directory is a recovery directory in use, or was one.",
                     remedy="Follow into another directory, or move this one away.",
                 )
             found = Standby(self._place, shown)
@@ -269,7 +269,7 @@ class Follower:
         found = [(stage(manifest), manifest) for manifest in listing.manifests]
         return latest_first([each for each in found if self._stage is None or is_later(each[0], self._stage)])
 
-    def _looked(self, listing: Listing, followed: Followed | None, missed: Sequence[Missed]) -> Look:
+    def _looked(self, listing: Listing, followed: Followed | None, missed: Sequence[Missed]) -> FollowResult:
         reached, at = self._stage, self.at
         if reached is not None:
             done = [manifest for manifest in listing.manifests if not is_later(stage(manifest), reached)]
@@ -281,7 +281,7 @@ class Follower:
             if entry.name > newest and is_damaged(self._target, entry, self._clock.wall_ms())
         ]
         problems, self._problems = tuple(self._problems), []
-        return Look(followed, (*missed, *damaged), problems)
+        return FollowResult(followed, (*missed, *damaged), problems)
 
     def _advance(self, manifest: Manifest, began_s: float) -> Followed:
         """Steps follow.3 to follow.6. Raises SpoiledObject."""
@@ -351,7 +351,7 @@ class Follower:
         faults.reach("follow.6")
         self._clear()
 
-    def _applied(self, coming: At, index: int, path: Path) -> Position | None:
+    def _applied(self, coming: At, index: int, path: Path) -> ChainPosition | None:
         """Bring a partition to what it will be; None if that is not possible with what was fetched."""
         target, before = coming.positions[index], self._position(index)
         staged = self._staging / path.name
@@ -374,13 +374,13 @@ class Follower:
             self._again(path, "its changes lead elsewhere")
             return None
         size = changes_path(self._staging, path).stat().st_size
-        self._observe(Progressed("applied", path.name, size, size))
+        self._observe(FileProgress("applied", path.name, size, size))
         return target
 
     def _again(self, path: Path, why: str) -> None:
         self._problems.append(f"{path.name} is fetched again: {why}")
 
-    def _position(self, index: int) -> Position | None:
+    def _position(self, index: int) -> ChainPosition | None:
         at = self.at
         return at.positions[index] if at is not None and index < len(at.positions) else None
 
@@ -412,5 +412,5 @@ def _no_standby(directory: Path) -> ConfigurationError:
         "it is not a standby",
         path=directory,
         cause="No recovery follow made it, or it was promoted.",
-        remedy="Make one: python -m recovery follow SRC DIR",
+        remedy="Make a standby: python -m recovery follow SRC DIR",
     )

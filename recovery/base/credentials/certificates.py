@@ -32,7 +32,7 @@ def read_certificates(path: Path, option: str = "--tls-ca") -> str:
         raise ConfigurationError(
             f"the certificates of {option} cannot be used: {getattr(error, 'strerror', None) or error}",
             path=path,
-            cause="It is not a PEM file, or it holds all authorities of a system.",
+            cause="The file is not a PEM file, or holds all authorities of a system.",
             remedy=f"Give a PEM file with the certificate of the authority alone: {option} FILE",
         ) from error
     return found + "\n"

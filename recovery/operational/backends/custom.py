@@ -48,7 +48,7 @@ class StoreObjects:
         if not isinstance(store, StateStore):
             raise ConfigurationError(
                 f"{shown(store)} cannot be a state backend",
-                cause="It lacks location, get, put, paths or delete.",
+                cause="The object lacks location, get, put, paths or delete.",
                 remedy="Give a URI, or an object with the methods of recovery.StateStore.",
             )
         self.location = str(store.location)

@@ -18,7 +18,7 @@ from recovery.operational.ids import StateId
 from recovery.storage.documents import StoredState
 from recovery.storage.locations import Locations
 from recovery.storage.origin import DOCUMENT, Origin, origins_in, read_origins
-from recovery.wire.calls import Changed, OwnerCalls, Stored
+from recovery.wire.calls import Changed, OwnerCalls, StateDocument
 from recovery.wire.run_client import Owner
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class OwnerBackend:
 
     def place(self, documents: Sequence[Document]) -> None:
         """See `Backend.place`. One transaction."""
-        stored = [Stored(d.state_id, d.generation, to_text(d.content), d.changed_ms) for d in documents]
+        stored = [StateDocument(d.state_id, d.generation, to_text(d.content), d.changed_ms) for d in documents]
         self._patiently(lambda: self._owner.ask(OwnerCalls.place_documents, stored, self._busy_ms))
 
     def lock(self, name: str, purpose: str) -> AbstractContextManager[None]:
@@ -96,24 +96,24 @@ class OwnerBackend:
             raise last or StateLockedError(f"{error}, again and again", path=self.location) from error
 
 
-def documents_of(places: Locations, clock: Clock, retry: RetryPolicy) -> Backend:
-    """Return the operational state that lies with partition 0. places: that have chosen their copies."""
-    owner = places.owner_of(PartitionIndex(0))
-    return DirectoryBackend(places.directory, clock, retry) if owner is None else OwnerBackend(owner, clock, retry)
+def documents_of(locations: Locations, clock: Clock, retry: RetryPolicy) -> Backend:
+    """Return the operational state that lies with partition 0. locations: that have chosen their copies."""
+    owner = locations.owner_of(PartitionIndex(0))
+    return DirectoryBackend(locations.directory, clock, retry) if owner is None else OwnerBackend(owner, clock, retry)
 
 
-def origins_of(places: Locations) -> tuple[Origin, ...]:
-    """Return the stores that the store was made from, as `read_origins`. places: that have chosen their copies."""
-    owner = places.owner_of(PartitionIndex(0))
+def origins_of(locations: Locations) -> tuple[Origin, ...]:
+    """Return the stores that the store was made from, as `read_origins`. locations: that have chosen their copies."""
+    owner = locations.owner_of(PartitionIndex(0))
     if owner is None:
-        return read_origins(places.directory)
+        return read_origins(locations.directory)
     stored = [StoredState(*msgspec.structs.astuple(each)) for each in owner.ask(OwnerCalls.documents, [DOCUMENT])]
     return origins_in(next(iter(stored), None), Path(owner.location))
 
 
-def _by_id(found: Sequence[Stored]) -> dict[StateId, Document]:
+def _by_id(found: Sequence[StateDocument]) -> dict[StateId, Document]:
     return {each.state_id: _document(each) for each in found}
 
 
-def _document(stored: Stored) -> Document:
+def _document(stored: StateDocument) -> Document:
     return document(StoredState(stored.state_id, stored.generation, stored.content, stored.changed_ms))

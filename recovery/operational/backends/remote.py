@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredDocument:
     """A document as its object holds it. fences: per lock, the highest fencing number that wrote it. recent: the nonces
     of the earlier writes, newest last."""
 
@@ -155,7 +155,7 @@ class RemoteBackend:
             time.sleep(pause_s * random.random())
             pause_s = min(1.0, pause_s * 1.5)
 
-    def _put(self, document: Document, before: Stored | None) -> None:
+    def _put(self, document: Document, before: StoredDocument | None) -> None:
         fences = dict(before.fences) if before else {}
         for lease in getattr(self._held, "leases", ()):
             lease.check()
@@ -166,7 +166,7 @@ class RemoteBackend:
                 )
             fences[lease.name] = lease.fence
         recent = (*before.recent, before.nonce)[-REMEMBERED:] if before else ()
-        stored = Stored(document, fences, f"process {os.getpid()} on {socket.gethostname()}", nonce(), recent)
+        stored = StoredDocument(document, fences, f"process {os.getpid()} on {socket.gethostname()}", nonce(), recent)
         path = f"{encode_path(document.state_id)}/{STATE_FILE}"
         try:
             self._objects.put(path, serialize(stored), before.token if before else None)
@@ -176,7 +176,7 @@ class RemoteBackend:
             if found is None or stored.nonce not in (found.nonce, *found.recent):
                 raise
 
-    def _get(self, state_id: StateId) -> Stored | None:
+    def _get(self, state_id: StateId) -> StoredDocument | None:
         stored = self._get_path(f"{encode_path(state_id)}/{STATE_FILE}")
         if stored is not None and stored.document.state_id != state_id:
             raise CorruptStateError(
@@ -184,7 +184,7 @@ class RemoteBackend:
             )
         return stored
 
-    def _get_path(self, path: str) -> Stored | None:
+    def _get_path(self, path: str) -> StoredDocument | None:
         found = self._objects.get(path)
         if found is None:
             return None
@@ -197,7 +197,7 @@ class RemoteBackend:
             return list(pool.map(work, items))
 
 
-def serialize(stored: Stored) -> bytes:
+def serialize(stored: StoredDocument) -> bytes:
     """Return the content of an object; the nonce makes it different every time."""
     fields = {
         "format": FORMAT,
@@ -214,7 +214,7 @@ def serialize(stored: Stored) -> bytes:
     return json.dumps({**fields, "digest": digest(fields)}, ensure_ascii=False, indent=1).encode() + b"\n"
 
 
-def deserialize(content: bytes, path: str) -> Stored:
+def deserialize(content: bytes, path: str) -> StoredDocument:
     """Return the document that `serialize` encoded. Raises CorruptStateError for a torn or altered one,
     UnsupportedVersionError."""
     try:
@@ -236,7 +236,7 @@ def deserialize(content: bytes, path: str) -> Stored:
             raise ValueError("its generation or time is one that recovery never writes")
         # DocumentStore of earlier versions lack it.
         recent = tuple(text_of(each) for each in fields.get("recent", ()))
-        return Stored(document, fences, text_of(fields["writer"]), text_of(fields["nonce"]), recent)
+        return StoredDocument(document, fences, text_of(fields["writer"]), text_of(fields["nonce"]), recent)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         what = "it is empty" if not content else f"it cannot be read: {error}"
         raise CorruptStateError(what, path=path) from error

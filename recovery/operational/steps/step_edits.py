@@ -42,20 +42,20 @@ def edit_states(
     *,
     clock: Clock,
     force: bool = False,
-    places: Locations | None = None,
+    locations: Locations | None = None,
 ) -> Epoch | None:
     """Change states of steps as a new epoch; returns that epoch, or None if there was nothing to change.
 
     `compute` returns the changes, given the newest snapshot under the directory's lock; with `force` it may be called
     twice. The input position stays, so the next run continues where the last one stopped. With `force` the edit does
     not wait for a run that holds the lock, but fences it: nothing that the run does from then on counts. The edit is an
-    execution with an entry in the run history; going back before its epoch undoes it. places: where the partitions are,
-    if owners have some; a run is then never fenced. Raises DirectoryLockedError,
-    FlowMismatchError, CorruptPartitionError, and the errors of planning, of `compute` and of the run history's backend;
+    execution with an entry in the run history; going back before its epoch undoes it. locations: where the partitions
+    are, if owners have some; a run is then never fenced. Raises DirectoryLockedError, FlowMismatchError,
+    CorruptPartitionError, and the errors of planning, of `compute` and of the run history's backend;
     then nothing was changed and no run fenced.
     """
-    if places is not None:
-        return _edit_at_owners(places, what, compute, clock)
+    if locations is not None:
+        return _edit_at_owners(locations, what, compute, clock)
     scan(directory)
     with ExitStack() as held:
         fence = force and lock_holder(directory) is not None
@@ -72,22 +72,24 @@ def edit_states(
 
 
 def _edit_at_owners(
-    places: Locations, what: str, compute: Callable[[Snapshot], Mapping[StepKey, Edited]], clock: Clock
+    locations: Locations, what: str, compute: Callable[[Snapshot], Mapping[StepKey, Edited]], clock: Clock
 ) -> Epoch | None:
-    """Edit while this process holds all places. What is edited is read from copies."""
+    """Edit while this process holds all locations. What is edited is read from copies."""
     with ExitStack() as held:
-        held.callback(places.release)
-        held.enter_context(DirectoryLock(places.directory, clock, f"state {what}"))
-        places.hold(secrets.token_hex(8), f"state {what}", task_key())
-        plan = plan_resume(places.found())
-        _check_used(plan, places.directory)
-        for verdict in run_all(places.checks(plan.partitions)):
+        held.callback(locations.release)
+        held.enter_context(DirectoryLock(locations.directory, clock, f"state {what}"))
+        locations.hold(secrets.token_hex(8), f"state {what}", task_key())
+        plan = plan_resume(locations.found())
+        _check_used(plan, locations.directory)
+        for verdict in run_all(locations.checks(plan.partitions)):
             verdict.raise_if_damaged()
-        changes = _changes(plan_resume(scan(held.enter_context(copies_of(places)))), compute)
+        changes = _changes(plan_resume(scan(held.enter_context(copies_of(locations)))), compute)
         facts = {"what": what, "keys": len(changes)}
         if not changes:
             return None
-        return _audited(places.directory, plan, facts, lambda writer: writer.close(changes), clock, places=places)
+        return _audited(
+            locations.directory, plan, facts, lambda writer: writer.close(changes), clock, locations=locations
+        )
 
 
 def _check_used(plan: ResumePlan, directory: Path) -> None:
@@ -183,15 +185,15 @@ def close_audited(
     clock: Clock,
     backup_interval_s: float,
     fence: Callable[[ResumePlan], None] | None = None,
-    places: Locations | None = None,
+    locations: Locations | None = None,
 ) -> E:
     """Close an epoch in an execution of its own. Its entry in the run history holds `facts` and the user's name.
 
-    `close` gets the writer. The caller holds the directory's lock, or fences; with `places`, it holds them all.
+    `close` gets the writer. The caller holds the directory's lock, or fences; with `locations`, it holds them all.
     """
     chosen, retry = choose(directory, None), RetryPolicy()
-    if places is not None and chosen == directory:
-        backend = documents_of(places, clock, retry)
+    if locations is not None and chosen == directory:
+        backend = documents_of(locations, clock, retry)
     else:
         backend = open_backend(chosen, clock, retry)
     history = RunHistory(backend, clock)
@@ -201,7 +203,7 @@ def close_audited(
     with ExitStack() as held:
         try:
             writer = EpochWriter(
-                directory, plan, flow_id, clock, backup_interval_s=backup_interval_s, fence=fence, places=places
+                directory, plan, flow_id, clock, backup_interval_s=backup_interval_s, fence=fence, locations=locations
             )
             held.callback(writer.release)
             record.note(**_numbers(writer.plan), **facts)
@@ -228,7 +230,7 @@ def _audited(
     clock: Clock,
     *,
     fence: Callable[[ResumePlan], None] | None = None,
-    places: Locations | None = None,
+    locations: Locations | None = None,
 ) -> E:
     assert plan.flow_id is not None
     return close_audited(
@@ -241,7 +243,7 @@ def _audited(
         # An edit keeps history for as long as the last run.
         backup_interval_s=kept_interval_s(plan.partitions, None),
         fence=fence,
-        places=places,
+        locations=locations,
     )
 
 

@@ -15,7 +15,7 @@ from recovery.errors import ConfigurationError, CorruptPartitionError, StateNotF
 from recovery.operational import marks
 from recovery.operational.ids import escape
 from recovery.operational.steps.epoch_input import SourceInput, epoch_input
-from recovery.operational.targets import Steps, content_of, unknown_step
+from recovery.operational.targets import StepTarget, content_of, unknown_step
 from recovery.planning.comparing import ABSENT, Comparison, Difference
 from recovery.planning.values import ClosedEpoch
 from recovery.storage.history import KeyVersion
@@ -97,15 +97,15 @@ def history(
     """
     local = local_path(directory)
     if hwm is not None and step is None and key is None:
-        return mark_history(Steps(local, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input)
+        return mark_history(StepTarget(local, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input)
     if hwm is not None or step is None or key is None:
         raise ConfigurationError(
             "it needs a key of a step, or a mark", cause="", remedy="Give either step and key, or hwm."
         )
-    return key_history(Steps(local, step, SystemClock()), step, key, with_input=with_input)
+    return key_history(StepTarget(local, step, SystemClock()), step, key, with_input=with_input)
 
 
-def key_history(target: Steps, step: str, key: str, *, with_input: bool = False) -> History:
+def key_history(target: StepTarget, step: str, key: str, *, with_input: bool = False) -> History:
     """Return every version of a key that a directory holds. Only reads; a run may be active. with_input: add what each
     epoch read.
 
@@ -124,7 +124,7 @@ def key_history(target: Steps, step: str, key: str, *, with_input: bool = False)
     return _history(at, step, key, found, content, with_input)
 
 
-def mark_history(target: Steps, environment: str, key: str, *, with_input: bool = False) -> History:
+def mark_history(target: StepTarget, environment: str, key: str, *, with_input: bool = False) -> History:
     """Return every version of a high-water mark that epochs of a directory moved; without versions if none did. Raises
     the errors of planning and reading."""
     found = target.snapshot.versions(EPOCH_STEP, f"{escape(environment)}/{key}")

@@ -17,7 +17,7 @@ from recovery.sinks.delta.merge import check_keys, merge_rows, newest_rows
 from recovery.sinks.delta.table import PARTITION_TYPES, DeltaLog
 from recovery.sinks.tables.columns import names_of
 from recovery.sinks.tables.commits import AddedFile, Change
-from recovery.sinks.tables.sink import Note, TableSink
+from recovery.sinks.tables.sink import TableNote, TableSink
 
 
 class DeltaSink(TableSink):
@@ -95,13 +95,13 @@ class DeltaSink(TableSink):
         key = f", key={list(self.key)!r}" if self.key else ""
         return f"DeltaSink({self.uri!r}, mode={self.mode!r}{key})"
 
-    def _publish(self, note: Note) -> None:
+    def _publish(self, note: TableNote) -> None:
         super()._publish(note)
         if self.mode == "merge":
             for directory in {PurePosixPath(file.path).parent for file in note.files}:
                 self._log.remove_directory(str(directory))
 
-    def _change(self, note: Note) -> Change:
+    def _change(self, note: TableNote) -> Change:
         if self.mode == "append":
             return super()._change(note)
         return lambda table, properties: merge_rows(

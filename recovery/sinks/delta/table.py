@@ -24,7 +24,7 @@ from recovery.sinks.delta.features import check_able, check_removable
 from recovery.sinks.delta.operations import commits_of, is_restore, replaces
 from recovery.sinks.protocol import Resume
 from recovery.sinks.tables.columns import check_columns, fields_of, is_made_of, nullable
-from recovery.sinks.tables.commits import RECORD, AddedFile, Change, History, Mark, Proposal, written_by
+from recovery.sinks.tables.commits import RECORD, AddedFile, Change, CommitHistory, Mark, Proposal, written_by
 from recovery.sinks.tables.log import BY_HAND, TAKEN_OVER, TableLog, spark_uri
 from recovery.sinks.targets import ASKS, AWAY, refusal_of, said
 
@@ -138,11 +138,11 @@ class DeltaLog(TableLog):
         """Return the number of the newest execution of the store that has begun to write to the table; 0: none."""
         return table.transaction_version(_owner(resume.store_id)) or 0
 
-    def history(self, table: Any, resume: Resume) -> History:
+    def history(self, table: Any, resume: Resume) -> CommitHistory:
         """Return the table's commits, as far back as its log goes."""
         entries = self._entries(table)
         commits = commits_of(entries, self.record_of, RECORD, lambda version: self._same_as(version, entries[-1][0]))
-        return History(tuple(commits), bool(entries) and entries[-1][0] == 0)
+        return CommitHistory(tuple(commits), bool(entries) and entries[-1][0] == 0)
 
     def touched(self, table: Any, resume: Resume, since: int) -> bool:
         """Whether somebody has restored or overwritten the table since a version."""

@@ -25,7 +25,7 @@ from recovery.sinks.tables.commits import (
     AddedFile,
     Change,
     Commit,
-    History,
+    CommitHistory,
     Mark,
     Proposal,
     app_of,
@@ -177,7 +177,7 @@ class IcebergLog(TableLog):
         """Return the number of the newest execution of the store that has begun to write to the table; 0: none."""
         return self._state(table, resume).execution
 
-    def history(self, table: Any, resume: Resume) -> History:
+    def history(self, table: Any, resume: Resume) -> CommitHistory:
         """Return the snapshots that were not expired. Those that do not lead to the current one are undone."""
         standing = _ancestors(table)
         leading = {each.snapshot_id for each in standing}
@@ -197,7 +197,7 @@ class IcebergLog(TableLog):
             )
         # pyiceberg forgets the parent of a snapshot when it expires the parent.
         whole = not standing or (standing[-1].parent_snapshot_id is None and standing[-1].sequence_number == 1)
-        return History(tuple(commits), whole, self._lost(table, standing, resume))
+        return CommitHistory(tuple(commits), whole, self._lost(table, standing, resume))
 
     def _lost(self, table: Any, standing: Sequence[Any], resume: Resume) -> str:
         """Return how it is known that the store's newest snapshot was rolled back, although it has expired."""
@@ -347,7 +347,8 @@ class IcebergLog(TableLog):
         snapshot = table.snapshot_by_id(snapshot_id)
         if snapshot is None:
             raise SinkFailedError(
-                f"the Iceberg table {self.name}: the snapshot that this run has just committed is gone"
+                f"the Iceberg table {self.name}: the snapshot that was just committed is gone",
+                cause="Somebody rolled the table back, or expired the snapshot, at the same time.",
             )
         made = [each.manifest_path for each in snapshot.manifests(table.io) if each.added_snapshot_id == snapshot_id]
         paths = [Path(_plain(each)) for each in (table.metadata_location, snapshot.manifest_list, *made)]

@@ -70,7 +70,7 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class CommitHistory:
     """The commits of a table that are still known, newest first.
 
     whole: whether the oldest of them is the table's first. lost: how it is known, without the commit itself, that the

@@ -23,7 +23,7 @@ from recovery.errors import LeaseLostError, OutputMismatchError, SinkFailedError
 from recovery.hadoop.reports import PATIENCE_S, REPORT_NAMES, REPORTS, check_reported, reported
 from recovery.host.durable import sync
 from recovery.sinks.protocol import Resume
-from recovery.sinks.tables.commits import AddedFile, Change, History, Mark, Proposal, Record, app_of, start_of
+from recovery.sinks.tables.commits import AddedFile, Change, CommitHistory, Mark, Proposal, Record, app_of, start_of
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -106,7 +106,7 @@ class TableLog(ABC):
         """Return the number of the newest execution of the store that has begun to write to the table; 0: none."""
 
     @abstractmethod
-    def history(self, table: Any, resume: Resume) -> History:
+    def history(self, table: Any, resume: Resume) -> CommitHistory:
         """Return the table's commits, as far back as they are known."""
 
     @abstractmethod

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class Note(msgspec.Struct, frozen=True):
+class TableNote(msgspec.Struct, frozen=True):
     """What the partitions hold for an epoch. table: its identity, empty if there was none. once: the mark of the
     epoch's commit. before: that of the newest earlier epoch that had rows, None if there was none."""
 
@@ -94,7 +94,7 @@ class TableSink:
         self._files: dict[int, list[AddedFile]] = {}
         self._schema: str | None = None
         self._last: Mark | None = None
-        self._note: Note | None = None
+        self._note: TableNote | None = None
         self._table = ""
         self._total = 0
         self._looked = 0
@@ -178,7 +178,7 @@ class TableSink:
                 self._check_rows(table, files)
                 self._log.sync_files([file.path for file in files])
             self._table = "" if table is None else self._log.identity(table)
-            self._note = Note(self._table, record, once, files, self._last)
+            self._note = TableNote(self._table, record, once, files, self._last)
         faults.reach(self.points[1])
         return msgspec.json.encode(self._note).decode()
 
@@ -194,7 +194,7 @@ class TableSink:
         for batch in [batch for batch in list(self._files) if batch <= output.batch]:
             del self._files[batch]
 
-    def _publish(self, note: Note) -> None:
+    def _publish(self, note: TableNote) -> None:
         """Commit the epoch of a note, unless this was done already."""
         record = note.record
         marks = ((files_of(record.store, record.execution), record.total),)
@@ -209,13 +209,13 @@ class TableSink:
 
         self._log.commit(self.resume, note.once, propose)
 
-    def _now(self, note: Note) -> Resume:
+    def _now(self, note: TableNote) -> Resume:
         """Return where an execution would start that goes on from the epoch before the note's."""
         resume, epoch = self.resume, note.record.epoch
         own = TimelinePart(resume.execution, resume.epoch, Epoch(epoch - 1))
         return replace(resume, epoch=Epoch(epoch), timeline=(*resume.timeline, own), accepts_loss=False)
 
-    def _change(self, note: Note) -> Change:
+    def _change(self, note: TableNote) -> Change:
         """Return the commit of a note."""
         return self._log.append(note.files, self.partition_by)
 
@@ -226,7 +226,7 @@ class TableSink:
     def _check_rows(self, table: Any, files: Sequence[AddedFile]) -> None:
         """Raise if rows of an epoch cannot be committed."""
 
-    def _claim(self, note: Note | None = None, *, given_up: bool = False) -> None:
+    def _claim(self, note: TableNote | None = None, *, given_up: bool = False) -> None:
         """Take back what is abandoned, and commit that this execution owns the output.
 
         given_up: the rows of the note's epoch are lost, and count as committed.
@@ -247,7 +247,7 @@ class TableSink:
         once = start_of(resume.store_id, resume.execution.id), resume.execution.number
         self._resume = self._log.commit(resume, once, propose, claims=True)
 
-    def _plan(self, resume: Resume) -> tuple[Any, Note | None, Resume]:
+    def _plan(self, resume: Resume) -> tuple[Any, TableNote | None, Resume]:
         """Return the table, the note to continue from, and where the execution starts. Changes nothing.
 
         Raises OutputMismatchError if it is not the table in which the snapshot's output is, or if somebody changed it
@@ -256,7 +256,7 @@ class TableSink:
         note = None
         if resume.note is not None:
             note = decode_json(
-                resume.note, lambda why: self._mismatch(f"the note of the sink is unreadable: {why}"), Note
+                resume.note, lambda why: self._mismatch(f"the note of the sink is unreadable: {why}"), TableNote
             )
         table = self._log.open()
         if self._fresh and note is not None and (table is None or self._log.identity(table) != note.table):
@@ -275,7 +275,7 @@ class TableSink:
             self._check_files(note, resume)
         return table, note, resume
 
-    def _waits(self, table: Any, resume: Resume, note: Note) -> bool:
+    def _waits(self, table: Any, resume: Resume, note: TableNote) -> bool:
         """Whether the note has rows that are not committed yet."""
         return bool(note.files) and not self._log.committed(table, resume, note.once)
 
@@ -290,7 +290,7 @@ class TableSink:
         sizes = self._log.sizes([file.path for file in files])
         return {file.path: sizes.get(file.path) for file in files if sizes.get(file.path) != file.size_bytes}
 
-    def _check_files(self, note: Note, resume: Resume | None = None) -> None:
+    def _check_files(self, note: TableNote, resume: Resume | None = None) -> None:
         """Raise OutputLostError unless all files of a closed epoch are there. resume: the user may accept there that
         they are not."""
         lost = self._lost(note.files)

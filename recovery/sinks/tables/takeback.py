@@ -9,7 +9,7 @@ from typing import Any
 
 from recovery.errors import OutputMismatchError
 from recovery.sinks.protocol import Resume
-from recovery.sinks.tables.commits import Change, History, Mark, Record, app_of, files_of
+from recovery.sinks.tables.commits import Change, CommitHistory, Mark, Record, app_of, files_of
 from recovery.sinks.tables.forgotten import find_forgotten, newest_closed
 from recovery.sinks.tables.log import BY_HAND, TableLog
 
@@ -87,7 +87,7 @@ def plan_take_back(log: TableLog, table: Any, resume: Resume, newest: Record | N
     return TakeBack(tuple(taken_back), tuple(files), restore, tuple(marks.items()), accepts)
 
 
-def _read(log: TableLog, table: Any, history: History, resume: Resume) -> _Found:
+def _read(log: TableLog, table: Any, history: CommitHistory, resume: Resume) -> _Found:
     """Return what the history says. Raises StaleDirectoryError if the partitions do not know an execution that has
     committed last, or an epoch that would have to be taken back."""
     found = _Found()
@@ -140,7 +140,7 @@ def _check_not_resurrected(log: TableLog, found: _Found, resume: Resume) -> None
         )
 
 
-def _check_there(log: TableLog, history: History, found: _Found, resume: Resume) -> bool:
+def _check_there(log: TableLog, history: CommitHistory, found: _Found, resume: Resume) -> bool:
     """Raise OutputMismatchError if somebody took rows of closed epochs out of the table, other than by deleting or
     updating rows. Returns True if they did, and the user accepts it."""
     if not found.missing and not history.lost:

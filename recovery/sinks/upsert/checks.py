@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recovery.errors import ConfigurationError
-from recovery.sinks.upsert.database import Session, listed, quoted
+from recovery.sinks.upsert.database import Transaction, listed, quoted
 from recovery.sinks.upsert.going_back import GoingBack
 from recovery.sinks.upsert.reasons import DATABASE_ERRORS, OTHER, SHAPE, reason_of
 from recovery.sinks.upsert.table import BESIDE, CREATE_OWNER, CREATE_STAGED, UpsertTable, tables_beside
@@ -26,7 +26,7 @@ WHERE i.indrelid = CAST({p} AS regclass) AND i.indisunique AND NOT i.indimmediat
 """
 
 
-def check_names(table: UpsertTable, database: Session) -> None:
+def check_names(table: UpsertTable, database: Transaction) -> None:
     """Check that the names of the sink's tables stay different if the database cuts long names."""
     last = table.name.rpartition(".")[2]
     kept = database.kept([last, *(last + end for end in BESIDE)])
@@ -40,7 +40,7 @@ def check_names(table: UpsertTable, database: Session) -> None:
         )
 
 
-def check_collation(table: UpsertTable, database: Session) -> None:
+def check_collation(table: UpsertTable, database: Transaction) -> None:
     """Refuse a collation under which keys that differ here are equal in the table: such rows could not be restored."""
     if not database.is_sqlite:
         return
@@ -53,7 +53,7 @@ def check_collation(table: UpsertTable, database: Session) -> None:
             )
 
 
-def check_unique(table: UpsertTable, database: Session) -> None:
+def check_unique(table: UpsertTable, database: Transaction) -> None:
     """Refuse a key without a unique index by which the database finds a row's predecessor."""
     key = ", ".join(table.key)
     try:
@@ -83,7 +83,7 @@ def check_unique(table: UpsertTable, database: Session) -> None:
             )
 
 
-def check_writable(table: UpsertTable, database: Session, columns: Sequence[str]) -> None:
+def check_writable(table: UpsertTable, database: Transaction, columns: Sequence[str]) -> None:
     """Refuse columns that only the database may write: going back writes rows with all columns."""
     try:
         database.run("EXPLAIN INSERT INTO {table} ({columns}) SELECT {columns} FROM {table}", columns=listed(columns))
@@ -97,7 +97,7 @@ def check_writable(table: UpsertTable, database: Session, columns: Sequence[str]
         ) from error
 
 
-def try_rights(database: Session, columns: Sequence[str], plan: GoingBack) -> None:
+def try_rights(database: Transaction, columns: Sequence[str], plan: GoingBack) -> None:
     """Try everything for which `rollback` needs a right, in a transaction that the caller undoes. Once `rollback` runs,
     the partitions have gone back already."""
     if plan.known:

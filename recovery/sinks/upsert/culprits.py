@@ -10,12 +10,12 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 from recovery.errors import FlowFailedError, shown
-from recovery.sinks.upsert.database import PLACE, Session, quoted
+from recovery.sinks.upsert.database import PLACE, Transaction, quoted
 from recovery.sinks.upsert.effects import LAST, make_staged, select_last, write_rows
 from recovery.sinks.upsert.reasons import DATABASE_ERRORS, VALUE, reason_of
 from recovery.sinks.upsert.table import MARKS, UpsertTable
 
-Open: TypeAlias = Callable[[], AbstractContextManager[Session]]
+Open: TypeAlias = Callable[[], AbstractContextManager[Transaction]]
 """Opens a transaction, which is undone."""
 
 

@@ -27,7 +27,7 @@ WHERE attrelid = CAST({p} AS regclass) AND attnum > 0 AND NOT attisdropped ORDER
 """
 
 
-class Session:
+class Transaction:
     """One transaction. `names` replace the braces in statements; {p} is a value's place."""
 
     def __init__(self, connection: Any, names: Mapping[str, str], paramstyle: str | None) -> None:
@@ -163,11 +163,11 @@ class Session:
 
 
 @contextlib.contextmanager
-def session(connect: Callable[[], Any], names: Mapping[str, str], paramstyle: str | None) -> Iterator[Session]:
+def session(connect: Callable[[], Any], names: Mapping[str, str], paramstyle: str | None) -> Iterator[Transaction]:
     """Open a connection and a transaction, which is undone unless it is committed."""
     connection = _connected(connect)
     try:
-        transaction = Session(connection, names, paramstyle)
+        transaction = Transaction(connection, names, paramstyle)
         try:
             yield transaction
         finally:

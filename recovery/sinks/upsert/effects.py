@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from recovery.errors import SinkFailedError
-from recovery.sinks.upsert.database import Session, listed, quoted
+from recovery.sinks.upsert.database import Transaction, listed, quoted
 from recovery.sinks.upsert.reasons import DATABASE_ERRORS, OTHER, SHAPE, VALUE, reason_of
 from recovery.sinks.upsert.table import CREATE_REPLACED, CREATE_STAGED, HISTORY, MARKS, UpsertTable
 
@@ -42,7 +42,7 @@ REMOVE = "DELETE FROM {table} AS t WHERE EXISTS (SELECT 1 FROM ({rows}) AS s WHE
 
 
 def publish_epoch(
-    table: UpsertTable, database: Session, columns: list[str], epoch: int, batch: int, execution: str
+    table: UpsertTable, database: Transaction, columns: list[str], epoch: int, batch: int, execution: str
 ) -> None:
     """Write the rows of a closed epoch, and record that it is published."""
     keep_replaced(table, database, columns, epoch, batch, execution)
@@ -65,7 +65,7 @@ def publish_epoch(
 
 
 def keep_replaced(
-    table: UpsertTable, database: Session, columns: list[str], epoch: int, batch: int, execution: str
+    table: UpsertTable, database: Transaction, columns: list[str], epoch: int, batch: int, execution: str
 ) -> None:
     """Keep what an epoch's rows will replace. Raises SinkFailedError if the next start has to prepare the history for
     that."""
@@ -93,17 +93,19 @@ def keep_replaced(
         ) from error
 
 
-def write_rows(table: UpsertTable, database: Session, batch: int, execution: str, part: str = "") -> None:
+def write_rows(table: UpsertTable, database: Transaction, batch: int, execution: str, part: str = "") -> None:
     """Write an epoch's rows into the table. part: a LIMIT, to write some of the rows, in the order of their keys."""
     _upsert(table, database, _staged_columns(database), _part_of_last(part), (execution, batch))
 
 
-def select_last(database: Session, columns: list[str], batch: int, execution: str, part: str) -> list[tuple[Any, ...]]:
+def select_last(
+    database: Transaction, columns: list[str], batch: int, execution: str, part: str
+) -> list[tuple[Any, ...]]:
     """Return some of an epoch's rows. part: as in `write_rows`."""
     return database.run("{rows}", (execution, batch), rows=_part_of_last(part), columns=listed(columns))
 
 
-def make_staged(database: Session, columns: Sequence[str]) -> None:
+def make_staged(database: Transaction, columns: Sequence[str]) -> None:
     """Give the table of staged rows these columns."""
     if database.columns("staged") != [*columns, *MARKS]:
         database.run("DROP TABLE {staged}")
@@ -114,25 +116,25 @@ def _part_of_last(part: str) -> str:
     return f"{LAST} ORDER BY {{key}} {part}" if part else LAST
 
 
-def _staged_columns(database: Session) -> list[str]:
+def _staged_columns(database: Transaction) -> list[str]:
     return [column for column in database.columns("staged") if column not in MARKS]
 
 
-def take_back(table: UpsertTable, database: Session, columns: list[str], last: int) -> None:
+def take_back(table: UpsertTable, database: Transaction, columns: list[str], last: int) -> None:
     """Restore the rows that the epochs after `last` replaced."""
     _upsert(table, database, columns, BEFORE, (last, 1))
     database.run(REMOVE, (last, 0), rows=BEFORE, columns=listed(columns))
     database.run("DELETE FROM {replaced} WHERE recovery_epoch > {p}", (last,))
 
 
-def forget(database: Session, floor: int) -> None:
+def forget(database: Transaction, floor: int) -> None:
     """Remove what is needed only to go back below the floor; the newest epoch at or below the floor stays known."""
     database.run("DELETE FROM {replaced} WHERE recovery_epoch <= {p}", (floor,))
     database.run("DELETE FROM {epochs} WHERE epoch < (SELECT max(epoch) FROM {epochs} WHERE epoch <= {p})", (floor,))
     database.run("UPDATE {owner} SET history_from = {p} WHERE history_from < {p}", (floor, floor))
 
 
-def renew_history(database: Session, columns: list[str], last: int) -> None:
+def renew_history(database: Transaction, columns: list[str], last: int) -> None:
     """Start the history again if the table's columns have changed: then nothing can be taken back beyond this point."""
     if not has_history_of(database, columns):
         database.run("DROP TABLE {replaced}")
@@ -140,7 +142,7 @@ def renew_history(database: Session, columns: list[str], last: int) -> None:
         database.run("UPDATE {owner} SET history_from = {p}", (last,))
 
 
-def has_history_of(database: Session, columns: list[str]) -> bool:
+def has_history_of(database: Transaction, columns: list[str]) -> bool:
     """Whether the replaced rows are kept in the same columns with the same types: another type would change the
     values."""
     if database.columns("replaced") != [*columns, *HISTORY]:
@@ -148,7 +150,7 @@ def has_history_of(database: Session, columns: list[str]) -> bool:
     return database.types("replaced")[: len(columns)] == database.types("table")
 
 
-def _upsert(table: UpsertTable, database: Session, columns: list[str], rows: str, values: tuple[Any, ...]) -> None:
+def _upsert(table: UpsertTable, database: Transaction, columns: list[str], rows: str, values: tuple[Any, ...]) -> None:
     sets = ", ".join(f"{quoted(c)} = excluded.{quoted(c)}" for c in columns if c not in table.key)
     action = f"DO UPDATE SET {sets}" if sets else "DO NOTHING"
     database.run(UPSERT, values, rows=rows, columns=listed(columns), action=action)

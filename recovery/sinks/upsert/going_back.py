@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from recovery.sinks.protocol import Resume
-from recovery.sinks.upsert.database import Session
+from recovery.sinks.upsert.database import Transaction
 from recovery.sinks.upsert.effects import has_history_of
 from recovery.sinks.upsert.table import BESIDE, UpsertTable, formers_of, tables_beside
 
@@ -40,7 +40,7 @@ class GoingBack:
     takes_back: bool
 
 
-def plan_going_back(table: UpsertTable, database: Session, resume: Resume) -> GoingBack:
+def plan_going_back(table: UpsertTable, database: Transaction, resume: Resume) -> GoingBack:
     """Return what `rollback` has to do. Raises OutputMismatchError if that is impossible."""
     note = None if resume.note is None else _decode(table, resume.note)
     last = 0 if note is None else note.epoch
@@ -94,7 +94,7 @@ def plan_going_back(table: UpsertTable, database: Session, resume: Resume) -> Go
     return GoingBack(True, last, bool(abandoned))
 
 
-def _check_staged(table: UpsertTable, database: Session, note: UpsertNote, rows: int) -> None:
+def _check_staged(table: UpsertTable, database: Transaction, note: UpsertNote, rows: int) -> None:
     """Check that the rows of a closed epoch that is about to be published are there: nothing else has them."""
     [[held]] = database.run(COUNT_STAGED, (note.execution, note.epoch))
     if held != rows:

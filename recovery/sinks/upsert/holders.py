@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recovery.base.printable import one_line
-from recovery.sinks.upsert.database import Session, quoted_table
+from recovery.sinks.upsert.database import Transaction, quoted_table
 from recovery.sinks.upsert.table import BESIDE, UpsertTable
 
 MOST = 3
@@ -25,7 +25,7 @@ ORDER BY a.xact_start
 """
 
 
-def holders_of(table: UpsertTable, database: Session) -> str:
+def holders_of(table: UpsertTable, database: Transaction) -> str:
     """Return the transactions that hold locks on the table or those beside it, to be added to an error; empty if none
     does, or the database cannot say it."""
     if not database.is_postgresql:

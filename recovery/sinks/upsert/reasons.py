@@ -328,7 +328,8 @@ def _of_server(error: BaseException) -> Mapping[str, str]:
 def _answers_to_pg8000(error: BaseException) -> Iterator[Mapping[str, str]]:
     """Yield what the server said to pg8000. When the server closes the connection with an error, as for a wrong
     password, pg8000 says "network error", and the answer is left in the frame that read it."""
-    left = [frame.f_locals.get("context") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    frames = traceback.walk_tb(error.__traceback__) if type(error).__module__.startswith("pg8000") else ()
+    left = [frame.f_locals.get("context") for frame, _ in frames]
     for each in (error, *(getattr(context, "error", None) for context in left)):
         first = each.args[0] if isinstance(each, BaseException) and each.args else None
         if isinstance(first, Mapping):

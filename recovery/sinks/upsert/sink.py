@@ -31,7 +31,7 @@ from recovery.errors import ConfigurationError, FlowFailedError, LeaseLostError,
 from recovery.sinks.protocol import EpochOutput, Resume
 from recovery.sinks.upsert.checks import check_collation, check_names, check_unique, check_writable, try_rights
 from recovery.sinks.upsert.culprits import described, refused_row, refused_value
-from recovery.sinks.upsert.database import PLACE, PLACEHOLDERS, Session, listed, session
+from recovery.sinks.upsert.database import PLACE, PLACEHOLDERS, Transaction, listed, session
 from recovery.sinks.upsert.effects import (
     forget,
     keep_replaced,
@@ -319,7 +319,7 @@ class UpsertSink:
                 remedy=f"Correct the flow or the table, {again}",
             ) from error
 
-    def _hold(self, database: Session) -> None:
+    def _hold(self, database: Transaction) -> None:
         """Check this execution's right to write, and keep others from taking it before the commit; check that the
         tables know the newest epoch that this execution has committed."""
         database.run("UPDATE {owner} SET execution_id = execution_id")
@@ -334,7 +334,7 @@ class UpsertSink:
             if not any(each == by and done >= published for each, done in known):
                 raise self._lost(f"that epoch {epoch} was {'published' if published else 'prepared'}")
 
-    def _check_staged(self, database: Session, output: EpochOutput) -> None:
+    def _check_staged(self, database: Transaction, output: EpochOutput) -> None:
         """Check that all rows of an epoch are staged that were."""
         mark = (output.execution.id, output.batch)
         held = dict(database.run(STAGED, mark))
@@ -376,7 +376,7 @@ class UpsertSink:
             ) from error.__cause__
 
     @contextlib.contextmanager
-    def _session(self, *, starts: bool = False) -> Iterator[Session]:
+    def _session(self, *, starts: bool = False) -> Iterator[Transaction]:
         """starts: as a part of a start, whose waits have a limit."""
         with self._lock, session(self._connect, self._names, self._paramstyle) as database:
             if starts and self._patience_s > 0:

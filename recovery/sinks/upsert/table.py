@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from recovery.errors import ConfigurationError, OutputMismatchError
 from recovery.sinks.protocol import Resume
-from recovery.sinks.upsert.database import Session, listed, quoted, quoted_table, refusal_of_mysql
+from recovery.sinks.upsert.database import Transaction, listed, quoted, quoted_table, refusal_of_mysql
 from recovery.sinks.upsert.reasons import ABSENT, DATABASE_ERRORS, reason_of
 
 MARKS = ("recovery_execution", "recovery_batch")
@@ -64,7 +64,7 @@ class UpsertTable:
             "same_key": " AND ".join(f"s.{quoted(k)} = t.{quoted(k)}" for k in self.key),
         }
 
-    def columns(self, database: Session) -> list[str]:
+    def columns(self, database: Transaction) -> list[str]:
         """Return the table's columns. Raises one of `DATABASE_ERRORS` if the table cannot be read."""
         try:
             columns = database.columns("table")
@@ -127,7 +127,7 @@ def tables_beside(table: str) -> str:
     return f"{', '.join([first, *others])} and {last}"
 
 
-def create_tables(database: Session, columns: list[str], resume: Resume) -> None:
+def create_tables(database: Transaction, columns: list[str], resume: Resume) -> None:
     """Create the sink's own tables, for a new pair of table and store."""
     database.run(CREATE_OWNER)
     database.run(CREATE_EPOCHS)
@@ -137,7 +137,7 @@ def create_tables(database: Session, columns: list[str], resume: Resume) -> None
     database.run("INSERT INTO {owner} VALUES ({p}, {p}, {p}, {p}, 0, NULL)", values)
 
 
-def formers_of(database: Session) -> tuple[str, ...]:
+def formers_of(database: Transaction) -> tuple[str, ...]:
     """Return the stores whose place the owner of the table takes; empty where an older version recorded none."""
     if "formers" not in database.columns("owner"):
         return ()
@@ -145,7 +145,7 @@ def formers_of(database: Session) -> tuple[str, ...]:
     return tuple((formers or "").split())
 
 
-def take_over(database: Session, resume: Resume) -> None:
+def take_over(database: Transaction, resume: Resume) -> None:
     """Record that an execution owns the table: no earlier one writes any more, also none of a store whose place its
     store takes."""
     if "formers" not in database.columns("owner"):

@@ -12,6 +12,6 @@ def check_classic(spark: SparkSession) -> None:
     if not hasattr(spark, "_jsparkSession"):
         raise ConfigurationError(
             "flows, native state and register cannot use a session of Spark Connect",
-            cause="It reaches neither the plan of a stream nor the JVM that runs it.",
+            cause="Such a session reaches neither the plan of a stream nor the JVM that runs the stream.",
             remedy="Use a session of this process: SparkSession.builder.master('local[*]').getOrCreate()",
         )

@@ -74,6 +74,15 @@ JVM_STACK = Failure(
     "a cluster, spark.executor instead of spark.driver.",
     re.compile(r"\b(?P<reason>java\.lang\.StackOverflowError\b[^\n]{0,400})"),
 )
+BAD_OPTION = Failure(
+    "Kafka does not take an option of a source",
+    ConfigurationError,
+    "Kafka does not take the options of a source that the flow reads: {reason}",
+    "An option of the source, kafka.…, has an unusable value.",
+    "Correct the option in the flow.",
+    re.compile(r"kafka\.common\.config\.ConfigException: (?P<reason>(?!No resolvable bootstrap)[^\n]+)"),
+    _READS,
+)
 _MISSING = re.compile(r"^ModuleNotFoundError: No module named '(?P<module>[\w.]+)'", re.MULTILINE)
 _OTHER_PYTHON = (
     "They run another Python, {python}, than the driver, {this}: PYSPARK_PYTHON names it, or the virtual environment "
@@ -283,6 +292,7 @@ RUNNING: Sequence[Failure] = (
         remedy="Correct it where it was set: --conf, --properties-file, spark-defaults.conf, or the flow.",
         pattern=re.compile(r"(?P<name>spark\.[\w.]+) should be (?P<type>\w+), but was (?P<value>\S+)"),
     ),
+    BAD_OPTION,
     Failure(
         "a source refuses this user",
         InputUnavailableError,

@@ -15,7 +15,8 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from recovery.errors import InputUnavailableError
+from recovery.errors import InputUnavailableError, RecoveryError
+from recovery.spark.jvm.failure_table import BAD_OPTION
 from recovery.spark.jvm.lost_topics import NO_TOPIC
 from recovery.spark.jvm.plan_nodes import seq
 
@@ -34,7 +35,8 @@ class Topic:
 def topics_at(spark: SparkSession, options: Mapping[str, str], names: Iterable[str]) -> dict[str, Topic]:
     """Return those of the topics that exist. options: those of a source, by their names in lower case.
 
-    Raises InputUnavailableError if the broker does not answer.
+    Raises InputUnavailableError if the broker does not answer, and ConfigurationError for an option that Kafka does not
+    take.
     """
     jvm: Any = spark._jvm
     wanted = jvm.java.util.ArrayList()
@@ -97,13 +99,17 @@ def _text(error: BaseException) -> str:
     return f"{error}\n{'' if thrown is None else thrown.getCause()}"
 
 
-def _unanswered(options: Mapping[str, str], error: BaseException) -> InputUnavailableError:
+def _unanswered(options: Mapping[str, str], error: BaseException) -> RecoveryError:
     servers = options.get("kafka.bootstrap.servers", "")
     thrown = error.java_exception if isinstance(error, Py4JJavaError) else None
     reason = str(error).splitlines()[0] if thrown is None else str(thrown.toString())
     cause = None if thrown is None else thrown.getCause()
     if cause is not None and str(cause.toString()) not in reason:
         reason = f"{reason}: {cause.toString()}"
+    assert BAD_OPTION.pattern is not None
+    bad = BAD_OPTION.pattern.search(reason)
+    if bad is not None:
+        return BAD_OPTION.error(bad.groupdict())
     return InputUnavailableError(
         f"Kafka at {servers} does not say which records it has: {reason}",
         cause="The broker cannot be reached, or refuses this user; or this user may not describe the topics.",

@@ -8,20 +8,20 @@ from typing import NamedTuple
 _WATERMARK = 'frame.withWatermark("at", "10 minutes")'
 
 
-class Advice(NamedTuple):
+class Diagnosis(NamedTuple):
     """The cause and the remedy of an error."""
 
     cause: str
     remedy: str
 
 
-def advice(text: str) -> Advice | None:
+def advice(text: str) -> Diagnosis | None:
     """Return the cause and the remedy for a refusal in Spark's words; None if the output mode is not the problem."""
     for pattern, cause, remedy in _REFUSALS:
         found = pattern.search(text)
         if found is not None:
             named = {name: value.lower() for name, value in found.groupdict().items() if value is not None}
-            return Advice(cause.format(**named), remedy.format(**named))
+            return Diagnosis(cause.format(**named), remedy.format(**named))
     return None
 
 

@@ -398,7 +398,7 @@ def _check_given(
     if resume and config.rewind_to is not None:
         raise ConfigurationError(
             "resume would skip nodes whose marks resume_after or resume_epoch puts back",
-            remedy="Run it with one of them: what was loaded since that epoch is loaded again without --resume.",
+            remedy="Leave --resume out: what was loaded since that epoch is then loaded again.",
         )
     if resume and full_refresh:
         raise ConfigurationError(

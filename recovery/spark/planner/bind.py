@@ -24,7 +24,7 @@ from recovery.checkpoint.source_places import SourcePlaces, name_digest, path_in
 from recovery.errors import UnsupportedPlanError
 from recovery.spark.clusters import Input, task_limit
 from recovery.spark.jvm.delta_schemas import keep_schema_logs
-from recovery.spark.jvm.output_modes import Advice, advice
+from recovery.spark.jvm.output_modes import Diagnosis, advice
 from recovery.spark.jvm.plan_nodes import children, walk, with_children
 from recovery.spark.jvm.stream_readers import send_starts
 from recovery.spark.jvm.versions import repartition_by_id, source_name
@@ -91,7 +91,7 @@ def bind(
     if not frame.isStreaming:
         raise UnsupportedPlanError(
             "the frame is not a streaming one",
-            cause="It was made with spark.read instead of spark.readStream.",
+            cause="The frame was made with spark.read instead of spark.readStream.",
             remedy="Build it from spark.readStream, or run it as an ordinary batch job.",
         )
     spark = frame.sparkSession
@@ -315,7 +315,7 @@ def _check_supported(spark: SparkSession, plan: Any, output_mode: str) -> None:
         checker.checkForStreaming(plan, getattr(modes, output_mode.capitalize())())
     except AnalysisException as error:
         reason = str(error).splitlines()[0]
-        mode = advice(reason) or Advice(
+        mode = advice(reason) or Diagnosis(
             "The operation is not defined on a stream.", "Apply it to each micro-batch in the sink."
         )
         raise UnsupportedPlanError(f"Spark refuses the plan: {reason}", cause=mode.cause, remedy=mode.remedy) from error

@@ -86,7 +86,7 @@ class IcebergTable:
         if self.has(read) and self._snapshots.isAncestorOf(self.handle, read, after):
             raise ConfigurationError(
                 f"{LOST_BETWEEN} names snapshot {after} of the Iceberg table {self.name}, which the flow has read",
-                remedy=f"Name one that comes after snapshot {read}.",
+                remedy=f"Name a snapshot that comes after snapshot {read}.",
             )
         return after
 
@@ -132,7 +132,8 @@ def _lost_between(option: str | None) -> tuple[int, int] | None:
     if found is None:
         raise ConfigurationError(
             f"{LOST_BETWEEN} is {option!r}, not two numbers of snapshots",
-            remedy=f'.option("{LOST_BETWEEN}", "READ,NEXT"), as the error says after which the flow is to go on.',
+            remedy=f'Write .option("{LOST_BETWEEN}", "READ,NEXT") with the two numbers that the error about the lost '
+            "snapshots names.",
         )
     return int(found[1]), int(found[2])
 

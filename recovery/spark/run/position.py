@@ -18,7 +18,7 @@ from recovery.base.wording import counted, moment_text
 from recovery.checkpoint.beginning import recorded_beginning
 from recovery.checkpoint.home import CheckpointHome
 from recovery.checkpoint.reached import reached
-from recovery.checkpoint.restore import Restored, restore
+from recovery.checkpoint.restore import RestoredCheckpoint, restore
 from recovery.checkpoint.source_places import SourcePlaces, recorded_places
 from recovery.checkpoint.sources import PLACES_KEY, check_logs, fit_sources
 from recovery.config import RecoveryConfig
@@ -41,12 +41,12 @@ IDENTITIES_KEY = "identities"
 """The row of step `$sources` that says which topics those of the position were: their ids, by their names."""
 
 
-class Position(NamedTuple):
+class RecoveredPosition(NamedTuple):
     """The recovered position as files of a checkpoint, and what to record of the sources with it.
     laid_out: whether the position was recorded for other sources or other steps.
     outdated: whether it is where the input begins, recorded for other sources."""
 
-    restored: Restored
+    restored: RestoredCheckpoint
     new_rows: dict[StepId, dict[str, str]]
     laid_out: bool
     outdated: bool
@@ -62,7 +62,7 @@ def restore_position(
     edits: Iterable[StepEdit] = (),
     setting: Callable[[str], str | None] = lambda _: None,
     location: str | None = None,
-) -> Position:
+) -> RecoveredPosition:
     """Write the checkpoint that Spark continues from. Changes nothing in the partitions.
 
     renames: the new names of steps by the old ones. edits: what to do to the state that steps hold. setting: returns
@@ -84,17 +84,17 @@ def restore_position(
     changed = places != recorded
     laid_out = changed and recorded is not None and not begins
     outdated = begins and left_by not in (None, places)
-    return Position(restored, {SOURCES_STEP: {PLACES_KEY: places}} if changed else {}, laid_out, outdated)
+    return RecoveredPosition(restored, {SOURCES_STEP: {PLACES_KEY: places}} if changed else {}, laid_out, outdated)
 
 
 def fitted(
-    restored: Restored,
+    restored: RestoredCheckpoint,
     checkpoint: Path,
     sources: SourcePlaces,
     left_by: str | None,
     renames: Mapping[str, str],
     edited: Collection[str] = (),
-) -> Restored:
+) -> RestoredCheckpoint:
     """Lay out a restored checkpoint for the sources of this flow. left_by: the text of the sources that left it, if it
     is known. edited: the steps that are renamed now. Raises FlowMismatchError or SparkCheckpointError."""
     before = recorded_places(left_by) if left_by is not None else None
@@ -115,12 +115,12 @@ def readable(
     store: PartitionStore,
     plan: ResumePlan,
     bound: BoundPlan,
-    position: Position,
+    position: RecoveredPosition,
     home: CheckpointHome,
     tables: IcebergInput,
     accepted: Sequence[str],
     left: Iterable[Path],
-) -> tuple[Position, dict[str, str], tuple[str, ...]]:
+) -> tuple[RecoveredPosition, dict[str, str], tuple[str, ...]]:
     """Check that the input can be read from a position on; return the position without the lost input that is accepted,
     what that leaves out, by source, and what else to say. Changes nothing but the restored checkpoint.
 
@@ -151,7 +151,7 @@ def readable(
         return position._replace(new_rows=rows_of), dict(found.left_out), tuple(said)
     # The accepted loss becomes part of the position before the first micro-batch: it is accepted once.
     begins = restored.batch == NO_BATCH
-    moved = Position(
+    moved = RecoveredPosition(
         restored.without({f"offsets/{restored.batch}"}),
         rows_of,
         position.laid_out or not begins,
@@ -168,16 +168,16 @@ def _identities(text: object) -> dict[str, str]:
 
 def _restore_beginning(
     store: PartitionStore, checkpoint: Path, setting: Callable[[str], str | None]
-) -> tuple[Restored, str | None]:
+) -> tuple[RestoredCheckpoint, str | None]:
     """Write the checkpoint by which Spark begins where an earlier execution began; return it with the text of its
     sources. If no execution has begun, Spark asks the sources. Epochs do not hold any of its files."""
     text = store.beginning()
     if text is None:
-        return Restored(None, {}), None
+        return RestoredCheckpoint(None, {}), None
     found = recorded_beginning(text).with_settings(setting)
     shutil.rmtree(checkpoint)
     restored = restore(found.files.items(), checkpoint)
-    return Restored(restored.batch, {}), found.places
+    return RestoredCheckpoint(restored.batch, {}), found.places
 
 
 def step_plan(store: PartitionStore, plan: ResumePlan, bound: BoundPlan, config: RecoveryConfig) -> StepPlan:
@@ -226,7 +226,7 @@ def resume_of_sink(
     )
 
 
-def _check_counted(restored: Restored, plan: ResumePlan, directory: Path) -> None:
+def _check_counted(restored: RestoredCheckpoint, plan: ResumePlan, directory: Path) -> None:
     """Check that the position is the snapshot's: otherwise its micro-batches would be taken for closed ones. Raises
     FlowMismatchError."""
     batches = plan.snapshot.batch_id if plan.snapshot is not None else NO_BATCH

@@ -63,7 +63,7 @@ ABANDON_S = 15.0
 
 @dataclass(frozen=True)
 class Begun:
-    """What steps start.3 and start.4 have made for a run. `recovery.spark.run.start.Beginning` performs them."""
+    """What steps start.3 and start.4 have made for a run. `recovery.spark.run.start.ExecutionStart` performs them."""
 
     prepared: Prepared
     store: PartitionStore

@@ -38,7 +38,7 @@ def replicated(config: RecoveryConfig | None, place: str | os.PathLike[str] | No
         raise ConfigurationError(
             "replicate is given, and no recovery directory",
             cause="Without recovery no epoch is closed, so nothing could be shipped.",
-            remedy="Give one: RecoveryConfig('db/').",
+            remedy="Give a directory: RecoveryConfig('db/').",
         )
     return replace(config, replicate=place)
 

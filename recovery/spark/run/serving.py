@@ -11,7 +11,7 @@ from recovery.base.credentials.task_key import task_key
 from recovery.config import RecoveryConfig
 from recovery.owner.process import OwnerProcess
 from recovery.planning.values import Execution
-from recovery.spark.clusters import Serving, is_cluster
+from recovery.spark.clusters import TaskServing, is_cluster
 from recovery.storage.reach import files_in, with_files_at
 from recovery.storage.seam import PartitionStore
 
@@ -29,7 +29,7 @@ class TaskAccess:
         self, context: SparkContext, store: PartitionStore, execution: Execution, scratch: Path, config: RecoveryConfig
     ) -> None:
         """Call it when the execution has begun. scratch: the execution's directory. Raises the errors of
-        `Serving.start`."""
+        `TaskServing.start`."""
         self.address = store.address(execution.lease)
         self._owner: OwnerProcess | None = None
         if is_cluster(context.master):
@@ -37,7 +37,7 @@ class TaskAccess:
             here = files_in(self.address)
             if here is not None:
                 make = partial(OwnerProcess, here, scratch, task_key(), execution.lease, store.partition_count)
-                self._owner, address = Serving.of(config).start(dict(context.getConf().getAll()), make)
+                self._owner, address = TaskServing.of(config).start(dict(context.getConf().getAll()), make)
                 self.address = with_files_at(self.address, address)
 
     @property

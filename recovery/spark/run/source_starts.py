@@ -12,7 +12,7 @@ from recovery.checkpoint.offsets import OffsetLog, labels, read_offsets, ticking
 from recovery.checkpoint.position import logged_entry
 from recovery.checkpoint.source_places import SourcePlaces
 from recovery.epochs.closer import EpochCloser
-from recovery.spark.run.position import Position
+from recovery.spark.run.position import RecoveredPosition
 from recovery.storage.seam import PartitionStore
 
 SCAN = "StreamingDataSourceV2ScanRelation"
@@ -44,7 +44,7 @@ class SourceStarts:
         home: CheckpointHome,
         places: SourcePlaces,
         closer: EpochCloser,
-        position: Position,
+        position: RecoveredPosition,
     ) -> None:
         """position: where the run continues, in a checkpoint whose sources are in `places`."""
         self._store = store

@@ -30,7 +30,7 @@ from recovery.planning.replica import ReplicaState
 from recovery.runnable import check_config, check_flow_or_frame
 from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
-from recovery.spark.clusters import Planned, Serving, check_master, check_plan, check_spread, is_cluster
+from recovery.spark.clusters import Planned, TaskServing, check_master, check_plan, check_spread, is_cluster
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.jvm.errors import as_recovery_error, failure_behind
 from recovery.spark.jvm.given_sessions import log_slower_settings
@@ -42,7 +42,7 @@ from recovery.spark.planner.iceberg_tables import IcebergInput
 from recovery.spark.run.checkpoint_home import checkpoint_home, discard_earlier
 from recovery.spark.run.launch import setting_of
 from recovery.spark.run.mailboxes import Mailboxes
-from recovery.spark.run.position import Position, readable, restore_position, resume_of_sink, step_plan
+from recovery.spark.run.position import RecoveredPosition, readable, restore_position, resume_of_sink, step_plan
 from recovery.spark.run.prepare import BackgroundCheck, Prepared
 from recovery.spark.run.query import Begun, RecoveryQuery
 from recovery.spark.run.replicating import ReplicatedClosing, replicated
@@ -132,7 +132,7 @@ def start_prepared(
         settings = dict(context.getConf().getAll())
         check_master(context.master, settings)
         if is_cluster(context.master):
-            serving = Serving.of(prepared.config)
+            serving = TaskServing.of(prepared.config)
             serving.check(settings)
             # So that the flow can read format("recovery").
             register_serving(session, serving.at_a_free_port())
@@ -149,7 +149,7 @@ def start_prepared(
         check_plan(context.master, Planned(sink, bound.inputs, bound.keeps_native_state, checkpoint))
         check_spread(sink, prepared.config.owners)
         prepared.open_store()
-        return Beginning(prepared, bound, DiscardSink() if sink is None else sink, observer, clock).launch(trigger)
+        return ExecutionStart(prepared, bound, DiscardSink() if sink is None else sink, observer, clock).launch(trigger)
     except BaseException as error:
         prepared.release(error)
         if isinstance(error, RecoveryError) or not isinstance(error, Exception):
@@ -157,7 +157,7 @@ def start_prepared(
         raise as_recovery_error(error) from error
 
 
-class Beginning:
+class ExecutionStart:
     """Steps start.3 and start.4 of one start; `Prepared` lists all steps of starting.
 
     start.3  Restore the position: this shows whether Spark can continue from it, before anything is discarded. Look
@@ -245,7 +245,7 @@ class Beginning:
             failed.pop_all()
             return query
 
-    def _begin_execution(self) -> tuple[CheckpointHome, Position]:
+    def _begin_execution(self) -> tuple[CheckpointHome, RecoveredPosition]:
         """Begin the execution; return the scratch checkpoint, and the position that Spark continues from."""
         prepared, bound, plan, store = self._prepared, self._bound, self._plan, self._store
         config = prepared.config
@@ -318,7 +318,7 @@ class Beginning:
         if replication.state.problem is not None:
             report(replication.state)
 
-    def _closer(self, home: CheckpointHome, position: Position, reports: Reports) -> EpochCloser:
+    def _closer(self, home: CheckpointHome, position: RecoveredPosition, reports: Reports) -> EpochCloser:
         prepared, bound = self._prepared, self._bound
         assert prepared.check is not None
         return EpochCloser(

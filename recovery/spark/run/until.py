@@ -32,7 +32,7 @@ def check_fork(origins: Sequence[Origin], directory: Path) -> None:
         raise ConfigurationError(
             f"{directory} is not a fork: without output, the results of this run would never appear",
             cause="no_output (--no-output) is for a store that recovery fork made.",
-            remedy=f"Fork it: python -m recovery fork {directory} NEW_DIR",
+            remedy=f"Fork the store: python -m recovery fork {directory} NEW_DIR",
         )
 
 
@@ -55,7 +55,7 @@ def find_until(until: int | str, plan: ResumePlan, origins: Sequence[Origin]) ->
         raise ConfigurationError(
             f"{origin} holds store {reached.store_id}, and this one was {parent.verb} from {parent.store_id}",
             cause="The origin was moved, or made again.",
-            remedy="Put it back, or fork it again where it is now.",
+            remedy="Put the directory of the origin back, or fork the origin again from where it is now.",
         )
     epochs = {closed.epoch: closed for closed in reached.partitions[0].epochs}
     ends = {closed.batch_id: epoch for epoch, closed in epochs.items()}
@@ -66,7 +66,7 @@ def find_until(until: int | str, plan: ResumePlan, origins: Sequence[Origin]) ->
         raise EpochNotHeldError(
             f"the origin holds epochs {listed(epochs)}, which end with micro-batches {listed(ends)}, and not {until}",
             path=origin,
-            cause="It was collected, or it was never closed; inside an epoch a position is not kept.",
+            cause="The epoch was collected, or never closed; inside an epoch a position is not kept.",
             remedy="Name one of them.",
         )
     shared = fork(

@@ -104,6 +104,6 @@ def check_schema(schema: StructType) -> None:
     if wrong or not asked or len(set(asked)) < len(asked):
         raise ConfigurationError(
             f"The appended format cannot give the schema {schema.simpleString()}.",
-            cause=f"It has no {', '.join(wrong)}." if wrong else "",
+            cause=f"The format has no {', '.join(wrong)}." if wrong else "",
             remedy="Ask for one or more of: " + ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items()),
         )

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from recovery.errors import ConfigurationError
 from recovery.host.identity import this_host
-from recovery.spark.sources.native_source import Address, check_is_here, directory_of, number_of
+from recovery.spark.sources.native_source import DriverAddress, check_is_here, directory_of, number_of
 from recovery.storage.snapshot import Snapshot
 
 
@@ -28,7 +28,7 @@ class ComparedPartition(InputPartition):
 class ComparedReader(DataSourceReader):
     """Compares the snapshots that were found when the frame was planned."""
 
-    def __init__(self, options: Mapping[str, str], address: Address | None) -> None:
+    def __init__(self, options: Mapping[str, str], address: DriverAddress | None) -> None:
         if not options.get("path") or not options.get("step") or "sinceepoch" in options:
             raise ConfigurationError(
                 'format("recovery") with the option other needs path and step, and no sinceEpoch',

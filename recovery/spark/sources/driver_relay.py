@@ -41,11 +41,11 @@ from recovery.errors import RecoveryError, StateValueError
 from recovery.host import private
 from recovery.host.durable import PRIVATE
 from recovery.host.peers import of_trusted_user
-from recovery.native.choose import Wanted
+from recovery.native.choose import WantedState
 from recovery.owner.process import OwnerProcess
-from recovery.spark.clusters import Serving, is_cluster
+from recovery.spark.clusters import TaskServing, is_cluster
 from recovery.spark.jvm.versions import as_type, to_arrow_schema
-from recovery.spark.sources.native_source import Address
+from recovery.spark.sources.native_source import DriverAddress
 from recovery.spark.sources.native_state import first_line, state_frame
 from recovery.spark.sources.restored_places import RestoredPlaces
 from recovery.storage.snapshot import snapshots_at
@@ -66,7 +66,7 @@ class Relay:
     def __init__(self, spark: SparkSession, sockets: Path) -> None:
         """sockets: a directory that only this user can access, with a path short enough for sockets."""
         self.context = spark.sparkContext
-        self.serving = Serving()
+        self.serving = TaskServing()
         self._readers: dict[tuple[Path, ...], tuple[OwnerProcess, str]] = {}
         self._home = Path(tempfile.mkdtemp(prefix="recovery-", dir=self.context._temp_dir))
         self._places = RestoredPlaces(self._home, self._end_readers)
@@ -77,7 +77,7 @@ class Relay:
         self._path = sockets / f"driver-{secrets.token_hex(4)}"
         self._server = _server(self._path, self._answer)
 
-    def address(self, spark: SparkSession) -> Address:
+    def address(self, spark: SparkSession) -> DriverAddress:
         """Return the address of this relay for sources that are registered in a session."""
         with self._lock:
             found = (
@@ -88,7 +88,7 @@ class Relay:
             number = next(found, len(self._sessions))
             if number == len(self._sessions):
                 self._sessions.append(spark)
-        return Address(str(self._path), number, is_cluster(self.context.master))
+        return DriverAddress(str(self._path), number, is_cluster(self.context.master))
 
     def close(self) -> None:
         """Stop answering, remove the socket and copies, and end the processes; called once Spark was stopped."""
@@ -115,7 +115,7 @@ class Relay:
     def _schema(
         self, session: int, path: str, epoch: int | None, since: int | None, wanted: dict[str, Any]
     ) -> dict[str, Any]:
-        state, directory = Wanted(**wanted), Path(path)
+        state, directory = WantedState(**wanted), Path(path)
         now, before = snapshots_at(directory, epoch, since)
         key = (session, os.path.realpath(directory), now.cut, before and before.cut, state)
         with self._lock:
@@ -167,7 +167,7 @@ _relay: Relay | None = None
 _relay_lock = threading.Lock()
 
 
-def address_for(spark: SparkSession, serving: Serving | None = None) -> Address | None:
+def address_for(spark: SparkSession, serving: TaskServing | None = None) -> DriverAddress | None:
     """Return the driver's address for a source that is registered in this session; None if no socket can be made.
     serving: how tasks of a cluster reach the driver's host; None: as before, or by default."""
     global _relay

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from recovery.config import RecoveryConfig
 from recovery.errors import ConfigurationError
-from recovery.spark.clusters import Serving
+from recovery.spark.clusters import TaskServing
 from recovery.spark.jvm import versions
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.jvm.installed import installed_version
@@ -24,10 +24,10 @@ def register(spark: SparkSession, config: RecoveryConfig | None = None) -> None:
     config: its `serve_at`, `owner_deadline` and certificates say how executors reach this host; the port is a free one.
     None: as before, or by default.
     """
-    register_serving(spark, None if config is None else Serving.of(config).at_a_free_port())
+    register_serving(spark, None if config is None else TaskServing.of(config).at_a_free_port())
 
 
-def register_serving(spark: SparkSession, serving: Serving | None) -> None:
+def register_serving(spark: SparkSession, serving: TaskServing | None) -> None:
     """Do the same; serving: how executors on other hosts reach this one, None: by default."""
     check_classic(spark)
     if not versions.REPLACES_FORMATS and find_spec("pyspark_recovery") is not None:

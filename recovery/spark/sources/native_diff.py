@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from recovery.native.choose import Wanted
+from recovery.native.choose import WantedState
 from recovery.operational.ids import matches
 from recovery.operational.steps.comparison import CHANGED, ONLY_A, ONLY_B, KeyDifference, StepCounts
 from recovery.planning.comparing import ABSENT, Comparison
@@ -24,7 +24,7 @@ def compare_operator(
     spark: SparkSession,
     a: tuple[Path, Snapshot],
     b: tuple[Path, Snapshot],
-    wanted: Wanted,
+    wanted: WantedState,
     comparison: Comparison,
     counts: StepCounts,
     pattern: str | None = None,

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from recovery.base.addresses import local_path
 from recovery.errors import StateNotFoundError
 from recovery.host.storage_errors import storage_errors
-from recovery.native.choose import JOIN_SIDES, Wanted, choose_operator
+from recovery.native.choose import JOIN_SIDES, WantedState, choose_operator
 from recovery.native.epochs import EpochsCheckpoint, held_snapshots, write_epochs
 from recovery.native.held import held_operators
 from recovery.operational.steps.step_history import History, seen_history
@@ -50,7 +50,7 @@ def native_history(
     """
     check_classic(spark)
     check_one_host(spark.sparkContext.master, "native_history")
-    path, wanted = local_path(directory), Wanted(operator, store, variable, timers)
+    path, wanted = local_path(directory), WantedState(operator, store, variable, timers)
     at = snapshot_at(path)
     choose_operator(held_operators(at), wanted, at.epoch)
     values: dict[int, Any] = {}
@@ -68,7 +68,7 @@ def native_history(
     return seen_history(at, f"operator {operator}", key, seen, with_input=with_input)
 
 
-def _values(spark: SparkSession, checkpoint: EpochsCheckpoint, wanted: Wanted, key: str) -> dict[int, Any]:
+def _values(spark: SparkSession, checkpoint: EpochsCheckpoint, wanted: WantedState, key: str) -> dict[int, Any]:
     """Return the value after each micro-batch after which the key has one."""
     several = wanted.timers or wanted.store in JOIN_SIDES
     reader = reader_of(spark, wanted, by_key=not several)

@@ -19,13 +19,13 @@ from pyspark.sql.types import StructType
 from recovery.base.addresses import local_path
 from recovery.errors import ConfigurationError, StateValueError, error_named
 from recovery.host.identity import host_name, this_host
-from recovery.native.choose import Wanted
+from recovery.native.choose import WantedState
 from recovery.places.address import is_uri
 from recovery.places.opening import is_place
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class DriverAddress:
     """The driver's socket, and the number of one of its sessions. cluster: whether tasks of the session may run on
     other hosts."""
 
@@ -38,7 +38,7 @@ class Address:
 class NativeFrame:
     """A frame that the driver has made as of one moment: its number there, and its types."""
 
-    address: Address
+    address: DriverAddress
     number: int
     schema: StructType
 
@@ -51,7 +51,7 @@ class FilePartition(InputPartition):
     path: str | None
 
 
-def native_frame(options: Mapping[str, str], address: Address | None) -> NativeFrame:
+def native_frame(options: Mapping[str, str], address: DriverAddress | None) -> NativeFrame:
     """Ask the driver to make the frame for the options. Raises ConfigurationError and the errors of `native_state`."""
     address = known(address, "or use recovery.native_state(spark, …)")
     if not options.get("path"):
@@ -62,7 +62,7 @@ def native_frame(options: Mapping[str, str], address: Address | None) -> NativeF
         )
     operator = number_of(options, "operator")
     assert operator is not None
-    wanted = Wanted(operator, options.get("store"), options.get("variable"), _flag(options, "timers"))
+    wanted = WantedState(operator, options.get("store"), options.get("variable"), _flag(options, "timers"))
     question = {
         "session": address.session,
         "path": str(directory_of(options["path"], address)),
@@ -74,7 +74,7 @@ def native_frame(options: Mapping[str, str], address: Address | None) -> NativeF
     return NativeFrame(address, answer["frame"], StructType.fromJson(json.loads(answer["schema"])))
 
 
-def known(address: Address | None, otherwise: str) -> Address:
+def known(address: DriverAddress | None, otherwise: str) -> DriverAddress:
     """Return the driver's address. Raises ConfigurationError if the source does not know it; otherwise: what to do
     instead of registering it."""
     if address is None:
@@ -86,7 +86,7 @@ def known(address: Address | None, otherwise: str) -> Address:
     return address
 
 
-def directory_of(path: str, address: Address | None) -> Path:
+def directory_of(path: str, address: DriverAddress | None) -> Path:
     """Return the directory that an option names. Of a place of backups, the driver restores the newest one first.
     Raises ConfigurationError, and what the restore raises."""
     if not is_place(path):
@@ -96,7 +96,7 @@ def directory_of(path: str, address: Address | None) -> Path:
     return Path(ask(address, {"place": place})["path"])
 
 
-def ask(address: Address, question: dict[str, Any]) -> dict[str, Any]:
+def ask(address: DriverAddress, question: dict[str, Any]) -> dict[str, Any]:
     """Return the driver's answer to a question. Raises the RecoveryError that the driver answers with, or
     ConfigurationError if it cannot be reached."""
     try:
@@ -108,7 +108,7 @@ def ask(address: Address, question: dict[str, Any]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             'format("recovery") cannot reach the Python process that registered it',
-            cause="Its Spark session was stopped, or the process has ended.",
+            cause="The Spark session of the frame was stopped, or the process of that session has ended.",
             remedy="Register it in a session that is alive: recovery.register(spark).",
         ) from error
     if "error" in answer:
@@ -125,8 +125,8 @@ class NativeReader(DataSourceReader):
         if schema.simpleString() != frame.schema.simpleString():
             raise ConfigurationError(
                 "the schema that was given is not that of the state",
-                cause=f"It is {frame.schema.simpleString()}",
-                remedy="Leave it out.",
+                cause=f"The state has the schema {frame.schema.simpleString()}.",
+                remedy="Leave the schema out.",
             )
         self._frame = frame
 

@@ -28,7 +28,7 @@ from recovery.base.addresses import incomplete, local_path
 from recovery.errors import ConfigurationError, StateValueError
 from recovery.hadoop.home import HadoopHome
 from recovery.host.storage_errors import storage_errors
-from recovery.native.choose import JOIN_SIDES, Wanted, choose_operator
+from recovery.native.choose import JOIN_SIDES, WantedState, choose_operator
 from recovery.native.held import held_operators, materialise
 from recovery.places.address import file_system
 from recovery.places.hadoop import HadoopFiles
@@ -69,7 +69,7 @@ def native_state(
     StateNotFoundError, ConfigurationError, CorruptPartitionError, StorageError.
     """
     path = local_path(directory)
-    wanted = Wanted(operator, store, variable, timers)
+    wanted = WantedState(operator, store, variable, timers)
     return state_frame(spark, path, *snapshots_at(path, epoch, since), wanted, scratch_directory)
 
 
@@ -78,7 +78,7 @@ def state_frame(
     directory: Path,
     now: Snapshot,
     before: Snapshot | None,
-    wanted: Wanted,
+    wanted: WantedState,
     scratch_directory: str | None = None,
 ) -> DataFrame:
     """Return the frame of `native_state` for these snapshots."""
@@ -94,7 +94,7 @@ def frames_by_key(
     spark: SparkSession,
     before: tuple[Path, Snapshot],
     after: tuple[Path, Snapshot],
-    wanted: Wanted,
+    wanted: WantedState,
     place: tuple[str, str] | None = None,
 ) -> tuple[DataFrame, DataFrame]:
     """Return the state in two snapshots, of the same directory or of two, a row for each key. A side on which the
@@ -169,7 +169,7 @@ def rows_as_json(frame: DataFrame, limit: int | None) -> tuple[list[dict[str, An
         raise StateValueError(
             f"Spark cannot read this state: {first_line(error)}",
             cause="The key has another type, or the state is of a newer version of Spark.",
-            remedy="See keys as they are: python -m recovery checkpoint show DIR --operator N",
+            remedy="See how keys are written: python -m recovery checkpoint show DIR --operator N",
         ) from error
     return [json.loads(text) for text in found[:limit]], limit is not None and len(found) > limit
 
@@ -178,7 +178,7 @@ def _read(
     spark: SparkSession,
     directory: Path,
     at: Snapshot,
-    wanted: Wanted,
+    wanted: WantedState,
     place: tuple[str, str] | None,
     *,
     by_key: bool = False,
@@ -190,7 +190,7 @@ def _read(
         return sound(reader_of(spark, wanted, by_key=by_key).load(_checkpoints.of(directory, at, place)), wanted)
 
 
-def reader_of(spark: SparkSession, wanted: Wanted, *, by_key: bool) -> DataFrameReader:
+def reader_of(spark: SparkSession, wanted: WantedState, *, by_key: bool) -> DataFrameReader:
     """Return Spark's reader of a state. by_key: as for `_read`."""
     reader = spark.read.format("statestore").option("operatorId", wanted.operator)
     store = wanted.store
@@ -207,7 +207,7 @@ def reader_of(spark: SparkSession, wanted: Wanted, *, by_key: bool) -> DataFrame
     return reader
 
 
-def sound(frame: DataFrame, wanted: Wanted) -> DataFrame:
+def sound(frame: DataFrame, wanted: WantedState) -> DataFrame:
     """Return Spark's frame of a state so that `to_json` can read it: the values of a side of a join have a field more
     than their schema."""
     kind = frame.schema["value"].dataType if wanted.store in JOIN_SIDES else None
@@ -217,7 +217,7 @@ def sound(frame: DataFrame, wanted: Wanted) -> DataFrame:
 
 
 @contextmanager
-def reading(directory: Path, wanted: Wanted) -> Iterator[None]:
+def reading(directory: Path, wanted: WantedState) -> Iterator[None]:
     """Raise StateValueError, with the directory, for what Spark says when it cannot read a state."""
     try:
         yield

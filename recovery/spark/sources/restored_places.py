@@ -31,7 +31,7 @@ class RestoredPlaces:
         self._parent = parent
         self._dropped = dropped
         self._lock = threading.Lock()
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _RestoredPlace] = {}
 
     def restored(self, place: str) -> Path:
         """Return a directory with the newest backup at a place, with all epochs that its chains hold.
@@ -41,7 +41,7 @@ class RestoredPlaces:
         """
         with self._lock:
             if place not in self._places:
-                self._places[place] = _Place(place)
+                self._places[place] = _RestoredPlace(place)
             found = self._places[place]
         with found.lock:
             return found.restored(self._parent, self._dropped)
@@ -54,7 +54,7 @@ class RestoredPlaces:
                     each.drop_all_but(0, self._dropped)
 
 
-class _Place:
+class _RestoredPlace:
     """One place, and its restored copies by the id of the newest backup, oldest first. The caller holds the lock."""
 
     def __init__(self, place: str) -> None:

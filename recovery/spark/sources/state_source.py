@@ -23,7 +23,7 @@ from recovery.host.identity import this_host
 from recovery.planning.resume import Cut
 from recovery.spark.sources.compared import ComparedReader
 from recovery.spark.sources.native_source import (
-    Address,
+    DriverAddress,
     NativeFrame,
     NativeReader,
     ask,
@@ -50,13 +50,13 @@ class RecoveryDataSource(DataSource):
     In place of `step`: `operator`, and `store`, `variable` or `timers`, as for `native_state`.
     """
 
-    address: ClassVar[Address | None] = None
+    address: ClassVar[DriverAddress | None] = None
     """The driver's address for the session in which the class was registered."""
 
     _native: NativeFrame | None = None
 
     @classmethod
-    def of(cls, address: Address | None) -> type[RecoveryDataSource]:
+    def of(cls, address: DriverAddress | None) -> type[RecoveryDataSource]:
         """Return the class to register in one session. Spark pickles it by value for its other processes."""
         return type(cls.__name__, (cls,), {"address": address})
 
@@ -101,7 +101,7 @@ class OwnedPartition(InputPartition):
 class StateReader(DataSourceReader):
     """Reads the cuts that were found when the frame was planned, so that all its rows are of one moment."""
 
-    def __init__(self, options: dict[str, str], address: Address | None) -> None:
+    def __init__(self, options: dict[str, str], address: DriverAddress | None) -> None:
         if not options.get("path") or not options.get("step") or "operator" in options:
             raise ConfigurationError(
                 'format("recovery") needs the options path, and step or operator',
@@ -123,7 +123,7 @@ class StateReader(DataSourceReader):
         now, since = snapshots_at(directory, self._epoch, self._since)
         return [StatePartition(this_host(), path.absolute(), now.cut, since and since.cut) for path in now.paths]
 
-    def _owned(self, address: Address) -> list[InputPartition]:
+    def _owned(self, address: DriverAddress) -> list[InputPartition]:
         directory = directory_of(self._path, address)
         question = {"path": str(directory), "epoch": self._epoch, "since": self._since}
         answer = ask(address, {"rows": question})

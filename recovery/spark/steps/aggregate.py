@@ -22,7 +22,7 @@ from recovery.aggregates import Aggregate
 from recovery.errors import ConfigurationError, StateValueError
 from recovery.spark.steps.aggregate_functions import FUNCTIONS, MadeAggregate, plan_aggregate
 from recovery.spark.steps.arrow import apply_arrow
-from recovery.spark.steps.combine import Part, combined, counted
+from recovery.spark.steps.combine import AggregatePart, combined, counted
 from recovery.spark.steps.definition import GROUP, ROWS, START, Keys, arrow_schema
 from recovery.spark.steps.input_keys import KeyedInput, locate_key
 from recovery.spark.steps.key_columns import parse_keys
@@ -228,7 +228,7 @@ class _Prepared:
 
     made: MadeAggregate
     inputs: tuple[Column, ...]
-    parts: tuple[Part, ...] | None
+    parts: tuple[AggregatePart, ...] | None
 
 
 def _prepare(frame: DataFrame, step_id: str, name: str, each: Aggregate) -> _Prepared:

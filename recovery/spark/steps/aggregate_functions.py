@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from recovery.aggregates import Aggregate
 from recovery.errors import ConfigurationError
-from recovery.spark.steps.combine import Part, counted
+from recovery.spark.steps.combine import AggregatePart, counted
 from recovery.values.kernels import HALF, Count, Distinct, Extreme, Kernel, Mean, Ranked, Sum, Variance
 
 _COMPARED = (T.NumericType, T.DateType, T.TimestampType, T.TimestampNTZType)
@@ -52,7 +52,7 @@ _ORDERED = _Accepted(
 Make: TypeAlias = Callable[[str, Aggregate, Sequence[T.DataType]], MadeAggregate]
 Cast: TypeAlias = Callable[[T.DataType], T.DataType | None]
 Inputs: TypeAlias = Sequence[tuple[Column, T.DataType]]
-Parts: TypeAlias = tuple[Part, ...] | None
+Parts: TypeAlias = tuple[AggregatePart, ...] | None
 
 
 def _no_parts(_: Inputs) -> Parts:
@@ -93,7 +93,7 @@ def plan_aggregate(
         if not isinstance(kind, function.accepts.types):
             raise ConfigurationError(
                 f"step {step_id!r}: {name}={each} is of a column of type {kind.simpleString()}",
-                cause=f"It takes {function.accepts.names}.",
+                cause=f"The function takes {function.accepts.names}.",
                 remedy="Cast the column, or aggregate a part of it.",
             )
     casts = [function.cast(kind) for kind in kinds]
@@ -147,10 +147,10 @@ def _sum_parts(inputs: Inputs) -> Parts:
             return None
         value = value.cast(T.DecimalType(kind.precision + 10, kind.scale))
     if not isinstance(kind, T.LongType):
-        return (Part(value, lambda parts: F.sum(parts[0])),)
+        return (AggregatePart(value, lambda parts: F.sum(parts[0])),)
     return (
-        Part(F.shiftright(value, HALF), lambda parts: F.sum(parts[0])),
-        Part(value.bitwiseAND(F.lit((1 << HALF) - 1)), lambda parts: F.sum(parts[1])),
+        AggregatePart(F.shiftright(value, HALF), lambda parts: F.sum(parts[0])),
+        AggregatePart(value.bitwiseAND(F.lit((1 << HALF) - 1)), lambda parts: F.sum(parts[1])),
     )
 
 
@@ -180,9 +180,9 @@ def _moments(inputs: Inputs) -> Parts:
     """Return the parts count, mean and sum of squared differences. `combine` accepts only values not yet combined."""
     [(value, _)] = inputs
     return (
-        Part(counted(value).row, lambda parts: F.sum(parts[0])),
-        Part(value, lambda parts: F.avg(parts[1])),
-        Part(F.lit(0.0), lambda parts: F.coalesce(F.var_pop(parts[1]) * F.count(parts[1]), F.lit(0.0))),
+        AggregatePart(counted(value).row, lambda parts: F.sum(parts[0])),
+        AggregatePart(value, lambda parts: F.avg(parts[1])),
+        AggregatePart(F.lit(0.0), lambda parts: F.coalesce(F.var_pop(parts[1]) * F.count(parts[1]), F.lit(0.0))),
     )
 
 
@@ -218,8 +218,8 @@ def _extreme_parts(inputs: Inputs, *, greatest: bool) -> Parts:
         return None
     if isinstance(kind, T.FloatType | T.DoubleType) and greatest:
         # NaN is the greatest number in Spark; here it is skipped as long as there is another number.
-        return (Part(value, lambda parts: -F.min(-parts[0])),)
-    return (Part(value, lambda parts: (F.max if greatest else F.min)(parts[0])),)
+        return (AggregatePart(value, lambda parts: -F.min(-parts[0])),)
+    return (AggregatePart(value, lambda parts: (F.max if greatest else F.min)(parts[0])),)
 
 
 def _of_extreme(*, greatest: bool) -> Function:

@@ -20,20 +20,22 @@ _declared: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
-class Part:
+class AggregatePart:
     """A part of an aggregate. row: its value for one row. combine: its value for many rows, from all parts' columns."""
 
     row: Column
     combine: Combine
 
 
-def counted(value: Column | None = None) -> Part:
+def counted(value: Column | None = None) -> AggregatePart:
     """Return the part that counts rows, or rows in which the value is not NULL."""
     one = F.lit(1) if value is None else F.when(value.isNotNull(), 1).otherwise(0)
-    return Part(one.cast("long"), lambda parts: F.sum(parts[-1]))
+    return AggregatePart(one.cast("long"), lambda parts: F.sum(parts[-1]))
 
 
-def combined(frame: DataFrame, keys: Sequence[Column], parts: Mapping[tuple[str, ...], tuple[Part, ...]]) -> DataFrame:
+def combined(
+    frame: DataFrame, keys: Sequence[Column], parts: Mapping[tuple[str, ...], tuple[AggregatePart, ...]]
+) -> DataFrame:
     """Return a frame of the keys and the named `parts`. Once the plan is bound, Spark combines each partition's rows of
     a key to one row."""
     named = [(name, part, of_one) for of_one in parts for name, part in zip(of_one, parts[of_one], strict=True)]

@@ -25,11 +25,11 @@ PREFIX = "__recovery_"
 KEY = PREFIX + "key"
 HASH = PREFIX + "hash"
 NOW = PREFIX + "now"
-PLACE = PREFIX + "place"
+ROUTE = PREFIX + "route"
 TICK = PREFIX + "tick"
 UDF_NAME = "recovery_step:"
 HASH_BITS = 32
-"""The number of low bits of PLACE, a task's last column, that hold the key's hash. The bits above hold the Spark
+"""The number of low bits of ROUTE, a task's last column, that hold the key's hash. The bits above hold the Spark
 partition, EVERYWHERE or UNHASHED."""
 EVERYWHERE = -1
 """Replaces the Spark partition when one task has the rows of all recovery partitions."""

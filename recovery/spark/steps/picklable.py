@@ -24,7 +24,9 @@ def check_sendable(step_id: StepId, sent: object, function: Any) -> None:
         names = ", ".join(dict.fromkeys(_unsendable(function, set())))
         raise ConfigurationError(
             f"step {step_id!r}: its function cannot be sent to the workers: {headline(error)}",
-            cause=f"It uses {names}, which cannot be pickled." if names else "It uses what cannot be pickled.",
+            cause=f"The function uses {names}, which cannot be pickled."
+            if names
+            else "The function uses what cannot be pickled.",
             remedy="Make it inside the function, or keep it in a module beside the flow's file: use it as module.name.",
         ) from error
 

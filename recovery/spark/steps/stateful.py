@@ -32,7 +32,7 @@ from recovery.spark.steps.definition import (
     HASH_BITS,
     KEY,
     NOW,
-    PLACE,
+    ROUTE,
     TICK,
     UDF_NAME,
     Keys,
@@ -237,7 +237,7 @@ def time_zone(frame: DataFrame) -> str:
 
 
 def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFrame:
-    """Build the plan: input → key text and hash → placeholder exchange → batch time and place → step function."""
+    """Build the plan: input → key text and hash → placeholder exchange → batch time and route → step function."""
     own = [F.col(f"`{name}`") for name in frame.columns]
     hashed = F.crc32(text.cast("binary")).alias(definition.hash_column)
     if definition.timeouts:
@@ -260,7 +260,7 @@ def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFra
         # The time becomes a literal in the generated code, so Spark compiles that code again for every micro-batch.
         passed.append(F.unix_millis(F.current_timestamp()).alias(NOW))
     partition = F.shiftleft(F.spark_partition_id().cast("long"), HASH_BITS)
-    placed = exchanged.select(*passed, partition.bitwiseOR(F.col(definition.hash_column)).alias(PLACE))
+    placed = exchanged.select(*passed, partition.bitwiseOR(F.col(definition.hash_column)).alias(ROUTE))
 
     make_portable(definition.state_type)
     check_sendable(definition.step_id, definition, definition.update)

@@ -18,7 +18,7 @@ from recovery.base.wording import counted
 from recovery.errors import StateValueError, shown
 from recovery.spark.steps.definition import DISCARD, EXISTS, GROUP, HELPERS, ROWS, START, TableUpdate, arrow_schema
 from recovery.spark.tasks.input_values import is_text, not_text
-from recovery.spark.tasks.step_task import Runs, StepTask, common_length
+from recovery.spark.tasks.step_task import KeyGroups, StepTask, common_length
 from recovery.storage.seam import FIELD_SEPARATOR, Changes
 from recovery.values.state_table import StateTable
 from recovery.values.tables import as_table, columns_of, value_at
@@ -78,16 +78,16 @@ class ArrowStepTask(StepTask):
         if not isinstance(result, tuple) or len(result) != 2:
             raise StateValueError(
                 f"step {definition.step_id!r}: update gave a {type(result).__name__}",
-                cause="It gives two tables: the new states and the output, either of them None for nothing.",
+                cause="update returns two tables, the new states and the output; None stands for an empty one.",
                 remedy="Write `return states, output`.",
             )
         return result
 
-    def _key_columns(self, runs: Runs, starts: Any) -> list[pa.Array]:
+    def _key_columns(self, runs: KeyGroups, starts: Any) -> list[pa.Array]:
         first = pa.array(starts)
         return [runs.chunk.column(position).take(first) for position in self._definition.key_columns]
 
-    def _decode(self, runs: Runs, stored: list[str | None]) -> list[pa.Array]:
+    def _decode(self, runs: KeyGroups, stored: list[str | None]) -> list[pa.Array]:
         try:
             return self._table.decode(stored)
         except ValueError:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from recovery.spark.steps.definition import (
     HASH_BITS,
-    PLACE,
+    ROUTE,
 )
 
 
@@ -41,7 +41,7 @@ class Width:
 
 def partitions_of(rows: pa.RecordBatch, count: int) -> Any:
     """Return the recovery partition of each row, as an array."""
-    return (rows.column(PLACE).to_numpy() & ((1 << HASH_BITS) - 1)) % count
+    return (rows.column(ROUTE).to_numpy() & ((1 << HASH_BITS) - 1)) % count
 
 
 def whole_key_chunks(batches: Iterator[pa.RecordBatch], name: str, chunk_rows: int) -> Iterator[pa.RecordBatch]:

@@ -18,7 +18,7 @@ from recovery.spark.steps.definition import (
     BATCH_PROPERTY,
     EVERYWHERE,
     HASH_BITS,
-    PLACE,
+    ROUTE,
     TASKS_PROPERTY,
     UNHASHED,
     StepDefinition,
@@ -79,23 +79,30 @@ def run_tasks(
     step = definition.step_id
     given = (each for each in batches if each.num_rows)
     first = next(given, None)
-    place = None if first is None else int(first.column(PLACE)[0].as_py()) >> HASH_BITS
-    gathered = place in (EVERYWHERE, UNHASHED)
+    spark_partition = None if first is None else int(first.column(ROUTE)[0].as_py()) >> HASH_BITS
+    gathered = spark_partition in (EVERYWHERE, UNHASHED)
     store, count = connect(gathered)
     try:
-        ran_before = (place is None or gathered) and store.gathered(step, batch, note=gathered)
+        ran_before = (spark_partition is None or gathered) and store.gathered(step, batch, note=gathered)
         touched: Iterable[PartitionIndex] = ()
-        if place is not None:
+        if spark_partition is not None:
             rows = chain([first], given)
             del first
             if gathered or tasks == count:
-                task = kind(definition, store, None if gathered else PartitionIndex(place), count, batch, place)
+                task = kind(
+                    definition,
+                    store,
+                    None if gathered else PartitionIndex(spark_partition),
+                    count,
+                    batch,
+                    spark_partition,
+                )
                 yield from task.run(rows)
                 touched = task.touched
             else:
-                width, own = Width(), range(place, count, tasks)
+                width, own = Width(), range(spark_partition, count, tasks)
                 for partition, share in _shares(definition, width.measured(rows), kind, count, own):
-                    yield from kind(definition, store, partition, count, batch, place).run(share, width)
+                    yield from kind(definition, store, partition, count, batch, spark_partition).run(share, width)
                     store.release()  # keep the files of only one partition open
         if ran_before:
             store.withdraw(step, batch, set(map(PartitionIndex, range(count))).difference(touched))

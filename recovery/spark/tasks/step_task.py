@@ -22,7 +22,7 @@ from recovery.spark.jvm.versions import to_arrow_schema
 from recovery.spark.steps.definition import (
     HASH_BITS,
     NOW,
-    PLACE,
+    ROUTE,
     UNHASHED,
     StepDefinition,
     Update,
@@ -48,7 +48,7 @@ K = TypeVar("K")
 V = TypeVar("V", bound=int)
 
 
-class Runs(NamedTuple):
+class KeyGroups(NamedTuple):
     """A chunk's rows grouped by key. `texts` are the state keys, `raw` the same before escaping. Key number i has the
     rows from ends[i - 1] up to ends[i]."""
 
@@ -71,14 +71,14 @@ class StepTask:
         partition: PartitionIndex | None,
         partition_count: int,
         batch: BatchId,
-        place: int,
+        spark_partition: int,
     ) -> None:
-        """partition: None for all. place: the Spark partition, or its substitute, in PLACE of all rows."""
+        """partition: None for all. spark_partition: that of ROUTE in all rows, or its substitute."""
         self._definition = definition
         self._store = store
         self._partition = partition
         self._partition_count = partition_count
-        self._place = place
+        self._spark_partition = spark_partition
         self._batch = batch
         self._codec = StateCodec(definition.state_type)
         self._row_maker = RowMaker(definition.columns)
@@ -150,7 +150,7 @@ class StepTask:
                 output += self._call(partition, own_keys, own_texts, stored, rows, own_starts, own_ends)
         return self._to_arrow(output) if output else None
 
-    def _runs(self, chunk: pa.RecordBatch) -> Runs | None:
+    def _runs(self, chunk: pa.RecordBatch) -> KeyGroups | None:
         """Check the chunk and return it by key; None if it holds only ticks."""
         definition = self._definition
         self._locate(chunk)
@@ -158,7 +158,7 @@ class StepTask:
         text_column = chunk.column(definition.key_text)
         if definition.timeouts:
             # Tick rows wake the partition. They have no key, so they come first.
-            if self._place != UNHASHED:
+            if self._spark_partition != UNHASHED:
                 self._wake(np.unique(partitions_of(chunk, self._partition_count)).tolist())
             ticks = text_column.null_count
             chunk, text_column = chunk.slice(ticks), text_column.slice(ticks)
@@ -174,10 +174,10 @@ class StepTask:
         if self._partition is not None:
             for edge in (texts[0], texts[-1]):
                 self._check_partition(edge)
-        elif definition.timeouts and self._place == UNHASHED:
+        elif definition.timeouts and self._spark_partition == UNHASHED:
             # Spark has checked that there are no ticks.
             self._wake({partition_of(text, self._partition_count) for text in texts})
-        return Runs(chunk, texts, raw, runs.run_ends)
+        return KeyGroups(chunk, texts, raw, runs.run_ends)
 
     def _call(
         self,
@@ -300,11 +300,11 @@ class StepTask:
     def _locate(self, chunk: pa.RecordBatch) -> None:
         """Check that all rows belong to this task, and read the micro-batch's time, from the columns that the plan
         computes after the exchange."""
-        places = chunk.column(PLACE).to_numpy() >> HASH_BITS
+        spark_partitions = chunk.column(ROUTE).to_numpy() >> HASH_BITS
         elsewhere = (
             self._partition is not None and (partitions_of(chunk, self._partition_count) != self._partition).any()
         )
-        if elsewhere or (places != self._place).any():
+        if elsewhere or (spark_partitions != self._spark_partition).any():
             raise mixed_partitions(self._definition)
         if self._definition.needs_time:
             self._now_ms = chunk.column(NOW)[0].as_py()
@@ -351,7 +351,7 @@ class StepTask:
         if len(given):
             self._last_key = given[-1]
 
-    def _keys_of(self, runs: Runs, ends: list[int]) -> Sequence[Any]:
+    def _keys_of(self, runs: KeyGroups, ends: list[int]) -> Sequence[Any]:
         """Return the keys for update: values of the key column, or tuples for several columns."""
         first = pa.array([0, *ends[:-1]], pa.int64())
         definition = self._definition

@@ -62,7 +62,7 @@ def install(spark: SparkSession) -> None:
         if made is None:
             return
         ensure_callback_server_started(gateway)
-        made.answerBy(Answers())
+        made.answerBy(JvmCallback())
         _installed.add(gateway)
 
 
@@ -73,7 +73,7 @@ def _reads_here() -> bool:
     return is_switched_on(TACTIC) and (context is None or is_one_process(context.master))
 
 
-class Answers:
+class JvmCallback:
     """Answers the JVM's questions, which are JSON: with bytes, with a text behind "=", or with the text of an error."""
 
     class Java:

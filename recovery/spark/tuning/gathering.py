@@ -20,7 +20,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from recovery.spark.jvm.java_sources import planner_strategy
-from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, PLACE, UNHASHED
+from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, ROUTE, UNHASHED
 from recovery.spark.tuning.back_off import BackOff
 from recovery.spark.tuning.outcome import Outcome
 
@@ -45,7 +45,7 @@ class Gathering:
     ) -> None:
         """hash_columns: the columns by which the steps' rows are spread. allowed: whether to gather at all. first:
         whether to gather the first micro-batch."""
-        self._strategy = planner_strategy(spark, "Gathering", _places)
+        self._strategy = planner_strategy(spark, "Gathering", _routes)
         self._hash_columns = hash_columns
         # Simultaneous attempts of one task would read their input twice, and may find different keys in it.
         self._allowed = allowed and spark.sparkContext.getConf().get("spark.speculation", "false").lower() != "true"
@@ -85,5 +85,5 @@ class Gathering:
         self._told = limits
 
 
-def _places(jvm: Any) -> tuple[Any, ...]:
-    return PLACE, jvm.Long(EVERYWHERE << HASH_BITS), jvm.Long(UNHASHED << HASH_BITS)
+def _routes(jvm: Any) -> tuple[Any, ...]:
+    return ROUTE, jvm.Long(EVERYWHERE << HASH_BITS), jvm.Long(UNHASHED << HASH_BITS)

@@ -29,7 +29,7 @@ from recovery.base.ids import BatchId
 from recovery.spark.jvm.plan_nodes import seq, with_children
 from recovery.spark.jvm.versions import to_arrow_schema
 from recovery.spark.steps.aggregate import Aggregation
-from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, KEY, PLACE, UDF_NAME, StepDefinition
+from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, KEY, ROUTE, UDF_NAME, StepDefinition
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.run_tasks import run_tasks
 from recovery.spark.tuning.back_off import BackOff
@@ -48,8 +48,8 @@ _ABOVE = {"Project", "Filter"}
 """Nodes that may be between the step and the sink."""
 
 
-class _Place(NamedTuple):
-    """The place of an aggregate in a micro-batch's plan: the nodes from the top to its function, and its exchange."""
+class _AggregateNodes(NamedTuple):
+    """An aggregate in a micro-batch's plan: the nodes from the top to its function, and its exchange."""
 
     step: StepDefinition
     path: list[Any]
@@ -60,24 +60,24 @@ class _Place(NamedTuple):
 class Merged:
     """A micro-batch whose last step the driver has run: the rows of that step's output."""
 
-    place: _Place
+    nodes: _AggregateNodes
     rows: pa.Table
 
     @property
     def is_all(self) -> bool:
         """Whether the sink gets exactly those rows."""
-        return len(self.place.path) == 1
+        return len(self.nodes.path) == 1
 
     def frame(self, planned: DataFrame) -> DataFrame:
         """The frame for the sink, for the micro-batch that Spark planned as `planned`, without running a step again; a
         local frame if it `is_all`."""
         spark = planned.sparkSession
-        output = local_frame(spark, self.rows, self.place.step.output, self.place.step.time_zone)
+        output = local_frame(spark, self.rows, self.nodes.step.output, self.nodes.step.time_zone)
         if self.is_all:
             return output
         jvm = spark._jvm
         assert jvm is not None
-        *above, step = self.place.path
+        *above, step = self.nodes.path
         plan = jvm.org.apache.spark.sql.execution.RDDScanExec(
             step.output(),
             output._jdf.queryExecution().toRdd(),
@@ -128,20 +128,20 @@ class Merging:
         paused = self._back_off.count()
         if query is None or not self._steps or self._few is False or paused:
             return None
-        place = self._find(query.streamingQuery().lastExecution().executedPlan())
-        if place is None:
+        nodes = self._find(query.streamingQuery().lastExecution().executedPlan())
+        if nodes is None:
             return None
         if self._collector is None:
             self._collector = Collector(spark)
         with self._row_width.expected(query):
-            taken = self._node_to_collect(place.exchange, query, self._collector)
+            taken = self._node_to_collect(nodes.exchange, query, self._collector)
             if taken is None:
                 return None
             rows = self._collector.collect(taken)
         self._merged, self._few = True, sum(map(len, rows)) <= FEW_ROWS
-        return Merged(place, self._merge(place.step, rows, address, batch))
+        return Merged(nodes, self._merge(nodes.step, rows, address, batch))
 
-    def _find(self, plan: Any) -> _Place | None:
+    def _find(self, plan: Any) -> _AggregateNodes | None:
         path = [plan]
         while (name := plan.nodeName()) in _ABOVE or _is_transparent(name):
             plan = plan.children().head()
@@ -152,7 +152,7 @@ class Merging:
         rows = plan.child()
         while (name := rows.nodeName()) == "Project" or _is_transparent(name):
             rows = rows.child()
-        return _Place(step, path, rows) if name == "Exchange" else None
+        return _AggregateNodes(step, path, rows) if name == "Exchange" else None
 
     def _node_to_collect(self, exchange: Any, query: Any, collector: Collector) -> Any:
         """The node of the plan whose rows the driver takes; None if it takes none."""
@@ -174,7 +174,7 @@ def _placed(step: StepDefinition, rows: pa.RecordBatch) -> pa.RecordBatch:
     """Rows of all partitions from before the exchange, with the columns that a task sees behind it."""
     names = [*step.columns] if step.key_in_place else [*step.columns, KEY]
     everywhere = pc.bit_wise_or(rows.column(step.hash_column), EVERYWHERE << HASH_BITS)
-    return pa.RecordBatch.from_arrays([*map(rows.column, names), everywhere], [*names, PLACE])
+    return pa.RecordBatch.from_arrays([*map(rows.column, names), everywhere], [*names, ROUTE])
 
 
 def _is_transparent(name: str) -> bool:

@@ -435,6 +435,6 @@ class Delta:
                 f"(open: {meta.open_batch}, closed: {meta.closed_batch}, applied: {meta.applied_batch})",
                 path=self.path,
                 cause="A task was still running after its micro-batch had ended.",
-                remedy="Nothing: the late task was refused and its work is already accounted for.",
+                remedy="Nothing: the late task was refused, and another task has done its work.",
             )
         return meta

@@ -58,7 +58,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
-class Source(msgspec.Struct, frozen=True):
+class PageSource(msgspec.Struct, frozen=True):
     """Where the pages come from: an object at a place of backups. index_bytes: of the index of its frames."""
 
     place: Annotated[str, msgspec.Meta(max_length=4096)]
@@ -68,7 +68,7 @@ class Source(msgspec.Struct, frozen=True):
     page_bytes: Annotated[int, msgspec.Meta(ge=512, le=65536)]
 
 
-class Progress(NamedTuple):
+class HydrationProgress(NamedTuple):
     """How many bytes a partition has, and how many of them are in the file. place: where the others come from.
     is_whole: it is an ordinary file."""
 
@@ -79,7 +79,7 @@ class Progress(NamedTuple):
     is_whole: bool = False
 
 
-def create_lazy(path: Path, source: Source, encoded_index: bytes, first: bytes) -> None:
+def create_lazy(path: Path, source: PageSource, encoded_index: bytes, first: bytes) -> None:
     """Create a partition of which only the first frame is there. Nothing is synced. Raises ValueError if the frame does
     not begin a database with pages of this size; OSError."""
     page_bytes = source.page_bytes
@@ -117,7 +117,8 @@ class Pages:
             raise StorageError(
                 f"{side.name} belongs to another user, number {owner}",
                 path=self.path,
-                cause="It names the place from which pages are fetched, with the credentials of whoever reads them.",
+                cause="The file names the place from which pages are fetched, with the credentials of whoever "
+                "reads them.",
                 remedy="Read the directory as the user who restored it, or restore it again.",
             )
         try:
@@ -128,7 +129,7 @@ class Pages:
             raise CorruptPartitionError(
                 f"{side.name} does not say where its pages come from: {error}",
                 path=self.path,
-                cause="It was altered or cut off.",
+                cause="The file was altered or cut off.",
                 remedy="Restore the directory again from its backup.",
             ) from error
         self.page_bytes = self.source.page_bytes
@@ -140,14 +141,14 @@ class Pages:
         self._file = apsw.VFSFile("unix", str(self.path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READWRITE, 0])
         self._forget_unsynced()
 
-    def _read(self) -> tuple[Source, FrameIndex]:
+    def _read(self) -> tuple[PageSource, FrameIndex]:
         if len(self._map) < _INDEX_AT or self._map[: len(_TAG)] != _TAG:
             raise ValueError("it begins with something else")
         (length,) = _LENGTH.unpack_from(self._map, _SOURCE_AT)
         if _SOURCE_AT + _LENGTH.size + length > _INDEX_AT:
             raise ValueError("its first part is too long")
         text = self._map[_SOURCE_AT + _LENGTH.size : _SOURCE_AT + _LENGTH.size + length]
-        source = msgspec.json.decode(text, type=Source)
+        source = msgspec.json.decode(text, type=PageSource)
         index = _index_of_pages(self._map[_INDEX_AT : _INDEX_AT + source.index_bytes], source.page_bytes)
         if len(self._map) != _INDEX_AT + source.index_bytes + index.size_bytes // source.page_bytes:
             raise ValueError("its marks are cut off")
@@ -163,10 +164,10 @@ class Pages:
         return page >= self.count or self._map[self._at + page] != ABSENT
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> HydrationProgress:
         """How much of the partition is there."""
         there = self.count - self._marks().count(ABSENT)
-        return Progress(self.path, self.source.place, there * self.page_bytes, self.count * self.page_bytes)
+        return HydrationProgress(self.path, self.source.place, there * self.page_bytes, self.count * self.page_bytes)
 
     def _marks(self) -> bytes:
         return self._map[self._at : self._at + self.count]

@@ -32,7 +32,7 @@ from recovery.storage.sqlite.snap_rows import (
     SCAN_SHARE,
     WRITE,
     WRITTEN,
-    Totals,
+    CloseSums,
     create_driver_table,
     live_rows_of,
 )
@@ -100,7 +100,7 @@ def close_epoch(
             collect_s = elapsed_s() - began_s
             faults.reach("close.2.collected")
             # 3
-            totals = Totals(notes_made=request.notes_made)
+            totals = CloseSums(notes_made=request.notes_made)
             sizes = read_sizes(connection)
             for step, table in sealed.items():
                 _move(connection, totals, step, table, request.epoch, sizes.get(step, StepSize(0, 0)).rows)
@@ -168,7 +168,7 @@ def log_epoch(
 
 
 def _move(
-    connection: apsw.Connection, totals: Totals, step: StepId, table: str, epoch: Epoch, held: int | None = None
+    connection: apsw.Connection, totals: CloseSums, step: StepId, table: str, epoch: Epoch, held: int | None = None
 ) -> None:
     """Write a table's rows of a step. held: the number of the step's rows before, if this is the epoch's first write to
     the step."""
@@ -195,7 +195,7 @@ def _move(
 
 def _move_rows(
     connection: apsw.Connection,
-    totals: Totals,
+    totals: CloseSums,
     step: StepId,
     given: Iterable[tuple[str, str | bytes | None, int | None]],
     epoch: Epoch,
@@ -206,7 +206,7 @@ def _move_rows(
     _move(connection, totals, step, f"temp.{DRIVER_TABLE}", epoch)
 
 
-def _edit_step(connection: apsw.Connection, totals: Totals, edit: StepEdit, epoch: Epoch) -> None:
+def _edit_step(connection: apsw.Connection, totals: CloseSums, edit: StepEdit, epoch: Epoch) -> None:
     """Drop, rename or convert a step: write its rows in the new form, and discard them under the old id."""
     if edit.new is not None:
         value_sql = "ser_change"
@@ -236,7 +236,7 @@ def _closing_row(
     before: ClosedEpoch | None,
     lease: Lease,
     request: CloseRequest,
-    totals: Totals,
+    totals: CloseSums,
 ) -> ClosedEpoch:
     """Return the row of the epoch. Its sums are the previous live rows, minus superseded, plus written ones. Also
     updates the steps' sizes."""

@@ -31,7 +31,7 @@ from recovery.storage.sqlite.snap_rows import (
     SCAN_SHARE,
     WRITE,
     WRITTEN,
-    Totals,
+    CloseSums,
     create_driver_table,
 )
 
@@ -79,7 +79,7 @@ def fold_into_snaps(connection: apsw.Connection, path: Path, epoch: Epoch, seale
         raise CorruptPartitionError(problems[0], path=path)
     connection.execute("DELETE FROM superseded")
     faults.reach("fold.2.collected")
-    totals, sizes = Totals(), read_sizes(connection)
+    totals, sizes = CloseSums(), read_sizes(connection)
     for step, table in sealed.items():
         _fold_step(connection, totals, step, table, epoch, sizes.get(step, StepSize(0, 0)).rows)
     for step in sorted(logged_steps(connection).difference(sealed)):
@@ -106,7 +106,9 @@ def fold_into_snaps(connection: apsw.Connection, path: Path, epoch: Epoch, seale
     return folded
 
 
-def _fold_step(connection: apsw.Connection, totals: Totals, step: StepId, table: str, epoch: Epoch, held: int) -> None:
+def _fold_step(
+    connection: apsw.Connection, totals: CloseSums, step: StepId, table: str, epoch: Epoch, held: int
+) -> None:
     """Write a table's rows of a step that has `held` rows, without keeping the replaced rows."""
     bindings = {"epoch": epoch, "step": step}
     execute: Callable[[str], Any] = lambda sql: connection.execute(sql.format(table=table), bindings).fetchall()  # noqa: E731

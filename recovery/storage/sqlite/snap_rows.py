@@ -37,7 +37,7 @@ OF_STEP = f"SELECT {SUM_SQL}, coalesce(sum({ROW_BYTES}), 0) FROM snaps WHERE ste
 DRIVER_TABLE = "driver_rows"
 
 
-class Totals:
+class CloseSums:
     """Running sums of one closing. notes_made: whether it notes the keys that the epoch makes."""
 
     def __init__(self, *, notes_made: bool = False) -> None:

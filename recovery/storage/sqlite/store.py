@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PartitionShare:
     """Partitions of a store that lie in one directory: which ones, and how many the store has. There may be none."""
 
     directory: Path
@@ -69,11 +69,11 @@ class FilePartitions:
     """
 
     def __init__(
-        self, paths: Sequence[Path], scratch: Path, clock: Clock | None = None, share: Share | None = None
+        self, paths: Sequence[Path], scratch: Path, clock: Clock | None = None, share: PartitionShare | None = None
     ) -> None:
         """paths: in the order of their indexes. scratch: a directory that stores may share. share: which of the store's
         partitions these are; all by default."""
-        share = share or Share(paths[0].parent, tuple(map(PartitionIndex, range(len(paths)))), len(paths))
+        share = share or PartitionShare(paths[0].parent, tuple(map(PartitionIndex, range(len(paths)))), len(paths))
         self.paths = list(paths)
         self.indexes = share.indexes
         self.partition_count = share.count

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from recovery.backup.conditional import open_documents
-from recovery.backup.lease import Claimant, Lease, claim
-from recovery.backup.standby.follow import Follower, Look
+from recovery.backup.lease import Claimant, PublishingLease, claim
+from recovery.backup.standby.follow import Follower, FollowResult
 from recovery.backup.standby.promote import Promoted, promote
 from recovery.base.clock import SystemClock
 from recovery.planning.resume import plan_resume
@@ -15,7 +15,7 @@ from tests.backup.support import random_id
 from tests.stores import Driver, State, problems, state_at
 
 
-def followed(place: Path | str, directory: Path) -> Look:
+def followed(place: Path | str, directory: Path) -> FollowResult:
     """One look of `recovery follow --once`."""
     with Follower(directory, str(place), SystemClock()) as follower:
         return follower.look()
@@ -26,7 +26,7 @@ def promoted(directory: Path, **options: object) -> Promoted:
     return promote(directory, SystemClock(), random_id, **options)
 
 
-def writer(directory: Path, place: Path | str, *, sync: bool = False) -> Lease:
+def writer(directory: Path, place: Path | str, *, sync: bool = False) -> PublishingLease:
     """A run on the directory claims the place, as `run --replicate` does."""
     if isinstance(place, Path):
         place.mkdir(exist_ok=True)

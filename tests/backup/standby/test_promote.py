@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from recovery.backup.conditional import open_documents
-from recovery.backup.lease import Claimant, Lease, claim, read_term
+from recovery.backup.lease import Claimant, PublishingLease, claim, read_term
 from recovery.backup.make import make_backup
 from recovery.backup.manifest import manifest_name
 from recovery.backup.repository import list_backups, prune
@@ -146,7 +146,7 @@ def test_what_cannot_be_promoted(store, tmp_path):
     assert_follows(standby, store)
 
 
-def one_behind(store: Path, place: Path, standby: Path) -> Lease:
+def one_behind(store: Path, place: Path, standby: Path) -> PublishingLease:
     """A store with a writer, whose lease is returned, and a standby that lacks its last backup."""
     lease = writer(store, place, sync=True)
     back_up(store, place, incremental=True)
@@ -224,7 +224,7 @@ def test_a_cut_at_any_operation_of_taking_over(store, tmp_path, done, stride):
             except BackupTargetError:
                 pass
         documents = open_documents(str(here / "place"))
-        old = Lease(documents, lease.term, None)
+        old = PublishingLease(documents, lease.term, None)
         if read_term(DirectoryPlace(here / "place")) == lease.term:
             old.check()
         if not whole:
@@ -321,7 +321,7 @@ class Replicating:
 
     def __init__(self, directory: Path, place: Path, published: list, pause) -> None:
         self.directory, self.place, self.published, self._pause = directory, place, published, pause
-        self.lease: Lease | None = None
+        self.lease: PublishingLease | None = None
         self.execution = ""
 
     def prepare(self, epoch, batch, floor):

@@ -159,6 +159,15 @@ RUNS = {
         11,
         "Spark does not take the value abc of spark.sql.shuffle.partitions: it should be int",
     ),
+    "Kafka does not take an option of a source": (
+        f"{STREAM}Failed to create new KafkaAdminClient SQLSTATE: XXKST\n\nDriver stacktrace:\nCaused by: "
+        f"org.apache.kafka.common.KafkaException: Failed to create new KafkaAdminClient{KAFKA}Caused by: "
+        "org.apache.kafka.common.config.ConfigException: The specified value of default.api.timeout.ms must be no "
+        "smaller than the value of request.timeout.ms.",
+        11,
+        "Kafka does not take the options of a source that the flow reads: The specified value of "
+        "default.api.timeout.ms must be no smaller than the value of request.timeout.ms.",
+    ),
     "a source refuses this user": (
         "An error occurred while calling o32.text.\n: java.nio.file.AccessDeniedException: s3a://bucket/in: "
         f"org.apache.hadoop.fs.s3a.auth.NoAuthWithAWSException: No AWS Credentials provided by …{SCHEMA}",

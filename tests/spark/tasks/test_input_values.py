@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from recovery.base.ids import BatchId
 from recovery.errors import StateValueError
-from recovery.spark.steps.definition import HASH_BITS, KEY, PLACE
+from recovery.spark.steps.definition import HASH_BITS, KEY, ROUTE
 from recovery.spark.steps.key_columns import parse_keys
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.run_tasks import run_tasks
@@ -46,7 +46,7 @@ def run(driver, update, at: pa.Array, *, key=("k",), texts=None, zone="UTC", **o
         step = replace(step, state_schema=None)
     if texts is not None:
         rows = rows.append_column(KEY, pa.array(texts))
-    batch = rows.append_column(PLACE, pa.array([0 << HASH_BITS] * len(rows), pa.int64())).combine_chunks()
+    batch = rows.append_column(ROUTE, pa.array([0 << HASH_BITS] * len(rows), pa.int64())).combine_chunks()
     connect = lambda keep: (driver.task(), driver.count)  # noqa: E731
     found = run_tasks(step, iter(batch.to_batches()), connect, BatchId(0), kind, 1)
     return sorted((row["k"], row["n"]) for each in found for row in each.to_pylist())
@@ -174,7 +174,7 @@ def test_days_that_python_cannot_have_are_parts_of_keys(driver):
     rows = pa.table({"k": ["a", "b"], "at": days, "n": [1, 2]})
     step = definition(keep, "n bigint", "k string, n bigint", rows, ["k", "at"])
     rows = rows.append_column(KEY, pa.array(['["a","+10000-01-01"]', '["b","+10000-01-02"]']))
-    batch = rows.append_column(PLACE, pa.array([0, 0], pa.int64())).combine_chunks()
+    batch = rows.append_column(ROUTE, pa.array([0, 0], pa.int64())).combine_chunks()
     connect = lambda keep: (driver.task(), driver.count)  # noqa: E731
     found = list(run_tasks(step, iter(batch.to_batches()), connect, BatchId(0), ArrowStepTask, 1))
     assert [row["k"] for each in found for row in each.to_pylist()] == ["a", "b"]
@@ -193,7 +193,7 @@ def test_rows_with_several_values_that_python_cannot_have(driver):
 
     rows = pa.table({"k": ["a", "a"], "at": moments(YEAR_10000, YEAR_1 - 1), "until": moments(YEAR_10000, YEAR_10000)})
     step = replace(definition(update, "n bigint", "k string, n bigint", rows, ["k"]), state_schema=None)
-    batch = rows.append_column(PLACE, pa.array([0, 0], pa.int64())).combine_chunks()
+    batch = rows.append_column(ROUTE, pa.array([0, 0], pa.int64())).combine_chunks()
     connect = lambda keep: (driver.task(), driver.count)  # noqa: E731
     found = list(run_tasks(step, iter(batch.to_batches()), connect, BatchId(0), StepTask, 1))
     assert [row["n"] for each in found for row in each.to_pylist()] == [1, 1]

@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 from recovery.base.ids import BatchId
 from recovery.errors import StateValueError
 from recovery.spark.steps.column_types import arrow_zone
-from recovery.spark.steps.definition import PLACE
+from recovery.spark.steps.definition import ROUTE
 from recovery.spark.tasks.output_values import in_known_zones, to_array, zone_of
 from recovery.spark.tasks.run_tasks import run_tasks
 from recovery.spark.tasks.step_task import StepTask
@@ -134,7 +134,7 @@ def test_none_where_the_output_is_not_null(tmp_path, row, name):
     """Refused by the names of step and column, at any depth: Spark would read a zero, or an empty string."""
     rows = pa.table({"key": ["a"]})
     step = replace(definition(lambda *_: [row], "x int", REQUIRED, rows, ["key"]), state_schema=None)
-    batch = rows.append_column(PLACE, pa.array([0], pa.int64())).to_batches()
+    batch = rows.append_column(ROUTE, pa.array([0], pa.int64())).to_batches()
     init_partitions(tmp_path / "db", 1)
     with Driver(tmp_path / "db") as driver:
         found = run_tasks(

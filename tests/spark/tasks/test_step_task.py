@@ -12,7 +12,7 @@ import pytest
 
 from recovery.base.ids import BatchId
 from recovery.errors import StateValueError, UnsupportedPlanError
-from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, KEY, NOW, PLACE, UNHASHED, StepDefinition
+from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, KEY, NOW, ROUTE, UNHASHED, StepDefinition
 from recovery.spark.tasks import step_task
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.run_tasks import run_tasks
@@ -65,7 +65,7 @@ def batch(keys: Iterable[str | None], *, spark: int = 0, hashed: str | None = No
     it is not their own."""
     keys = list(keys)
     places = [spark << HASH_BITS | crc32((hashed or encode_key(key)).encode()) for key in keys]
-    return pa.record_batch({"key": pa.array(keys, pa.string()), PLACE: pa.array(places, pa.int64())})
+    return pa.record_batch({"key": pa.array(keys, pa.string()), ROUTE: pa.array(places, pa.int64())})
 
 
 def run(
@@ -297,7 +297,7 @@ def gathered(keys: Iterable[str | None], place: int) -> pa.RecordBatch:
     keys = list(keys)
     hashes = [crc32(encode_key(key).encode()) if place != UNHASHED else 0 for key in keys]
     places = [place << HASH_BITS | each for each in hashes]
-    return pa.record_batch({"key": pa.array(keys, pa.string()), PLACE: pa.array(places, pa.int64())})
+    return pa.record_batch({"key": pa.array(keys, pa.string()), ROUTE: pa.array(places, pa.int64())})
 
 
 @pytest.mark.parametrize("place", [EVERYWHERE, UNHASHED], ids=["hashed", "unhashed"])
@@ -356,8 +356,8 @@ def test_timeouts_of_all_partitions(driver, place, chunk_rows, monkeypatch):
     def at(keys: list[str], now_ms: int, ticks: Iterable[int] = ()) -> pa.RecordBatch:
         rows = gathered(keys, place)
         ticks = list(ticks)
-        names = ["key", KEY, NOW, PLACE]
-        places = [*rows[PLACE].to_pylist(), *(place << HASH_BITS | tick for tick in ticks)]
+        names = ["key", KEY, NOW, ROUTE]
+        places = [*rows[ROUTE].to_pylist(), *(place << HASH_BITS | tick for tick in ticks)]
         texts = pa.array([*keys, *[None] * len(ticks)], pa.string())
         times = pa.array([now_ms] * len(places), pa.int64())
         return pa.record_batch([texts, texts, times, pa.array(places, pa.int64())], names=names)

@@ -15,7 +15,7 @@ from recovery.base.ids import BatchId
 from recovery.epochs.closer import EpochClosed
 from recovery.errors import RecoveryError
 from recovery.metrics.exposition import About, Family, exposition, families
-from recovery.metrics.memory import Memory, measure_memory
+from recovery.metrics.memory import ProcessMemory, measure_memory
 from recovery.metrics.meter import Meter
 from recovery.planning.health import Finding, parse_targets, unsaved_s
 from recovery.planning.measures import Measure
@@ -107,7 +107,7 @@ def input_rows(progress: Mapping[str, Any], ticks: Sequence[bool]) -> int:
     return int(progress["numInputRows"] - woken)
 
 
-def run_memory(context: Any) -> Callable[[int], Memory]:
+def run_memory(context: Any) -> Callable[[int], ProcessMemory]:
     """Return what measures the memory of a run: of the driver's host, and on a cluster of the executors, too."""
     if not is_cluster(context.master):
         return measure_memory
@@ -137,7 +137,7 @@ class RunMeasures:
         execution: Execution,
         before: Sequence[Execution],
         clock: Clock,
-        memory: Callable[[int], Memory] = measure_memory,
+        memory: Callable[[int], ProcessMemory] = measure_memory,
         *,
         native: bool,
     ) -> None:

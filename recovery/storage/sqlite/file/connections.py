@@ -102,7 +102,7 @@ def open_database(path: Path, query: str, open_uri: Callable[[str], T]) -> T:
                 "its pages are still being fetched, and this user may not write to the directory",
                 path=path,
                 cause="Pages that are read are kept in the file.",
-                remedy="Read it as the user who restored it.",
+                remedy="Read the directory as the user who restored it.",
             )
         try:
             return open_uri(file_uri(lazy_path(path), "&".join(filter(None, [f"?vfs={vfs_name()}", ways]))))

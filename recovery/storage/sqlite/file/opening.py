@@ -158,6 +158,6 @@ def _check_header(path: Path) -> os.stat_result:
     size = found.st_size
     if size < SMALLEST_PAGE_BYTES:
         what = f"it ends after {counted(size, 'byte')}" if size else "the file is empty"
-        raise CorruptPartitionError(what, path=path, cause="It was truncated or half-copied.")
+        raise CorruptPartitionError(what, path=path, cause="The file was truncated or half-copied.")
     refuse_odd_logs(path)
     return found

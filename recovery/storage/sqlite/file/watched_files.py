@@ -31,7 +31,7 @@ moment."""
 
 
 @dataclass(slots=True)
-class _Place:
+class _WatchedFile:
     """A path and the file that is open there. least_bytes: the least size of the file, 0 if it is not known."""
 
     path: Path
@@ -47,61 +47,61 @@ class Watch:
 
     def __init__(self, directory: Path) -> None:
         """Raises FileReplacedError if the directory is gone."""
-        self._directory = _place(directory)
-        self._places: list[_Place] = []
+        self._directory = _watched(directory)
+        self._files: list[_WatchedFile] = []
 
     def add(self, path: Path, *, grows: bool = False) -> None:
         """Watch a file that was just opened. grows: the file never becomes smaller. Raises FileReplacedError."""
-        place = _place(path)
+        watched = _watched(path)
         if grows:
-            place.grows, place.least_bytes = True, path.stat().st_size
-        self._places.append(place)
+            watched.grows, watched.least_bytes = True, path.stat().st_size
+        self._files.append(watched)
 
     def add_open(self, path: Path, descriptor: int) -> None:
         """Watch the open file of a descriptor, which is not a database. Raises FileReplacedError if it is gone."""
-        place, held = _place(path), os.fstat(descriptor)
-        place.device, place.inode = held.st_dev, held.st_ino
-        self._places.append(place)
+        watched, held = _watched(path), os.fstat(descriptor)
+        watched.device, watched.inode = held.st_dev, held.st_ino
+        self._files.append(watched)
 
     def add_log(self, path: Path, connection: apsw.Connection, needs: Callable[[], int]) -> None:
         """Watch the log of a file that a connection writes to, including the log's size. needs: returns the number of
         frames in the log; called if the log is smaller than the connection left it, because others may have emptied
         it."""
-        place = _place(path)
+        watched = _watched(path)
         frame_bytes = connection.pragma("page_size") + 24
-        place.needs = lambda: _log_bytes(needs(), frame_bytes)
+        watched.needs = lambda: _log_bytes(needs(), frame_bytes)
 
         def committed(_connection: apsw.Connection, _schema: str, frames: int) -> int:
-            place.least_bytes = _log_bytes(frames, frame_bytes)
+            watched.least_bytes = _log_bytes(frames, frame_bytes)
             return apsw.SQLITE_OK
 
         connection.set_wal_hook(committed)
-        self._places.append(place)
+        self._files.append(watched)
 
     def identities(self, paths: Sequence[Path]) -> list[Identity]:
         """Return device and inode of watched files."""
-        known = {place.path: (place.device, place.inode) for place in self._places}
+        known = {watched.path: (watched.device, watched.inode) for watched in self._files}
         return [known[path.absolute()] for path in paths]
 
     def resized(self) -> None:
         """Accept that files that only grow were made smaller on purpose."""
-        for place in self._places:
-            if place.grows:
-                place.least_bytes = 0
+        for watched in self._files:
+            if watched.grows:
+                watched.least_bytes = 0
 
     def forget(self) -> None:
         """Stop watching all files."""
-        self._places.clear()
+        self._files.clear()
 
     def check(self) -> None:
         """Raise FileReplacedError naming the first file that is no longer in its place, or was truncated."""
-        for place in self._places:
-            problem = _problem(place)
+        for watched in self._files:
+            problem = _problem(watched)
             if problem is not None:
                 if _problem(self._directory) is not None:
-                    self._raise(f"and so is {place.path.name}, which is open")
-                raise FileReplacedError(problem, path=place.path)
-        if self._places and _problem(self._directory) is not None:
+                    self._raise(f"and so is {watched.path.name}, which is open")
+                raise FileReplacedError(problem, path=watched.path)
+        if self._files and _problem(self._directory) is not None:
             self._raise("whatever it holds now")
 
     def _raise(self, more: str) -> None:
@@ -113,32 +113,32 @@ def _log_bytes(frames: int, frame_bytes: int) -> int:
     return 32 + frames * frame_bytes if frames else 0
 
 
-def _place(path: Path) -> _Place:
+def _watched(path: Path) -> _WatchedFile:
     # The process may change its working directory.
     path = path.absolute()
     try:
         found = path.stat()
     except OSError as error:
         raise FileReplacedError(_missing(error), path=path) from error
-    return _Place(path, found.st_dev, found.st_ino)
+    return _WatchedFile(path, found.st_dev, found.st_ino)
 
 
-def _problem(place: _Place) -> str | None:
+def _problem(watched: _WatchedFile) -> str | None:
     for _ in range(ATTEMPTS):
         # Read before the file's size, because it may grow at any moment.
-        least_bytes = place.least_bytes
+        least_bytes = watched.least_bytes
         try:
-            found = place.path.stat()
+            found = watched.path.stat()
         except OSError as error:
             return _missing(error)
-        if found.st_ino != place.inode or found.st_dev != place.device:
-            return not_the_same(place.path).found
+        if found.st_ino != watched.inode or found.st_dev != watched.device:
+            return not_the_same(watched.path).found
         if found.st_size >= least_bytes:
-            if place.grows:
-                place.least_bytes = found.st_size
+            if watched.grows:
+                watched.least_bytes = found.st_size
             return None
-        if place.needs is not None:
-            place.least_bytes = place.needs()
+        if watched.needs is not None:
+            watched.least_bytes = watched.needs()
     return f"it was cut off while in use: it has {found.st_size:,} of {least_bytes:,} bytes"
 
 
@@ -220,4 +220,4 @@ def missing_file(path: Path) -> StorageError:
             cause="The disk that it leads to is not mounted, or the file there was moved.",
             remedy="Mount the disk, or let the link lead to where the file is now.",
         )
-    return StorageError("no such file", path=path, cause="It was deleted or moved while in use.")
+    return StorageError("no such file", path=path, cause="The file was deleted or moved while in use.")

@@ -22,7 +22,7 @@ import apsw
 
 from recovery.base.ids import Epoch
 from recovery.errors import CorruptPartitionError, UnsupportedVersionError
-from recovery.planning.chains import Link
+from recovery.planning.chains import ChainLink
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 from recovery.storage.sqlite.columns import checked_rows
 from recovery.storage.sqlite.describe import closed_epochs
@@ -237,7 +237,9 @@ def _write_changed(
     found = _sums(made, WROTE)
     if found != expected:
         [wrong, *_] = sorted(set(found.items()) ^ set(expected.items()))
-        raise CorruptPartitionError(f"the rows that epoch {wrong[0]} wrote are not those that it left", path=path)
+        raise CorruptPartitionError(
+            f"the rows of epoch {wrong[0]} differ from those that were written when the epoch was closed", path=path
+        )
     damaged = value(made, DAMAGED)
     if damaged:
         raise CorruptPartitionError(mismatch_text(damaged, "snaps"), path=path)
@@ -284,7 +286,7 @@ def attached(connection: apsw.Connection, path: Path) -> Iterator[None]:
         connection.execute("DETACH " + ATTACHED)
 
 
-def read_links(path: Path) -> list[Link]:
+def read_links(path: Path) -> list[ChainLink]:
     """Return the descriptions of the links in a changes file. Raises CorruptPartitionError, UnsupportedVersionError
     or StorageError."""
     with contextlib.closing(connect(path, "unshared")) as connection, translated(path):
@@ -296,7 +298,7 @@ def read_links(path: Path) -> list[Link]:
             executions = checked_rows("exs", rows(connection, f"SELECT {EXS} FROM exs WHERE link = ?", (link,)))
             epochs = checked_rows("epochs", rows(connection, f"SELECT {EPOCHS} FROM epochs WHERE link = ?", (link,)))
             begun = tuple(Execution(*row) for row in executions)
-            found.append(Link(link, after, collected, taken_ms, begun, closed_epochs(epochs, ())))
+            found.append(ChainLink(link, after, collected, taken_ms, begun, closed_epochs(epochs, ())))
         return found
 
 

@@ -145,7 +145,9 @@ def _replay(
     connection.execute(f"INSERT INTO main.epochs SELECT {EPOCHS} {of_link}", bindings)
     newest = newest_epoch(connection)
     if collected > (newest.epoch if newest else 0):
-        raise CorruptPartitionError(f"it collected up to epoch {collected}, which it does not hold", path=file)
+        raise CorruptPartitionError(
+            f"it has collected up to epoch {collected}, an epoch that is not in the file", path=file
+        )
     return collected
 
 

@@ -21,9 +21,9 @@ from typing import IO
 from recovery.base.ids import BatchId
 from recovery.base.untrusted_paths import checked_name
 from recovery.checkpoint.home import CheckpointHome
-from recovery.checkpoint.native.needed import Chain, StoreFiles, is_version, needed_chain, store_files
-from recovery.checkpoint.native.operators import missing_store, operators_of
 from recovery.checkpoint.rows import HeldFile
+from recovery.checkpoint.state_stores.needed import Chain, StoreFiles, is_version, needed_chain, store_files
+from recovery.checkpoint.state_stores.operators import missing_store, operators_of
 from recovery.errors import SparkCheckpointError, UnsupportedPlanError
 
 SHARED = ("SSTs", "logs")

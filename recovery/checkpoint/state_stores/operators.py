@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from recovery.checkpoint.native.needed import is_version
+from recovery.checkpoint.state_stores.needed import is_version
 
 _FILE = re.compile(r"state/(\d+)/(?:(\d+)/)?(.+)")
 TIMERS = "TimerState"
