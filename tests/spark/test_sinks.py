@@ -236,13 +236,14 @@ def test_few_files_and_none_without_rows(spark, feed, tmp_path):
 
 
 def test_tasks_that_cannot_write(spark, feed, tmp_path):
-    """It is the sink's target that refuses, and not the flow or Spark; when it is put right, the run goes on."""
+    """The sink's target refuses, and not the flow or Spark. The next run has another directory, and goes on."""
 
     class Blocked(FileSink):
         def write(self, batch, batch_id):
             if batch_id == 1:
-                shutil.rmtree(tmp_path / "out/_recovery/staged", ignore_errors=True)
-                (tmp_path / "out/_recovery/staged").write_text("in the way")
+                place = self._output.staging(self._execution, batch_id)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_text("in the way")
             super().write(batch, batch_id)
 
     for seed in range(3):
@@ -253,7 +254,6 @@ def test_tasks_that_cannot_write(spark, feed, tmp_path):
     ) as caught:
         run_to_end(frame, tmp_path / "db", Blocked(tmp_path / "out", "json"))
     assert "Move it away" in caught.value.remedy
-    (tmp_path / "out/_recovery/staged").unlink()
     sink = FileSink(tmp_path / "out", "json")
     run_to_end(frame, tmp_path / "db", sink)
     lines = [json.loads(line) for path in sink.files() for line in path.read_text().splitlines()]
