@@ -16,7 +16,7 @@ from recovery.host.durable import Modes, make_directories
 from recovery.places.directory import DirectoryDocuments, DirectoryPlace
 from recovery.places.documents import BucketDocuments
 from recovery.places.mounted import answered
-from recovery.places.opening import copies_address, open_place
+from recovery.places.opening import copies_address, lasting_place, open_place
 from recovery.places.protocol import Conflict, DocumentStore, FoundObject, Place, Token, UnreadableError
 
 TIMEOUT_S = 20.0
@@ -27,8 +27,10 @@ class Documents:
     """Small documents at a place. Every call ends. Raises BackupTargetError if it cannot be reached or refuses, and
     Conflict."""
 
-    def __init__(self, objects: DocumentStore, shown: str) -> None:
+    def __init__(self, objects: DocumentStore, shown: str, address: str = "") -> None:
+        """address: by which a later process finds the bucket again; "" if none can be kept."""
         self.shown = shown
+        self.address = address
         self.location = objects.location
         """The place's one name, however its address was written."""
         self._objects = objects
@@ -90,7 +92,7 @@ def open_documents(place: str, make: Modes | None = None) -> Documents:
             except OSError as error:
                 raise BackupTargetError(str(error), path=target.shown) from error
         return Documents(_of_directory(target), target.shown)
-    return Documents(_of_bucket(place, target.shown), target.shown)
+    return _in_bucket(place, target.shown)
 
 
 def documents_to_back_up(target: Place, place: str | None = None) -> Documents:
@@ -101,24 +103,32 @@ def documents_to_back_up(target: Place, place: str | None = None) -> Documents:
         return Documents(_of_directory(target, make=target.make), target.shown)
     if place is not None:
         with contextlib.suppress(ConfigurationError):
-            return Documents(_of_bucket(place, target.shown), target.shown)
+            return _in_bucket(place, target.shown)
     return unconditional(target, place)
 
 
 def unconditional(target: Place, place: str | None = None) -> Documents:
     """Return documents that are compared before they are written: of two writers at the same moment the last counts."""
     address = None if place is None else copies_address(place)
-    return Documents(ComparedDocuments(target, target.shown if address is None else address.location), target.shown)
+    location = target.shown if address is None else address.location
+    return Documents(ComparedDocuments(target, location), target.shown, _lasting(place) if place is not None else "")
 
 
 def _of_directory(target: DirectoryPlace, make: Callable[[], None] | None = None) -> DirectoryDocuments:
     return DirectoryDocuments(target.root, TIMEOUT_S, as_root=True, failure=BackupTargetError, make=make)
 
 
-def _of_bucket(place: str, shown: str) -> BucketDocuments:
+def _in_bucket(place: str, shown: str) -> Documents:
     address = copies_address(place)
     assert address is not None, "a path is a directory"
-    return BucketDocuments(address, TIMEOUT_S, BackupTargetError, shown)
+    return Documents(BucketDocuments(address, TIMEOUT_S, BackupTargetError, shown), shown, _lasting(place))
+
+
+def _lasting(place: str) -> str:
+    """Return the address of a bucket; "" if it holds credentials, which are not written into files."""
+    with contextlib.suppress(ConfigurationError):
+        return lasting_place(place)
+    return ""
 
 
 class ComparedDocuments:

@@ -45,6 +45,7 @@ from recovery.errors import (
 from recovery.host.beside import alone_beside, read_beside, remove_beside, write_beside
 from recovery.host.durable import modes_beside
 from recovery.host.storage_errors import storage_errors
+from recovery.places.address import SHARE
 from recovery.places.protocol import Conflict, Place, Token, UnreadableError
 
 NAME = "lease.json"
@@ -103,13 +104,16 @@ class _LeaseDocument:
 class _Held:
     """What a directory knows of the term that it holds at a place, or is about to claim. before: the term before, which
     is still that of the place if the claim was cut off. directory: the inode of the directory, which a copy of it does
-    not have; "" if an older version claimed. others: the same for other places, the one claimed last first."""
+    not have; "" if an older version claimed. others: the same for other places, the one claimed last first. address:
+    by which the place of a bucket is found again; "" for a directory, for an address that holds credentials, and if an
+    older version claimed."""
 
     place: _Text
     nonce: _Text
     before: Term | None
     directory: _Text = ""
     others: tuple[_Held, ...] = ()
+    address: _Text = ""
 
     @property
     def nonces(self) -> tuple[str, ...]:
@@ -234,7 +238,9 @@ def claim(
 def _put_claim(documents: Documents, claimant: Claimant, term: Term, found: Term | None, token: Token) -> None:
     # Before the claim: if this process is killed after it, the directory still holds the term.
     before = _read_all_held(claimant.directory)
-    held = _Held(documents.location, term.nonce, found, _inode(claimant.directory))
+    held = _Held(
+        documents.location, term.nonce, found, _inode(claimant.directory), address=documents.address
+    )  # fmt: skip
     others = tuple(each for each in before if each.place != held.place)
     _write_held(claimant.directory, (held, *others[: PLACES - 1]))
     try:
@@ -256,10 +262,11 @@ def look_at_term(documents: Documents, directory: Path) -> tuple[Term | None, bo
 
 
 def last_place(directory: Path) -> str | None:
-    """Return the location of the place whose term a directory claimed last, None if it never claimed one. Raises
-    BackupDamagedError, UnsupportedVersionError or StorageError."""
+    """Return the path or the address of the place whose term a directory claimed last, None if it never claimed one.
+    Raises BackupDamagedError, UnsupportedVersionError or StorageError."""
     held = _read_all_held(directory)
-    return held[0].place if held else None
+    # The location of a directory is its path as it is: nothing in it is percent-encoded.
+    return (held[0].address or held[0].place.removeprefix(SHARE)) if held else None
 
 
 def may_continue(documents: Documents, directory: Path, found: Term | None) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from recovery.cli.without_owners import WithoutOwners
+from recovery.places.secrets import shown_word
 
 DIRECTORY_OPTIONS = ("-r", "--recovery-directory")
 _WORDS = "recovery.words"
@@ -44,7 +45,8 @@ class Guided(WithoutOwners):
         right = _right(error, self, root, words)
         if right is None:
             return error
-        typed = shlex.join([*(root.info_name or "recovery").split(), *right])
+        # The error may end up in the log of a service: a secret in it has to be put in again.
+        typed = shlex.join([*(root.info_name or "recovery").split(), *map(shown_word, right)])
         found = error.format_message() if isinstance(error, click.BadParameter) else error.message
         return click.UsageError(f"{found.rstrip('.')}. Type: {typed}", error.ctx)
 

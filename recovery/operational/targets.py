@@ -118,15 +118,15 @@ class DocumentTarget:
 
     @property
     def location(self) -> str:
-        """See `Place.location`."""
+        """See `StateTarget.location`."""
         return self._backend.location
 
     def find(self, name: Name) -> StateEntry | None:
-        """See `Place.find`."""
+        """See `StateTarget.find`."""
         return self.find_all([name])[name]
 
     def find_all(self, names: Iterable[Name]) -> dict[Name, StateEntry | None]:
-        """See `Place.find_all`."""
+        """See `StateTarget.find_all`."""
         ids = {name: self._id(name) for name in names}
         found = self._backend.read(list(ids.values()))
         if marks.DOCUMENT in ids:
@@ -134,7 +134,7 @@ class DocumentTarget:
         return {name: self._entry_of(found[i]) if i in found else None for name, i in ids.items()}
 
     def entries(self, pattern: str | None = None) -> list[StateEntry]:
-        """See `Place.entries`."""
+        """See `StateTarget.entries`."""
         found = map(self._entry_of, self._all().values())
         return [entry for entry in found if entry is not None and matches(str(entry.name), pattern)]
 
@@ -148,7 +148,7 @@ class DocumentTarget:
         return expires_ms is not None and expires_ms <= self._now_ms
 
     def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, StateEntry | None]) -> str:
-        """See `Place.write`. In a recovery directory all changes are one transaction."""
+        """See `StateTarget.write`. In a recovery directory all changes are one transaction."""
         for name, content in changes.items():
             if content is not REMOVED:
                 check_content(str(name), plain(content))
@@ -243,7 +243,7 @@ class StepTarget:
 
     @property
     def location(self) -> str:
-        """See `Place.location`."""
+        """See `StateTarget.location`."""
         return str(self._directory)
 
     def at_same_moment(self, step: str) -> StepTarget:
@@ -253,22 +253,22 @@ class StepTarget:
         return other
 
     def find(self, name: Name) -> StateEntry | None:
-        """See `Place.find`."""
+        """See `StateTarget.find`."""
         return self.find_all([name])[name]
 
     def find_all(self, names: Iterable[Name]) -> dict[Name, StateEntry | None]:
-        """See `Place.find_all`."""
+        """See `StateTarget.find_all`."""
         wanted = list(map(_step_key, names))
         held = _held(self.snapshot, wanted)
         return {name: _step_entry(name[0], held[name]) if name in held else None for name in wanted}
 
     def entries(self, pattern: str | None = None) -> list[StateEntry]:
-        """See `Place.entries`."""
+        """See `StateTarget.entries`."""
         found = [_step_entry(self._step, s) for s in self.snapshot.states(self._step) if matches(s.key, pattern)]
         return sorted(found, key=lambda entry: entry.name)
 
     def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, StateEntry | None]) -> str:
-        """See `Place.write`. Timeouts stay unchanged."""
+        """See `StateTarget.write`. Timeouts stay unchanged."""
 
         def compute(newest: Snapshot) -> dict[StepKey, Edited]:
             edited: dict[StepKey, Edited] = {}

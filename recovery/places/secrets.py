@@ -54,6 +54,20 @@ def shown_address(place: str) -> str:
     return re.sub(r"://[^/@]*:.*@", "://", bare) if "://" in bare else place
 
 
+def shown_word(word: str) -> str:
+    """Return a word of a command line without the password of an address in it, and without the value of a setting
+    whose name says that the value is secret."""
+    if word.startswith("-"):
+        option, equals, value = word.partition("=")
+        return f"{option}={shown_word(value)}" if equals else word
+    if has_loose_secret(word):
+        return shown_address(word)
+    name, equals, _ = word.partition("=")
+    if equals and "://" not in name and NAMES.search(name):
+        return f"{name}=…"
+    return PASSWORD.sub(r"\1:…@", word, count=1)
+
+
 def has_loose_secret(place: str) -> bool:
     """Whether a name and a key stand before an @ that no address format accepts as their end, or before no @."""
     _, separator, rest = place.partition("://")

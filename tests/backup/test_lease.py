@@ -121,6 +121,27 @@ def test_a_place_has_one_name(tmp_path):
     claimed(open_documents(f"{tmp_path}/link"), run(tmp_path / "b", 2))
 
 
+def test_a_directory_notes_how_its_place_is_found_again(tmp_path, documents, stores):
+    """A bucket by its whole address, with the settings after the `?`, but never with credentials; and a document that
+    an older version wrote, without an address, is read."""
+    claimed(documents, run(tmp_path / "a"))
+    place = lease.last_place(tmp_path / "a")
+    assert open_documents(place).get(lease.NAME) == documents.get(lease.NAME)
+    held = tmp_path / "a" / lease.NAME
+    older = {name: value for name, value in json.loads(held.read_bytes()).items() if name != "address"}
+    held.write_text(json.dumps(older))
+    assert lease.last_place(tmp_path / "a") == older["place"].removeprefix("file://")
+    assert lease.look_at_term(documents, tmp_path / "a")[1]
+
+
+def test_an_address_with_credentials_is_not_noted(tmp_path):
+    """Whoever reads the directory must not get the key of the bucket."""
+    address = "s3://name:password@bucket/path?endpoint=http://127.0.0.1:9"
+    assert open_documents(address).address == ""
+    assert open_documents("s3://bucket/path?region=eu-west-1").address == "s3://bucket/path?region=eu-west-1"
+    assert open_documents(str(tmp_path)).address == ""
+
+
 @pytest.mark.parametrize(("directory", "file"), [(0o700, 0o600), (0o750, 0o640), (0o755, 0o644)])
 def test_who_may_read_the_place_may_read_the_lease(tmp_path, directory, file):
     """A standby may be another user's of the group, as for the backups themselves."""

@@ -101,6 +101,22 @@ def test_words_of_others_do_not_reach_the_terminal():
     assert "\x1b" not in output
 
 
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("backup -r db s3://name:sec/ret@bucket/p?region=x", "backup db 's3://…'"),
+        ("backup -r db s3://name:secret@bucket/p?region=x", "backup db 's3://name:…@bucket/p?region=x'"),
+        ("run flow.py db --conf spark.fs.secret.key=secret", "run flow.py --conf 'spark.fs.secret.key=…' -r db"),
+        ("run flow.py db --conf=spark.fs.secret.key=secret", "run flow.py '--conf=spark.fs.secret.key=…' -r db"),
+    ],
+)
+def test_secrets_are_not_repeated(wrong, right):
+    """The error may end up in the log of a service, which never had the secrets."""
+    code, output = said(wrong)
+    assert code == 2
+    assert output.rstrip().endswith(f"Type: recovery {right}")
+
+
 def test_by_module():
     """The command line begins as the user began it."""
     command = [sys.executable, "-m", "recovery", "--json", "status", "my db"]

@@ -162,6 +162,18 @@ def test_a_promoted_directory_that_was_taken_over_since_is_refused_and_names_the
     assert contents() == there
 
 
+@pytest.mark.parametrize("place", ["a#b", "a?b=c", "a%41", "a b"])
+def test_a_promotion_finds_its_place_again_whatever_its_name_is(here: Path, place: str) -> None:
+    """The directory has noted the place's path; no character in it is taken for a part of an address."""
+    for command in (["backup", "db", place], ["follow", place, "new", "--once"], ["promote", "new"]):
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == 0, (command, result.output)
+    there = contents()
+    for command in ("promote new", "promote new --dry-run"):
+        assert f"and the writer of {here / place}, with term 2; nothing changed" in call(command).output
+    assert contents() == there
+
+
 def test_a_follower_that_was_stopped_goes_on(here: Path) -> None:
     """SIGTERM ends it with 0; started again, it applies what came meanwhile."""
     call("backup db place --incremental")

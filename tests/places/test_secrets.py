@@ -8,7 +8,7 @@ from recovery.errors import ConfigurationError
 from recovery.operational.backends.open import STATE
 from recovery.places.address import parse_address
 from recovery.places.opening import COPIES
-from recovery.places.secrets import LONGEST_MESSAGE, Secrets, shown_address, without_password
+from recovery.places.secrets import LONGEST_MESSAGE, Secrets, shown_address, shown_word, without_password
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,25 @@ from recovery.places.secrets import LONGEST_MESSAGE, Secrets, shown_address, wit
 def test_addresses(address, shown):
     """Without credentials and settings."""
     assert shown_address(address) == shown
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("s3://key:secret@bucket/path?region=r", "s3://key:…@bucket/path?region=r"),
+        ("s3://key:sec/ret@bucket/path", "s3://…"),
+        ("--replicate=s3://key:secret@bucket", "--replicate=s3://key:…@bucket"),
+        ("fs.s3a.secret.key=secret", "fs.s3a.secret.key=…"),
+        ("--conf=fs.s3a.secret.key=secret", "--conf=fs.s3a.secret.key=…"),
+        ("--token-file=token", "--token-file=token"),
+        ("s3://bucket/path?region=r", "s3://bucket/path?region=r"),
+        ("host:9000", "host:9000"),
+        ("--key", "--key"),
+    ],
+)
+def test_words_of_a_command_line(word, shown):
+    """Whatever is no secret stays, so that only this has to be put in again."""
+    assert shown_word(word) == shown
 
 
 @pytest.mark.parametrize("text", ["key%2Fsecret", "pass@word", "abcd"])

@@ -234,7 +234,7 @@ def deserialize(content: bytes, path: str) -> StoredDocument:
         fences = {text_of(name): number_of(fence) for name, fence in fields["fences"].items()}
         if not is_moment(document.changed_ms) or not 0 <= document.generation <= MOST:
             raise ValueError("its generation or time is one that recovery never writes")
-        # DocumentStore of earlier versions lack it.
+        # Objects of earlier versions lack it.
         recent = tuple(text_of(each) for each in fields.get("recent", ()))
         return StoredDocument(document, fences, text_of(fields["writer"]), text_of(fields["nonce"]), recent)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
