@@ -14,6 +14,7 @@ from recovery.base.intervals import Interval, parse_interval
 from recovery.base.wording import counted
 from recovery.errors import ConfigurationError
 from recovery.places.address import file_system, is_uri
+from recovery.places.opening import refuse_itself
 from recovery.planning.backups import parse_keep
 from recovery.planning.health import parse_targets
 from recovery.setting import setting
@@ -331,13 +332,9 @@ class RecoveryConfig:
         place = os.fspath(self.replicate)
         # The flow may change the working directory while it runs.
         set_field(self, "replicate", place if not place or is_uri(place) else os.fspath(local_path(place).absolute()))
-        if not is_uri(place) and os.path.realpath(place) == os.path.realpath(self.path):
-            raise ConfigurationError(
-                "the recovery directory would be its own replica",
-                path=place,
-                cause="Whatever happens to the partitions happens to a copy beside them.",
-                remedy="Name another place, best on another host.",
-            )
+        # What is wrong with an address, the run says that ships to it.
+        if place and (not is_uri(place) or place.startswith("file:")):
+            refuse_itself(place, self.path, "replica")
         if given_backup_interval_s(self) == 0:
             raise ConfigurationError(
                 "a run that replicates needs a backup interval, and 0 is given",

@@ -261,12 +261,11 @@ def look_at_term(documents: Documents, directory: Path) -> tuple[Term | None, bo
     return found, found is not None and _holds(_held_at(directory, documents, found), found, directory)
 
 
-def last_place(directory: Path) -> str | None:
-    """Return the path or the address of the place whose term a directory claimed last, None if it never claimed one.
+def places_of(directory: Path) -> list[str]:
+    """Return the paths or addresses of the places whose terms a directory has claimed, the one claimed last first.
     Raises BackupDamagedError, UnsupportedVersionError or StorageError."""
-    held = _read_all_held(directory)
     # The location of a directory is its path as it is: nothing in it is percent-encoded.
-    return (held[0].address or held[0].place.removeprefix(SHARE)) if held else None
+    return [each.address or each.place.removeprefix(SHARE) for each in _read_all_held(directory)]
 
 
 def may_continue(documents: Documents, directory: Path, found: Term | None) -> bool:

@@ -30,6 +30,7 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.errors import BackupTargetError, ConfigurationError, StaleDirectoryError
 from recovery.host.scratch import scratch_directory
+from recovery.places.opening import refuse_itself
 from recovery.places.protocol import Place
 from recovery.planning.following import lacking, newer_documents
 from recovery.planning.values import PartitionDescription
@@ -59,6 +60,9 @@ class Writer:
         takeover: bool = False,
         lose_epochs: bool = False,
     ) -> None:
+        """Raises ConfigurationError if the place is the directory."""
+        if place is not None:
+            refuse_itself(place, directory, "backup")
         self._directory = directory
         self._target = target
         self._place = place

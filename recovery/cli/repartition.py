@@ -24,6 +24,8 @@ from recovery.storage.repartition import StepTally
 from recovery.storage.scan import scan
 
 USAGE = "Give DIR NEW_DIR N; with --in-place DIR N; with --drop-old DIR."
+MOST_DIGITS = 9
+"""Of a number of partitions: Python refuses to convert some thousand."""
 
 
 @click.command("repartition")
@@ -55,8 +57,8 @@ def repartition_command(
     if drop_old:
         _drop_old(directory, dry_run, as_json)
         return
-    if not rest[-1].isdecimal():
-        raise click.UsageError(f"{rest[-1]!r} is not a number of partitions. {USAGE}")
+    if not rest[-1].isdecimal() or len(rest[-1]) > MOST_DIGITS:
+        raise click.UsageError(f"{rest[-1]!r:.80} is not a number of partitions. {USAGE}")
     count = int(rest[-1])
     target = new[0] if new else None
     if in_place and _has(directory, count):

@@ -121,8 +121,9 @@ def _to_directory(place: str, directory: Path, wanted: RestoreOptions, lazy: boo
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
-    from recovery.places.opening import lasting_place, open_place
+    from recovery.places.opening import lasting_place, open_place, refuse_itself
 
+    refuse_itself(place, directory, "backup")
     clock, progress = SystemClock(), CopyProgress(quiet=as_json)
     with scratch_directory("restore") as scratch:
         found = open_source(open_place(place), scratch, clock)
@@ -255,8 +256,9 @@ def restore_missing(place: str, directory: Path, *, replicate: str | None, takeo
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
-    from recovery.places.opening import lasting_place, open_place
+    from recovery.places.opening import lasting_place, open_place, refuse_itself
 
+    refuse_itself(place, directory, "backup")
     clock = SystemClock()
     lasting = lasting_place(place)
     if replicate is not None:

@@ -150,7 +150,7 @@ def open_bucket(address: PlaceAddress, environ: Mapping[str, str], no_answer_s: 
     open_files = {"s3": _s3, "gs": _gcs, "azure": _azure}[address.kind]
     try:
         filesystem = open_files(address, access, environ, no_answer_s)
-    except or_arrow_error(OSError, ValueError, TypeError) as error:
+    except or_arrow_error(OSError, ValueError, TypeError, OverflowError) as error:
         raise ConfigurationError(
             secrets.scrubbed(error),
             path=address.shown,

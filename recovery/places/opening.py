@@ -40,10 +40,11 @@ def open_place(
             cause="The argument is empty; a variable of the shell may not be set.",
             remedy="Give a path, or an address such as s3://BUCKET/PATH.",
         )
-    address = copies_address(place)
-    if address is None or address.kind == "file":
-        path = local_path(place) if address is None else Path(address.path)
+    path = directory_of(place)
+    if path is not None:
         return DirectoryPlace(path, UMASK if umask else PRIVATE)
+    address = copies_address(place)
+    assert address is not None, "a path is a directory"
     return open_bucket(address, environ, no_answer_s)
 
 
@@ -52,12 +53,35 @@ def copies_address(place: str) -> PlaceAddress | None:
     return parse_address(place, COPIES) if is_uri(place) else None
 
 
+def directory_of(place: str) -> Path | None:
+    """Return the directory that a path or an address of backups names; None for a bucket. Raises ConfigurationError."""
+    address = copies_address(place)
+    if address is None:
+        return local_path(place)
+    return Path(address.path) if address.kind == "file" else None
+
+
+def refuse_itself(place: str, directory: Path, what: str) -> None:
+    """Raise ConfigurationError if a place of backups is this recovery directory, however both are written. what: what
+    the place would be of the directory."""
+    path = directory_of(place)
+    if path is not None and os.path.realpath(path) == os.path.realpath(directory):
+        raise ConfigurationError(
+            f"the recovery directory would be its own {what}",
+            path=place,
+            cause="Whatever happens to the partitions happens to a copy beside them.",
+            remedy="Name another place, best on another host.",
+        )
+
+
 def lasting_place(place: str) -> str:
     """Return an address by which a later process finds a place again: a path as an absolute one. Raises
     ConfigurationError for an address with credentials, which would be written into files."""
+    path = directory_of(place)
+    if path is not None:
+        return str(path.absolute())
     address = copies_address(place)
-    if address is None or address.kind == "file":
-        return str((local_path(place) if address is None else Path(address.path)).absolute())
+    assert address is not None, "a path is a directory"
     if address.password is not None or (address.user is not None and address.kind == "s3"):
         raise ConfigurationError(
             "the address holds credentials",

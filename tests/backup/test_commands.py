@@ -204,6 +204,18 @@ def test_mistakes_on_the_command_line(store, tmp_path):
     assert not (tmp_path / "dest").exists()
 
 
+@pytest.mark.parametrize("place", ["{0}", "file://{0}", "{0}/../{1}"])
+@pytest.mark.parametrize("command", ["backup {0} {place}", "restore {place} {0}", "follow {place} {0} --once"])
+def test_a_directory_is_no_place_for_itself(store, command, place):
+    """However the place is written: the lease of the place would overwrite the lease of the directory."""
+    before = {path: path.read_bytes() for path in store.iterdir()}
+    named = place.format(store, store.name)
+    result = CliRunner().invoke(main, command.format(store, place=named).split())
+    assert result.exit_code == 11, result.output
+    assert "the recovery directory would be its own" in result.output
+    assert {path: path.read_bytes() for path in store.iterdir()} == before
+
+
 def test_keep_removes_older_backups(store, tmp_path):
     """With the backup, or on its own; what is left can be restored."""
     for _ in range(3):

@@ -125,12 +125,12 @@ def test_a_directory_notes_how_its_place_is_found_again(tmp_path, documents, sto
     """A bucket by its whole address, with the settings after the `?`, but never with credentials; and a document that
     an older version wrote, without an address, is read."""
     claimed(documents, run(tmp_path / "a"))
-    place = lease.last_place(tmp_path / "a")
+    [place] = lease.places_of(tmp_path / "a")
     assert open_documents(place).get(lease.NAME) == documents.get(lease.NAME)
     held = tmp_path / "a" / lease.NAME
     older = {name: value for name, value in json.loads(held.read_bytes()).items() if name != "address"}
     held.write_text(json.dumps(older))
-    assert lease.last_place(tmp_path / "a") == older["place"].removeprefix("file://")
+    assert lease.places_of(tmp_path / "a") == [older["place"].removeprefix("file://")]
     assert lease.look_at_term(documents, tmp_path / "a")[1]
 
 

@@ -87,3 +87,10 @@ def test_json_that_the_shell_divided(db, monkeypatch):
     done = call(monkeypatch, None, 'state set db x {"a": 1}')
     assert done.exit_code == 2
     assert "Write the JSON within quotes" in done.output
+
+
+def test_a_number_of_partitions_that_python_does_not_convert():
+    """It is a mistake on the command line, as any other."""
+    result = CliRunner().invoke(main, ["repartition", "db", "new", "9" * 5000])
+    assert result.exit_code == 2
+    assert "is not a number of partitions" in result.output

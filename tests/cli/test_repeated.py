@@ -162,6 +162,21 @@ def test_a_promoted_directory_that_was_taken_over_since_is_refused_and_names_the
     assert contents() == there
 
 
+def test_another_place_does_not_hide_that_the_store_was_taken_over() -> None:
+    """The directory is the only one that is backed up to its own place, and no longer the store's writer; a place that
+    is gone says nothing."""
+    call("backup db place")
+    call("follow place one --once")
+    call("promote one")
+    call("backup one other")
+    assert "nothing changed" in call("promote one").output
+    call("follow place two --once")
+    call("promote two")
+    assert "place: a promotion on" in call("promote one", 59).output
+    Path("place").rename("gone")
+    assert "nothing changed" in call("promote one").output
+
+
 @pytest.mark.parametrize("place", ["a#b", "a?b=c", "a%41", "a b"])
 def test_a_promotion_finds_its_place_again_whatever_its_name_is(here: Path, place: str) -> None:
     """The directory has noted the place's path; no character in it is taken for a part of an address."""

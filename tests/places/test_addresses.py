@@ -135,3 +135,10 @@ def test_one_place_has_one_name():
     assert parse_address("gcs://b/p", STATE).location == "gs://b/p"
     with pytest.raises(ConfigurationError, match="credentials do not belong"):
         parse_address("abfs://acc:key@c/p", STATE)
+
+
+@pytest.mark.parametrize("limit", ["inf", "nan", "1e300", "soon"])
+def test_a_limit_that_is_no_time_is_refused(limit):
+    """Python and pyarrow cannot convert each of them, for different reasons."""
+    with pytest.raises(ConfigurationError):
+        open_place(f"gs://bucket/path?retry_limit_seconds={limit}")

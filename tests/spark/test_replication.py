@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -216,6 +217,7 @@ class TestSettings:
             ({"backup_interval": 0}, "needs a backup interval"),
             ({"backup_interval": "0s"}, "needs a backup interval"),
             ({"replicate": "../db/../dest/../db"}, "its own replica"),
+            ({"replicate": f"file://{Path('../db').resolve()}"}, "its own replica"),
             ({"replicate_keep": "0"}, "0 backups"),
         ],
     )

@@ -48,7 +48,7 @@ from recovery.errors import (
 from recovery.host.durable import PRIVATE, Modes, make_directories, sync
 from recovery.host.storage_errors import storage_errors
 from recovery.places.mounted import limited
-from recovery.places.opening import lasting_place, open_place
+from recovery.places.opening import lasting_place, open_place, refuse_itself
 from recovery.places.protocol import Place
 from recovery.planning.following import ChainPosition, Stage, is_later, latest_first, stage_of
 from recovery.storage.copies import put_in_place, replay
@@ -115,6 +115,8 @@ class Follower:
         Entering it raises DirectoryLockedError, AlreadyInitializedError for a directory with partitions that is no
         standby, ConfigurationError, CorruptPartitionError or StorageError.
         """
+        if place is not None:
+            refuse_itself(place, directory, "standby")
         self.directory = directory
         self._place = None if place is None else lasting_place(place)
         self._clock = clock

@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from recovery.backup.conditional import open_documents
-from recovery.backup.lease import Claimant, Term, claim, last_place, look_at_term, taken_over
+from recovery.backup.conditional import Documents, open_documents
+from recovery.backup.lease import Claimant, Term, claim, look_at_term, places_of, taken_over
 from recovery.backup.manifest import Manifest
 from recovery.backup.progress import Observer, ignore
 from recovery.backup.standby.document import At, end_standby, incomplete
 from recovery.backup.standby.follow import Follower, Missed
 from recovery.base import faults
 from recovery.base.clock import Clock
-from recovery.errors import BackupDamagedError, NoBackupError
+from recovery.errors import BackupDamagedError, BackupTargetError, ConfigurationError, NoBackupError
 from recovery.host.scratch import scratch_directory
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile
@@ -146,22 +146,36 @@ def _described(manifest: Manifest) -> list[FoundFile]:
 
 def _done_before(directory: Path, clock: Clock, unfenced: bool) -> Promoted | None:
     """Return an ordinary directory that needs no promotion; None if none is known to have made it the writer. Raises
-    TakenOverError if another directory is the writer since."""
-    place = last_place(directory) if directory.is_dir() else None
+    TakenOverError if another directory is the writer of a place since."""
+    places = places_of(directory) if directory.is_dir() else []
     if unfenced:
         if not read_restored(directory, clock.wall_ms()).counts:
             return None
-    elif place is None:
+        return _unchanged(directory, places[0] if places else "", None)
+    if not places:
         return None
+    last = open_documents(places[0])
+    term = _own_term(last, directory)
+    if term is None:
+        raise taken_over(last.shown, None)
+    for place in places[1:]:
+        # A place that is gone since has no other writer that could be known.
+        with contextlib.suppress(BackupTargetError, ConfigurationError):
+            _own_term(open_documents(place), directory)
+    return _unchanged(directory, last.shown, term)
+
+
+def _own_term(documents: Documents, directory: Path) -> Term | None:
+    """Return the term of a place, None if there is none any more. Raises TakenOverError if another directory has it."""
+    term, holds = look_at_term(documents, directory)
+    if term is not None and not holds:
+        raise taken_over(documents.shown, term)
+    return term
+
+
+def _unchanged(directory: Path, source: str, term: Term | None) -> Promoted:
     resume = plan_resume(scan(directory))
-    term = None
-    if place is not None and not unfenced:
-        documents = open_documents(place)
-        term, holds = look_at_term(documents, directory)
-        if term is None or not holds:
-            raise taken_over(documents.shown, term)
-        place = documents.shown
-    return Promoted(directory, place or "", None, resume, term, None, (), "nothing", changed=False)
+    return Promoted(directory, source, None, resume, term, None, (), "nothing", changed=False)
 
 
 def _unseen(before: Term | None, resume: ResumePlan, unfenced: bool) -> Unseen:
