@@ -124,7 +124,9 @@ def naming(copies: Path, whole: str, files: Mapping[str, str] | None = None) -> 
             raise
         originals = {str(copies / name): original for name, original in (files or {}).items()}
         for copy, original in (*originals.items(), (str(copies), whole)):
-            typed.found = typed.found.replace(copy, original)
+            typed.found, typed.cause, typed.remedy = (
+                text.replace(copy, original) for text in (typed.found, typed.cause, typed.remedy)
+            )
             typed.path = typed.path and typed.path.replace(copy, original)
         if typed is not error:
             raise typed from error

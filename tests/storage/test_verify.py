@@ -345,3 +345,21 @@ def test_no_statement_of_the_check_sorts_the_state(sound):
         plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}")]
         assert [line for line in plan if re.search("TEMP B-TREE", line)] == []
     connection.close()
+
+
+def test_an_error_about_copies_names_what_was_copied(tmp_path):
+    """In all of its parts: whoever reads it finds no copy any more."""
+    copies = tmp_path / "copies"
+    with (
+        pytest.raises(RecoveryError) as raised,
+        verify.naming(copies, "db", {"part-1.sqlite3": "host:1/part-1.sqlite3"}),
+    ):
+        raise RecoveryError(
+            f"{copies}/part-0.sqlite3 ends early", path=copies / "part-1.sqlite3", cause=f"{copies} is full.",
+            remedy=f"See: python -m recovery plan {copies}",
+        )  # fmt: skip
+    assert str(raised.value).splitlines() == [
+        "host:1/part-1.sqlite3: db/part-0.sqlite3 ends early",
+        "Probable cause: db is full.",
+        "What to do: See: python -m recovery plan db",
+    ]
