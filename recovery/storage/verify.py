@@ -94,8 +94,10 @@ def damage_behind(error: Exception) -> CorruptPartitionError | None:
 
     SQLite keeps the types of a column, so code that reads a partition relies on them. Only a forger can put a text
     where a number belongs, or a second row where there is one; whatever such a value does, the partition is to blame.
+    It causes no error of the operating system, and none that has an exit code, such as a mistake on the command line:
+    for these nothing is checked, because a check reads whole partitions.
     """
-    if isinstance(error, apsw.InterruptError | MemoryError):
+    if isinstance(error, apsw.InterruptError | MemoryError | OSError) or hasattr(error, "exit_code"):
         return None
     for path in opened_paths():
         try:

@@ -363,3 +363,16 @@ def test_an_error_about_copies_names_what_was_copied(tmp_path):
         "Probable cause: db is full.",
         "What to do: See: python -m recovery plan db",
     ]
+
+
+class MistakeError(RuntimeError):
+    """As click's errors: it knows how the process ends."""
+
+    exit_code = 2
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), MistakeError("no such option"), MemoryError()])
+def test_partitions_are_not_checked_for_what_they_cannot_cause(error, monkeypatch):
+    """A check reads all of them, which takes as long as the state is large."""
+    monkeypatch.setattr(verify, "opened_paths", lambda: pytest.fail("it looks at partitions"))
+    assert verify.damage_behind(error) is None
