@@ -6,10 +6,13 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import click
 
+from recovery.base.clock import SystemClock
+from recovery.base.credentials.task_key import task_key
 from recovery.base.printable import one_line
 from recovery.cli.common import say, tell
 from recovery.cli.config_options import config_option
@@ -17,6 +20,8 @@ from recovery.cli.tables import table
 from recovery.planning.copies import Location
 from recovery.storage.copied import copies_of
 from recovery.storage.locations import Locations, OwnerAccess
+from recovery.storage.lock import DirectoryLock, check_unlocked
+from recovery.storage.standby import refuse_standby
 
 VERIFIES = "A PEM file of certificates that verify the owners."
 LOOK_S = 10.0
@@ -53,6 +58,30 @@ def whole_copies(directory: Path, access: OwnerAccess) -> Iterator[Path]:
             found = held.enter_context(copies_of(places))
         finally:
             places.release()
+        for note in places.notes:
+            tell(one_line(note))
+        yield found
+
+
+@contextlib.contextmanager
+def locked_copies(directory: Path, access: OwnerAccess, purpose: str, *, only_check: bool = False) -> Iterator[Path]:
+    """Yield what `whole_copies` yields; with owners, they and the directory are locked until the block ends, or, with
+    `only_check`, are found free. Without owners, the block locks the directory. Raises DirectoryLockedError during a
+    run, StandbyDirectoryError, and what `copies_of` raises."""
+    if not access.owners:
+        yield directory
+        return
+    refuse_standby(directory)
+    places = locations(directory, access)
+    with contextlib.ExitStack() as held:
+        held.callback(places.release)
+        if only_check:
+            check_unlocked(directory)
+            places.check_free()
+        else:
+            held.enter_context(DirectoryLock(directory, SystemClock(), purpose))
+            places.hold(token_hex(8), purpose, task_key())
+        found = held.enter_context(copies_of(places))
         for note in places.notes:
             tell(one_line(note))
         yield found

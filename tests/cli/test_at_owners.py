@@ -1,0 +1,149 @@
+"""The same command with files and with owners gives the same result: the owners are real processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from click.testing import CliRunner, Result
+
+from recovery.base.clock import SystemClock
+from recovery.base.credentials.task_key import task_key
+from recovery.cli import main
+from recovery.cli.owners import locations
+from recovery.native.importing import import_checkpoint
+from recovery.storage.initialize import init_partitions
+from recovery.storage.locations import OwnerAccess
+from recovery.storage.origin import read_origins
+from tests.backup.support import states
+from tests.native.support import place, write_job
+from tests.owner.served import Served, spread, token_file
+from tests.stores import Driver, problems
+
+VOLATILE = {"elapsed_s", "store_id", "origin", "bytes", "bytes_after", "cloned", "made_ms", "lock", "health"}
+"""Of what is printed: times, new ids and sizes of files."""
+
+
+class Kinds(NamedTuple):
+    """One store twice: all files in `here`, and the same at owners, whose run has the directory `there`."""
+
+    here: Path
+    there: Path
+    away: list[Path]
+    options: list[object]
+
+    def everything(self) -> dict[Path, bytes]:
+        """All that lies at the owners and in the directory of the run, but logs without content and their indexes."""
+        found = (path for root in (self.there, *self.away) for path in root.rglob("*") if path.is_file())
+        content = {path: path.read_bytes() for path in found if not path.name.endswith(("-shm", ".lock"))}
+        return {path: each for path, each in content.items() if each}
+
+
+def call(words: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, [str(each) for each in words])
+    assert result.exit_code == code, (words, result.output, result.exception)
+    return result
+
+
+def plain(facts: Any) -> Any:
+    """What does not differ between two stores that were made the same way."""
+    if isinstance(facts, dict):
+        return {name: plain(value) for name, value in facts.items() if name not in VOLATILE}
+    return [plain(each) for each in facts] if isinstance(facts, list) else facts
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory) -> Iterator[Kinds]:
+    """Three partitions with state of steps and of one of Spark's own operators, and four epochs."""
+    root = tmp_path_factory.mktemp("kinds")
+    made = root / "db"
+    init_partitions(made, 3)
+    write_job(root / "job", batch=4)
+    import_checkpoint(place(root / "job"), made, "flow", clock=SystemClock())
+    with Driver(made, ["count"]) as run:
+        for batch in range(5, 8):
+            run.apply(batch, {f"k{n}": f"{batch}" for n in range(30)}, step="count")
+            run.close(batch, backup_interval_s=3600)
+    here = Path(shutil.copytree(made, root / "here"))
+    there, *away = spread(made, [(), (0, 2), (1,)])
+    token = token_file(root)
+    owners = [Served(each, token) for each in away]
+    options = [word for each in owners for word in ("--owner", each.at)] + ["--token-file", token]
+    yield Kinds(here, there, away, options)
+    for each in owners:
+        each.kill()
+
+
+def both(kinds: Kinds, words: str, room: Path, code: int = 0) -> tuple[Any, Any]:
+    """What the command prints with files and with owners, as JSON; DIR and TO stand for paths."""
+    found = []
+    for directory, options, name in ((kinds.here, [], "files"), (kinds.there, kinds.options, "owners")):
+        (room / name).mkdir(exist_ok=True)
+        named = words.replace("DIR", str(directory)).replace("TO", str(room / name / "new")).split()
+        text = call([*named, "--json", *options], code).stdout
+        text = text.replace(str(room / name), "ROOM").replace(str(directory), "DIR")
+        found.append(plain(json.loads(text)))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("words", [
+    "fork DIR TO", "fork DIR TO --epoch 2", "fork DIR TO --dry-run",
+    "repartition DIR TO 5", "repartition DIR TO 2 --dry-run",
+])  # fmt: skip
+def test_a_new_store(kinds, tmp_path, words):
+    """On this host, with all partitions, and the run's directory as its origin; the owners keep their files."""
+    before = kinds.everything()
+    files, owners = both(kinds, words, tmp_path)
+    assert owners == files
+    assert kinds.everything() == before
+    one, other = tmp_path / "files" / "new", tmp_path / "owners" / "new"
+    assert one.exists() == other.exists() == ("--dry-run" not in words)
+    if one.exists():
+        assert states(other) == states(one)
+        assert problems(other) == []
+        [origin] = read_origins(other)
+        assert origin.directory == str(kinds.there)
+
+
+@pytest.mark.parametrize(("words", "code"), [
+    ("fork DIR DIR/new", 11), ("fork DIR TO --epoch 9", 28), ("repartition DIR TO 3", 11),
+    ("repartition DIR DIR/new 4", 11),
+])  # fmt: skip
+def test_the_same_refusal(kinds, tmp_path, words, code):
+    """With nothing made; the error names no temporary directory."""
+    before = kinds.everything()
+    files, owners = both(kinds, words, tmp_path, code)
+    assert owners == files
+    assert kinds.everything() == before
+    assert [*(tmp_path / "owners").iterdir()] == []
+
+
+def test_during_a_run(kinds, tmp_path):
+    """A fork is made; a repartition would lack what the run closes, and says who has the partitions."""
+    _, *words = kinds.options
+    held = locations(kinds.there, OwnerAccess(tuple(words[:3:2]), Path(str(words[-1]))))
+    held.hold("one", "run one", task_key())
+    try:
+        for dry in ([], ["--dry-run"]):
+            refused = call(["repartition", kinds.there, tmp_path / "new", 4, *dry, *kinds.options], 40)
+            assert "run one" in refused.output
+            assert not (tmp_path / "new").exists()
+        call(["fork", kinds.there, tmp_path / "new", *kinds.options])
+    finally:
+        held.release()
+    assert states(tmp_path / "new") == states(kinds.here)
+
+
+@pytest.mark.parametrize("words", ["--in-place DIR 4", "--drop-old DIR"])
+def test_a_directory_is_not_swapped(kinds, words):
+    """Each owner has another one; the error names the two commands in its place."""
+    before = kinds.everything()
+    words = words.replace("DIR", str(kinds.there)).split()
+    refused = call(["repartition", *words, *kinds.options], 11).output
+    assert "repartition DIR NEW_DIR N --owner" in refused
+    assert "restore NEW_DIR DIR --owner" in refused
+    assert kinds.everything() == before
