@@ -20,7 +20,7 @@ from recovery.storage.initialize import init_partitions
 from recovery.storage.locations import OwnerAccess
 from recovery.storage.origin import read_origins
 from tests.backup.support import states
-from tests.native.support import place, write_job
+from tests.native.support import held, place, write_job
 from tests.owner.served import Served, spread, token_file
 from tests.stores import Driver, problems
 
@@ -109,7 +109,22 @@ def test_a_new_store(kinds, tmp_path, words):
         assert origin.directory == str(kinds.there)
 
 
+def test_a_checkpoint(kinds, tmp_path):
+    """Its list and its export, as of each held epoch that has one."""
+    before = kinds.everything()
+    for epoch in (1, 4):
+        files, owners = both(kinds, f"checkpoint show DIR --epoch {epoch}", tmp_path)
+        assert owners == files
+        assert owners["operators"][0]["name"] == "stateStoreSave"
+        files, owners = both(kinds, f"checkpoint export DIR TO/{epoch} --epoch {epoch}", tmp_path)
+        assert owners == files
+    assert held(tmp_path / "owners" / "new") == held(tmp_path / "files" / "new")
+    assert kinds.everything() == before
+
+
 @pytest.mark.parametrize(("words", "code"), [
+    ("checkpoint show DIR --epoch 9", 28), ("checkpoint export DIR TO --epoch 0", 28),
+    ("checkpoint show DIR --operator 7", 44),
     ("fork DIR DIR/new", 11), ("fork DIR TO --epoch 9", 28), ("repartition DIR TO 3", 11),
     ("repartition DIR DIR/new 4", 11),
 ])  # fmt: skip
@@ -125,8 +140,8 @@ def test_the_same_refusal(kinds, tmp_path, words, code):
 def test_during_a_run(kinds, tmp_path):
     """A fork is made; a repartition would lack what the run closes, and says who has the partitions."""
     _, *words = kinds.options
-    held = locations(kinds.there, OwnerAccess(tuple(words[:3:2]), Path(str(words[-1]))))
-    held.hold("one", "run one", task_key())
+    run = locations(kinds.there, OwnerAccess(tuple(words[:3:2]), Path(str(words[-1]))))
+    run.hold("one", "run one", task_key())
     try:
         for dry in ([], ["--dry-run"]):
             refused = call(["repartition", kinds.there, tmp_path / "new", 4, *dry, *kinds.options], 40)
@@ -134,7 +149,7 @@ def test_during_a_run(kinds, tmp_path):
             assert not (tmp_path / "new").exists()
         call(["fork", kinds.there, tmp_path / "new", *kinds.options])
     finally:
-        held.release()
+        run.release()
     assert states(tmp_path / "new") == states(kinds.here)
 
 

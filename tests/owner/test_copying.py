@@ -139,7 +139,7 @@ def test_what_is_not_done_at_owners_says_so(there, options):
         run.close(3)
     done = CliRunner().invoke(main, ["hwm", "list", str(directory), *map(str, options)])
     assert (done.exit_code, "epochs of the flow have moved" in done.stderr) == (11, True), done.output
-    for command in ("drill backups", "checkpoint export db new"):
+    for command in ("drill backups", "follow backups db"):
         done = CliRunner().invoke(main, [*command.split(), "--owner", "h1:7337"])
         assert (done.exit_code, "recovery backup" in done.stderr) == (11, True), done.output
 
