@@ -27,7 +27,7 @@ from recovery.cli.native import (
     variable_option,
 )
 from recovery.cli.option import option
-from recovery.cli.owners import owner_options, to_read
+from recovery.cli.owners import locations, owner_options, to_read
 from recovery.cli.places import directory_and
 from recovery.cli.settings import settings_options
 from recovery.native.exporting import ExportedCheckpoint, export
@@ -82,16 +82,22 @@ def export_(
 @directory_argument
 @option("--flow", "flow_id", required=True, metavar="NAME",
         help="The name of the flow that continues from the checkpoint. DIR is bound to that name.")  # fmt: skip
+@owner_options
 @settings_options
 @json_option
-def import_(source: str, directory: Path, flow_id: str, conf: dict[str, str], as_json: bool) -> None:
+def import_(
+    source: str, directory: Path, flow_id: str, access: OwnerAccess, conf: dict[str, str], as_json: bool
+) -> None:
     """Import a Spark job's checkpoint as the first epoch of DIR.
 
     The partitions of DIR must be new. FROM does not change. Stop the job first: DIR does not contain what the job does
     afterwards.
     """
     with opened(source, conf) as place, CheckpointProgress(quiet=as_json) as progress:
-        done = import_checkpoint(place, directory, flow_id, clock=SystemClock(), observe=progress.observe)
+        done = import_checkpoint(
+            place, directory, flow_id, clock=SystemClock(), observe=progress.observe,
+            locations=locations(directory, access) if access.owners else None,
+        )  # fmt: skip
     if as_json:
         print_json({"from": place.shown, "directory": str(directory), **_import_facts(done)})
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +11,6 @@ import click
 from click.core import ParameterSource
 
 from recovery.base.clock import Clock, SystemClock
-from recovery.base.credentials.task_key import task_key
 from recovery.base.wording import counted, listed, moment_text
 from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
@@ -29,7 +27,7 @@ from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.copied import copies_of
 from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.locations import Locations, OwnerAccess
-from recovery.storage.lock import DirectoryLock, check_unlocked
+from recovery.storage.lock import check_unlocked
 from recovery.storage.standby import refuse_standby
 
 
@@ -79,8 +77,7 @@ def gc(
         if dry_run:
             places = held.enter_context(_copies(places))
         else:
-            held.enter_context(DirectoryLock(directory, clock, "gc"))
-            places.hold(secrets.token_hex(8), "gc", task_key())
+            held.enter_context(places.locked(clock, "gc"))
         done = _collect(places, backup_interval, checks, clock)
     if as_json:
         print_json({

@@ -6,13 +6,11 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 import click
 
 from recovery.base.clock import SystemClock
-from recovery.base.credentials.task_key import task_key
 from recovery.base.printable import one_line
 from recovery.cli.common import say, tell
 from recovery.cli.config_options import config_option
@@ -20,7 +18,7 @@ from recovery.cli.tables import table
 from recovery.planning.copies import Location
 from recovery.storage.copied import copies_of
 from recovery.storage.locations import Locations, OwnerAccess
-from recovery.storage.lock import DirectoryLock, check_unlocked
+from recovery.storage.lock import check_unlocked
 from recovery.storage.standby import refuse_standby
 
 VERIFIES = "A PEM file of certificates that verify the owners."
@@ -55,11 +53,9 @@ def whole_copies(directory: Path, access: OwnerAccess) -> Iterator[Path]:
     places = locations(directory, access)
     with contextlib.ExitStack() as held:
         try:
-            found = held.enter_context(copies_of(places))
+            found = held.enter_context(_told_copies(places))
         finally:
             places.release()
-        for note in places.notes:
-            tell(one_line(note))
         yield found
 
 
@@ -74,14 +70,19 @@ def locked_copies(directory: Path, access: OwnerAccess, purpose: str, *, only_ch
     refuse_standby(directory)
     places = locations(directory, access)
     with contextlib.ExitStack() as held:
-        held.callback(places.release)
         if only_check:
+            held.callback(places.release)
             check_unlocked(directory)
             places.check_free()
         else:
-            held.enter_context(DirectoryLock(directory, SystemClock(), purpose))
-            places.hold(token_hex(8), purpose, task_key())
-        found = held.enter_context(copies_of(places))
+            held.enter_context(places.locked(SystemClock(), purpose))
+        yield held.enter_context(_told_copies(places))
+
+
+@contextlib.contextmanager
+def _told_copies(places: Locations) -> Iterator[Path]:
+    """Yield what `copies_of` yields, after a line for each copy that is not used."""
+    with copies_of(places) as found:
         for note in places.notes:
             tell(one_line(note))
         yield found

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from recovery.base.addresses import host_and_port
 from recovery.base.clock import Clock
 from recovery.base.credentials.certificates import read_certificates
+from recovery.base.credentials.task_key import task_key
 from recovery.base.credentials.token import read_token
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
 from recovery.base.threads import each
@@ -20,6 +22,7 @@ from recovery.planning.measures import Measure, StepSize
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.connect import connect_driver
 from recovery.storage.lazy.names import is_lazy
+from recovery.storage.lock import DirectoryLock
 from recovery.storage.owned import OwnedPartitions, OwnerPartitions, at_owner
 from recovery.storage.scan import log_bytes, read_measures, scan, sizes_in
 from recovery.storage.seam import PartitionStore
@@ -103,6 +106,16 @@ class Locations:
         the own one. run: a text that nobody else has. Raises DirectoryLockedError."""
         for owner in self.owners:
             owner.hold(run, f"{purpose} on {socket.gethostname()}", task_key)
+
+    @contextlib.contextmanager
+    def locked(self, clock: Clock, purpose: str) -> Iterator[None]:
+        """Lock the own directory, and have every owner lock its own, until the block ends; then `release`. Raises
+        DirectoryLockedError during a run."""
+        with contextlib.ExitStack() as held:
+            held.callback(self.release)
+            held.enter_context(DirectoryLock(self.directory, clock, purpose))
+            self.hold(secrets.token_hex(8), purpose, task_key())
+            yield
 
     def check_free(self) -> None:
         """Raise DirectoryLockedError, with the location of the owner, if a process has locked the directory of one."""

@@ -22,7 +22,7 @@ from recovery.storage.origin import read_origins
 from tests.backup.support import states
 from tests.native.support import held, place, write_job
 from tests.owner.served import Served, spread, token_file
-from tests.stores import Driver, problems
+from tests.stores import Driver, SpreadDirectory, alter, problems
 
 VOLATILE = {"elapsed_s", "store_id", "origin", "bytes", "bytes_after", "cloned", "made_ms", "lock", "health"}
 """Of what is printed: times, new ids and sizes of files."""
@@ -162,3 +162,61 @@ def test_a_directory_is_not_swapped(kinds, words):
     assert "repartition DIR NEW_DIR N --owner" in refused
     assert "restore NEW_DIR DIR --owner" in refused
     assert kinds.everything() == before
+
+
+class TestAnImportedCheckpoint:
+    """Into new partitions at owners, as into new ones in a directory."""
+
+    @pytest.fixture
+    def job(self, tmp_path) -> Path:
+        write_job(tmp_path / "job", batch=4)
+        return tmp_path / "job"
+
+    @pytest.fixture
+    def new(self, make_store) -> Iterator[SpreadDirectory]:
+        places = SpreadDirectory(make_store(3), ((), (2, 0), (1,)))
+        yield places
+        places.close()
+
+    def test_a_run_goes_on(self, job, new, make_store, tmp_path):
+        """After the same micro-batch, with the same files and an entry in the run history; a second import names the
+        first one."""
+        here, facts = make_store(3), []
+        for directory, options in ((here, []), (new.places[0], named(new))):
+            words = ["checkpoint", "import", job, directory, "--flow", "flow", *options]
+            facts.append({**json.loads(call([*words, "--json"]).stdout), "directory": ""})
+            [run] = json.loads(call(["runs", directory, "--json", *options]).stdout)
+            assert (run["status"], run["details"]["what"]) == ("succeeded", "checkpoint import")
+            assert "it holds the checkpoint at" in call(words, 26).output
+        assert facts[0] == facts[1]
+        for directory, options in ((here, []), (new.places[0], named(new))):
+            call(["checkpoint", "export", directory, tmp_path / directory.name, *options])
+        assert held(tmp_path / here.name) == held(tmp_path / new.places[0].name)
+        with Driver(new) as run:
+            assert run.epoch == 2
+
+    @pytest.mark.parametrize("refusal", ["a run", "no such job", "no partitions", "damaged"])
+    def test_refused(self, job, new, tmp_path, refusal):
+        """With every partition as it was, byte for byte."""
+        code, run, directory = 40, None, new.places[0]
+        if refusal == "a run":
+            run = new.locations(run="one")
+        elif refusal == "no such job":
+            code, job = 29, tmp_path / "none"
+        elif refusal == "no partitions":
+            code, directory = 20, tmp_path / "none"
+        else:
+            code = 23
+            alter(new.paths()[1], "INSERT INTO snaps VALUES ('x', 'y', 1, 'z', NULL, 1)")
+        before = [path.read_bytes() for path in new.paths()]
+        refused = call(["checkpoint", "import", job, directory, "--flow", "flow", *named(new)], code)
+        assert "Traceback" not in refused.output
+        if run is not None:
+            run.release()
+        assert [path.read_bytes() for path in new.paths()] == before
+
+
+def named(places: SpreadDirectory) -> list[object]:
+    """The options that name the owners."""
+    found = [word for each in places.services for word in ("--owner", f"127.0.0.1:{each.port}")]
+    return [*found, "--token-file", places.token]
