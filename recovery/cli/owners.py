@@ -22,6 +22,10 @@ from recovery.storage.lock import check_unlocked
 from recovery.storage.standby import refuse_standby
 
 VERIFIES = "A PEM file of certificates that verify the owners."
+RECEIVES = (
+    "An [owner](#serve) without partitions, which [gets partitions](clusters.md#restoring-to-owners): each owner as "
+    "many, in the order in which the owners are named. RECOVERY_OWNERS does not count here."
+)
 LOOK_S = 10.0
 """How long a command that looks tries to reach an owner."""
 
@@ -36,6 +40,11 @@ def owner_options(function: Callable[..., Any], **more: Any) -> Callable[..., An
 
     command = config_option("tls_ca", help=VERIFIES, without="no TLS")(command)
     return config_option("owners", **more)(config_option("token_file")(command))
+
+
+def receiving_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `owner_options` for owners that get partitions: only the command line names them."""
+    return owner_options(function, envvar=None, help=RECEIVES)
 
 
 def locations(directory: Path, access: OwnerAccess) -> Locations:

@@ -19,7 +19,9 @@ from recovery.native.importing import import_checkpoint
 from recovery.storage.initialize import init_partitions
 from recovery.storage.locations import OwnerAccess
 from recovery.storage.origin import read_origins
+from recovery.storage.snapshot import snapshot_at
 from tests.backup.support import states
+from tests.importing.theirs import word_count
 from tests.native.support import held, place, write_job
 from tests.owner.served import Served, spread, token_file
 from tests.stores import Driver, SpreadDirectory, alter, problems
@@ -214,6 +216,59 @@ class TestAnImportedCheckpoint:
         if run is not None:
             run.release()
         assert [path.read_bytes() for path in new.paths()] == before
+
+
+class TestAnImportOfBytewax:
+    """To owners without partitions, as into a new directory."""
+
+    STEPS = ("--step", "count=count")
+
+    @pytest.fixture
+    def new(self, tmp_path) -> Iterator[SpreadDirectory]:
+        places = SpreadDirectory(tmp_path / "db", ((), (), ()))
+        yield places
+        places.close()
+
+    @pytest.fixture
+    def theirs(self, tmp_path, monkeypatch) -> Path:
+        monkeypatch.chdir(tmp_path)
+        Path("words.txt").write_text("one\none\ntwo\n")
+        return word_count(tmp_path / "theirs", {f"k{n}": n for n in range(1, 30)}, 8).directory
+
+    def test_a_run_goes_on(self, new, theirs, tmp_path):
+        """From the same states; a second import names what is there. A dry run says the same, and changes nothing."""
+        room = tmp_path / "all"
+        words = ["import", "bytewax", theirs, *self.STEPS, "--partitions", 3, "--json"]
+        files = json.loads(call([*words, tmp_path / "here"]).stdout)
+        said = json.loads(call([*words, new.places[0], "--dry-run", *named(new)]).stdout)
+        assert new.paths() == []
+        owners = json.loads(call([*words, new.places[0], *named(new)]).stdout)
+        assert {**said, "written": True} == {**owners, "held": {}}
+        first, second = (f"127.0.0.1:{each.port}" for each in new.services)
+        assert list(owners.pop("owners").values()) == [first, first, second]
+        assert {**owners, "directory": ""} == {**files, "directory": ""}
+        room.mkdir()
+        for path in new.paths():
+            shutil.copy(path, room)
+        one, other = (list(snapshot_at(each).states_in_order("count")) for each in (tmp_path / "here", room))
+        assert one == other
+        with Driver(new) as run:
+            assert run.epoch == 2
+        assert "holds part-0.sqlite3, part-1.sqlite3" in call([*words, new.places[0], *named(new)], 26).output
+
+    def test_refused(self, new, theirs, tmp_path):
+        """With nothing made: a partition in the run's directory, one at an owner, and a directory within theirs."""
+        words = ["import", "bytewax", theirs, *self.STEPS]
+        call([*words, theirs / "db", *named(new)], 11)
+        for room in (new.places[0], new.places[2]):
+            (room / "part-9.sqlite3").write_bytes(b"x")
+            assert "part-9.sqlite3" in call([*words, new.places[0], *named(new)], 26).output
+            assert [path.name for path in new.paths()] == ["part-9.sqlite3"]
+            (room / "part-9.sqlite3").unlink()
+        assert sorted(path.name for path in theirs.iterdir()) == ["part-0.sqlite3", "part-1.sqlite3"]
+        said = call([*words, new.places[0], *named(new)]).stdout
+        assert "part-0 are at 127.0.0.1:" in said
+        assert f"run flow.py -r {new.places[0]} --owner" in said
 
 
 def named(places: SpreadDirectory) -> list[object]:
