@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from secrets import token_hex
 from typing import NamedTuple
 
 import click
 from click.core import ParameterSource
 
 from recovery.base.clock import Clock, SystemClock
+from recovery.base.credentials.task_key import task_key
 from recovery.base.wording import counted, listed, moment_text
 from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
@@ -77,7 +79,7 @@ def gc(
         if dry_run:
             places = held.enter_context(_copies(places))
         else:
-            held.enter_context(places.locked(clock, "gc"))
+            held.enter_context(places.locked(clock, token_hex(8), "gc", task_key()))
         done = _collect(places, backup_interval, checks, clock)
     if as_json:
         print_json({

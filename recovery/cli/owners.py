@@ -6,11 +6,13 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import click
 
 from recovery.base.clock import SystemClock
+from recovery.base.credentials.task_key import task_key
 from recovery.base.printable import one_line
 from recovery.cli.common import say, tell
 from recovery.cli.config_options import config_option
@@ -84,7 +86,7 @@ def locked_copies(directory: Path, access: OwnerAccess, purpose: str, *, only_ch
             check_unlocked(directory)
             places.check_free()
         else:
-            held.enter_context(places.locked(SystemClock(), purpose))
+            held.enter_context(places.locked(SystemClock(), token_hex(8), purpose, task_key()))
         yield held.enter_context(_told_copies(places))
 
 

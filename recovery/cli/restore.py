@@ -101,7 +101,10 @@ def restore(
     wanted = RestoreOptions(epoch, at_ms, umask, dry_run)
     if access.owners:
         if lazy:
-            raise click.UsageError("--lazy restores to a directory of this host, and not to owners.")
+            raise click.UsageError(
+                "--lazy restores to a directory of this host, whose pages runs fetch as they read them; owners get "
+                "whole files, which they check before any counts. Leave --lazy out."
+            )
         to_owners(source, directory, access, wanted, as_json)
         return
     if directory is None:

@@ -59,7 +59,14 @@ class ByOwner(NamedTuple):
 
 
 def bring(
-    made: Path, count: int, directory: Path, access: OwnerAccess, *, dry_run: bool = False, quiet: bool = False
+    made: Path,
+    count: int,
+    directory: Path,
+    access: OwnerAccess,
+    *,
+    umask: bool = False,
+    dry_run: bool = False,
+    quiet: bool = False,
 ) -> ByOwner:
     """Bring a new store, all `count` partitions of which are in the directory `made`, to owners without partitions, all
     or none. directory: that of the run. dry_run: only ask the owners; `made` need not exist. Raises what
@@ -76,7 +83,8 @@ def bring(
     with scratch_directory("restore") as scratch:
         done = restore_to_owners(
             open_source(open_place(str(made)), scratch, clock), owners, directory, scratch, clock=clock,
-            random_id=lambda: token_hex(4), task_key=task_key(), observe=CopyProgress(quiet=quiet).observe,
+            random_id=lambda: token_hex(4), task_key=task_key(), umask=umask,
+            observe=CopyProgress(quiet=quiet).observe,
         )  # fmt: skip
     return ByOwner(done.owner_of)
 

@@ -13,8 +13,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 
 from recovery.base.clock import Clock
+from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import FIRST_EPOCH, BatchId, Epoch
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.base.untrusted_paths import read_received
@@ -82,7 +84,7 @@ def import_checkpoint(
     # Where no partitions are, no lock file is left.
     places.found()
     # import.1
-    with places.locked(clock, WHAT):
+    with places.locked(clock, token_hex(8), WHAT, task_key()):
         plan = plan_resume(places.found(), flow_id=flow_id)
         _check_fresh(directory, plan, locations, clock)
         check_whole(plan, locations)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import NamedTuple
 from recovery.base.addresses import host_and_port
 from recovery.base.clock import Clock
 from recovery.base.credentials.certificates import read_certificates
-from recovery.base.credentials.task_key import task_key
 from recovery.base.credentials.token import read_token
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
 from recovery.base.threads import each
@@ -108,13 +106,13 @@ class Locations:
             owner.hold(run, f"{purpose} on {socket.gethostname()}", task_key)
 
     @contextlib.contextmanager
-    def locked(self, clock: Clock, purpose: str) -> Iterator[None]:
-        """Lock the own directory, and have every owner lock its own, until the block ends; then `release`. Raises
-        DirectoryLockedError during a run."""
+    def locked(self, clock: Clock, run: str, purpose: str, task_key: bytes) -> Iterator[None]:
+        """Lock the own directory, and have every owner lock its own as `hold` does, until the block ends; then
+        `release`. Raises DirectoryLockedError during a run."""
         with contextlib.ExitStack() as held:
             held.callback(self.release)
             held.enter_context(DirectoryLock(self.directory, clock, purpose))
-            self.hold(secrets.token_hex(8), purpose, task_key())
+            self.hold(run, purpose, task_key)
             yield
 
     def check_free(self) -> None:

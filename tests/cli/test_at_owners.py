@@ -271,6 +271,43 @@ class TestAnImportOfBytewax:
         assert f"run flow.py -r {new.places[0]} --owner" in said
 
 
+def test_new_partitions(tmp_path):
+    """They go to owners that have none, and a run begins there; a second time, they are named."""
+    new = SpreadDirectory(tmp_path / "db", ((), (), ()))
+    try:
+        first, second = (f"127.0.0.1:{each.port}" for each in new.services)
+        made = json.loads(call(["init", new.places[0], 3, "--json", *named(new)]).stdout)
+        assert list(made["owners"].items()) == [
+            ("part-0.sqlite3", first), ("part-1.sqlite3", first), ("part-2.sqlite3", second)
+        ]  # fmt: skip
+        with Driver(new) as run:
+            assert (run.count, run.epoch) == (3, 1)
+        before = [path.read_bytes() for path in new.paths()]
+        assert f"{first} holds part-0.sqlite3" in call(["init", new.places[0], 2, *named(new)], 26).output
+        assert "0 is not" in call(["init", new.places[0], 0, *named(new)], 11).output
+        assert [path.read_bytes() for path in new.paths()] == before
+    finally:
+        new.close()
+
+
+@pytest.mark.parametrize(("words", "code", "way"), [
+    ("drill backups", 11, "restore SRC --owner … --dry-run"),
+    ("follow backups db", 11, "recovery restore DIR NEW_DIR --owner"),
+    ("promote db", 11, "recovery restore DIR NEW_DIR --owner"),
+    ("state migrate db file:x", 11, "recovery state export DIR --owner"),
+    ("warmup", 11, "Leave these options out"),
+    ("restore backups db --lazy", 2, "Leave --lazy out"),
+    ("run flow.py -r db --from backups", 2, "recovery restore SRC DIR --owner"),
+])  # fmt: skip
+def test_a_refusal_names_its_own_way_out(words, code, way, tmp_path, monkeypatch):
+    """Of the command that was typed."""
+    monkeypatch.chdir(tmp_path)
+    Path("flow.py").write_text("flow = None")
+    refused = call([*words.split(), "--owner", "h1:7337"], code)
+    assert way in " ".join(refused.output.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["flow.py"]
+
+
 def named(places: SpreadDirectory) -> list[object]:
     """The options that name the owners."""
     found = [word for each in places.services for word in ("--owner", f"127.0.0.1:{each.port}")]

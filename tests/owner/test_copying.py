@@ -131,7 +131,7 @@ def test_an_edit_of_a_step(there, here, options):
 
 
 def test_what_is_not_done_at_owners_says_so(there, options):
-    """Marks that epochs moved, and commands that change or replace files."""
+    """Marks that epochs moved."""
     directory = there.places[0]
     key = next(f"/orders{n}" for n in range(99) if partition_of(f"/orders{n}", 3) == 0)
     with Driver(there, ["count", EPOCH_STEP]) as run:
@@ -139,9 +139,6 @@ def test_what_is_not_done_at_owners_says_so(there, options):
         run.close(3)
     done = CliRunner().invoke(main, ["hwm", "list", str(directory), *map(str, options)])
     assert (done.exit_code, "epochs of the flow have moved" in done.stderr) == (11, True), done.output
-    for command in ("drill backups", "follow backups db"):
-        done = CliRunner().invoke(main, [*command.split(), "--owner", "h1:7337"])
-        assert (done.exit_code, "recovery backup" in done.stderr) == (11, True), done.output
 
 
 def test_copies_while_a_run_closes_epochs(make_store, tmp_path):

@@ -7,9 +7,11 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import TypeVar
 
 from recovery.base.clock import Clock
+from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import Epoch
 from recovery.base.reserved import DECLARATIONS_STEP, RESERVED_PREFIX
 from recovery.epochs.writer import EpochWriter, StepKey
@@ -74,7 +76,7 @@ def _edit_at_owners(
 ) -> Epoch | None:
     """Edit while this process holds all locations. What is edited is read from copies."""
     with ExitStack() as held:
-        held.enter_context(locations.locked(clock, f"state {what}"))
+        held.enter_context(locations.locked(clock, token_hex(8), f"state {what}", task_key()))
         plan = plan_resume(locations.found())
         _check_used(plan, locations.directory)
         check_whole(plan, locations)
