@@ -21,7 +21,6 @@ from recovery.native.held import held_measure, held_operators, held_schemas
 from recovery.planning.health import NOT_MEASURED, format_bytes
 from recovery.planning.measures import OperatorWork
 from recovery.storage.locations import OwnerAccess
-from recovery.storage.scan import read_measures
 from recovery.storage.snapshot import Snapshot, snapshot_at
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def operators_at(at: Snapshot) -> list[dict[str, Any]]:
         schemas = held_schemas(at)
         # The numbers are for people; commands that check the files report damage.
         with contextlib.suppress(RecoveryError, ValueError):
-            measure = held_measure(at, read_measures(at.paths[0]))
+            measure = held_measure(at, at.measures())
     rows, native = (measure.operators, measure.native or {}) if measure is not None else ({}, {})
     return [
         {

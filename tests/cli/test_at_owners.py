@@ -111,6 +111,16 @@ def test_a_new_store(kinds, tmp_path, words):
         assert origin.directory == str(kinds.there)
 
 
+def test_status(kinds, tmp_path):
+    """All but who has locked what, and what a copy of the directory changes: operators, schemas and sizes, too."""
+    files, owners = both(kinds, "status DIR", tmp_path)
+    for each in (files, owners):
+        each["partitions"] = [{**one, "file": ""} for one in each["partitions"]]
+    assert owners == files
+    assert [each["name"] for each in owners["operators"]] == ["stateStoreSave"]
+    assert "stateStoreSave" in call(["status", kinds.there, *kinds.options]).stdout
+
+
 def test_a_checkpoint(kinds, tmp_path):
     """Its list and its export, as of each held epoch that has one."""
     before = kinds.everything()
