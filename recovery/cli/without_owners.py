@@ -35,7 +35,7 @@ REFUSED = {
     ),
     "state migrate": Refused(
         "Its two places are directories of this host or state backends.",
-        "In its place: recovery state export DIR --owner …, and recovery state import.",
+        "In its place: recovery state export DIR --owner …, and recovery state import DIR FILE.",
     ),
 }
 """By the words of the command."""

@@ -300,6 +300,25 @@ def test_new_partitions(tmp_path):
         new.close()
 
 
+def test_the_ways_out_lead_there(kinds, tmp_path, monkeypatch):
+    """Of a standby that is promoted, to owners; and of operational state, to a directory of this host."""
+    monkeypatch.chdir(tmp_path)
+    new = SpreadDirectory(tmp_path / "db", ((), (), ()))
+    try:
+        call(["backup", kinds.there, "place", *kinds.options])
+        call(["follow", "place", "standby", "--once"])
+        call(["promote", "standby"])
+        call(["restore", "standby", new.places[0], *named(new)])
+        with Driver(new) as run:
+            assert (run.count, run.epoch) == (3, 5)
+        call(["hwm", "set", new.places[0], "orders", 7, *named(new)])
+        Path("exported").write_text(call(["state", "export", new.places[0], *named(new)]).stdout)
+    finally:
+        new.close()
+    call(["state", "import", "standby", "exported", "--yes"])
+    assert json.loads(call(["hwm", "get", "standby", "orders"]).stdout) == 7
+
+
 @pytest.mark.parametrize(("words", "code", "way"), [
     ("drill backups", 11, "restore SRC --owner … --dry-run"),
     ("follow backups db", 11, "recovery restore DIR NEW_DIR --owner"),
