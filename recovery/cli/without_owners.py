@@ -1,4 +1,4 @@
-"""Commands that no partitions at owners concern: what each says when somebody names owners."""
+"""Commands that owners do not concern: what each says when somebody names owners."""
 
 from __future__ import annotations
 
