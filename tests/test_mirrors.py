@@ -80,7 +80,7 @@ COVERED_BY = {
     "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe
         storage.sqlite.fold storage.sqlite.rewind storage.sqlite.snap_rows""",
     "storage/test_reach.py": "base.credentials.task_key",
-    "sinks/test_hadoop_disk.py": "hadoop.reports hadoop.writing sinks.places",
+    "sinks/test_hadoop_disk.py": "hadoop.reports sinks.places",
     "cluster/test_reading.py": "spark.jvm.executors",
     "spark/test_native_on_s3.py": "spark.run.checkpoint_home",
     "cluster/test_counts.py": "base.version host.identity spark.run.serving spark.steps.sent",

@@ -223,7 +223,7 @@ def _only_operators(numbers: list[int], shown: str) -> ConfigurationError:
     return ConfigurationError(
         f"there is only state of Spark's own {_named(numbers)}",
         path=shown,
-        cause="Spark keeps it in files of its own form, so that it is compared by Spark.",
+        cause="Spark keeps the state of its own operators in files that only Spark can compare.",
         remedy="Give --operator N.",
     )
 

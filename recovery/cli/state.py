@@ -322,7 +322,7 @@ def clear(
 @step_option
 @refused_operator_option
 @key_option
-@option("--force", is_flag=True, help="Fence a run that holds the directory's lock.")
+@option("--force", is_flag=True, help="With a step, fence a run that holds the directory's lock.")
 @state_options
 @json_option
 def edit(

@@ -103,9 +103,9 @@ def pattern_option(function: F) -> F:
     return option("--pattern", metavar="GLOB", without="all", help=text)(function)
 
 
-def force_option(function: F) -> F:
-    """Add --force and --yes."""
-    text = "Do not ask; bring back removed states; and fence a run that holds the directory's lock."
+def force_option(function: F, *, also: str = "") -> F:
+    """Add --force and --yes. also: what else --force does."""
+    text = f"Do not ask{also}; with a step, fence a run that holds the directory's lock."
     return option("--yes", "-y", is_flag=True, help="Do not ask.")(option("--force", is_flag=True, help=text)(function))
 
 

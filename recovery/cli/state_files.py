@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -86,7 +87,7 @@ def export(
 
 @click.command(name="import")
 @click.argument("words", metavar="[DIR] FILE|-", nargs=-1)
-@force_option
+@partial(force_option, also="; bring back states that were removed since they were exported")
 @state_options
 @json_option
 def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as_json: bool) -> None:

@@ -170,7 +170,7 @@ class HadoopFiles:
             kind = "" if thrown is None else str(thrown.getClass().getName())
             text = str(error) if thrown is None else str(thrown.toString())
             line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-            number = _number(kind, line)
+            number = number_of(kind, line)
             if number == errno.ENOENT and missing:
                 return missing[0]
             raise OSError(number, line, f"{self._address}{path}") from error
@@ -202,7 +202,7 @@ def _is_stopped(session: SparkSession | None) -> bool:
     return session is None or session.sparkContext._jsc is None
 
 
-def _number(kind: str, text: str) -> int:
+def number_of(kind: str, text: str) -> int:
     """Return the error number for a Java exception. Java says FileNotFoundException of a file that this user may not
     read, too, with the operating system's words behind the path."""
     words = _WORDS.search(text)

@@ -25,7 +25,7 @@ def check_runs(what: str, function: object, *, may_yield: bool = False) -> None:
         if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
             raise ConfigurationError(
                 f"{what} is an asynchronous function",
-                cause="A call of an `async def` makes a coroutine, and runs nothing of it.",
+                cause="A call of an `async def` makes a coroutine, and runs nothing of the function.",
                 remedy="Write it with `def`; let it run asynchronous code by asyncio.run(...).",
             )
         if inspect.isgeneratorfunction(each) and not may_yield:

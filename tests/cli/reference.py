@@ -15,6 +15,11 @@ COMMON = 3
 FEW = 3
 """So many commands without an option are named in place of those that have it."""
 
+DRY_RUN = (
+    "Show what the command would do, in the form in which the command says what it did, and change nothing. "
+    "The table of each command says more."
+)
+
 CHANGES = {
     "init": ("makes DIR", "no"),
     "run": ("yes", "no"),
@@ -106,6 +111,15 @@ def every_option() -> dict[Shown, Having]:
     return found
 
 
+def having_flag(flag: str) -> Having:
+    """The commands that have an option of this name, whatever its help says."""
+    found: Having = {}
+    for shown, having in every_option().items():
+        for name, subcommands in having.items() if shown.flag == flag else ():
+            found.setdefault(name, []).extend(subcommands)
+    return found
+
+
 def is_common(shown: Shown) -> bool:
     """Whether an option stands in the table of common options."""
     return len(every_option()[shown]) >= COMMON
@@ -166,6 +180,7 @@ def common_options() -> Iterator[str]:
     for (_, *cells), having in sorted(common, key=lambda each: -len(each[1])):
         rest = others(having)
         yield row(*cells, named(having) if len(rest) > FEW else f"all except {named(rest)}")
+    yield row("`--dry-run`", "", DRY_RUN, named(having_flag("--dry-run")))
     for _, (_, *cells) in shown_options(main):
         yield row(*cells, "`recovery` itself")
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
-from recovery.cli import COMMANDS, main
 from recovery.operational.manager import StateManager
 from recovery.storage.initialize import init_partitions
 from tests.backup.support import work
 from tests.cli.test_repeated import call, contents
 from tests.owner.served import Served, recovery, spread, token_file
-from tests.stores import ROOT, Driver
+from tests.stores import Driver
 
 OF_TIME = {"since_ms", "elapsed_s", "age_ms", "store_id", "origin", "nonce"}
 """Facts that differ each time."""
@@ -214,23 +210,3 @@ def test_a_restore_into_a_directory_that_holds_partitions_says_that_it_is_refuse
     )
     assert facts("restore place db --dry-run")["held"] == ["part-0.sqlite3", "part-1.sqlite3", "part-2.sqlite3"]
     assert everything(here) == before
-
-
-def _with_dry_run(command: click.Command, name: str) -> Iterator[str]:
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for each in command.list_commands(context):
-            found = command.get_command(context, each)
-            assert found is not None
-            yield from _with_dry_run(found, f"{name} {each}".strip())
-    elif any("--dry-run" in parameter.opts for parameter in command.params):
-        yield name
-
-
-def test_the_documentation_lists_the_commands_that_have_one() -> None:
-    """All of them, and no other."""
-    [line] = [
-        each for each in (ROOT / "docs/cli.md").read_text().splitlines() if each.startswith("| `--dry-run` | of ")
-    ]
-    assert sorted(re.findall(r"\[`([a-z ]+)`\]", line)) == sorted(itertools.chain(_with_dry_run(main, "")))
-    assert set(COMMANDS) >= {name.partition(" ")[0] for name in _with_dry_run(main, "")}

@@ -88,9 +88,9 @@ def test_colours_in_a_pipe(ran):
 
 PROGRESS = """
 import sys, time
-from recovery.backup.progress import Progressed
+from recovery.backup.progress import FileProgress
 from recovery.cli.backup_progress import CopyProgress
-from recovery.cli.progress import Progress
+from recovery.cli.progress import RunProgress
 from recovery.cli.status_line import StatusLine
 from recovery.spark.run.reporting.events import Stopping
 kind = sys.argv[1]
@@ -103,9 +103,9 @@ elif kind == "copies":
     progress = CopyProgress()
     for step in ("copy", "copied"):
         time.sleep(0.3)
-        progress.observe(Progressed(step, "part-0.sqlite3", 1, 2))
+        progress.observe(FileProgress(step, "part-0.sqlite3", 1, 2))
 else:
-    with Progress("words") as progress:
+    with RunProgress("words") as progress:
         time.sleep(1.2)
         progress.observe(Stopping(2, None))
 print("done")

@@ -345,7 +345,7 @@ def test_threads_may_begin_together(tmp_path):
 import sys, threading
 sys.setswitchinterval(1e-6)
 from recovery.wire import calls
-body, gate = calls.encode([calls.Found("part-0.sqlite3")]), threading.Barrier(16)
+body, gate = calls.encode([calls.DescribedFile("part-0.sqlite3")]), threading.Barrier(16)
 def begin():
     gate.wait()
     for name in ("found", "facts"):

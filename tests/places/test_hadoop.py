@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.places.hadoop import HadoopFiles, _number
+from recovery.places.hadoop import HadoopFiles, number_of
 from tests.renaming import renaming
 
 
@@ -57,4 +57,4 @@ def test_a_tree_that_cannot_be_read(tmp_path):
 )
 def test_a_file_that_may_not_be_read_is_not_missing(kind, text, number):
     """Java says FileNotFoundException of both."""
-    assert _number(kind, f"{kind}: {text}") == number
+    assert number_of(kind, f"{kind}: {text}") == number

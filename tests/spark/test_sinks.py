@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import re
 import shutil
@@ -23,12 +24,14 @@ from recovery import (
     OutputMismatchError,
     RecoveryConfig,
     SinkFailedError,
+    SinkRefusedError,
     StaleDirectoryError,
     UpsertSink,
     current_batch,
     init_partitions,
     repartition,
 )
+from recovery.hadoop.writing import write_files
 from tests.shares import some
 from tests.spark.support import ROOT, run_to_end, states, totals_step
 from tests.spark.test_crashes import finish, recovery_run
@@ -230,6 +233,44 @@ def test_few_files_and_none_without_rows(spark, feed, tmp_path):
     sink = FileSink(tmp_path / "out", "csv", options={"header": True}, files_per_batch=1)
     run_to_end(frame, tmp_path / "db", sink)
     assert [len(entry.files) for entry in sink.entries()] == [1, 0]
+
+
+def test_tasks_that_cannot_write(spark, feed, tmp_path):
+    """The sink's target refuses, and not the flow or Spark. The next run has another directory, and goes on."""
+
+    class Blocked(FileSink):
+        def write(self, batch, batch_id):
+            if batch_id == 1:
+                place = self._output.staging(self._execution, batch_id)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_text("in the way")
+            super().write(batch, batch_id)
+
+    for seed in range(3):
+        feed.add_random(seed)
+    frame = feed.frame(spark).transform(totals_step())
+    with pytest.raises(
+        SinkRefusedError, match=r"Blocked\.write failed, writing micro-batch 1: .*not a directory"
+    ) as caught:
+        run_to_end(frame, tmp_path / "db", Blocked(tmp_path / "out", "json"))
+    assert "Move it away" in caught.value.remedy
+    sink = FileSink(tmp_path / "out", "json")
+    run_to_end(frame, tmp_path / "db", sink)
+    lines = [json.loads(line) for path in sink.files() for line in path.read_text().splitlines()]
+    assert sorted((row["key"], row["n"], row["total"]) for row in lines) == sorted(running_totals(feed.rows))
+
+
+def test_a_place_that_files_cannot_be_written_to(spark, tmp_path):
+    """The error is that of the path, and what Spark says of rows stays Spark's."""
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(OSError, match="not a directory") as caught:
+        write_files(spark.range(3), f"file:{tmp_path}/out/0", "json", {})
+    assert caught.value.filename == f"file:{tmp_path}/out/0"
+    assert caught.value.errno == errno.EIO
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "x.parquet").write_bytes(b"PAR1 no table PAR1")
+    with pytest.raises(Exception, match="FAILED_READ_FILE"):
+        write_files(spark.read.schema("id long").parquet(f"file:{tmp_path}/in"), f"file:{tmp_path}/b", "json", {})
 
 
 def test_a_table_holds_the_state_of_the_closed_epochs(spark, feed, tmp_path):

@@ -17,8 +17,11 @@ from recovery.planning.resume import plan_resume
 from recovery.storage.scan import scan
 from recovery.storage.seam import StepEdit
 from recovery.storage.sqlite import close, describe, fold, rewind, snap_rows
+from recovery.storage.sqlite.columns import COLUMNS
 from recovery.storage.sqlite.file.statements import transaction
+from recovery.storage.sqlite.file.tables import CREATE_ALL
 from recovery.storage.sqlite.store import FilePartitions
+from recovery.storage.sqlite.transfer.changes_file import CREATE as CREATE_CHANGES_FILE
 from recovery.values.keys import partition_of
 from tests.stores import STEP, Driver, alter, content, new_execution, paths_of, problems, query, state_at, window
 
@@ -639,3 +642,17 @@ class TestValuesOfTheDriver:
             assert found == [{}, {"note": "1"}, {"note": "2", "new": "x"}, {"note": "3"}]
             assert run.store.driver_values(step) == found[-1]
             assert content(store_dir) == before
+
+
+@pytest.mark.parametrize("made", [CREATE_ALL, CREATE_CHANGES_FILE], ids=["partition", "changes file"])
+def test_the_columns_of_each_small_table(made):
+    """They stand once, with what each may hold; the tables of partitions and of changes files have them."""
+    connection = apsw.Connection(":memory:")
+    connection.execute(made)
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    for table in tables & set(COLUMNS):
+        found = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
+        # `link` says which part of a chain a row belongs to; the one row of `beginning` needs no number.
+        ignored = {"link", "digest", *(["one"] if table == "beginning" else [])}
+        assert [name for name in found if name not in ignored] == list(COLUMNS[table]), table
+    assert len(tables & set(COLUMNS)) >= 6

@@ -51,7 +51,7 @@ def combined(
         raise UnsupportedPlanError(
             "an aggregate runs outside a recovery run",
             cause="The streaming frame was started with writeStream.",
-            remedy="Start it with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
+            remedy="Start the stream with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
         )
 
     place.__name__ = f"{PLACE_NAME}{secrets.token_hex(8)}"

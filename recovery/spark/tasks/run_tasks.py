@@ -50,7 +50,7 @@ def run_step(
         raise UnsupportedPlanError(
             f"step {definition.step_id!r} runs outside a micro-batch of a recovery run",
             cause="The streaming frame was started with writeStream, or its job was started from elsewhere.",
-            remedy="Start it with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
+            remedy="Start the stream with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
         )
     connect = partial(reach, address, task_key=definition.task_key)
     with raised_once(context):

@@ -14,13 +14,13 @@ import apsw
 
 from recovery.base.ids import Lease
 from recovery.errors import CorruptPartitionError
-from recovery.storage.sqlite.columns import checked_rows
+from recovery.storage.sqlite.columns import checked_rows, columns_of
 from recovery.storage.sqlite.describe import check_lease
 from recovery.storage.sqlite.digests import record_digest
 from recovery.storage.sqlite.file.opening import has_beginning
 from recovery.storage.sqlite.file.statements import rows, snapshot, transaction, translated
 
-BEGINNING = "SELECT ex_num, ex_id, content, digest FROM beginning"
+BEGINNING = f"SELECT {columns_of('beginning')} FROM beginning"
 
 
 class Beginning(NamedTuple):

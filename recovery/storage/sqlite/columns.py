@@ -49,22 +49,40 @@ is_digest = whole(0, MODULUS - 1)
 is_clock = whole(-MOST, MOST)
 is_batch = whole(-1, MOST)
 
-# By table, in the order of the columns, without the row's digest.
-COLUMNS: Mapping[str, Sequence[Check]] = {
-    "parts": (whole(0, MAX_PARTITIONS - 1), whole(1, MAX_PARTITIONS), is_text, or_null(is_text), is_moment),
-    "commits": (whole(0, MAX_PARTITIONS - 1), whole()),
-    "exs": (whole(), is_text, is_text, whole(), is_moment, is_seconds, is_seconds, is_text, is_clock, is_text),
-    "epochs": (
-        whole(), whole(), is_text, is_batch, is_moment, is_clock, whole(), whole(), is_digest, whole(), is_digest,
-    ),
-    "logged": (whole(), whole(), is_digest),
-    "changes": (whole(), is_bytes, whole(), whole(), is_bytes),
-    "sizes": (is_text, is_clock, is_clock),
-    "measures": (whole(), whole(), whole(), is_moment, is_text),
-    "states": (is_text, whole(), or_null(is_text), is_moment),
-    "beginning": (whole(), is_text, is_text),
-    "totals": (whole(1, 1), whole(), is_digest),
+COLUMNS: Mapping[str, Mapping[str, Check]] = {
+    "parts": {
+        "part_index": whole(0, MAX_PARTITIONS - 1), "part_count": whole(1, MAX_PARTITIONS), "store_id": is_text,
+        "flow_id": or_null(is_text), "created_ms": is_moment,
+    },
+    "commits": {"part_index": whole(0, MAX_PARTITIONS - 1), "commit_epoch": whole()},
+    "exs": {
+        "ex_num": whole(), "ex_id": is_text, "flow_id": is_text, "resume_epoch": whole(), "started_ms": is_moment,
+        "snapshot_interval_s": is_seconds, "backup_interval_s": is_seconds, "host": is_text, "pid": is_clock,
+        "version": is_text,
+    },
+    "epochs": {
+        "epoch": whole(), "ex_num": whole(), "ex_id": is_text, "batch_id": is_batch, "closed_ms": is_moment,
+        "clock_ms": is_clock, "written": whole(), "live_rows": whole(), "live_digest": is_digest,
+        "superseded_rows": whole(), "superseded_digest": is_digest,
+    },
+    "logged": {"epoch": whole(), "row_count": whole(), "changes_digest": is_digest},
+    "changes": {
+        "epoch": whole(), "step_id": is_bytes, "number": whole(), "row_count": whole(), "content": is_bytes,
+    },
+    "sizes": {"step_id": is_text, "live_rows": is_clock, "live_bytes": is_clock},
+    "measures": {
+        "measure_id": whole(), "ex_num": whole(), "epoch": whole(), "measured_ms": is_moment, "content": is_text,
+    },
+    "states": {"state_id": is_text, "generation": whole(), "content": or_null(is_text), "changed_ms": is_moment},
+    "beginning": {"ex_num": whole(), "ex_id": is_text, "content": is_text},
+    "totals": {"one": whole(1, 1), "states": whole(), "states_digest": is_digest},
 }  # fmt: skip
+"""The columns of each small table in their order, without the row's digest: the last column of all but `sizes`."""
+
+
+def columns_of(table: str) -> str:
+    """Return the columns of a small table for a statement, its digest last."""
+    return ", ".join([*COLUMNS[table], "digest"])
 
 
 # For the large tables: SQL conditions that are true for a row that no run writes.
@@ -82,7 +100,7 @@ OR generation NOT BETWEEN 0 AND {MOST}
 
 def check_columns(table: str, row: Sequence[Any]) -> None:
     """Raise CorruptPartitionError if a row, given without its digest, has a value that no run writes."""
-    for check, value in zip(COLUMNS[table], row, strict=True):
+    for check, value in zip(COLUMNS[table].values(), row, strict=True):
         if not check(value):
             raise CorruptPartitionError(f"a row of table {table} holds {shown(value)}, which no run writes there")
 

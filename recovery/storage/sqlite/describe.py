@@ -13,7 +13,7 @@ from recovery.base.ids import NO_EPOCH, Epoch, ExecutionNumber, Lease, Partition
 from recovery.errors import CorruptPartitionError, LeaseLostError
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 from recovery.storage.seam import CloseRequest
-from recovery.storage.sqlite.columns import checked_rows
+from recovery.storage.sqlite.columns import checked_rows, columns_of
 from recovery.storage.sqlite.digests import record_digest
 from recovery.storage.sqlite.epoch_log import (
     overlaid,
@@ -21,19 +21,11 @@ from recovery.storage.sqlite.epoch_log import (
 from recovery.storage.sqlite.file.opening import has_changes
 from recovery.storage.sqlite.file.statements import rows, snapshot, translated, value
 
-PARTS = "SELECT part_index, part_count, store_id, flow_id, created_ms, digest FROM parts"
-COMMITS = "SELECT part_index, commit_epoch, digest FROM commits"
-EXECUTIONS = """
-SELECT ex_num, ex_id, flow_id, resume_epoch, started_ms, snapshot_interval_s, backup_interval_s,
-       host, pid, version, digest
-FROM exs ORDER BY ex_num
-"""
-EPOCHS = """
-SELECT epoch, ex_num, ex_id, batch_id, closed_ms, clock_ms, written,
-       live_rows, live_digest, superseded_rows, superseded_digest, digest
-FROM epochs {where} ORDER BY epoch
-"""
-LOGGED = "SELECT epoch, row_count, changes_digest, digest FROM logged"
+PARTS = f"SELECT {columns_of('parts')} FROM parts"
+COMMITS = f"SELECT {columns_of('commits')} FROM commits"
+EXECUTIONS = f"SELECT {columns_of('exs')} FROM exs ORDER BY ex_num"
+EPOCHS = f"SELECT {columns_of('epochs')} FROM epochs {{where}} ORDER BY epoch"
+LOGGED = f"SELECT {columns_of('logged')} FROM logged"
 # Every step id that has a row, by skipping from one to the next: as many seeks as steps.
 STEPS = """
 WITH RECURSIVE steps(id) AS (

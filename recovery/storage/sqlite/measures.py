@@ -18,13 +18,13 @@ import apsw
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.errors import CorruptPartitionError
 from recovery.planning.measures import Measure, StepSize, from_text, outdated, to_text
-from recovery.storage.sqlite.columns import check_columns, checked_rows
+from recovery.storage.sqlite.columns import check_columns, checked_rows, columns_of
 from recovery.storage.sqlite.digests import mismatch_text, record_digest
 from recovery.storage.sqlite.file.statements import rows, transaction, translated, value
 from recovery.storage.sqlite.file.tables import ROW_BYTES
 
 SIZES = "SELECT step_id, live_rows, live_bytes FROM sizes"
-MEASURES = "SELECT measure_id, ex_num, epoch, measured_ms, content, digest FROM measures ORDER BY measure_id"
+MEASURES = f"SELECT {columns_of('measures')} FROM measures ORDER BY measure_id"
 
 CHANGE_SIZE = """
 INSERT INTO sizes VALUES (?, ?, ?)

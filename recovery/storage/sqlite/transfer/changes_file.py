@@ -24,7 +24,7 @@ from recovery.base.ids import Epoch
 from recovery.errors import CorruptPartitionError, UnsupportedVersionError
 from recovery.planning.chains import ChainLink
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
-from recovery.storage.sqlite.columns import checked_rows
+from recovery.storage.sqlite.columns import checked_rows, columns_of
 from recovery.storage.sqlite.describe import closed_epochs
 from recovery.storage.sqlite.digests import (
     MODULUS,
@@ -138,13 +138,7 @@ SELECT count(*) FROM changed WHERE ser_change IS NOT NULL
 AND digest IS NOT {row_digest_sql("step_id", "state_key", "epoch", "ser_change", "timeout_ms")}
 """
 DAMAGED_REPLACED = f"SELECT count(*) FROM superseded WHERE until_epoch > :after AND digest IS NOT {SNAPS_DIGEST}"
-EXS = """
-ex_num, ex_id, flow_id, resume_epoch, started_ms, snapshot_interval_s, backup_interval_s, host, pid, version, digest
-"""
-EPOCHS = """
-epoch, ex_num, ex_id, batch_id, closed_ms, clock_ms, written, live_rows, live_digest, superseded_rows,
-superseded_digest, digest
-"""
+EXS, EPOCHS = columns_of("exs"), columns_of("epochs")
 BY_LINK = ("links", "exs", "epochs", "changed")
 OPERATIONAL = ("states", "totals")
 
