@@ -35,8 +35,8 @@ class RecoveryConfig:
 
     directory: str | os.PathLike[str] | None = setting(
         None,
-        "The recovery directory, created by `recovery init`. Without it a flow runs without recovery: its state is "
-        "lost at the end. A pipeline whose state is in another state backend needs none.",
+        "The recovery directory, created by `recovery init`. Without a directory a flow runs without recovery: its "
+        "state is lost at the end. A pipeline whose state is in another state backend needs none.",
         "-r", "--recovery-directory",
         kind="directory", variables=("RECOVERY_DIRECTORY", "BYTEWAX_RECOVERY_DIRECTORY"),
     )  # fmt: skip
@@ -59,7 +59,7 @@ class RecoveryConfig:
     discard_history: bool = setting(
         False,
         "Allow a backup interval shorter than the last run's, and discard the snapshots that only the longer one "
-        "keeps. Without it a run asks on a terminal, and elsewhere ends with HistoryLossError (15).",
+        "keeps. Without this option a run asks on a terminal, and elsewhere ends with HistoryLossError (15).",
         "--discard-history", kind="flag",
     )  # fmt: skip
     resume_after: int | None = setting(
@@ -74,7 +74,8 @@ class RecoveryConfig:
     )  # fmt: skip
     rewind_again: int | None = setting(
         None,
-        "Go back again, although this execution already went back to the same snapshot. Without it the same rewind "
+        "Go back again, although this execution already went back to the same snapshot. Without this option the same "
+        "rewind "
         "ends the second time with RewindRepeatedError (16), so that a service whose command line contains a rewind "
         "does not go back at each restart.",
         "--rewind-again", kind="number", form="EXECUTION", least=1,
@@ -93,7 +94,7 @@ class RecoveryConfig:
     keep_steps: tuple[str, ...] = setting(
         (),
         "Keep a step's state unchanged although its key or state type [was changed]"
-        "(flow-api.md#changing-what-is-stored). It is refused when the step cannot read that state.",
+        "(flow-api.md#changing-what-is-stored). Refused when the step cannot read that state.",
         "--keep-step", kind="texts", form="STEP",
     )  # fmt: skip
     takeover: bool = setting(
@@ -107,17 +108,18 @@ class RecoveryConfig:
         False,
         "Go on although --replicate's place or the sink has epochs that this directory lacks, because it is an [older "
         "copy](sinks.md#two-directories-of-one-store), or [rows of closed epochs]"
-        "(delta.md#when-somebody-else-has-changed-the-table) are gone from its table: they are lost. Without it the "
-        "run ends with StaleDirectoryError (53). Give it once, by hand: a service that is always started with it would "
-        "not notice the next older copy.",
+        "(delta.md#when-somebody-else-has-changed-the-table) are gone from its table: they are lost. Without this "
+        "option "
+        "the run ends with StaleDirectoryError (53). Give it once, by hand: a service that is always started with it "
+        "would not notice the next older copy.",
         "--lose-epochs", kind="flag",
     )  # fmt: skip
     lose_input: tuple[str, ...] = setting(
         (),
         "Go on although input of a source is [lost or was changed](reliability.md#the-input-that-is-read-again) since "
         "it was read, and leave out what is lost. NAME is the path, topic or table that the error names; other sources "
-        "must be whole. Without it the run ends with InputLostError (52) or InputRewrittenError (36), before it "
-        "changes anything. Give it once, by hand: the run closes an epoch behind the loss.",
+        "must be whole. Without this option the run ends with InputLostError (52) or InputRewrittenError (36), before "
+        "it changes anything. Give it once, by hand: the run closes an epoch behind the loss.",
         "--lose-input", kind="texts", form="NAME", variable="RECOVERY_LOSE_INPUT",
     )  # fmt: skip
     no_output: bool = setting(
@@ -167,8 +169,8 @@ class RecoveryConfig:
     )
     tls_cert: str | os.PathLike[str] | None = setting(
         None,
-        "On a cluster: the certificate that tasks of other hosts see, a PEM file. Without it, states cross the network "
-        "without encryption.",
+        "On a cluster: the certificate that tasks of other hosts see, a PEM file. Without a certificate, states cross "
+        "the network without encryption.",
         "--tls-cert", kind="file",
     )  # fmt: skip
     tls_key: str | os.PathLike[str] | None = setting(
@@ -179,7 +181,7 @@ class RecoveryConfig:
     tls_ca: str | os.PathLike[str] | None = setting(
         None,
         "A PEM file of certificates that verify the owners and, on a cluster, [this run](clusters.md#ports-and-names). "
-        "Without it, connections to owners have no TLS, and tasks check --tls-cert with itself.",
+        "Without this file, connections to owners have no TLS, and tasks verify --tls-cert with that file itself.",
         "--tls-ca", kind="file", variable="RECOVERY_TLS_CA",
     )  # fmt: skip
     owners: tuple[str, ...] = setting(

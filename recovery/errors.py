@@ -285,7 +285,7 @@ class EpochNotHeldError(RecoveryError):
     """The epoch asked for is not held by every partition."""
 
     exit_code = 28
-    default_cause = "It was collected (the backup interval has passed), or it was never closed."
+    default_cause = "The epoch was collected (the backup interval has passed), or was never closed."
     default_remedy = "See which epochs can be resumed from: python -m recovery status DIR"
 
 
@@ -428,7 +428,7 @@ class StateNotFoundError(RecoveryError):
     """There is no state under this id, step or key."""
 
     exit_code = 44
-    default_cause = "It was never set, it was removed, or the name is misspelt."
+    default_cause = "The state was never set, was removed, or the name is misspelt."
     default_remedy = "List what exists: python -m recovery state list DIR"
 
 
@@ -436,7 +436,7 @@ class CorruptStateError(RecoveryError):
     """A file of operational state is torn or was altered."""
 
     exit_code = 45
-    default_cause = "It was damaged, or edited from outside."
+    default_cause = "The file was damaged, or edited from outside."
     default_remedy = "Restore it from a copy, or remove it: python -m recovery state clear --force"
 
 
@@ -520,7 +520,9 @@ class StaleDirectoryError(RecoveryError):
 
     exit_code = 53
     closes_epoch = False
-    default_cause = "It is a copy or an older restore of a directory that was used since, or another one took over."
+    default_cause = (
+        "This directory is a copy or an older restore of a directory that was used since, or another one took over."
+    )
     default_remedy = (
         "Let the other directory go on, or restore the newest backup into a new one. If there is no newer copy, "
         "--lose-epochs goes on from this one: what was closed since is lost."
@@ -572,7 +574,7 @@ class StandbyDirectoryError(RecoveryError):
 
 
 class TakenOverError(RecoveryError):
-    """Another directory is the store's writer: what this one closes may not be published."""
+    """Another directory is the store's writer: what this directory closes may not be published."""
 
     exit_code = 59
     closes_epoch = False

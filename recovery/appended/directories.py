@@ -22,8 +22,8 @@ def matching_directories(pattern: str) -> list[str]:
     """Return the directories that an absolute pattern matches, sorted: *, ? and […] within a name, ** for any depth.
 
     Names that begin with a dot match only a part of the pattern that begins with one. ** finds each directory once: by
-    its own path if that is below, otherwise by a link that leads to it. It does not follow a link to a directory above
-    itself, a cycle. Raises OSError for a directory that cannot be listed.
+    its own path if that is below, otherwise by a link that leads to it. `**` does not follow a link to a directory
+    above itself, a cycle. Raises OSError for a directory that cannot be listed.
     """
     found = ["/"]
     for part in pattern.strip("/").split("/"):

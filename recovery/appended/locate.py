@@ -161,8 +161,8 @@ def _rotated(position: FilePosition, look: DirectoryListing) -> list[FileStat]:
 def later_generations(look: DirectoryListing, position: FilePosition, file: FileStat) -> list[FileStat]:
     """Return the files that rotation put between the position's `file` and the file that has its old name now.
 
-    Their names follow the pattern of `file`'s name, and they were written to after the position was taken: earlier
-    generations were not, and `file` itself may have been. Listed files are excluded.
+    The names of those files follow the pattern of `file`'s name, and the files were written to after the position was
+    taken: earlier generations were not, and `file` itself may have been. Listed files are excluded.
     """
     origin = position.origin
     pattern = siblings_pattern(origin, file.name)

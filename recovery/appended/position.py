@@ -1,6 +1,6 @@
 """How far each file was read, and how to recognise it: the value that is saved and read back.
 
-Content identifies a file: a digest of its first bytes and of the last bytes that were read. Its name and inode
+Content identifies a file: a digest of its first bytes and of the last bytes that were read. The file's name and inode
 number are hints about where to look first.
 """
 

@@ -211,8 +211,8 @@ def _rotated_away(
 ) -> bool:
     """Return whether rotation has removed a file that was read to its end.
 
-    Its name must be a rotation's of a log that is being read. If an unknown file, `here`, has its name now, that log
-    must just have been rotated again.
+    The file's name must be a rotation's of a log that is being read. If an unknown file, `here`, has its name now, that
+    log must just have been rotated again.
     """
     own = [log for base in bases(position.name) if (log := (position.directory, base)) in logs]
     if not position.drained or not own:
@@ -323,7 +323,7 @@ def _compressed(generation: Generation) -> InputRewrittenError:
     """Return the error for a generation that was compressed before it was read."""
     plain = display(generation.plain)
     return InputRewrittenError(
-        f"This generation of {display(generation.origin)} was compressed before its lines were read.",
+        f"The generation of {display(generation.origin)} was compressed before its lines were read.",
         path=display(generation.file.path),
         cause="The log was rotated between two scans, and its rotation compresses immediately, or rotated it twice.",
         remedy=f"Decompress it to {plain} beside the compressed file, keeping its time (gunzip -k does): the next run "

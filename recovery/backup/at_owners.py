@@ -3,7 +3,7 @@
 owners.1  Lock every owner's directory, and that of the run. End what a killed restore left at the owners; refuse to go
           on if one of them holds partitions.
 owners.2  Restore the copies into a temporary directory of this host, which checks every digest and plans a resume.
-owners.3  Send each owner its files, and their digests. It stages, compares and syncs them.
+owners.3  Send each owner its files, and their digests. The owner stages, compares and syncs them.
 owners.4  Have the files put into place: by all other owners first, and then by the home, the owner of part-0. From now
           on the restore counts.
 owners.5  Mark the directory of the run as restored. Have the owners forget that they staged the files.

@@ -34,8 +34,8 @@ class Contents:
 
 
 class Catalog:
-    """The backups at a place. Every look lists the manifests, and reads those that are new. Their epochs, which are
-    most of a manifest, are kept of the newest one alone. For one thread."""
+    """The backups at a place. Every look lists the manifests, and reads those that are new. Of the newest manifest
+    alone, the catalog keeps the epochs, which are most of a manifest. For one thread."""
 
     def __init__(self, target: Place) -> None:
         self.target = target

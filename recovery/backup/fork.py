@@ -80,8 +80,9 @@ def fork(
     this one, and the present operational state. Where the file system can clone files, it takes no space. epoch: None:
     the newest that all partitions hold; 0: the beginning.
 
-    `new_directory` is missing or empty. It appears when it is whole; what a killed attempt left, the next one removes.
-    Raises the errors of `plan`, EpochNotHeldError, AlreadyInitializedError, DirectoryLockedError or StorageError.
+    `new_directory` is missing or empty. The fork appears when it is whole; what a killed attempt left, the next one
+    removes. Raises the errors of `plan`, EpochNotHeldError, AlreadyInitializedError, DirectoryLockedError or
+    StorageError.
     """
     if epoch is not None and (type(epoch) is not int or epoch < 0):
         raise ConfigurationError(

@@ -1,14 +1,14 @@
 """The lease of a store: which directory may write to a place of backups and publish output.
 
-A document in the place, `lease.json`, names the store's writer. Its term grows by one with each writer. It is only
-written conditionally, so of several writers that want the next term one gets it.
+A document in the place, `lease.json`, names the store's writer. The lease's term grows by one with each writer. The
+lease is only written conditionally, so of several writers that want the next term, one gets it.
 
-1. A run claims a new term when it starts. It may if the place has none yet, or if its directory held the term before:
-   `lease.json` in the directory has the random nonce of that term. A copy of the directory has it too; the first of
-   both to start takes it away from the other.
-2. A promotion claims a new term from the writer that the standby last saw. It reads the place after that. So does
-   `run --from --takeover`, whoever holds the term. A takeover by a directory that holds partitions and never held a
-   term, such as a restored one, claims it too, but does not know what was stored since the directory was restored.
+1. A run claims a new term when it starts. The run may claim it if the place has none yet, or if the run's directory
+   held the term before: `lease.json` in the directory has the random nonce of that term. A copy of the directory has it
+   too; the first of both to start takes it away from the other.
+2. A promotion claims a new term from the writer that the standby last saw. The promotion reads the place after that. So
+   does `run --from --takeover`, whoever holds the term. A takeover by a directory that holds partitions and never held
+   a term, such as a restored one, claims it too, but does not know what was stored since the directory was restored.
 3. A run checks, for each epoch, that its term is the place's: after it has stored the epoch there, and before it
    publishes the epoch's output. So an epoch that is published was in the place before a later term began, and whoever
    read the place after that has found it there. No clock is compared.

@@ -5,8 +5,8 @@ link.1  Choose the epoch that the link continues. Without one, or if the chain h
 link.2  Write the link as a changes file, which proves itself complete (see
         `recovery.storage.sqlite.transfer.changes_file`).
 link.3  If it completes a level of the chain, merge it with the changes files of that level.
-link.4  Write the new changes file to the target. It replaces the merged ones in this backup's manifest; earlier
-        manifests still list those.
+link.4  Write the new changes file to the target. This file replaces the merged ones in this backup's manifest; earlier
+        manifests still list the merged ones.
 """
 
 from __future__ import annotations

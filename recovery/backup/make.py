@@ -142,10 +142,10 @@ def make_backup(
     directory, without looking at the others or at its objects. staged: write everything to `scratch` before the first
     byte goes to the target: then a slow one does not make the logs beside the partitions grow. may_count: called before
     the manifest is written; returns the term of the run that ships, and raises if the backup must not count. Without
-    it, `writer` says that; by default one that claims nothing.
-    home: the directory of the run, whose copies `directory` has. parts: the partitions, if not all are in `directory`.
-    If anything fails, the backup does not count. Raises TakenOverError or StaleDirectoryError if the place is another
-    directory's; BackupTargetError, ForeignPartitionError, and the errors of `plan` for the directory.
+    `may_count`, `writer` gives the term; the default writer claims nothing. home: the directory of the run, whose
+    copies `directory` has. parts: the partitions, if not all are in `directory`. If anything fails, the backup does not
+    count. Raises TakenOverError or StaleDirectoryError if the place is another directory's; BackupTargetError,
+    ForeignPartitionError, and the errors of `plan` for the directory.
     """
     started = clock.elapsed_s()
     refuse_hydrating(directory, "a backup")

@@ -9,8 +9,9 @@ offsets it makes a position like any other:
   micro-batch as done. Spark continues with micro-batch 0 from there, and does not ask the sources.
 - A source that is new beside others: the log of the previous micro-batch has its start, in place of "nothing yet".
 
-The plan has no start for a source of Spark's older API (files, for instance). Its line stays "nothing yet", and Spark
-asks it again. The position contains what such sources log about their start themselves (see `initial_logs`).
+The plan has no start for a source of Spark's older API (files, for instance). The line of such a source stays "nothing
+yet", and Spark asks that source again. The position contains what such sources log about their start themselves (see
+`initial_logs`).
 """
 
 from __future__ import annotations

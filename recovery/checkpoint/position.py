@@ -1,7 +1,7 @@
 """Spark's position in its input: the files of a checkpoint that every query has.
 
 `metadata`, `offsets/<batch>`, `commits/<batch>` and, for sources that keep a log (files, rate, Kafka),
-`sources/<i>/<n>`, or files in directories there. They are stored unchanged, so any source works. All but those in
+`sources/<i>/<n>`, or files in directories there. The files are stored unchanged, so any source works. All but those in
 directories are immutable once written.
 
 The log of offsets has a line for each place in the plan where a source is read. A source that is read in several
@@ -52,8 +52,8 @@ def position_files(checkpoint: Path, batch: BatchId, sources: Sequence[int] | No
 
 
 def initial_logs(checkpoint: Path, sources: Sequence[int] | None = None) -> set[str]:
-    """Return the paths of what sources have logged before micro-batch 0, which is planned. Those that log by themselves
-    what a micro-batch reads, as file sources do, have logged nothing before it. `sources` as above."""
+    """Return the paths of what sources have logged before micro-batch 0, which is planned. Sources that log by
+    themselves what a micro-batch reads, as file sources do, have logged nothing before it. `sources` as above."""
     by_batch = {source for source, _ in _logged(checkpoint, BatchId(0), sources)}
     paths: set[str] = set()
     logs = checkpoint / "sources"
@@ -71,7 +71,7 @@ def is_progress(path: str) -> bool:
 
 def missing_entry(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None = None) -> str | None:
     """Return the path of an entry that a source's log lacks, by the source's offset after `batch`; None: none is
-    missing. Without it Spark fails at the start, or treats unread files as read. `sources` as above."""
+    missing. Without that entry, Spark fails at the start, or treats unread files as read. `sources` as above."""
     for source, entry in _logged(checkpoint, batch, sources):
         log = checkpoint / "sources" / source
         if entry >= 0 and entry not in {number for _, number in (_entries(log) if log.is_dir() else ())}:

@@ -115,7 +115,7 @@ def _check_labels(before: Iterable[str], places: SourcePlaces) -> None:
     if gone:
         raise FlowMismatchError(
             f"the saved position has named sources that the flow lacks: {', '.join(gone)}",
-            cause="A source was removed or renamed. If it came back, it would be read from its start.",
+            cause="A source was removed or renamed. If a removed source came back, it would be read from its start.",
             remedy="Read the same sources under the same names; or begin again in another directory.",
         )
 
@@ -146,8 +146,8 @@ def _move(
     """Copy what sources have logged to their new places; return the checkpoint without the files of vacated places.
 
     The partitions' files of a source that moved, or of the previous source in its place, could be mistaken for another
-    source's of the same name: they are no longer held, and their rows are stale. This includes sources that have logged
-    nothing yet.
+    source's of the same name: they are no longer held, and their rows are stale. The rule includes sources that have
+    logged nothing yet.
     """
     moves = {new: old for new, old in came.items() if new != old}
     stays = came.keys() - moves.keys()

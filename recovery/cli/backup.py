@@ -91,7 +91,8 @@ class KeepType(ParsedType[KeepRule]):
              "whose backups are refused from then on.")  # fmt: skip
 @option("--lose-epochs", is_flag=True,
         help="Make the backup the latest one although DEST has epochs, or with --takeover newer operational state, "
-             "that DIR lacks. These are lost; `restore --epoch` still reaches the epochs. Without it, the backup ends "
+             "that DIR lacks. What DIR lacks is lost; `restore --epoch` still reaches the epochs. Without "
+             "--lose-epochs, the backup ends "
              "with StaleDirectoryError (53).")  # fmt: skip
 @option("--check", is_flag=True,
         help="Read each copy in full and check every digest before it is stored; a damaged copy is not stored. Objects "

@@ -59,7 +59,7 @@ def whole_copies(directory: Path, access: OwnerAccess) -> Iterator[Path]:
 
 
 def to_read(directory: Path, access: OwnerAccess) -> Path:
-    """Return what `whole_copies` yields. It exists until the command ends."""
+    """Return what `whole_copies` yields. The directory exists until the command ends."""
     return click.get_current_context().with_resource(whole_copies(directory, access))
 
 

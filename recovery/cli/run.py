@@ -109,7 +109,7 @@ def run(
 
     A flow resumes from the latest snapshot that is consistent across all partitions.
 
-    FLOW defaults to `flow`, or else `pipeline`. It names a Flow, a Pipeline, or calls a function that makes one, with
+    FLOW defaults to `flow`, or else `pipeline`. FLOW names a Flow, a Pipeline, or calls a function that makes one, with
     literal arguments: "jobs.py:make('x')".
 
     On SIGTERM, Ctrl-C or SIGHUP the run finishes its micro-batch, closes the epoch and ends; on a second signal it ends

@@ -30,9 +30,9 @@ SHORT_S = 10.0
 """Epochs are logged if the snapshot interval is shorter than this."""
 FOLD_S = 30.0
 FOLD_ROWS = 8_000_000
-"""Limits of time and of logged changes after which a busy stream folds. They bound the work of the next run after a
-crash, which folds the log at some microseconds a change, and of each closing, which scans all that was touched since
-the last fold."""
+"""Limits of time and of logged changes after which a busy stream folds. These limits bound the work of the next run
+after a crash, which folds the log at some microseconds a change, and of each closing, which scans all that was touched
+since the last fold."""
 IDLE_S = 0.2
 """Longer than the gap between two micro-batches when there is input."""
 

@@ -83,7 +83,7 @@ class EpochWriter:
         """Close an epoch with these changes and return it. batches: the number of micro-batches it counts as.
 
         driver_rows: the driver's own values, per step and key, each read when it is written.
-        When it returns, the epoch is durable in every partition. Raises LeaseLostError, StorageError.
+        When `close` returns, the epoch is durable in every partition. Raises LeaseLostError, StorageError.
         """
         epoch, time = self.epoch, self._epochs.time()
         self._batch = BatchId(self._batch + batches)

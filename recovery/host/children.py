@@ -27,7 +27,8 @@ LOOK_S = 1.0
 
 
 def lines_of(parent: int) -> queue.SimpleQueue[bytes]:
-    """Return the lines of the standard input, as they come. This process ends with it, or with its parent."""
+    """Return the lines of the standard input, as they come. This process ends with its standard input, or with its
+    parent."""
     asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(parent, asked), name="listen", daemon=True).start()
     return asked

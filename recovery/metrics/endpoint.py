@@ -158,8 +158,8 @@ def _response(status: HTTPStatus, text: str | None = None, *, with_content: bool
 
 
 def _listening(family: int, host: str, port: int) -> socket.socket:
-    """Return a socket that listens. It refuses a port that another process listens on, and accepts one that was just
-    released."""
+    """Return a socket that listens. The socket refuses a port that another process listens on, and accepts one that was
+    just released."""
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

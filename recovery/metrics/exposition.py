@@ -57,7 +57,7 @@ def families(
     replica: ReplicaState | None = None,
     wait_s: float = 0.0,
 ) -> Iterator[Family]:
-    """Yield all metrics of a run. Those without a value yet have no sample."""
+    """Yield all metrics of a run. Metrics without a value yet have no sample."""
     info = {"flow": about.flow, "execution": str(about.execution), "version": about.version}
     yield Family("recovery_info", "gauge", "The run that these metrics describe.", [(info, 1)])
     yield _gauge("resume_epoch", "The epoch that this execution started with.", about.resume_epoch)
@@ -79,7 +79,7 @@ def families(
     )
     yield _gauge(
         "backup_age_seconds",
-        "Time since `recovery backup` finished; other copies do not count. None without a backup.",
+        "Time since `recovery backup` finished; other copies do not count. No value without a backup.",
         backup_age_s,
     )
     yield _gauge(

@@ -132,7 +132,7 @@ class StateManager:
     @also_named(pipeline_name="pipeline", node_name="node")
     def get_last_run_info(self, pipeline: str, node: str | None = None) -> dict[str, Any] | None:
         """Return the record of the last run of a pipeline, or of a node in the last run that had it; None without such
-        a run. It has `success`, `metadata` and `timestamp` among others."""
+        a run. The record has `success`, `metadata` and `timestamp` among others."""
         run = self._last_run(pipeline, node)
         if run is None:
             return None

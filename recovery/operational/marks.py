@@ -219,7 +219,7 @@ def check_value(value: Any) -> Any:
     ):
         raise StateValueError(
             f"{type(value).__name__} {value!r:.80} cannot be a high-water mark",
-            cause="It has no order.",
+            cause="Such a value has no order.",
             remedy="Use int, float, str, bool, date, datetime, Decimal or bytes. To take a mark away, remove it.",
         )
     return encoded

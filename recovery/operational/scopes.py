@@ -29,7 +29,7 @@ Airflow."""
 
 
 class ScopedState:
-    """One named value, durable as soon as `set` returns. It survives crashes, retries and rewinds.
+    """One named value, durable as soon as `set` returns. The value survives crashes, retries and rewinds.
 
     Made by `StateManager.process_state`, `task_state` or `task_instance_state`.
     """

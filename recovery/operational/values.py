@@ -1,6 +1,6 @@
 """Values of operational state as JSON, and back with their original types.
 
-JSON's own types stand for themselves. The others are objects with one key that begins with "$":
+JSON's own types stand for themselves. All other types are objects with one key that begins with "$":
 
     date         {"$date": "2013-01-31"}
     datetime     {"$datetime": "2013-01-31T05:17:00+01:00", "zone": "Europe/Berlin"}, without zone unless it has a name

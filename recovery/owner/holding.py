@@ -124,7 +124,7 @@ def let_go_error() -> OwnerUnreachableError:
     """Return the error for a run that does not hold the partitions, though no later run is known."""
     return OwnerUnreachableError(
         "the owner holds no partitions for this run any more",
-        cause="It was started again, or has not heard of the run for too long.",
+        cause="The owner was started again, or has not heard of the run for too long.",
         remedy="Run the same command again: it continues from the last closed epoch.",
     )
 
@@ -138,7 +138,7 @@ def why_not_held(
         return OwnerUnreachableError(
             "the owner serves partitions of another store now",
             path=directory,
-            cause="It was started with another directory, or another owner listens at this address.",
+            cause="The owner was started with another directory, or another owner listens at this address.",
             remedy="Serve the store's directory there, and run the same command again: it continues from the last "
             "closed epoch.",
         )

@@ -107,7 +107,7 @@ class OwnerProcess:
         return None if process is None or process.poll() is not None else process.pid
 
     def address(self, host: str, *, deadline_s: float = DEADLINE_S, tls_ca_pem: str | None = None) -> str:
-        """Return the address for tasks, which reach this host under the name `host`. It has no secret."""
+        """Return the address for tasks, which reach this host under the name `host`. The address has no secret."""
         return owner_address(
             location(host, self.port),
             self.lease,

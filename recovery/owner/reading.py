@@ -1,7 +1,7 @@
 """What an owner does for tasks that only read: the rows of a step, for `format("recovery")`.
 
-It is a process of its own, also while a run is under way: a long reading takes neither turns nor memory from the run's
-tasks, and cannot change anything.
+This reading has a process of its own, also while a run is under way: a long reading takes neither turns nor memory from
+the run's tasks, and cannot change anything.
 """
 
 from __future__ import annotations

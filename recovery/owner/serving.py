@@ -1,7 +1,8 @@
 """The owner's process: `python -m recovery.owner`, as `recovery.owner.process` starts it.
 
-It gets everything as one line on its standard input, secrets included, so that neither its arguments nor its
-environment show any. It prints a line when it serves, and ends when its standard input ends: when the driver does.
+The process gets everything as one line on its standard input, secrets included, so that neither its arguments nor its
+environment show any. The process prints a line when it serves, and ends when its standard input ends: when the driver
+does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """How buckets are reached: the credentials that the vendors' own tools would use for them.
 
-Backups and operational state reach the same stores through different clients. Both ask here, so that an address and an
-environment that work for one work for the other. Without credentials, the client uses the machine's own identity.
+Backups and operational state reach the same stores through different clients. Both clients ask this module, so that an
+address and an environment that work for one work for the other. Without credentials, the client uses the machine's own
+identity.
 """
 
 from __future__ import annotations

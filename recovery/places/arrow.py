@@ -1,5 +1,5 @@
-"""pyarrow, which compresses backups and reaches object stores. It is imported when it is first used: directories can be
-kept, and restored from plain copies, where it is missing."""
+"""pyarrow, which compresses backups and reaches object stores. pyarrow is imported when it is first used: directories
+can be kept, and restored from plain copies, where it is missing."""
 
 from __future__ import annotations
 

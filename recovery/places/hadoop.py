@@ -90,7 +90,7 @@ class HadoopFiles:
         in milliseconds; nothing if it is missing. Names with a leading dot, and what is below them, are left out.
 
         The answer crosses to this process as one text: a call for each file would take a second for some thousand.
-        That text has the permissions, for which Hadoop starts a process for each file of a mount, and fails if the file
+        The text has the permissions, for which Hadoop starts a process for each file of a mount, and fails if the file
         was renamed meanwhile: so this process lists a mount by itself."""
         if self._address == SHARE:
             return _tree_of_mount(directory)

@@ -83,7 +83,7 @@ class Place(Protocol):
     shown: str
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
-        """Write a new object; returns its size. When it returns, the object is durable."""
+        """Write a new object; returns its size. When `write` returns, the object is durable."""
         ...
 
     def read(self, name: str) -> Iterator[bytes]:

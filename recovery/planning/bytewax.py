@@ -1,7 +1,8 @@
 """Where Bytewax would resume, and whether that is right: pure functions of its partitions' content.
 
 Bytewax resumes at the lowest frontier of the newest execution's workers, and reads of each key the newest snapshot
-below it. It checks that no partition is missing, and that none has collected past that epoch. It does not notice:
+below it. Bytewax checks that no partition is missing, and that none has collected past that epoch. Bytewax does not
+notice:
 
 - a partition that is an older copy, or was copied without its -wal file. Nothing in it shows that; but a partition with
   anything of the newest epoch, or of a later one, was present when the epoch was counted;

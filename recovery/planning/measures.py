@@ -228,8 +228,8 @@ def operators_measured(
 ) -> Measure | None:
     """Return the measure that describes Spark's own operators at a snapshot; None: nothing is known of them.
 
-    It is of exactly the snapshot's micro-batch and of an epoch on its timeline: an epoch that edits steps has the
-    micro-batch of the epoch before it, and counts of other runs are ignored. `measures`: oldest first.
+    The measure is of exactly the snapshot's micro-batch and of an epoch on its timeline: an epoch that edits steps has
+    the micro-batch of the epoch before it, and counts of other runs are ignored. `measures`: oldest first.
     """
     parts = timeline(executions, snapshot)
     for measure in reversed(measures):

@@ -60,8 +60,8 @@ class ResumePlan:
     def last_clock(self) -> tuple[int, int | None]:
         """The recovery clock's newest reading in any file, and the latest wall time that any epoch implies for it.
 
-        The machine's clock may have been behind when the newest epoch was closed. Its wall time alone could make the
-        time since then seem too long.
+        The machine's clock may have been behind when the newest epoch was closed. The newest epoch's wall time alone
+        could make the time since then seem too long.
         """
         epochs = [closed for d in self.partitions for closed in d.epochs]
         if not epochs:
@@ -169,8 +169,8 @@ def cuts_of(description: PartitionDescription) -> set[Cut]:
 def cut_off(partitions: Sequence[PartitionDescription], shared: set[Cut]) -> dict[Path, Execution]:
     """Return the files that an unfinished start did not reach, with its execution.
 
-    That start was killed after it had abandoned epochs in other files which these still hold. The next start completes
-    it, so these files are not ahead of the others, and the others do not hold them back.
+    The unfinished start was killed after it had abandoned, in other files, epochs that these files still hold. The next
+    start completes it, so these files are not ahead of the others, and the others do not hold them back.
     """
     executions = [execution for d in partitions for execution in d.executions]
     last = max(executions, key=lambda e: e.number, default=None)

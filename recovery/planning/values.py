@@ -27,7 +27,7 @@ class Execution:
 
     @property
     def lease(self) -> Lease:
-        """Its right to write."""
+        """The partition's lease: the right to write."""
         return Lease(self.number, self.id)
 
 
@@ -85,7 +85,7 @@ class PartitionDescription:
 
     @property
     def newest_epoch(self) -> Epoch:
-        """Its number, 0 when none was closed."""
+        """The newest epoch's number, 0 when none was closed."""
         return self.epochs[-1].epoch if self.epochs else NO_EPOCH
 
     @property

@@ -1,8 +1,8 @@
 """The driver's side of replication: what is still to be shipped, and the process that ships it.
 
-At most one shipping is under way. It covers every epoch that was closed before it began, so of those that wait only
-their number and the age of the oldest is kept, however long the place is away. After a failure the next attempt follows
-after a pause, which grows.
+At most one shipping is under way. A shipping covers every epoch that was closed before it began, so of those that wait
+only their number and the age of the oldest is kept, however long the place is away. After a failure the next attempt
+follows after a pause, which grows.
 
 The stream waits for nothing here, except with `sync`: then an epoch's output is shown when the epoch is shipped.
 """

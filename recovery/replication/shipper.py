@@ -62,9 +62,9 @@ class Shipper:
     """Ships one directory to one place. For one thread.
 
     keep: which backups stay; without a rule all do. scratch: where files are made, on the disk of the partitions or one
-    as large. fence: returns this run's term, and raises if it may no longer add to the place. It is called before each
-    manifest is written, and when it is there, before the epoch counts as shipped: what is at the place by then, a later
-    writer has seen. parts: the partitions, if not all are in the directory.
+    as large. fence: returns this run's term, and raises if it may no longer add to the place. `fence` is called before
+    each manifest is written, and when it is there, before the epoch counts as shipped: what is at the place by then, a
+    later writer has seen. parts: the partitions, if not all are in the directory.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ _PHASES = ("rollback", "prepare", "publish")
 
 
 class Delivery:
-    """The sink of one execution. If it takes no part in closing epochs, only `write` does anything."""
+    """The sink of one execution. If the sink takes no part in closing epochs, only `write` does anything."""
 
     def __init__(self, sink: Any, resume: Resume, *, recoverable: bool) -> None:
         """`recoverable`: whether epochs are ever closed. Raises ConfigurationError, and the errors of the sink's

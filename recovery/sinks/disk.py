@@ -107,7 +107,7 @@ class Disk:
         self.sync_directory(path.parent)
 
     def write(self, path: Path, data: bytes) -> None:
-        """Create or replace a file. Its content is durable, its name is not; not atomic."""
+        """Create or replace a file. The file's content is durable, its name is not; not atomic."""
         path.unlink(missing_ok=True)
         with os.fdopen(create(path, UMASK.file), "wb") as file:
             file.write(data)

@@ -10,7 +10,7 @@
 
 Preparing an epoch:
 1. Make its files durable, and collect them in prepared/ under their final names.
-2. Write its entry beside them, durable. Its digest goes into the partitions.
+2. Write its entry beside them, durable. The entry's digest goes into the partitions.
 
 Publishing it:
 1. Rename the files to their visible place, one by one, and make that durable.

@@ -5,7 +5,7 @@ every recovery partition holds the epoch. In the order of events:
 
 1. `rollback(resume)` when an execution starts: publish what was prepared for epochs that turned out closed, take
    back everything else beyond the snapshot.
-2. `write(batch, batch_id)` for each micro-batch: keep it aside, invisible. It may be called again for the same id.
+2. `write(batch, batch_id)` for each micro-batch: keep it aside, invisible. `write` may be called again for the same id.
 3. `prepare(output)` before the partitions are written: make the epoch's output durable, still invisible. The
    transaction that closes the epoch saves the returned note in the partitions.
 4. Every partition holds the epoch.
@@ -300,7 +300,7 @@ class Sink(Protocol):
     single_action: bool
 
     def write(self, batch: DataFrame, batch_id: int) -> Any:
-        """Write one micro-batch. It may come again after a crash."""
+        """Write one micro-batch. The same micro-batch may come again after a crash."""
         ...
 
 

@@ -34,7 +34,7 @@ ANY = ("0.0.0.0", "::")
 
 
 def is_one_process(master: str) -> bool:
-    """Whether tasks run in the driver's own JVM. Those of `local-cluster[…]` run in others, on the same host."""
+    """Whether tasks run in the driver's own JVM. Tasks of `local-cluster[…]` run in other JVMs, on the same host."""
     return _ONE_PROCESS.fullmatch(master) is not None
 
 

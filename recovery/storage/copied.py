@@ -60,7 +60,7 @@ def copied(locations: Locations, room: Path) -> Path:
 
 
 def _copy(locations: Locations, partitions: Sequence[PartitionDescription], directory: Path) -> None:
-    """Copy these partitions. Their transactions begin within milliseconds of each other, wherever they are."""
+    """Copy these partitions. The copies' transactions begin within milliseconds of each other, wherever they are."""
     with contextlib.ExitStack() as held:
         coming: list[tuple[Generator[Piece, None, None], list[str]]] = []
         for owner in locations.owners:

@@ -2,7 +2,7 @@
 
 A copy is taken through SQLite's backup API from a read transaction. The transactions of all partitions can be
 opened at one moment. Copying may then take any time: each copy is as of that moment, however much is written
-meanwhile. Until it ends, SQLite cannot empty the log beside the file, so the log grows by what the run writes.
+meanwhile. Until copying ends, SQLite cannot empty the log beside the file, so the log grows by what the run writes.
 
 Instead of the whole partition, what changed since an earlier epoch can be written (`write_changes`); `merge` and
 `replay` are for those files.
@@ -224,7 +224,8 @@ def discard_copy(path: Path) -> None:
 
 def put_in_place(copy: Path, path: Path) -> None:
     """Give a whole copy, which is synced, the name `path`, in place of the partition there, whose log goes too; if that
-    is a link, where it leads. Nobody else may write to it. If it is cut off, repeat it. Raises StorageError."""
+    is a link, where it leads. Nobody else may write to it. If `put_in_place` is cut off, repeat it. Raises
+    StorageError."""
     with translated(path):
         for suffix in ("-wal", "-shm"):
             # SQLite would take it for the log of the new file.
@@ -273,7 +274,7 @@ def settle(path: Path, newest: Epoch, *, store_id: str | None = None) -> Partiti
 
 def describe_copy(path: Path, scratch: Path) -> tuple[PartitionDescription, int]:
     """Return the description of a copied file, including a log beside it, and the time of the last change of its
-    operational state, in milliseconds since 1970. Neither file is changed.
+    operational state, in milliseconds since 1970. Neither the copy nor the log is changed.
 
     Raises what `open_partition` and `describe` raise.
     """

@@ -52,8 +52,8 @@ class DirectoryLock:
     """The lock of a recovery directory, held from `acquire` until `release` or the death of the process.
 
     The file's text names the holder for people; only the lock itself counts. If a partition is a symbolic link, the
-    link's target is locked too. That excludes other links to the same file, in any directory, and a run on the
-    directory that contains the file.
+    link's target is locked too. The link's lock excludes other links to the same file, in any directory, and a run on
+    the directory that contains the file.
     """
 
     def __init__(self, directory: Path, clock: Clock, purpose: str, *, follows: bool = False) -> None:

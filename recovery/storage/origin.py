@@ -1,6 +1,6 @@
 """Where a store comes from: the document of part-0 that `fork` and `repartition` write into the store that they make.
 
-It lists the store that this one was made from, then the store that that one was made from, and so on.
+The document lists the store's origin, then the origin of that store, and so on.
 """
 
 from __future__ import annotations

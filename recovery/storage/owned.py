@@ -285,7 +285,7 @@ class OwnedPartitions:
         self._each(lambda location: location.open(lease, batch))
 
     def check(self, lease: Lease) -> None:
-        """See `PartitionStore.check`. It asks every owner."""
+        """See `PartitionStore.check`. This store asks every owner."""
         self._each(lambda location: location.check(lease))
 
     def seal(self, lease: Lease, batch: BatchId, *, apart: bool = True) -> None:

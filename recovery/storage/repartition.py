@@ -161,7 +161,7 @@ class Targets:
         self._observe(read)
 
     def attach(self, paths: Sequence[Path]) -> None:
-        """Let `copy` and `pull` read from these sources, which are plain. Their result is that of `add`."""
+        """Let `copy` and `pull` read from these sources, which are plain. The result of both calls is that of `add`."""
         for draft in self._drafts.values():
             draft.attach(paths, _cache_bytes(len(paths) * len(self._drafts)))
 
@@ -178,7 +178,7 @@ class Targets:
                 since = until
 
     def pull(self, sources: Sequence[Versions]) -> None:
-        """Write the live rows: only their keys come into Python. This halves the processor time of `add`."""
+        """Write the live rows: only their keys come into Python. `pull` halves the processor time of `add`."""
         keys = [each.keys(number) for number, each in enumerate(sources)]
         buckets = self._buckets(lambda: [[] for _ in sources])
         count = self._count

@@ -24,7 +24,7 @@ DriverRows = Mapping[StepId, Mapping[str, str | bytes | None]]
 
 Keys = tuple[str, ...]
 States = dict[PartitionIndex, list[str | None]]
-"""States by partition, in the order of the keys that were asked for. None for a key without one."""
+"""States by partition, in the order of the keys that were asked for. None for a key without a state."""
 
 Edited = tuple[str | None, int | None]
 """A value as it is stored, and its timeout in milliseconds since 1970. A value of None discards the key."""
@@ -36,7 +36,8 @@ class Changes(NamedTuple):
     packed: one text per key, "value␟key" or, when `timeouts`, "value␟timeout␟key", with the unit separator
     (U+001F) between. An empty value discards the key; an empty timeout means no timeout.
     key_chars: the length of the keys in characters if all have the same length. Each text is then the key directly
-    followed by the value, which SQLite splits in half the time. It is 0 for texts as above, and if there are timeouts.
+    followed by the value, which SQLite splits in half the time. `key_chars` is 0 for texts as above, and if there are
+    timeouts.
     """
 
     packed: tuple[str, ...]
@@ -131,7 +132,7 @@ class TaskStore(Protocol):
         """Record what `batch` changed, in one transaction for each partition, in the order of their numbers. Replaces
         an earlier apply of the same batch in these partitions completely, also where there are no changes.
 
-        count: of the task. It is recorded with the first partition, because counts are added up.
+        count: of the task. The count is recorded with the first partition, because counts are added up.
         """
         ...
 
@@ -200,9 +201,9 @@ class PartitionStore(Protocol):
         """Refuse everything that `batch` and earlier ones still apply, and seal what they wrote: the epoch's content.
 
         apart: set the content aside, together with what earlier epochs have only logged, so that it can be moved or
-        folded. Otherwise it can only be logged. Quick, whatever the amount of content. Micro-batches may continue when
-        it has returned. The next seal waits until `close`, and `fold` if it is called, have returned. Sealing the same
-        batch again changes nothing, except that it may set the content aside.
+        folded. Content that is not set apart can only be logged. Quick, whatever the amount of content. Micro-batches
+        may continue when it has returned. The next seal waits until `close`, and `fold` if it is called, have returned.
+        Sealing the same batch again changes nothing, except that it may set the content aside.
         """
         ...
 
@@ -211,7 +212,7 @@ class PartitionStore(Protocol):
         that was not done. Micro-batches may continue meanwhile, on other threads.
 
         Returns what was done in each partition. Skips a partition in which this execution has already closed the
-        epoch. When it returns, the epoch is durable in every partition, in the file that has the partition's name.
+        epoch. When `close` returns, the epoch is durable in every partition, in the file that has the partition's name.
         Raises LeaseLostError and FileReplacedError.
         """
         ...
@@ -230,10 +231,11 @@ class PartitionStore(Protocol):
         ...
 
     def begin_input(self, lease: Lease, content: str) -> None:
-        """Store, in every partition, where the input begins. When it returns, this is durable in all of them.
+        """Store, in every partition, where the input begins. When `begin_input` returns, the position is durable in all
+        partitions.
 
-        It does not belong to an epoch, so no rewind removes it. Must not run during `close`. Repeatable. Raises
-        LeaseLostError.
+        The position does not belong to an epoch, so no rewind removes it. Must not run during `close`. Repeatable.
+        Raises LeaseLostError.
         """
         ...
 
@@ -268,8 +270,8 @@ class PartitionStore(Protocol):
     def driver_rows(
         self, step: StepId, resume_epoch: Epoch | None = None
     ) -> Generator[tuple[str, str | bytes], None, None]:
-        """Yield the same of any step, one value at a time, in no particular order. They need not fit in memory. Closing
-        the generator early ends its read transaction."""
+        """Yield the same of any step, one value at a time, in no particular order. The values need not fit in memory.
+        Closing the generator early ends its read transaction."""
         ...
 
     def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:

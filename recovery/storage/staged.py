@@ -2,7 +2,7 @@
 
 1. A staging directory gets a note that names the home, the owner of part-0, and then the files.
 2. The files are compared with their digests, and synced.
-3. They are linked into place. The home is asked last: then the restore counts.
+3. The files are linked into place. The home is asked last: then the restore counts.
 4. The staging directory is removed, the note last.
 
 Killed before all files are in place, they do not count, and the next restore removes them. Killed between 3 and 4,
@@ -48,7 +48,7 @@ READ_BYTES = 1 << 20
 
 
 class StagedRestore:
-    """What a directory gets of one restore. Its calls may come from several threads, one after the other."""
+    """What a directory gets of one restore. Calls may come from several threads, one after the other."""
 
     def __init__(self, directory: Path, name: str, home: str, indexes: Sequence[int], modes: Modes) -> None:
         """Step 1, without the files. name: of the staging directory, the same at all owners. home: the location of the
@@ -116,7 +116,7 @@ class StagedRestore:
             reach("staged.2")
 
     def place(self) -> None:
-        """Step 3. If it fails, nothing is in place. Raises StorageError."""
+        """Step 3. If `place` fails, nothing is in place. Raises StorageError."""
         with self._used():
             placed = link_staged(self._directory, self._staging, self._indexes, self._modes)
             try:

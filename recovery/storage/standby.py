@@ -1,6 +1,6 @@
 """The mark of a standby: a directory that follows the backups of another one, and that nothing else may write to.
 
-The mark is a file beside the partitions. It is there before the first partition, and goes when the directory is
+The mark is a file beside the partitions. The mark is there before the first partition, and goes when the directory is
 promoted. `recovery.backup.standby.document` knows what else it holds.
 """
 

@@ -132,7 +132,7 @@ def naming(copies: Path, whole: str, files: Mapping[str, str] | None = None) -> 
 
 
 class PartitionCheck:
-    """One full check of one partition, in one read transaction. Another thread can cancel it."""
+    """One full check of one partition, in one read transaction. Another thread can cancel the check."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -52,7 +52,7 @@ def _python_scalar(value: Any) -> Any:
 class StateCodec:
     """Encodes and decodes the state values of one step.
 
-    `encode(value)` returns JSON text. It raises StateValueError for a value that would not come back equal: NaN,
+    `encode(value)` returns JSON text. `encode` raises StateValueError for a value that would not come back equal: NaN,
     tuples, bytes, dicts with keys that are not strings, objects of undeclared types, and instances of subclasses, at
     any depth. For example, a defaultdict would come back as a dict.
     """
@@ -93,7 +93,8 @@ class StateCodec:
 
 
 def _plain_encoder(to_json: Callable[[Any], bytes], decode: Callable[[str], Any]) -> Callable[[Any], str]:
-    """Return `StateCodec.encode` for JSON-like values. It runs for every key, so it avoids attribute lookups."""
+    """Return `StateCodec.encode` for JSON-like values. The encoder runs for every key, so it avoids attribute
+    lookups."""
     dumps = marshal.dumps
 
     def encode(value: Any) -> str:

@@ -18,8 +18,8 @@ CHUNK_STATES = 10_000
 def converter(step_id: str, migrate: Migrate, state_type: StateType, old: Form) -> Convert:
     """Return a function that converts texts of states of form `old` to texts of states of `state_type`.
 
-    `migrate` gets the old state as plain data, or the object itself if it was pickled. It returns the new state, or
-    None to discard the key. The returned function raises StateValueError, which names step and key.
+    `migrate` gets the old state as plain data, or the object itself if it was pickled. `migrate` returns the new state,
+    or None to discard the key. The returned function raises StateValueError, which names step and key.
     """
     decode = StateCodec(PICKLE if old == PICKLE else None).decode
     encode = StateCodec(state_type).encode

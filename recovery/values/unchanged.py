@@ -27,7 +27,7 @@ _WHOLE = 1 << 53
 _CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 _NONE: frozenset[type] = frozenset()
 _EXACT: frozenset[type] = frozenset({NoneType, bool, int, str})
-"""The classes whose instances JSON gives back. It has no NaN and no infinity, so floats are not among them."""
+"""The classes whose instances JSON gives back. JSON has no NaN and no infinity, so floats are not among them."""
 
 
 def is_plain(value: Any) -> bool:

@@ -59,9 +59,9 @@ class Unpickler:
 
 
 def _class(name: str) -> type:
-    """Import an allowed class. Its module runs: the caller named it."""
+    """Import an allowed class. The class's module runs: the caller named that class."""
     words = name.split(".")
-    cause = "It is misspelt, its module is not on the path, or it is a function."
+    cause = "The name is misspelt, the class's module is not on the path, or the name is a function's."
     for split in range(len(words) - 1, 0, -1):
         module = ".".join(words[:split])
         try:

@@ -49,7 +49,7 @@ class FullCheckResult(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """A part of a copied file. Those of one file follow each other."""
+    """A part of a copied file. The pieces of one file follow each other."""
 
     name: str
     data: bytes
@@ -130,8 +130,9 @@ class OwnerCalls(Protocol):
     """The calls on a connection that has proved itself with the token.
 
     A look asks without holding. A run holds the owner's directory on one connection (`hold`); it is held until that
-    connection ends. Its other connections `join` it. `take` opens partitions, which the calls below it then mean, in
-    the order of their indexes; each does what the method of `PartitionStore` with its name does for these.
+    connection ends. The run's other connections `join` the first. `take` opens partitions, which the calls below it
+    then mean, in the order of their indexes; each does what the method of `PartitionStore` with its name does for
+    these.
     """
 
     def serving(self) -> OwnerStatus:

@@ -1,7 +1,7 @@
 """The task's end of the connections: `OwnerTaskStore`, and the connections that a worker process keeps.
 
 Every operation of a task may be repeated, so the client repeats a call whose connection breaks on a new one, until it
-has not reached the owner for the address's deadline. It never repeats a call that the owner refused.
+has not reached the owner for the address's deadline. The client never repeats a call that the owner refused.
 """
 
 from __future__ import annotations

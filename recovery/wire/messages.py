@@ -76,7 +76,7 @@ class Refusal(msgspec.Struct, frozen=True):
     cause: str | None = None
     remedy: str | None = None
     proof: str = ""
-    """That the owner says so, while the client still waits for its proof."""
+    """That the owner has refused, while the client still waits for the owner's proof."""
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag_field="call"):
@@ -273,8 +273,8 @@ def _said(refusal: Refusal) -> tuple[str, ...]:
 
 
 def as_error(refusal: Refusal, owner: str) -> RecoveryError:
-    """Return the error in a message. Its path begins with the owner's location; for an address that hosts share, its
-    text does. The text names a class that is unknown here."""
+    """Return the error in a message. The error's path begins with the owner's location; for an address that hosts
+    share, the error's text does. The text names a class that is unknown here."""
     kind, found, path = error_named(refusal.error), refusal.found, refusal.path
     if kind is None:
         kind, found = StorageError, f"the owner at {owner} refused with {one_line(refusal.error)}: {found}"

@@ -2,7 +2,7 @@
 
 Limits hold whatever clients do. A connection has to prove itself within `PROOF_S`; until then the owner reads at most
 `HELLO_BYTES` from it. If more than `MOST_UNPROVEN` connections have not proved themselves, the owner closes the oldest.
-It serves at most `MOST_CONNECTIONS`.
+The owner serves at most `MOST_CONNECTIONS`.
 
 Beside a driver, tasks are served from the beginning. A service of its own (`recovery serve`) has a token for runs and
 looks, and serves tasks only while a run holds it.
@@ -355,8 +355,8 @@ class Session:
             channel.sock.do_handshake()
 
     def _replace(self, line: str) -> None:
-        """Replace the earlier connection of this name. Its calls that have not begun never will: the first attempt of a
-        call must not run after its repetition."""
+        """Replace the earlier connection of this name. Calls of the earlier connection that have not begun never will:
+        the first attempt of a call must not run after its repetition."""
         replaced = self._server.admit(self, line)
         self.line = line
         if replaced is not None:

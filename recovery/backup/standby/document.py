@@ -1,8 +1,8 @@
 """What a standby knows of itself: `standby.json`, which also marks the directory.
 
-It names the place, and for each partition how far it has come. Before partitions are changed, it says what they will
-be (`coming`); what is needed for that lies in the directory by then. So a kill at any moment leaves a standby that the
-next call completes without the place.
+The document names the place, and says for each partition which epoch the standby has reached. Before partitions are
+changed, it says what they will be (`coming`); what is needed for that lies in the directory by then. So a kill at any
+moment leaves a standby that the next call completes without the place.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def read_standby(directory: Path) -> Standby | None:
         return CorruptPartitionError(
             f"it cannot be read: {why}",
             path=path,
-            cause="It was edited or damaged.",
+            cause="The file was edited or damaged.",
             remedy="Remove the directory, and follow the backups into a new one.",
         )
 

@@ -1,14 +1,13 @@
 """Make a standby an ordinary directory, which takes over the store.
 
-promote.1  Lock the directory, and complete what a killed call left (follow.1). If it is whole, plan a resume of it: a
-           directory that no run could resume does not stop the writer.
-promote.2  Claim the next term of the place, if its writer is still the one that the standby last saw. From now on that
-           writer is refused: what it stored by now is what it may have published.
-promote.3  Follow the place to its latest backup.
-promote.4  Plan a resume, which has to succeed.
-promote.5  Remove the mark. The first run takes the other directory's place at the sinks as well.
+promote.1  Lock the directory, and complete what a killed call left (follow.1). If the directory is whole, plan a resume
+           of it: a directory that no run could resume does not stop the writer. promote.2  Claim the next term of the
+           place, if its writer is still the one that the standby last saw. From now on that writer is refused: what it
+           stored by now is what it may have published. promote.3  Follow the place to its latest backup. promote.4
+           Plan a resume, which has to succeed. promote.5  Remove the mark. The first run takes the other directory's
+           place at the sinks as well.
 
-It may be repeated at any step: the directory holds the term that it claimed.
+A promotion may be repeated at any step: the directory holds the term that it claimed.
 """
 
 from __future__ import annotations

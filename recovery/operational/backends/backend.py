@@ -1,9 +1,9 @@
 """The seam between operational state and the store of documents that keeps it.
 
-A document is JSON under a state id. Its generation grows by one with every change and never goes back, even when the
-document is removed and made again. Every backend makes the same promises: a write is durable when it returns, and all
-or nothing; of several concurrent writes, each sees the result of the one before it; damaged data raises an error and is
-never taken for missing.
+A document is JSON under a state id. A document's generation grows by one with every change and never goes back, even
+when the document is removed and made again. Every backend makes the same promises: a write is durable when it returns,
+and all or nothing; of several concurrent writes, each sees the result of the one before it; damaged data raises an
+error and is never taken for missing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Change = Callable[[Document | None], Any]
 """Returns the new content, given the current document, or None if there never was one. Returning None removes the
 document.
 
-It may be called again if another writer was faster. Returning the current content writes nothing.
+The function may be called again if another writer was faster. Returning the current content writes nothing.
 """
 
 

@@ -41,7 +41,7 @@ def migrate(
     if differing and not force:
         raise ConfigurationError(
             f"{target.location} already holds other states: {', '.join(map(repr, differing[:3]))}",
-            cause="It is already in use.",
+            cause="The place is already in use.",
             remedy="Use an empty target; or give --force, which overwrites states of the same id and keeps others.",
         )
     wanted = [document for each, document in documents.items() if there.get(each) != document]

@@ -180,8 +180,8 @@ def compare(
 def since(a: Snapshot, b: Snapshot) -> int | None:
     """Return the epoch from which on a comparison reads what was written; None: it reads all keys.
 
-    That is the older of two snapshots of the same files, or the newest epoch that two stores hold of a history that
-    they share.
+    That epoch is the older of two snapshots of the same files, or the newest epoch that two stores hold of a history
+    that they share.
     """
     if a.paths == b.paths:
         return min(a.epoch, b.epoch)

@@ -148,7 +148,7 @@ class _NothingToChange(Exception):  # noqa: N818 - not an error
 def _edit_by_force(
     directory: Path, what: str, compute: Callable[[Snapshot], Mapping[StepKey, Edited]], clock: Clock
 ) -> Epoch | None:
-    """Edit during the run until it is fenced. It may close epochs meanwhile: then the changes are computed
+    """Edit during the run until it is fenced. The run may close epochs meanwhile: then the changes are computed
     again, while all partitions are held."""
     plan = plan_resume(scan(directory))
     seen, changes = _cut(plan), dict[StepKey, Edited]()
@@ -187,7 +187,8 @@ def close_audited(
     fence: Callable[[ResumePlan], None] | None = None,
     locations: Locations | None = None,
 ) -> E:
-    """Close an epoch in an execution of its own. Its entry in the run history holds `facts` and the user's name.
+    """Close an epoch in an execution of its own. The entry of that execution in the run history holds `facts` and the
+    user's name.
 
     `close` gets the writer. The caller holds the directory's lock, or fences; with `locations`, it holds them all.
     """

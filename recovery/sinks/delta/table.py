@@ -1,8 +1,8 @@
 """A Delta table, through the package `deltalake`.
 
-Each commit carries two application transactions. One names the output, so that it is committed once. The other names
-the store, with the number of the execution: of two commits that carry the same one, Delta refuses the later unless it
-has seen the earlier. So an execution whose successor has begun cannot commit any more.
+Each commit carries two application transactions. One names the output, so that it is committed once. The other
+application transaction names the store, with the number of the execution: of two commits that carry the same one, Delta
+refuses the later unless it has seen the earlier. So an execution whose successor has begun cannot commit any more.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class IcebergLog(TableLog):
         return self._state(table, resume).execution
 
     def history(self, table: Any, resume: Resume) -> CommitHistory:
-        """Return the snapshots that were not expired. Those that do not lead to the current one are undone."""
+        """Return the snapshots that were not expired. Snapshots that do not lead to the current one are undone."""
         standing = _ancestors(table)
         leading = {each.snapshot_id for each in standing}
         commits = []

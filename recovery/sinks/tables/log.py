@@ -2,8 +2,9 @@
 of one execution.
 
 Each commit names the output, so that it is committed once, and the execution: one whose successor has begun cannot
-commit any more. It also records in its metadata what it did (`Record`). By these records a run finds what it has to
-take back. Marks, which the table keeps when it forgets its history, say what each execution has committed at all.
+commit any more. Each commit also records in its metadata what it did (`Record`). By these records a run finds what it
+has to take back. Marks, which the table keeps when it forgets its history, say what each execution has committed at
+all.
 """
 
 from __future__ import annotations
@@ -236,7 +237,7 @@ class TableLog(ABC):
             f"{resume.epoch}",
             path=self.name,
             cause="Another directory of the store has written to the table, and the commits were removed since, by age "
-            "or by maintenance. So it is unknown which rows would have to be taken back.",
+            "or by maintenance. So nobody knows which rows would have to be taken back.",
             remedy="Let the other directory go on. If it is not in use any more, run once with --lose-epochs: this one "
             "goes on, and rows that the other one has added stay in the table.",
         )

@@ -71,8 +71,8 @@ def refused_value(
     """Return the error that names the column and the row of the first value that could not be staged; None if no value
     caused the failure. types: as for `UpsertSink.stage`.
 
-    This tries the values in a transaction of its own: pg8000 mixes up the server's answers after a value that it could
-    not send.
+    The function tries the values in a transaction of its own: pg8000 mixes up the server's answers after a value that
+    it could not send.
     """
     one = "INSERT INTO {staged} ({column}) VALUES ({value})"
     with contextlib.suppress(*DATABASE_ERRORS), open_session() as database:

@@ -86,7 +86,8 @@ class Transaction:
         return self._names[table]
 
     def exists(self, table: str) -> bool:
-        """Whether the table behind {table} exists. If it does not, the transaction is undone and begun again."""
+        """Whether the table behind {table} exists. If the table does not exist, the transaction is undone and begun
+        again."""
         try:
             self.columns(table)
         except DATABASE_ERRORS as error:

@@ -74,7 +74,7 @@ class UpsertTable:
                 raise refusal_of_mysql() from error
             cause, remedy = error.cause, error.remedy
             if reason_of(error) is ABSENT:
-                cause = "It does not exist, or this is another database."
+                cause = "The table does not exist, or this is another database."
                 remedy = "Create it first, with a primary key on the key's columns."
             raise type(error)(f"table {self.name} cannot be read: {error.found}", cause=cause, remedy=remedy) from error
         self.refuse_own(columns)

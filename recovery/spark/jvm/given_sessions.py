@@ -19,7 +19,7 @@ COSTS = {
     "spark.python.worker.reuse": "each task starts a Python worker of its own",
     "spark.speculation": "small micro-batches are not gathered in one task",
 }
-"""What another value of a setting costs. None of them changes a result."""
+"""What another value of a setting costs. None of these settings changes a result."""
 
 _logged: weakref.WeakSet[Any] = weakref.WeakSet()
 _log = logging.getLogger("recovery")

@@ -24,8 +24,8 @@ _ADDRESS = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]+:")
 
 
 def with_jars(settings: Mapping[str, str], jars: str | None, packages: str | None) -> dict[str, str]:
-    """Return the settings with these jars and packages besides those that they name. Both are lists with commas, as
-    spark-submit takes them."""
+    """Return the settings with these jars and packages besides those that they name. Jars and packages are lists with
+    commas, as spark-submit takes them."""
     found = dict(settings)
     for name, more in ((JARS, jars), (PACKAGES, packages)):
         if more:

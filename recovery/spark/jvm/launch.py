@@ -1,5 +1,5 @@
-"""Launch and end the JVM of this process. Its settings and its error messages are neither lost nor shown to others, and
-it ends with everything that belongs to it."""
+"""Launch and end the JVM of this process. The JVM's settings and error messages are neither lost nor shown to others,
+and the JVM ends with everything that belongs to it."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ _REASON = re.compile(
 )
 _ARGUMENTS, _PROPERTIES = "PYSPARK_SUBMIT_ARGS", "--properties-file"
 FIRST_CALL = "pyspark.testing.utils"
-"""A module that PySpark imports with a process's first call of the JVM, to see whether there is NumPy. It takes half a
-second, since it imports pandas, which steps need too: time for it while the JVM starts."""
+"""A module that PySpark imports with a process's first call of the JVM, to see whether there is NumPy. Importing this
+module takes half a second, since it imports pandas, which steps need too: there is time for that while the JVM starts.
+"""
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
 _RETRY_S = 0.2
 _END_S = 5
@@ -289,7 +290,7 @@ class _Listening(socket.socket):
 
 def _answer_own_user(gateway: Any) -> None:
     """Let only this user call the driver's functions. Py4J's server for calls of the JVM begins to listen with the
-    first stream. It asks for no secret, because the JVM's side forgets the secret when it learns the port."""
+    first stream. That server asks for no secret, because the JVM's side forgets the secret when it learns the port."""
     create = gateway._create_callback_server
 
     def created(*arguments: Any) -> Any:

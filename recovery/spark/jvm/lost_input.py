@@ -163,7 +163,7 @@ def _of_delta(text: str) -> RecoveryError | None:
         table = _delta_tables(text, "reservoirId", other[1])
         return InputRewrittenError(
             f"the Delta table {table} is another table than the one read before, whose id was {other[1]}",
-            cause="It was deleted and made again, or the flow reads another table in its place.",
+            cause="The table was deleted and made again, or the flow reads another table in its place.",
             remedy=f"Put the former table back. {_BEGIN_AGAIN}",
         )
     return None
@@ -194,7 +194,7 @@ def _of_iceberg(text: str, reading: Callable[[], str]) -> RecoveryError | None:
     assert gone is not None
     return InputLostError(
         f"the Iceberg table {table} no longer has a file that the flow had still to read: {gone[1]}",
-        cause="Its snapshot was expired while the flow read it, or somebody removed the file.",
+        cause="The file's snapshot expired while the flow read that snapshot, or somebody removed the file.",
         remedy=f"Put the file back. {_BEGIN_AGAIN} {_KEEP_SNAPSHOTS}",
     )
 
@@ -205,7 +205,7 @@ def table_expired(table: str, snapshot: object, oldest: int | None = None, dated
     return InputLostError(
         f"the Iceberg table {table} no longer has snapshot {snapshot}, from which the flow had to read on"
         f"{f'; its oldest one is {dated}' if oldest else ''}",
-        cause="It was expired before the flow had read on.",
+        cause="The snapshot expired before the flow had read on.",
         remedy=f"{_go_on(snapshot, oldest)} {_BEGIN_AGAIN} {_KEEP_SNAPSHOTS}",
     )
 
@@ -247,7 +247,7 @@ def table_replaced(table: str, snapshot: object, dated: str) -> InputRewrittenEr
     return InputRewrittenError(
         f"the Iceberg table {table} no longer has snapshot {snapshot}, which the flow has read last; it begins with "
         f"{dated}",
-        cause="It was rolled back and that snapshot expired, or it was deleted and made again.",
+        cause="The table was rolled back and that snapshot expired, or the table was deleted and made again.",
         remedy="After a rollback, to keep what was counted, name the first snapshot that the flow has not read: "
         f'.option("{LOST_BETWEEN}", "{snapshot},NEXT"). {_BEGIN_AGAIN}',
     )
@@ -257,7 +257,7 @@ def table_emptied(table: str) -> InputRewrittenError:
     """Return the error for an Iceberg table that had snapshots when the flow has read it before, and has none."""
     return InputRewrittenError(
         f"the Iceberg table {table} has no snapshots any more, and the flow has read some",
-        cause="It was replaced, or deleted and made again; or stream-from-timestamp is later than all it has.",
+        cause="The table was replaced, or deleted and made again; or stream-from-timestamp is later than all it has.",
         remedy=f"Put the former table back. {_BEGIN_AGAIN}",
     )
 
@@ -330,7 +330,7 @@ def _file_gone(file: str, text: str) -> RecoveryError:
     directory = next((each for each in directories if _is_below(file, each)), None)
     return InputLostError(
         f"a file {f'below {directory} ' if directory else ''}that the flow had still to read is gone: {file}",
-        cause="It was removed, or replaced by other files, while the flow read it.",
+        cause="The file was removed, or replaced by other files, while the flow read it.",
         remedy=remedy,
     )
 

@@ -1,7 +1,8 @@
 """Readers of Python streaming sources, written as Spark 4.2 calls them, for versions before it, too.
 
-Those ask a reader for its newest offset without the start of the micro-batch, and have no Trigger.AvailableNow for it.
-In the plan of a flow, `send_starts` therefore puts a table of this package (StartedTables.java) around that of the
+Earlier versions ask a reader for its newest offset without the start of the micro-batch, and have no
+Trigger.AvailableNow for it. In the plan of a flow, `send_starts` therefore puts a table of this package
+(StartedTables.java) around that of the
 source: it takes both from Spark, and sends them to the reader first. The reader is in a process that Spark has made for
 it, which passes on unread only what is committed: so both are sent as a commit. `adapted` makes a reader understand it.
 """

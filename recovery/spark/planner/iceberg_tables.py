@@ -80,7 +80,7 @@ class IcebergTable:
             raise ConfigurationError(
                 f"{LOST_BETWEEN} names snapshot {after}, which does not lead to the newest one of the Iceberg table "
                 f"{self.name}",
-                cause="It has expired meanwhile, or is another table's.",
+                cause="The snapshot has expired meanwhile, or is another table's.",
                 remedy=f'The oldest one is {_dated(oldest)}: "{read},{oldest.snapshotId()}".',
             )
         if self.has(read) and self._snapshots.isAncestorOf(self.handle, read, after):

@@ -20,7 +20,7 @@ from recovery.spark.jvm.plan_nodes import walk
 
 _IN_MEMORY = {
     "TextSocketTable": "Input from a connection exists only in the memory of the process that read it.",
-    "MemoryStreamTable": "Its rows exist only in the memory of the process that added them.",
+    "MemoryStreamTable": "The rows of a memory stream exist only in the memory of the process that added them.",
 }
 """Spark's sources that cannot replay, by the class of their table, and why. A source may have several names."""
 _REMEDY = (

@@ -154,12 +154,12 @@ class Prepared:
 
 
 class BackgroundCheck:
-    """A full check of all partitions beside the run. It must pass before the first epoch is closed, and ends the run if
-    it finds damage.
+    """A full check of all partitions beside the run. The check must pass before the first epoch is closed, and ends the
+    run if it finds damage.
 
-    It gives way to the stream. A check that takes longer than a moment begins at `begin`, after the first micro-batch,
-    when somebody waits for it, or after `PATIENCE_S`: the first output after a resume should not wait for a reader of
-    everything. Its threads have a lower priority.
+    The check gives way to the stream. A check that takes longer than a moment begins at `begin`, after the first
+    micro-batch, when somebody waits for it, or after `PATIENCE_S`: the first output after a resume should not wait for
+    a reader of everything. The check's threads have a lower priority.
     """
 
     def __init__(self, checks: Sequence[FullCheck]) -> None:

@@ -87,7 +87,8 @@ class Begun:
 class RecoveryQuery:
     """A running flow with recovery partitions, made by `start`.
 
-    It ends when the input ends (trigger available-now), by `stop`, or by an error, which `await_termination` raises.
+    The query ends when the input ends (trigger available-now), by `stop`, or by an error, which `await_termination`
+    raises.
     """
 
     def __init__(self, begun: Begun, clock: Clock) -> None:
@@ -336,8 +337,8 @@ class RecoveryQuery:
             self._waits.look(query, self._under_way.batch)
 
     def _cancel_batch(self) -> None:
-        """End the running micro-batch. Its tasks would try for long to reach an owner that no longer knows the run, or
-        would never begin."""
+        """End the running micro-batch. Otherwise the micro-batch's tasks would try for long to reach an owner that no
+        longer knows the run, or would never begin."""
         while not self._finished:
             if self._closer.lock.acquire(timeout=CANCEL_S):
                 self._closer.lock.release()

@@ -27,7 +27,7 @@ REPLICATED_KEEPS_S = 600.0
 be away for so long without a whole copy afterwards."""
 READY_S = 5.0
 READY_SYNC_S = 120.0
-"""How long a start waits for the place's first answer. It was asked before Spark started."""
+"""How long a start waits for the place's first answer. The place was asked before Spark started."""
 
 
 def replicated(config: RecoveryConfig | None, place: str | os.PathLike[str] | None) -> RecoveryConfig | None:

@@ -1,6 +1,6 @@
 """The part of `format("recovery")` for the state of Spark's own operators: ask the driver, and read files.
 
-It runs in Spark's planner and tasks. `recovery.spark.sources.driver_relay` answers, and explains this design.
+This part runs in Spark's planner and tasks. `recovery.spark.sources.driver_relay` answers, and explains this design.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The state of Spark's own operators at any held epoch, read with Spark's `statestore` source from its checkpoint.
 
 A frame reads its checkpoint only when it is computed, so the checkpoint stays until the interpreter exits: in a
-temporary directory of this process, or at an address that all hosts reach. That of an epoch is made once at each place.
+temporary directory of this process, or at an address that all hosts reach. The checkpoint of an epoch is made once at
+each place.
 """
 
 from __future__ import annotations
@@ -251,8 +252,8 @@ def compared(before: DataFrame, after: DataFrame, timers: bool) -> DataFrame:
 
 
 def _same(left: DataFrame, one: str, right: DataFrame, other: str) -> Any:
-    """Return the condition that two columns are equal. It compares JSON for maps, which Spark cannot compare, and for
-    different types, such as one that got a new field."""
+    """Return the condition that two columns are equal. The condition compares JSON for maps, which Spark cannot
+    compare, and for different types, such as one that got a new field."""
     types = left.schema[one].dataType, right.schema[other].dataType
     if types[0] == types[1] and not _has_map(types[0]):
         return F.col(one).eqNullSafe(F.col(other))

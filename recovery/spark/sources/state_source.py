@@ -91,7 +91,8 @@ class StatePartition(InputPartition):
 
 @dataclass
 class OwnedPartition(InputPartition):
-    """The same on a cluster: the address of the process that sends its rows, the key to it, and what to ask for."""
+    """A `format("recovery")` partition on a cluster: the address of the process that sends its rows, the key to it, and
+    what to ask for."""
 
     address: str
     task_key: bytes

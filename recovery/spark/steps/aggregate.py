@@ -120,8 +120,9 @@ class AggregateStep:
     def all_keys(self, spark: SparkSession, directory: str | Path, epoch: int | None = None) -> DataFrame:
         """Return a batch frame with the aggregates of all keys, in the columns of the step's output.
 
-        They are as of the newest closed epoch, or as of `epoch`, which the partitions must still hold. Epoch 0 gives no
-        rows. Raises ConfigurationError if the step was not yet applied to a frame, from which its types come.
+        The aggregates are as of the newest closed epoch, or as of `epoch`, which the partitions must still hold. Epoch
+        0 gives no rows. Raises ConfigurationError if the step was not yet applied to a frame, from which its types
+        come.
         """
         applied = self._applied
         if applied is None:

@@ -1,6 +1,6 @@
 """The function that Spark sends to its workers for a step.
 
-It is pickled by value and imports nothing of this package before it has checked which version the worker has.
+The function is pickled by value and imports nothing of this package before it has checked which version the worker has.
 Otherwise a worker without the package, or with another version, would fail somewhere in the unpickling.
 """
 

@@ -73,7 +73,8 @@ def stateful(
 
     `update(key, rows, state)` is called once per key and micro-batch. `key` is the value of the key column, or a tuple
     for several columns; `rows` are the key's rows as named tuples of the input's columns; `state` is a `GroupState`.
-    It yields or returns tuples in the order of `output` (a DDL string or StructType), or returns None for no rows.
+    `update` yields or returns tuples in the order of `output` (a DDL string or StructType), or returns None for no
+    rows.
 
     state: None keeps plain JSON-like values; a dataclass, NamedTuple or other type keeps values of that type, and
     fields added later need defaults; columns, as a DDL string or StructType, keep tuples with these parts; "pickle"

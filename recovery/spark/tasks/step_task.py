@@ -412,8 +412,8 @@ def _by_value(values: Mapping[K, V]) -> list[tuple[V, list[K]]]:
 
 @contextlib.contextmanager
 def _paused_collector() -> Iterator[None]:
-    """Disable cyclic garbage collection while a chunk's rows are created. It would scan all of them repeatedly, take a
-    third of a task's time, and find nothing. `run` collects between chunks."""
+    """Disable cyclic garbage collection while a chunk's rows are created. The collector would scan all rows repeatedly,
+    take a third of a task's time, and find nothing. `run` collects between chunks."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -67,8 +67,8 @@ def install(spark: SparkSession) -> None:
 
 
 def _reads_here() -> bool:
-    """Whether the JVM is to read for the present session. Its class stays when a later session's tasks run in other
-    JVMs, or the tactic is switched off."""
+    """Whether the JVM is to read for the present session. The class that the JVM reads with stays when a later
+    session's tasks run in other JVMs, or the tactic is switched off."""
     context = SparkContext._active_spark_context
     return is_switched_on(TACTIC) and (context is None or is_one_process(context.master))
 

@@ -1,8 +1,8 @@
 """Deltas: the state touched since the last closed epoch, one scratch file per step and partition.
 
-A delta need not survive a crash: the recovery partitions do. So it is never synced. But it is journalled, because a
-task that is killed within its transaction must leave no trace of it. Every row keeps the value before the newest batch
-that touched it, and the value after, so a task that runs again sees what the first attempt saw.
+A delta need not survive a crash: the recovery partitions do. So a delta is never synced. But it is journalled, because
+a task that is killed within its transaction must leave no trace of it. Every row keeps the value before the newest
+batch that touched it, and the value after, so a task that runs again sees what the first attempt saw.
 
 A delta has two tables of touched keys, which take turns. Tasks write to the active one. When an epoch ends with batch
 b, the delta is sealed: from then on it refuses tasks of b and before. If the touched keys are to be moved into the

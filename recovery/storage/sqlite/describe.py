@@ -127,8 +127,8 @@ def known_steps(connection: apsw.Connection, path: Path, resume_epoch: Epoch | N
 def step_values(
     connection: apsw.Connection, path: Path, step: StepId, resume_epoch: Epoch | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield all keys and values of a step, as of the newest closed epoch or as the resume epoch will find them. They
-    are read lazily."""
+    """Yield all keys and values of a step, as of the newest closed epoch or as the resume epoch will find them. Keys
+    and values are read lazily."""
     with translated(path), snapshot(connection), overlaid(connection, path):
         if resume_epoch is not None:
             yield from connection.execute(VALUES_BEFORE, {"step": step, "epoch": resume_epoch})

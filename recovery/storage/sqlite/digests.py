@@ -2,8 +2,8 @@
 
 Every row of `snaps` and `superseded` carries a digest of all its other columns. Every epoch carries the sum of the
 digests of the rows that were live when it closed, and of the rows it superseded. SQLite computes both itself, with
-extensions that apsw ships, so they cost no Python per row. A digest is the first 60 bits of a SHA-1. It guards against
-accidents, not against an attacker who can write the file.
+extensions that apsw ships, so they cost no Python per row. A digest is the first 60 bits of a SHA-1. A digest guards
+against accidents, not against an attacker who can write the file.
 """
 
 from __future__ import annotations

@@ -187,7 +187,8 @@ def _append(connection: apsw.Connection, epoch: Epoch, step: StepId, number: int
 
 
 def _chunk_digest(epoch: int, step: bytes, number: int, row_count: int, content: bytes) -> int:
-    """Return the digest of a row of `changes`. It covers a SHA-1 of the content, which is quicker than the content."""
+    """Return the digest of a row of `changes`. The digest covers a SHA-1 of the content, which is quicker than the
+    content."""
     return record_digest(epoch, step.decode(errors="replace"), number, row_count, hashlib.sha1(content).hexdigest())
 
 

@@ -1,9 +1,9 @@
 """Measurements stored in the partitions: the size of each step's state, and one row per epoch that a run measured.
 
-`sizes` is part of the snapshot: each transaction that changes `snaps` updates it too. So it is exact after a crash and
-after a rewind, and reading the size of the state needs no scan. A full check compares the two.
+`sizes` is part of the snapshot: each transaction that changes `snaps` updates it too. So `sizes` is exact after a crash
+and after a rewind, and reading the size of the state needs no scan. A full check compares the two.
 
-`measures` are facts, like operational state: only in part-0, and no rewind removes them. They are written without
+`measures` are facts, like operational state: only in part-0, and no rewind removes them. Measures are written without
 waiting for the disk, after an epoch is closed and before its log is moved into the file, which also syncs them.
 """
 

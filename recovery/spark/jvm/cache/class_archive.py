@@ -52,7 +52,7 @@ _LATER_COMPILATION = (
     "-XX:Tier4CompileThreshold=45000",
     "-XX:Tier4BackEdgeThreshold=120000",
 )
-"""Three times Java's own thresholds. Its second compiler takes a quarter of a short run's processor time, mostly for
+"""Three times Java's own thresholds. Java's second compiler takes a quarter of a short run's processor time, mostly for
 code that hardly runs again. Without profiles, small micro-batches would be slow for longer."""
 QUIET = "-Xlog:cds*=off -Xlog:aot*=off"
 """Keeps Java 25 and newer from saying why they do not use an archive."""
@@ -95,7 +95,7 @@ def archive_options(path: Path | None, given: str) -> str:
 
 def is_readable(path: Path) -> bool:
     """Whether there is an archive that this user may read and that only this user and root can have written: the JVM
-    runs what is in it. Another user's may lie where this one may not look: that is no error of a run."""
+    runs what is in it. Another user's archive may lie where this user may not look: that is no error of a run."""
     with contextlib.suppress(OSError):
         real = Path(os.path.realpath(path))
         home = real.parent.stat()
@@ -205,8 +205,8 @@ def _dump(java_home: Path, class_path: str, options: list[str], archive: Path) -
 
 
 def plain_environment() -> dict[str, str]:
-    """This process's environment without options for Java: an archive fits only the garbage collector it was made with,
-    and options for a second archive would conflict."""
+    """This process's environment without options for Java: an archive fits only the garbage collector that it was made
+    with, and options for a second archive would conflict."""
     return {name: text for name, text in os.environ.items() if name not in _OPTION_VARIABLES}
 
 

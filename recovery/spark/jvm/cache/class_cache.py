@@ -1,7 +1,7 @@
 """The code of this package's Java classes, kept from one start to the next, so that each source is compiled once.
 
-Each source has a file in the cache directory, which can be removed at any time. Its name is a digest of all that the
-code depends on: the source, this package, Java, Spark and its jars. A file is not used if its content has another
+Each source has a file in the cache directory, which can be removed at any time. The file's name is a digest of all that
+the code depends on: the source, this package, Java, Spark and its jars. A file is not used if its content has another
 digest than it says, or if another user may have written it. This process gives the JVM the code that it has checked;
 the JVM never opens the file.
 """

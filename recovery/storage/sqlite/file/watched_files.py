@@ -2,7 +2,7 @@
 
 The operating system lets anybody remove, move and replace files that are in use. SQLite then writes to the files that
 it opened, without an error. So code that closes epochs compares the file at each path with the open one, by device and
-inode. It costs one to three microseconds per file.
+inode. The comparison costs one to three microseconds per file.
 
 The check only calls stat: opening a database and closing it outside SQLite would drop SQLite's locks.
 """
@@ -26,8 +26,8 @@ ATTEMPTS = 3
 THROUGH_LINKS = "RECOVERY_THROUGH_LINKS"
 """The variable that allows writing through links into a directory that is a store itself."""
 STAGED_IN = (".init-*", ".restore-*")
-"""Where `init` and `restore` create partitions. They get their final names by hard links, so a file has two names for a
-moment."""
+"""Where `init` and `restore` create partitions. Partitions get their final names by hard links, so a file has two names
+for a moment."""
 
 
 @dataclass(slots=True)

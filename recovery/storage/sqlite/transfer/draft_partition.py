@@ -67,8 +67,8 @@ class StoreRecord:
 
 
 class DraftPartition:
-    """A new partition file; until `finish` it is worthless, and a crash leaves any part of it. Its rows come in the
-    order of its keys, so that they are appended. Used by one thread."""
+    """A new partition file; until `finish` it is worthless, and a crash leaves any part of it. The draft's rows come in
+    the order of its keys, so that they are appended. Used by one thread."""
 
     def __init__(self, path: Path, cache_bytes: int) -> None:
         self.path = path
