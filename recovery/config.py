@@ -69,7 +69,7 @@ class RecoveryConfig:
     )  # fmt: skip
     resume_epoch: int | None = setting(
         None,
-        "The same rewind, by the number of the epoch to start with: 3 is --resume-after 2.",
+        "Rewind like --resume-after, by the number of the epoch to start with: 3 is --resume-after 2.",
         "--resume-epoch", kind="number", form="E", least=1, without="the newest",
     )  # fmt: skip
     rewind_again: int | None = setting(

@@ -236,7 +236,8 @@ class InconsistentPartitionsError(RecoveryError):
     exit_code = 22
     default_cause = "The files are copies of different ages, further apart than the backup interval."
     default_remedy = (
-        "Replace the files named above by copies whose age fits the others, and choose a longer backup interval (-b)."
+        "Replace the files named above by copies whose age fits the other files, and choose a longer backup interval "
+        "(-b)."
     )
 
 
@@ -399,7 +400,7 @@ class DirectoryLockedError(RecoveryError):
 
 
 class LeaseLostError(RecoveryError):
-    """A later execution began on the recovery directory: this one may no longer write."""
+    """A later execution began on the recovery directory: this execution may no longer write."""
 
     exit_code = 41
     closes_epoch = False
@@ -521,11 +522,12 @@ class StaleDirectoryError(RecoveryError):
     exit_code = 53
     closes_epoch = False
     default_cause = (
-        "This directory is a copy or an older restore of a directory that was used since, or another one took over."
+        "This directory is a copy or an older restore of a directory that was used since, or another directory took "
+        "over."
     )
     default_remedy = (
-        "Let the other directory go on, or restore the newest backup into a new one. If there is no newer copy, "
-        "--lose-epochs goes on from this one: what was closed since is lost."
+        "Let the other directory go on, or restore the newest backup into a new directory. If there is no newer copy, "
+        "--lose-epochs goes on from this directory: what was closed since is lost."
     )
 
 
@@ -580,7 +582,7 @@ class TakenOverError(RecoveryError):
     closes_epoch = False
     default_cause = "recovery promote, or run --takeover, took the store over, here or on another host."
     default_remedy = (
-        "Let the other one go on: nothing that this run closed since counts. To take the store back, restore it or "
+        "Let the other run go on: nothing that this run closed since counts. To take the store back, restore it or "
         "follow it into a new directory, and run that with --takeover."
     )
 

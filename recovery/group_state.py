@@ -156,8 +156,8 @@ class GroupState(Generic[S]):
         )
 
     def getCurrentProcessingTimeMs(self) -> int:
-        """Return when the micro-batch began, in milliseconds since 1970; the same in every call of a micro-batch and
-        when it is run again."""
+        """Return when the micro-batch began, in milliseconds since 1970; this is one value in every call of a
+        micro-batch, also when the micro-batch is run again."""
         if not self._facts.now_ms:
             raise StateValueError(
                 "update asks for the processing time, but the call was not found in its code",

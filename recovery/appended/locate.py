@@ -99,9 +99,9 @@ class DirectoryListing:
 def locate(positions: Mapping[int, FilePosition], look: DirectoryListing, holds: Holds) -> dict[int, FileStat]:
     """Return the present file of each position that has one; no two positions share a file. In order of preference:
 
-    1. The same inode number under the same name.
-    2. The same inode number under another name: renamed.
-    3. The same name with another inode number: copied back, or moved to another machine.
+    1. The file with the same inode number and the same name.
+    2. The file with the same inode number under another name: renamed.
+    3. The file of the same name with another inode number: copied back, or moved to another machine.
     4. Any other file with convincing evidence: a rotation's name, the same name in another directory, or
        `CONVINCING_BYTES` of equal content. A rotation that copies and truncates leaves such a file.
 

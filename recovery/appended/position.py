@@ -92,7 +92,7 @@ class InputOffset:
         return {"version": OFFSET_VERSION, "next": self.next_id, "turn": self.turn, **since, "files": files}
 
     def bytes_since(self, before: InputOffset) -> int:
-        """Return how many bytes were read since an earlier offset of the same input."""
+        """Return how many bytes were read since an earlier offset in this input."""
         began = {number: position.offset for number, position in before.files.items()}
         return sum(max(0, position.offset - began.get(number, 0)) for number, position in self.files.items())
 

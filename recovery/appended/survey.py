@@ -148,7 +148,7 @@ def _check_blank(position: FilePosition, look: DirectoryListing, new: list[Gener
 
 def _new_generations(before: InputOffset, found: Mapping[int, FileStat], look: DirectoryListing) -> list[Generation]:
     """Return the generations that were written to after the last scan, of logs that are unknown or were empty then.
-    Nothing else leads to them: no content is known that one of them could hold."""
+    Nothing else leads to such files: no content is known that one of them could hold."""
     read = {log for log, number in _youngest(before.files, found).items() if not before.files[number].blank}
     present = {file.identity for file in found.values()}
     return [

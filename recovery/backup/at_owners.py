@@ -83,8 +83,8 @@ def restore_to_owners(
     """Restore the newest common epoch (that of `epoch`, or of `at_ms`) to these owners, as many partitions each.
 
     directory: that of the run, which is made if missing, must hold no partitions, and is marked as restored; None: not
-    looked at. scratch: has room for all partitions. task_key: random, for tasks; there are none. umask: others may read
-    the files, as far as the umask of each owner allows. Ends the connections. Raises what
+    looked at. scratch: has room for all partitions. task_key: random; a restore has no tasks that need the key. umask:
+    others may read the files, as far as the umask of each owner allows. Ends the connections. Raises what
     `recovery.backup.restore.restore` raises, and what owners refuse with.
     """
     places = Locations(scratch, owners)

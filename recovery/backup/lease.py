@@ -4,8 +4,8 @@ A document in the place, `lease.json`, names the store's writer. The lease's ter
 lease is only written conditionally, so of several writers that want the next term, one gets it.
 
 1. A run claims a new term when it starts. The run may claim it if the place has none yet, or if the run's directory
-   held the term before: `lease.json` in the directory has the random nonce of that term. A copy of the directory has it
-   too; the first of both to start takes it away from the other.
+   held the term before: `lease.json` in the directory has the random nonce of that term. A copy of the directory has
+   the nonce too; whichever of the two directories starts first takes the lease from the other.
 2. A promotion claims a new term from the writer that the standby last saw. The promotion reads the place after that. So
    does `run --from --takeover`, whoever holds the term. A takeover by a directory that holds partitions and never held
    a term, such as a restored one, claims it too, but does not know what was stored since the directory was restored.
@@ -56,7 +56,7 @@ LARGEST = 1 << 20
 PLACES = 32
 """Of how many places a directory remembers its terms."""
 WAIT_S = 60.0
-"""How long a claim waits for another one of the same directory."""
+"""How long a claim waits for another claim of the same directory."""
 
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
@@ -315,7 +315,7 @@ def taken_over(shown: str, found: Term | None, purpose: str = "run", *, is_repla
     return TakenOverError(
         f"{found.holder} is the store's writer, with term {found.term}, and this directory is not the one that it used",
         path=shown,
-        cause="The directory was restored or copied, or the other one is still in use.",
+        cause="The directory was restored or copied, or the other directory is still in use.",
         remedy=f"If nothing runs there any more, or it shall be stopped: run {command} with --takeover."
         + (" Else give this directory a place of its own." if is_backup else ""),
     )
@@ -348,7 +348,7 @@ def _damaged(shown: str, why: str) -> BackupDamagedError:
 
 def _held_at(directory: Path, documents: Documents, found: Term | None) -> _Held | None:
     """Return what a directory knows of a place, None if it never held a term there. found: the term of the place, which
-    shows that it is this place if its address is another one now."""
+    identifies the place if its address has changed."""
     known = _read_all_held(directory)
     of_term = (each for each in known if found is not None and each.nonce == found.nonce)
     of_place = (each for each in known if each.place == documents.location)

@@ -67,7 +67,7 @@ class Parts(Protocol):
     """The partitions that are backed up."""
 
     def found(self) -> list[FoundFile]:
-        """Return all of them, to plan with; `store` means these."""
+        """Return the descriptions of all partitions, to plan with; `store` means these partitions."""
         ...
 
     def origins(self) -> Sequence[Origin]:
@@ -217,8 +217,8 @@ def make_backup(
 
 
 def _moment_after(backups: Iterable[Backup | Manifest | None], clock: Clock) -> int:
-    """Return the time, or one after all of these backups: by their times the newest is found, and the clock of another
-    host, or this one before it was set, may be ahead."""
+    """Return the present time, or a time after all these backups if one of them is later: times decide which backup is
+    the newest, and the clock of another host, or this host's before it was set, may be ahead."""
     latest = max((each.started_ms for each in backups if each is not None), default=0)
     return min(max(clock.wall_ms(), latest + 1), LATEST_MS)
 

@@ -14,7 +14,7 @@ Making a backup
 
 Removing backups
     prune.1 List the objects, then read all manifests, and choose which to keep.
-    prune.2 Remove the manifests of the others, and files under `running/` that are older than a day. Remove unreadable
+    prune.2 Remove all other manifests, and files under `running/` that are older than a day. Remove unreadable
             manifests that are older than a day and that the rules would not keep if they were readable.
     prune.3 Read `running/`, and then list the manifests again and read those that are new.
     prune.4 Remove the objects listed in prune.1, except those that a manifest lists that was kept in prune.1 or found
@@ -138,7 +138,7 @@ def check_store(
         raise ForeignPartitionError(
             found,
             path=shown,
-            cause="Another recovery directory is backed up there, or this one was created a second time.",
+            cause="Another recovery directory is backed up there, or this directory was created a second time.",
             remedy="Give each recovery directory a backup destination of its own.",
         )
 

@@ -147,8 +147,9 @@ class Writer:
         return StaleDirectoryError(
             lost,
             path=self._documents.shown,
-            remedy="Back up the other directory, or restore the latest backup into a new one. To make this directory "
-            "the latest nevertheless: --lose-epochs. To keep both, give this one a place of its own.",
+            remedy="Back up the other directory, or restore the latest backup into a new directory. To make this "
+            "directory "
+            "the latest nevertheless: --lose-epochs. To keep both, give this directory a place of its own.",
         )
 
 

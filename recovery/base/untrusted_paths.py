@@ -64,7 +64,7 @@ def objection(path: object) -> str | None:
 
 
 def name_objection(name: object) -> str | None:
-    """Return the same for a single name, which must not contain a slash."""
+    """Return what is wrong with a single name, which must not contain a slash; None if nothing is."""
     return "has a slash" if isinstance(name, str) and "/" in name else objection(name)
 
 

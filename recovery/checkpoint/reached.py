@@ -75,7 +75,7 @@ def reached(held: Iterable[tuple[str, Content]], left: Iterable[Path], restored:
 
 
 def reached_between(held: Iterable[tuple[str, Content]], known: Iterable[tuple[str, Content]]) -> Reached:
-    """Return the same of rows of a later snapshot, beyond those of an earlier one."""
+    """Return what rows of a later snapshot say was reached, beyond the rows of an earlier snapshot."""
     return _beyond(_texts(held), [], lambda: _texts(known))
 
 

@@ -96,7 +96,7 @@ class KeepType(ParsedType[KeepRule]):
              "with StaleDirectoryError (53).")  # fmt: skip
 @option("--check", is_flag=True,
         help="Read each copy in full and check every digest before it is stored; a damaged copy is not stored. Objects "
-             "of earlier backups that are part of this one are read too, and stored again if they are "
+             "of earlier backups that are part of the new backup are read too, and stored again if they are "
              "damaged.")  # fmt: skip
 @umask_option
 @owner_options

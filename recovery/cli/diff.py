@@ -52,7 +52,7 @@ MOST_FILES = 10
 
 
 class _Compares(click.Command):
-    """A command whose code 1 says that something differs: an unforeseen failure ends it with another one."""
+    """A command whose code 1 says that something differs: an unforeseen failure ends the command with another code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

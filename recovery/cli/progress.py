@@ -237,7 +237,7 @@ def _resumed_text(event: Resumed) -> str:
     held = ""
     if limiting:
         last = max(d.newest_epoch for d in plan.partitions)
-        epochs = f"epoch {last} of the others is" if last == event.resume_epoch else (
+        epochs = f"epoch {last} of all other partitions is" if last == event.resume_epoch else (
             f"epochs {event.resume_epoch} to {last} of the others are"
         )  # fmt: skip
         held = f"; held back by {', '.join(limiting)}, so {epochs} discarded"

@@ -88,7 +88,7 @@ def promoted_text(done: Promoted, *, dry_run: bool = False) -> str:
 
 
 def promoted_facts(done: Promoted) -> dict[str, Any]:
-    """Return the same for programs."""
+    """Return what a promotion did, for programs (`--json`)."""
     snapshot = done.resume.snapshot
     return {
         "directory": str(done.directory),

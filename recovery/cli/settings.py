@@ -63,7 +63,7 @@ def chosen_master(master: str) -> str:
         if several:
             raise ConfigurationError(
                 f"{several[0]} is set: this would be one of several processes of a dataflow",
-                cause="Each process would run the whole flow, because no process of it knows the others.",
+                cause="Each process would run the whole flow, because no process knows of the others.",
                 remedy="Unset it and run the flow once; on several hosts with --master, and owners of partitions.",
             )
     counts = [ctx.meta.get(f"recovery.{name}") for name in ("workers", "processes")]

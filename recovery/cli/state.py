@@ -1,4 +1,4 @@
-"""`recovery state`: list, get, set, merge, clear, edit. The other subcommands have their own files."""
+"""`recovery state`: list, get, set, merge, clear, edit. All further subcommands have their own files."""
 
 from __future__ import annotations
 

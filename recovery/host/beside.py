@@ -43,7 +43,7 @@ def remove_beside(path: Path) -> None:
 @contextlib.contextmanager
 def alone_beside(directory: Path, wait_s: float) -> Iterator[None]:
     """Exclude other processes that change documents of the directory in such a block. Raises StorageError if another
-    one is in its block for longer than `wait_s`."""
+    process is in its block for longer than `wait_s`."""
     with contextlib.ExitStack() as held:
         try:
             has_lock = held.enter_context(locked_directory(directory, wait_s))

@@ -1,4 +1,4 @@
-"""Processes that run a module of this package beside this one."""
+"""Child processes that run a module of this package beside this process."""
 
 from __future__ import annotations
 

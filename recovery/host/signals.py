@@ -149,7 +149,7 @@ def acting(act: Callable[[int], None]) -> Iterator[None]:
 
     Python writes the signal to a pipe, on which the thread waits, in whatever thread the signal comes. A handler would
     wait for the main thread's next step, which may come in minutes. A threading.Event or a new thread would not work
-    there: both take locks, and a handler may have interrupted the holder of those.
+    there: both take locks, whose holder the handler may have interrupted.
     """
     if not is_main_thread():
         yield

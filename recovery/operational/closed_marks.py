@@ -67,8 +67,8 @@ def settled_marks(backend: Backend, found: Mapping[StateId, Document]) -> dict[S
 
 
 def settle(state_id: StateId, document: Document | None, rows: Mapping[str, Any]) -> Document | None:
-    """Return the document with the marks of epochs that count merged in as ordinary marks. The generation stays the
-    same, because nothing was written."""
+    """Return the document with the marks of epochs that count merged in as ordinary marks. The generation does not
+    change, because nothing was written."""
     before = document or Document(state_id, 0, None, 0)
     counting = marks.counting(before.content, rows)
     if not counting:

@@ -187,7 +187,7 @@ def settled(content: Any, closed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def above(content: Any, closed: Mapping[str, Any]) -> Any:
-    """Return the document in the form in which none of these rows of epochs counts."""
+    """Return the document in a form that overrides all these rows of epochs."""
     entries = _entries(content)
     raised = {
         key: {**entries.get(key, {"changed_ms": row["changed_ms"]}), "version": row["version"] + 1}
@@ -246,7 +246,7 @@ def comparable(value: Any) -> Any:
 
 
 def is_same_mark(before: Any, after: Any) -> bool:
-    """Whether two marks have the same type and value; moments, whether they are the same instant."""
+    """Whether two marks have the same type and value; two moments, whether they are one instant."""
     return type(before) is type(after) and bool(comparable(before) == comparable(after))
 
 
@@ -312,6 +312,6 @@ def _version(entries: Mapping[str, Any], key: str) -> int:
 
 
 def _entries(content: Any) -> dict[str, Any]:
-    """Return the well-formed entries; the others were written by another program and may be overwritten."""
+    """Return the well-formed entries; malformed entries were written by another program and may be overwritten."""
     marks = content.get("marks") if isinstance(content, dict) else None
     return {key: entry for key, entry in marks.items() if isinstance(entry, dict)} if isinstance(marks, dict) else {}

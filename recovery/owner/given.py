@@ -102,7 +102,7 @@ class Given(NamedTuple):
 
 
 class SpilledRows(Mapping[str, Any]):
-    """Rows of one step: the last ones from memory, the others from the file."""
+    """Rows of one step: the last rows from memory, all earlier rows from the file."""
 
     def __init__(self, last: Mapping[str, Any], given: Given, which: tuple[str, StepId]) -> None:
         self._last = last

@@ -22,7 +22,7 @@ from recovery.wire.calls import BegunExecution
 
 class Holding:
     """A run's hold on the directory of an owner: the lock, the partitions that it has taken, and the calls that use
-    them. `end` waits for these."""
+    them. `end` waits for these calls."""
 
     def __init__(self, run: str, task_key: bytes, directory: Path, scratch: Path, purpose: str, clock: Clock) -> None:
         """Raises DirectoryLockedError."""

@@ -102,7 +102,7 @@ class OwnedRuns:
                 raise OwnerUnreachableError("the owner is being stopped", path=self.directory)
             if self._holding is not None and self._holding.run == run:
                 raise ConfigurationError(
-                    "two of the owners that were named are the same one",
+                    "two of the owners that were named are one owner",
                     path=self.directory,
                     cause="Two names or addresses lead to it.",
                     remedy="Name each owner once.",

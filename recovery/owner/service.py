@@ -1,4 +1,4 @@
-"""`recovery serve`: an owner that runs of other hosts hold, one after the other."""
+"""`recovery serve`: an owner that runs of other hosts hold, one run at a time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class OwnerService:
         log: Callable[[str], None] = _say,
     ) -> None:
         """at: "HOST:PORT" or ":PORT", which is the loopback interface. insecure: listen elsewhere without TLS.
-        metrics_at: the same for metrics and probes; None: nowhere.
+        metrics_at: where to serve metrics and probes, in the same form; None: nowhere.
 
         Raises ConfigurationError, NoPartitionsError if there is no such directory.
         """

@@ -122,8 +122,8 @@ def clear_unfinished(directory: Path) -> None:
 
 
 def kept_directories(directory: Path) -> list[Path]:
-    """Return the directories that were kept when this one was repartitioned, the newest first. Raises the errors of
-    `read_origins`."""
+    """Return the directories that were kept when this directory was repartitioned, the newest first. Raises the errors
+    of `read_origins`."""
     # A link keeps its name; the directories lie beside the one that it leads to.
     real = Path(os.path.realpath(directory))
     found = (kept_path(real, origin.store_id) for origin in read_origins(real) if origin.how == "repartition")
@@ -131,7 +131,8 @@ def kept_directories(directory: Path) -> list[Path]:
 
 
 def drop_old(directory: str | os.PathLike[str], *, clock: Clock | None = None) -> list[Path]:
-    """Remove the directories that were kept when this one was repartitioned in place; return their paths. Repeatable.
+    """Remove the directories that were kept when this directory was repartitioned in place; return their paths.
+    Repeatable.
 
     Raises ConfigurationError if one holds files of others, DirectoryLockedError if one is in use, or StorageError.
     """

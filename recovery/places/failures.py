@@ -34,7 +34,7 @@ class Failures:
 
     @contextlib.contextmanager
     def of_hadoop(self, *passed: type[OSError]) -> Iterator[None]:
-        """Do the same for one of Hadoop's file systems."""
+        """Translate the errors of one of Hadoop's file systems."""
         try:
             yield
         except passed:

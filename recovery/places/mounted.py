@@ -26,7 +26,8 @@ def limited(target: Place) -> Place:
 
 
 def answered(call: Callable[[], T], shown: str, moved: Callable[[], int] = lambda: 0) -> T:
-    """Return or raise what a call to a directory does; BackupTargetError if `moved` returns the same for `SILENT_S`."""
+    """Return or raise what a call to a directory does; BackupTargetError if the value of `moved` does not change for
+    `SILENT_S`."""
     try:
         return bounded(call, SILENT_S, moved)
     except TimeoutError:

@@ -235,7 +235,8 @@ def _partitions(known: Known) -> PartitionAdvice:
             "for files that hold little. The number is fixed when a store is made, so this is for the next one."
         )
     if skew > 2 and known.live_rows >= 100 * known.partitions:
-        why += f" The largest partition holds {skew:.1f} times the mean: a few keys are much larger than the others."
+        why += f" The largest partition holds {skew:.1f} times the mean: a few keys are much larger than all other "
+        "keys."
     return PartitionAdvice(known.partitions, proposed, skew, why)
 
 

@@ -7,7 +7,7 @@ notice:
 - a partition that is an older copy, or was copied without its -wal file. Nothing in it shows that; but a partition with
   anything of the newest epoch, or of a later one, was present when the epoch was counted;
 - snapshots of epochs that were abandoned: an execution wrote them and was killed before it counted the epoch, and the
-  next one, which began at the same epoch, did not write these keys;
+next execution, which began at the same epoch, did not write these keys;
 - partitions of two dataflows, two files of one partition.
 """
 

@@ -43,7 +43,7 @@ def stage_of(descriptions: Sequence[PartitionDescription], taken_ms: int, name: 
 
 
 def age(stage: Stage) -> tuple[object, ...]:
-    """Return a sort key: a stage is later if it is what became of another one, or is on a timeline that was begun
+    """Return a sort key: a stage is later than another if it continues that stage, or is on a timeline that was begun
     later."""
     begun = tuple((started_ms, identity) for identity, started_ms in stage.executions)
     return stage.term, begun, stage.epoch, stage.taken_ms, stage.name

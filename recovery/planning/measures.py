@@ -57,7 +57,7 @@ class OperatorWork(msgspec.Struct, frozen=True, kw_only=True):
         return self.update_s / self.updated if self.updated else None
 
     def then(self, later: OperatorWork) -> OperatorWork:
-        """Return the work of these micro-batches and of later ones."""
+        """Return the work of these micro-batches and of the later ones together."""
         return OperatorWork(
             updated=self.updated + later.updated,
             update_s=self.update_s + later.update_s,

@@ -45,7 +45,7 @@ def read_unseen(directory: Path) -> Unseen | None:
             why,
             path=path,
             cause="The file was edited, or another program wrote it.",
-            remedy="Make sure that this directory is not an older copy of another one, then remove the file.",
+            remedy="Make sure that this directory is not an older copy of another directory, then remove the file.",
         )
 
     return None if content is None else decode_json(content, refuse, Unseen)

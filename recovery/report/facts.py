@@ -32,7 +32,7 @@ class Facts:
 
     plan: None when no run can resume from the files; `problem` explains why.
     sizes: per file name, the steps in its newest snapshot; None: the file does not contain them.
-    origins: the stores that this one was made from, the nearest first.
+    origins: the stores that this store was made from, the nearest first.
     replica, replica_lag: what a run that replicates has shipped, and what is not; None: there was no such run.
     waiting: what the run that has the directory waits for; None: there is no run, or it does not wait.
     operator_count, operator_rows: Spark's own operators that have state, and the rows in it; None: not known of all.

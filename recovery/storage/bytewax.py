@@ -33,7 +33,7 @@ from recovery.storage.sqlite.file.tables import APPLICATION_ID
 
 PATTERN = "*.sqlite3"
 VERSION = 5
-"""The number of Bytewax's migrations: the same in 0.20 and 0.21."""
+"""The number of Bytewax's migrations: equal in 0.20 and 0.21."""
 COLUMNS = {
     "parts": ("created_at", "part_index", "part_count"),
     "exs": ("created_at", "ex_num", "worker_count", "resume_epoch"),

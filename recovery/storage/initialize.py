@@ -124,7 +124,7 @@ def place_restored(
 
     fill: writes and syncs part-0 … part-(N-1) in the staging directory it is given, and returns N.
     newest_execution: the newest execution in any of them; a newer one in a file shows that a run has used the file.
-    The first run on the directory takes the place of another one (`recovery.storage.restored`).
+    The first run on the directory takes the place of another directory (`recovery.storage.restored`).
     Raises what `fill` raises, AlreadyInitializedError, DirectoryLockedError or StorageError.
     """
     return _place(directory, f"{RESTORING}{newest_execution}-{random_id()}", fill, modes)
@@ -132,7 +132,7 @@ def place_restored(
 
 def clear_killed_attempt(directory: Path) -> None:
     """Remove what a killed `init_partitions` or `place_restored` left, if it had not placed all files. Raises
-    DirectoryLockedError while another one is under way, or StorageError."""
+    DirectoryLockedError while another attempt is under way, or StorageError."""
     with translated(directory):
         if directory.is_dir() and any(map(is_staging, directory.iterdir())):
             with alone(directory):

@@ -113,7 +113,8 @@ def refuse_made(directory: Path, origin_store: str) -> None:
 
 
 def continued(origins: Sequence[Origin]) -> tuple[str, ...]:
-    """Return the ids of the stores that this one takes the place of: those that only repartitioning lies between."""
+    """Return the ids of the stores whose place this store takes: from them to this store there were only
+    repartitionings."""
     return tuple(each.store_id for each in takewhile(lambda each: each.how == "repartition", origins))
 
 
@@ -135,7 +136,7 @@ def _named(file: FoundFile, origins: dict[str, tuple[str, Origin]]) -> FoundFile
         return file
     store_id, origin = origins[file.description.store_id]
     error = ForeignPartitionError(
-        f"a copy of the store that this one was {origin.verb} from: it belongs to store {origin.store_id}, and "
+        f"a copy of the store that this one was {origin.verb} from: the file belongs to store {origin.store_id}, and "
         f"this is store {store_id}",
         path=file.path,
         cause=f"The file was copied here from {origin.directory}, or from a backup of it.",

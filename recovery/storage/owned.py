@@ -293,8 +293,8 @@ class OwnedPartitions:
         self._each(lambda location: location.seal(lease, batch, apart=apart))
 
     def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
-        """See `PartitionStore.close`. Locations clear what they have closed without waiting for others: it is in their
-        partitions, and if another one fails, the run ends."""
+        """See `PartitionStore.close`. Locations clear what they have closed without waiting for others: the content is
+        in their partitions, and if another location fails, the run ends."""
         return self._in_order(
             self._each(lambda location: location.close(lease, [requests[index] for index in location.indexes]))
         )

@@ -57,6 +57,7 @@ def end_restored(directory: Path) -> None:
 
 
 def _content(directory: Path) -> bytes:
-    """Return the mark: the inode of the directory, which another one does not have and one that is moved keeps."""
+    """Return the mark: the inode of the directory, which another directory does not have and a moved directory
+    keeps."""
     with storage_errors(directory):
         return msgspec.json.encode({"directory": str(directory.stat().st_ino)}) + b"\n"

@@ -270,8 +270,8 @@ class PartitionStore(Protocol):
     def driver_rows(
         self, step: StepId, resume_epoch: Epoch | None = None
     ) -> Generator[tuple[str, str | bytes], None, None]:
-        """Yield the same of any step, one value at a time, in no particular order. The values need not fit in memory.
-        Closing the generator early ends its read transaction."""
+        """Yield key and value of each row of any step, one value at a time, in no particular order. The values need not
+        fit in memory. Closing the generator early ends its read transaction."""
         ...
 
     def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:
@@ -288,8 +288,8 @@ class FencingStore(PartitionStore, Protocol):
     """A store whose partitions are all in one directory."""
 
     def fence(self, plan: Callable[[Sequence[PartitionDescription]], Execution]) -> Execution:
-        """Begin the execution that `plan` returns for the partitions, while another one may be closing epochs. Return
-        it.
+        """Begin the execution that `plan` returns for the partitions, while another execution may be closing epochs.
+        Return it.
 
         An epoch that the other execution closes is either seen by `plan` or refused everywhere. If `plan` raises,
         nothing changes and the other execution continues.

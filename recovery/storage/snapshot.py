@@ -35,7 +35,7 @@ class Snapshot:
     """A snapshot of a recovery directory: the files, and the cut that they share.
 
     epochs: the closed epochs that the files held when the snapshot was chosen. cuts: the snapshots that they shared.
-    timeline: which execution closed which epochs up to this one.
+    timeline: which execution closed which epochs up to this snapshot.
     """
 
     paths: tuple[Path, ...]

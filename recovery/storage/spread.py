@@ -55,7 +55,7 @@ class SpreadTaskStore:
             store.release()
 
     def _by_store(self, partitions: Iterable[PartitionIndex]) -> Iterator[tuple[TaskStore, list[PartitionIndex]]]:
-        """Yield each store that is needed, with its partitions among these."""
+        """Yield each store that is needed, with its partitions among the given ones."""
         wanted: dict[int, list[PartitionIndex]] = {}
         for index in partitions:
             wanted.setdefault(id(self._store_of[index]), []).append(index)

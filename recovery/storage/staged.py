@@ -154,8 +154,8 @@ class StagedRestore:
 
 
 def left(directory: Path) -> list[LeftRestore]:
-    """Remove what restores left that were killed before everything was in place, and describe the others. Raises
-    DirectoryLockedError while partitions are being made there, or StorageError."""
+    """Remove what restores left that were killed before everything was in place, and describe the restores that were
+    not. Raises DirectoryLockedError while partitions are being made there, or StorageError."""
     clear_killed_attempt(directory)
     with translated(directory):
         return [_described(directory, staging) for staging in sorted(filter(is_staging, directory.iterdir()))]

@@ -339,7 +339,7 @@ def _refusal(write: Callable[[Any], Any], value: Any) -> Exception | None:
 
 
 def _differing(back: Any, value: Any) -> tuple[Any, Any]:
-    """Return the innermost part that comes back as another one, and what it comes back as first."""
+    """Return the innermost part that does not come back equal: first what comes back, then what it was."""
     for _ in range(DEEPEST):
         parts = (dict(_inside(each)) for each in (back, value)) if type(back) is type(value) else ({}, {})
         backs, values = parts

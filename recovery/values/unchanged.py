@@ -23,7 +23,7 @@ A declared float may be an int, as StateCodec allows."""
 
 _LONGEST = re.compile(r"-[0-9]{4300}").search
 _WHOLE = 1 << 53
-"""A float holds every whole number up to this one."""
+"""A float holds every whole number up to this limit."""
 _CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 _NONE: frozenset[type] = frozenset()
 _EXACT: frozenset[type] = frozenset({NoneType, bool, int, str})
@@ -66,7 +66,8 @@ def is_readable(text: str) -> bool:
 
 
 class _TypeCheck(NamedTuple):
-    """How a part of a declared type is checked: an instance of `exact` comes back, `check` tells for the others."""
+    """How a part of a declared type is checked: an instance of `exact` comes back, `check` decides for all other
+    values."""
 
     exact: frozenset[type]
     check: Check

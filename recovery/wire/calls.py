@@ -211,7 +211,7 @@ class OwnerCalls(Protocol):
         ...
 
     def end_left_restore(self, name: str, counts: bool) -> None:
-        """End one of those. counts: its files stay."""
+        """End a left restore. counts: the restore's files stay."""
         ...
 
     def stage(self, name: str, home: str, indexes: list[PartitionIndex], umask: bool) -> None:

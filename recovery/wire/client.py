@@ -45,7 +45,7 @@ MOST_SAID = 300
 _UNPROVEN = (
     "The owner has another token, another version of this package, other TLS settings, or no run; or something else "
     "listens at this address.",
-    "Give the run and all owners the same --token-file and one version, and check the address and --tls-ca. Then run "
+    "Give the run and all owners one --token-file and one version, and check the address and --tls-ca. Then run "
     "the same command again.",
 )
 """Cause and remedy for whatever was said before a proof."""

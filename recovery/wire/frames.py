@@ -1,7 +1,7 @@
 """Frames: how messages travel over one connection.
 
 A frame is a length, a kind and a body of at most `FRAME_BYTES`. A message is one frame, or several of the same kind:
-all but the last have the bit `MORE`. So no side ever allocates what the other only claims to send, and a receiver can
+all but the last have the bit `MORE`. So no side ever allocates what its peer only claims to send, and a receiver can
 put the parts of a large message aside without holding it.
 """
 

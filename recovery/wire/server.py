@@ -80,7 +80,8 @@ class OwnerServer:
         self.counts = ServerCounts()
         self._tasks = tasks
         self._earlier: deque[Tasks] = deque(maxlen=MOST_EARLIER)
-        """What served the tasks of runs that have ended: with their keys these get an answer that they believe."""
+        """What served the tasks of runs that have ended: with those runs' keys, the tasks get an answer that they
+        believe."""
         self._listener = listener
         self._lock = threading.Lock()
         self._unproven: dict[Session, None] = {}

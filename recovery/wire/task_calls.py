@@ -1,7 +1,7 @@
 """The owner's end of a task's connection: its calls, read, done and answered.
 
-At most two calls per processor run at a time; the others wait for a turn. A call that waits for its client holds no
-lock and no turn.
+At most two calls per processor run at a time; all further calls wait for a turn. A call that waits for its client holds
+no lock and no turn.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ class Follower:
                     f"it holds {', '.join(there[:4])}, and is not a standby",
                     path=self.directory,
                     cause="The directory is a recovery directory in use, or was one.",
-                    remedy="Follow into another directory, or move this one away.",
+                    remedy="Follow into another directory, or move this directory away.",
                 )
             found = Standby(self._place, shown)
         found = replace(found, place=self._place, shown=shown)

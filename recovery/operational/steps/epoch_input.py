@@ -100,13 +100,14 @@ class SourcePosition:
 
     @property
     def same(self) -> bool:
-        """Whether both have read the same. In growing files that are the same bytes, whatever was written behind."""
+        """Whether both snapshots have read the same input of this source. In growing files that are the same bytes,
+        whatever was written behind."""
         both = self._offsets()
         return self.a == self.b or (both is not None and _content(both[0]) == _content(both[1]))
 
     @property
     def files(self) -> tuple[FileRead, ...] | None:
-        """The growing files of which both have not read the same; None: of a source of another kind."""
+        """The growing files that the two snapshots have not read equally far; None: a source of another kind."""
         both = self._offsets()
         return None if both is None else tuple(_files(*both))
 
@@ -126,8 +127,8 @@ def _content(offset: InputOffset) -> Counter[tuple[int, str]]:
 
 
 def _files(one: InputOffset, other: InputOffset) -> Iterator[FileRead]:
-    """Yield the files that are read to different places. A file of the same number and first name is the same: two
-    stores of one history number the files of that history alike. Of others the name decides."""
+    """Yield the files that are read to different places. Files with one number and one first name are one file: two
+    stores that share a history number the files of that history alike. Of others the name decides."""
     left = dict(other.files)
     for number, mine in one.files.items():
         named = left.get(number)

@@ -61,7 +61,7 @@ def _read(files: FileSystem, file: AddedFile, columns: Sequence[str] | None = No
 
 
 def merge_rows(table: Any, rows: pa.Table, key: Sequence[str], properties: Any) -> None:
-    """Commit: replace the rows of the table that have these keys, and insert the others."""
+    """Commit: replace the rows of the table that have these keys, and insert all other rows."""
     columns = [name.replace('"', '""') for name in key]
     same = " AND ".join(f'target."{name}" = source."{name}"' for name in columns)
     merger = table.merge(rows, same, "source", "target", commit_properties=properties)

@@ -177,7 +177,8 @@ class DeltaLog(TableLog):
         return next((each["commitInfo"] for each in actions if "commitInfo" in each), {})
 
     def _same_as(self, version: int, oldest: int) -> int:
-        """Return the newest version before this one that has the same files; that before `oldest` if none has."""
+        """Return the newest version before `version` that has the same files; the version before `oldest` if none
+        has."""
         from deltalake.exceptions import DeltaError
 
         try:

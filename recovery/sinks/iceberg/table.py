@@ -140,7 +140,8 @@ class IcebergLog(TableLog):
             f"the table has {found}",
             path=self.name,
             cause="IcebergSink adds files that Spark wrote, and they do not fit this.",
-            remedy=f"Change the table ({change}), or write to another one; then run again: nothing is lost or written "
+            remedy=f"Change the table ({change}), or write to another table; then run again: nothing is lost or "
+            "written "
             "twice.",
         )
 
@@ -317,7 +318,7 @@ class IcebergLog(TableLog):
                     f"{said(error)}",
                     cause="Another process holds the catalog's lock on the table."
                     if passes
-                    else "The catalog protects the table or its branch, or asks something of a commit that this one "
+                    else "The catalog protects the table or its branch, or asks something of a commit that this commit "
                     "does not fulfil.",
                     remedy=None if passes else ASKS.remedy,
                 ) from error

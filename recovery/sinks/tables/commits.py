@@ -103,7 +103,8 @@ def app_of(store_id: str, execution_id: str) -> str:
 
 
 def execution_of(application: str) -> tuple[str, str] | None:
-    """Return store and execution of the application in whose name epochs are committed; None if it is another one."""
+    """Return store and execution of the application in whose name epochs are committed; None if the application is not
+    a store's."""
     store, _, execution = application.removeprefix("recovery-").removesuffix("-epoch").rpartition("-")
     return (store, execution) if store and app_of(store, execution) == application else None
 

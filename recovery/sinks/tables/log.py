@@ -159,8 +159,8 @@ class TableLog(ABC):
             raise LeaseLostError(f"execution {number} writes to the table now", path=self.name)
 
     def check_line(self, table: Any, resume: Resume) -> None:
-        """Raise StaleDirectoryError if a store that takes this one's place writes to the table, OutputMismatchError if
-        one does that this one was forked from."""
+        """Raise StaleDirectoryError if a store that takes this store's place writes to the table, OutputMismatchError
+        if a store from which this store was forked writes to it."""
         for origin in resume.forked_from:
             if self.owner_of(table, resume, origin.store_id):
                 resume.check_origin(self.name, origin.store_id, own=self.own)
@@ -170,7 +170,8 @@ class TableLog(ABC):
         taken_over = number == TAKEN_OVER or (number == 0 and next(filter(None, formers), 0) == TAKEN_OVER)
         if taken_over and not resume.replaced:
             raise StaleDirectoryError(
-                "a store that was repartitioned from this one, or from the same one, writes to the table",
+                "a store that was repartitioned from this one, or from the store that this one was repartitioned "
+                "from, writes to the table",
                 path=self.name,
                 cause="A directory was repartitioned, and the flow has run on the result since.",
                 remedy="Let that directory go on; or give this flow another table (fresh=True).",
@@ -193,7 +194,7 @@ class TableLog(ABC):
 
     def taking(self, table: Any, resume: Resume) -> Resume:
         """Return where an execution starts, with the stores whose output it takes back on the user's word although
-        they take this one's place."""
+        those stores take this store's place."""
         if not resume.loses:
             return resume
         records = [commit.record for commit in self.history(table, resume).commits if commit.record is not None]
@@ -220,8 +221,8 @@ class TableLog(ABC):
 
     def check_owner(self, table: Any, resume: Resume) -> None:
         """Check, by what outlasts the table's history, that an execution that has begun on these partitions owns the
-        output, and that they are no older copy. Raises StaleDirectoryError, unless what another one has shown may be
-        lost."""
+        output, and that the partitions are no older copy. Raises StaleDirectoryError, unless what another execution has
+        shown may be lost."""
         owners = ((each, self.owner_of(table, resume, each)) for each in resume.stores)
         store, number = next((each for each in owners if each[1]), ("", 0))
         if number in (0, TAKEN_OVER) or resume.loses or resume.executions is None:
@@ -238,8 +239,9 @@ class TableLog(ABC):
             path=self.name,
             cause="Another directory of the store has written to the table, and the commits were removed since, by age "
             "or by maintenance. So nobody knows which rows would have to be taken back.",
-            remedy="Let the other directory go on. If it is not in use any more, run once with --lose-epochs: this one "
-            "goes on, and rows that the other one has added stay in the table.",
+            remedy="Let the other directory go on. If the other directory is not in use any more, run once with "
+            "--lose-epochs: "
+            "this directory goes on, and rows that the other one has added stay in the table.",
         )
 
     def commit(

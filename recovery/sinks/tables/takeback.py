@@ -34,7 +34,7 @@ class TakeBack:
 
 @dataclass
 class _Found:
-    """What the known history says of the output of a store, and of those whose place it takes.
+    """What the known history says of the output of a store, and of the stores whose place it takes.
 
     done: execution and epoch of what was taken back. abandoned: the epochs that are not closed; present: those of them
     whose rows are in the table, by version, newest first. before: the version before the oldest of these, if it is

@@ -66,7 +66,7 @@ class Transaction:
         return [column[0] for column in self._cursor.description]
 
     def types(self, table: str) -> list[Any]:
-        """Return the database's types of the columns behind {table}; a copy of the table has the same."""
+        """Return the database's types of the columns behind {table}; a copy of the table has the same types."""
         if self.is_sqlite:
             # SQLite's results have no column types, and a copy's types differ from the table's: compare those of a
             # copy.

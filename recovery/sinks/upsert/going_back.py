@@ -128,7 +128,7 @@ def _decode(table: UpsertTable, text: str) -> UpsertNote:
         raise table.mismatch(
             "the flow's output so far was written by another kind of sink",
             "The sink was changed.",
-            "Use the former sink again. To begin again with this one, use a new recovery directory.",
+            "Use the former sink again. To begin again with this table, use a new recovery directory.",
         ) from None
 
 

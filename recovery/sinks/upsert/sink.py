@@ -293,7 +293,7 @@ class UpsertSink:
 
     def _try_out(self, output: EpochOutput) -> None:
         """Write the epoch's rows and undo it. Rows that the table refuses must be known before the epoch is closed in
-        the partitions: after that, nothing but these rows can follow."""
+        the partitions: after that, no other rows can take their place."""
         epoch, batch, execution = output.epoch, output.batch, output.execution.id
         try:
             with self._session() as database:

@@ -21,7 +21,7 @@ _WILDCARD = re.compile(r"[*?\[{]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _CAUSE = (
     "Retention, or somebody, removed or replaced files that have to be read again. A file that was put right counts as "
-    "the same with its former modification time (touch -d)."
+    "unchanged with its former modification time (touch -d)."
 )
 
 

@@ -1,4 +1,5 @@
-"""Topics of Kafka: whether the records from the position on are still there, and the topics the ones read before."""
+"""Topics of Kafka: whether the records from the position on are still there, and whether the topics are those that were
+read before."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ RUNNING: Sequence[Failure] = (
         "an executor lacks recovery, or what it needs",
         ExecutorPackageError,
         "{host} lacks the Python module {module}, where recovery {version} is wanted",
-        "Executors have packages of their own, and this one was not installed there.",
+        "Executors have packages of their own, and this package was not installed there.",
         f"{_INSTALL} Modules of the flow are sent with --py-files.",
         _MISSING,
         when=lambda values: _is_needed(values) and not _is_local(values),

@@ -119,7 +119,7 @@ class _Starting(subprocess.Popen[bytes]):
 
     def poll(self) -> int | None:
         """Return the exit code; 1 for a JVM that ended with 0 before it was called. PySpark's launch waits forever for
-        such a one, as for `spark-submit --version`."""
+        such a process, as for `spark-submit --version`."""
         code = super().poll()
         return 1 if code == 0 and not self.is_called else code
 
@@ -272,7 +272,7 @@ class _Listening(socket.socket):
     """Accepts connections of this user only. Without free file descriptors, it accepts a connection later."""
 
     __slots__ = ()
-    """So that a socket that exists can become one of these."""
+    """A class for sockets, so that an existing socket can become one."""
 
     def accept(self) -> tuple[socket.socket, Any]:
         while True:

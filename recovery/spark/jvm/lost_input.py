@@ -66,7 +66,7 @@ def lost_input(
     """Return the error for input that is gone or was changed, if that is what a failure's text says.
 
     reading: what Spark says about the sources of the micro-batch that failed, for failures that say nothing of them.
-    lacking: which of these topics Kafka lacks; empty if it does not say.
+    lacking: which of these topics Kafka lacks; empty if Kafka does not say.
     """
     found = _records_gone(text) or _topic_gone(text, lacking) or _of_delta(text) or _of_iceberg(text, reading)
     if found is not None:
@@ -107,7 +107,7 @@ def no_topic(names: Collection[str], *, read: Collection[str], one_of: bool = Fa
         return InputLostError(
             found,
             cause=cause,
-            remedy="Make the topic again only under another name: this one's offsets count as read. To go on without "
+            remedy="Make the topic again only under another name: this topic's offsets count as read. To go on without "
             f"it, take it out of the flow, and run once with {options}.",
         )
     return FlowFailedError(found, cause=cause, remedy="Make the topic, or correct its name.")
@@ -215,7 +215,8 @@ def table_gap(table: str, snapshot: object, oldest: int, dated: str) -> InputLos
     return InputLostError(
         f"the Iceberg table {table} no longer has what comes between snapshot {snapshot}, which the flow has read "
         f"last, and {dated}",
-        cause="The snapshots between were expired before the flow had read them; a tag or a branch has kept that one.",
+        cause="The snapshots between were expired before the flow had read them; a tag or a branch has kept the "
+        "snapshot that is there.",
         remedy=f"{_go_on(snapshot, oldest)} {_BEGIN_AGAIN} {_KEEP_SNAPSHOTS}",
     )
 

@@ -128,7 +128,7 @@ def _begin(name: str, master: str, conf: Mapping[str, str]) -> _Begun:
 
 
 def _taken(name: str, master: str, conf: Mapping[str, str]) -> _Begun | None:
-    """Take what `launching` has begun with these arguments; None if there is no such."""
+    """Take what `launching` has begun with these arguments; None if there is no such launch."""
     if _ahead and _ahead[0].arguments == (name, master, dict(conf)):
         return _ahead.pop()
     _abandon_ahead()
@@ -279,8 +279,8 @@ def _for_cluster() -> dict[str, str]:
 
 
 def _with_startup(python: str | None) -> dict[str, str]:
-    """The `PYTHONPATH` that makes the JVM's Python processes run `startup` first, if `python`, which they run, is this
-    one. Spark starts some of them for each source written in Python, with modules of its own."""
+    """The `PYTHONPATH` that makes the JVM's Python processes run `startup` first, if `python`, which they run, is the
+    Python of this process. Spark starts some of them for each source written in Python, with modules of its own."""
     first, path = str(Path(__file__).resolve().with_name("startup")), os.environ.get("PYTHONPATH")
     if not _is_this_python(python):
         return {}

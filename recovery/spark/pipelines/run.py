@@ -85,7 +85,7 @@ def run_pipeline(
     epoch of the directory; with a state backend elsewhere the run sets the marks there. With `resume`, a node is
     skipped if it succeeded in the last run, its definition is unchanged, and no node that it needs runs again. If a
     node fails, those that need it are blocked and the others run. With `full_refresh`, loads begin as if there were no
-    marks, and then move them. With `no_state_update`, no mark moves, and a later run with `resume` ignores this one.
+    marks, and then move them. With `no_state_update`, no mark moves, and a later run with `resume` ignores this run.
     The directory's lock, or a lease of the state backend, allows one run at a time. Without `spark`, SIGTERM, SIGINT or
     SIGHUP end the process immediately; the run history shows the running node as failed.
 
@@ -322,7 +322,7 @@ class _PipelineRun:
         if mark is not None and mark.pipeline not in (None, self._name):
             raise ConfigurationError(
                 f"pipeline {mark.pipeline!r:.80} moves the high-water mark {key!r:.80}, and {self._name!r:.80} uses it",
-                cause="Each would skip what the other one has loaded; or the pipeline was renamed.",
+                cause="Each pipeline would skip what the other has loaded; or the pipeline was renamed.",
                 remedy="Give the load a key of its own; or, after renaming, set the mark to its value again: "
                 "python -m recovery hwm set --force DIR KEY VALUE",
             )

@@ -70,8 +70,8 @@ class IcebergTable:
         return self.handle.snapshot(snapshot) is not None
 
     def after_loss(self, read: int) -> int | None:
-        """Return the snapshot with which the flow is to go on after `read`; None if it does not say so for that one.
-        Raises ConfigurationError if that snapshot is not in the table, or was read."""
+        """Return the snapshot with which the flow is to go on after `read`; None if the option does not say so for that
+        snapshot. Raises ConfigurationError if that snapshot is not in the table, or was read."""
         if self.lost_between is None or self.lost_between[0] != read:
             return None
         after = self.lost_between[1]
@@ -165,7 +165,7 @@ class IcebergInput:
     answers: ClassVar[Answers] = {
         Question.SAME: Checked("whether the snapshot that was read last leads to the newest one", _LOOKS),
         Question.THERE: Checked("the snapshot that was read last, and the next one", _LOOKS),
-        Question.CHANGED: Checked("the same, for the last snapshot that discarded epochs have read as well", _LOOKS),
+        Question.CHANGED: Checked("whether the last snapshot is there that discarded epochs have read as well", _LOOKS),
         Question.ABLE: Checked("whether the oldest snapshot has rows that none adds, before a first read", _LOOKS),
         Question.OWNER: DoesNotApply(),
     }
@@ -241,7 +241,7 @@ class IcebergInput:
 def _left_out(table: IcebergTable, read: int, after: int) -> str:
     return (
         f"Iceberg table {table.name}: the flow goes on with snapshot {after}. What was added since snapshot {read}, "
-        "and before that one, is left out."
+        "and before the snapshot that it goes on with, is left out."
     )
 
 

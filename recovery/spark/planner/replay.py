@@ -1,7 +1,7 @@
 """Check that the sources of a flow can be read again from a position, as a run after a crash does.
 
 Such a run gives a source the offsets of the last closed epoch. A source that has its rows in memory only, or that
-removes what has been processed, has no rows for these offsets: the run fails, and so does every later one.
+removes what has been processed, has no rows for these offsets: the run fails, and so does every later run.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def _is_interrupted(query: Any) -> bool:
 @contextlib.contextmanager
 def _session_settings(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
     """Apply settings while a query starts, which copies them; then restore the session's own. One start at a time:
-    otherwise one would remove the other's settings, or save them as those of the session."""
+    otherwise one would remove the other's settings, or save the other's settings as the session's own."""
     with _starting:
         before = {key: spark.conf.get(key, None) for key in settings}
         try:

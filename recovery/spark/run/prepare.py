@@ -54,7 +54,7 @@ class Prepared:
     start.2  Read every partition and plan. Nothing is written before this has succeeded.
     start.3  Make a fresh scratch checkpoint of the saved position and the state of Spark's own operators, and look at
              the input (start.3.looked). Then begin the execution in every partition, one transaction each, abandoning
-             what lies beyond the plan; then the sink does the same.
+             what lies beyond the plan; then the sink goes back, too.
     start.4  Close an epoch that renames, drops and converts the state of steps, if any needs it.
     start.5  In the first micro-batch that reads a source: make durable where it starts
              (`recovery.spark.run.source_starts`).

@@ -199,7 +199,8 @@ def _server(path: Path, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> s
             return of_trusted_user(request)
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Ignore the error: the asking process has ended, or reports that this one had no thread to answer."""
+            """Ignore the error: the asking process has ended, or reports that the serving process had no thread to
+            answer."""
 
     server = Server(str(path), Handler)
     server.daemon_threads = True

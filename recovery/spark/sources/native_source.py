@@ -143,8 +143,8 @@ class NativeReader(DataSourceReader):
 
 
 def check_is_here(host: str) -> None:
-    """Raise ConfigurationError if a task reads files of a host, as `this_host` names it, on another one: a file of the
-    same name there would be another directory's."""
+    """Raise ConfigurationError if a task reads files of a host, as `this_host` names it, on another host: a file of the
+    same name there would belong to another directory."""
     if host != this_host():
         raise ConfigurationError(
             f'format("recovery") reads files of host {host.partition(" ")[0]}, and a task of it runs on {host_name()}',

@@ -40,7 +40,7 @@ from recovery.storage.snapshot import Snapshot, snapshot_at, snapshots_at
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
 """What Spark raises: the second, when a task failed."""
 EQUAL = "equal"
-"""The change of a key that is the same in both frames."""
+"""The kind of change of a key whose value is equal in both frames."""
 
 
 def native_state(

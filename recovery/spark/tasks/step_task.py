@@ -40,7 +40,7 @@ from recovery.values.keys import encode_key, is_escaped, partition_of
 CHUNK_ROWS = 16_384
 SORTED_BYTES = 32 << 20
 STATE_BYTES = 1_000_000_000 - (1 << 16)
-"""The most bytes of a state with its key: SQLite's limit for a value, with room for the other columns."""
+"""The most bytes of a state with its key: SQLite's limit for a value, with room for the columns beside it."""
 REPLACED = "\ufffd"
 """The character that Spark writes into JSON for bytes that are not valid UTF-8."""
 

@@ -3,8 +3,9 @@
 For a source written in Python, Spark starts four kinds of Python processes besides those of steps: to find the source,
 to make it, to plan its micro-batches and to read them; and every line crosses a socket. In a local session that this
 package made, a class of the format's name takes the place of all that (AppendedLines.java): it asks this process for
-the plan, which `recovery.appended` makes as before, and reads the planned bytes itself. Positions are the same. What
-the JVM does not read with certainty, a file that rotation moved or a name that is not ASCII, this process reads for it.
+the plan, which `recovery.appended` makes as before, and reads the planned bytes itself. Positions do not depend on this
+tactic. What the JVM does not read with certainty, a file that rotation moved or a name that is not ASCII, this process
+reads for it.
 
 The scan tells Spark how many bytes the next micro-batch has, so that tactics know of a large one before it runs.
 

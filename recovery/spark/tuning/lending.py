@@ -3,10 +3,10 @@
 A function may read its batch in part, twice, in threads or not at all, so it gets a copy of the rows. For a small
 micro-batch the copy is a second job that takes as long as the step; for a large one it is memory. So a class in the JVM
 (Lending.java) notes how often each partition of a frame is begun and read to its end, and by how many stages: several
-would run the partitions one after the other. After a micro-batch whose copy was read once and completely by one stage,
-the sink gets the plan of the next one. If the sink reads only a part of that plan's result, the plan runs once more; if
-it reads a partition twice, the step has run twice. State stays exact, because a task may be repeated. But from then on
-the sink gets copies until the run ends.
+stages would run the partitions one after the other. After a micro-batch whose copy was read once and completely by one
+stage, the sink gets the plan of the next one. If the sink reads only a part of that plan's result, the plan runs once
+more; if it reads a partition twice, the step has run twice. State stays exact, because a task may be repeated. But from
+then on the sink gets copies until the run ends.
 
 The notes are in the driver's JVM, so this needs tasks that run there. The flow has one step, in the last stage, or
 none: only there do jobs from other threads of the sink find the run. Spark's own stateful operators must not be

@@ -8,8 +8,8 @@ A delta has two tables of touched keys, which take turns. Tasks write to the act
 b, the delta is sealed: from then on it refuses tasks of b and before. If the touched keys are to be moved into the
 partition, they are set apart: in the same transaction the other table becomes the active one, and rows that tasks of
 b+1 wrote early move there. The table set apart no longer changes, so it can be moved while micro-batches continue. A
-read looks into the active table, then that one, then the partition. An epoch that is only logged stays in the active
-table, to which the next epochs add.
+read looks into the active table, then the table set apart, then the partition. An epoch that is only logged stays in
+the active table, to which the next epochs add.
 
 A delta belongs to one execution, which `meta` names. A task's transaction checks `meta`, so zombie tasks are refused.
 """

@@ -1,4 +1,4 @@
-"""The pages of a partition that a lazy restore has begun: which are in the file, and where the others come from.
+"""The pages of a partition that a lazy restore has begun: which are in the file, and where the missing pages come from.
 
 While its pages are fetched, a partition consists of
 
@@ -69,8 +69,8 @@ class PageSource(msgspec.Struct, frozen=True):
 
 
 class HydrationProgress(NamedTuple):
-    """How many bytes a partition has, and how many of them are in the file. place: where the others come from.
-    is_whole: it is an ordinary file."""
+    """How many bytes a partition has, and how many of them are in the file. place: where the missing bytes come from.
+    is_whole: the partition is an ordinary file."""
 
     path: Path
     place: str

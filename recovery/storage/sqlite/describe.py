@@ -151,7 +151,7 @@ def closed_epoch(
 
 
 def is_newest(connection: apsw.Connection, lease: Lease) -> bool:
-    """Return whether no execution began after this one."""
+    """Return whether no execution began after the given one."""
     newest = rows(connection, "SELECT ex_num, ex_id FROM exs ORDER BY ex_num DESC LIMIT 1")
     return newest == [(lease.number, lease.id)]
 
@@ -159,7 +159,7 @@ def is_newest(connection: apsw.Connection, lease: Lease) -> bool:
 def next_epoch_after(
     connection: apsw.Connection, path: Path, lease: Lease, request: CloseRequest
 ) -> ClosedEpoch | None:
-    """Return the newest epoch if the requested one may be closed after it, or is the same. Raises LeaseLostError,
+    """Return the newest epoch if the requested epoch may be closed after it, or is that epoch. Raises LeaseLostError,
     CorruptPartitionError."""
     if not is_newest(connection, lease):
         raise LeaseLostError(f"execution {lease.number} may not close an epoch any more", path=path)

@@ -64,8 +64,8 @@ class PartitionShare:
 class FilePartitions:
     """The driver's view of the partitions of one directory, while it holds the directory's lock.
 
-    Where the others lie elsewhere, `recovery.storage.owned` puts the views together. Then results and arguments that
-    are one for each partition are those of `indexes`, in this order.
+    Where other partitions lie elsewhere, `recovery.storage.owned` puts the views together. Then results and arguments
+    that are one for each partition are those of `indexes`, in this order.
     """
 
     def __init__(

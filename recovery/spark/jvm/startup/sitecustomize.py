@@ -146,7 +146,7 @@ def _prepare(arguments: list[str]) -> None:
 
 
 def _go_on() -> None:
-    """Run the `sitecustomize` that this one was imported instead of, if there is one."""
+    """Run the `sitecustomize` in whose place this module was imported, if there is one."""
     here = Path(__file__).parent
     sys.path[:] = [each for each in sys.path if Path(each) != here]
     spec = importlib.machinery.PathFinder.find_spec(_NAME)

@@ -42,7 +42,8 @@ def is_left_alone(path: Path) -> bool:
 
 
 def reading_mode(path: Path) -> Literal["unshared", "ro"]:
-    """Return the mode that reads a file without creating another one beside it. Without a log, the file is complete."""
+    """Return the mode that reads a file without creating another file beside it. Without a log, the file is
+    complete."""
     return "ro" if has_log(path) or is_lazy(path) else "unshared"
 
 

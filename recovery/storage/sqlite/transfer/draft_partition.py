@@ -141,7 +141,7 @@ class DraftPartition:
         except apsw.ConstraintError as error:
             raise CorruptPartitionError(
                 f"a row does not fit into the new {self.path.name}: {error}",
-                cause="A partition holds a row that belongs to another one, or that no run writes.",
+                cause="A partition holds a row that belongs to another partition, or that no run writes.",
                 remedy="See which: python -m recovery verify DIR",
             ) from error
         except apsw.Error:
