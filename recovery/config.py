@@ -110,8 +110,8 @@ class RecoveryConfig:
         "copy](sinks.md#two-directories-of-one-store), or [rows of closed epochs]"
         "(delta.md#when-somebody-else-has-changed-the-table) are gone from its table: they are lost. Without this "
         "option "
-        "the run ends with StaleDirectoryError (53). Give it once, by hand: a service that is always started with it "
-        "would not notice the next older copy.",
+        "the run ends with StaleDirectoryError (53). Give the option once, by hand: a service that is always started "
+        "with it would not notice the next older copy.",
         "--lose-epochs", kind="flag",
     )  # fmt: skip
     lose_input: tuple[str, ...] = setting(
@@ -119,7 +119,7 @@ class RecoveryConfig:
         "Go on although input of a source is [lost or was changed](reliability.md#the-input-that-is-read-again) since "
         "it was read, and leave out what is lost. NAME is the path, topic or table that the error names; other sources "
         "must be whole. Without this option the run ends with InputLostError (52) or InputRewrittenError (36), before "
-        "it changes anything. Give it once, by hand: the run closes an epoch behind the loss.",
+        "it changes anything. Give the option once, by hand: the run closes an epoch behind the loss.",
         "--lose-input", kind="texts", form="NAME", variable="RECOVERY_LOSE_INPUT",
     )  # fmt: skip
     no_output: bool = setting(
@@ -294,7 +294,7 @@ class RecoveryConfig:
             raise ConfigurationError(
                 f"{' and '.join(given)} without {'tls_key' if 'tls_cert' in given else 'tls_cert'}",
                 cause="A certificate needs its key, and tls_ca a certificate that is checked with it.",
-                remedy="Give both: --tls-cert FILE --tls-key FILE. Without them there is no TLS.",
+                remedy="Give both: --tls-cert FILE --tls-key FILE. Without these files there is no TLS.",
             )
 
     def _check_rewind(self) -> None:

@@ -100,7 +100,7 @@ class RecoveryError(Exception):
         return "\n".join(self.parts())
 
     def parts(self) -> list[str]:
-        """Return what was found, its probable cause and what to do, as far as known. Each may have several lines."""
+        """Return what was found, the probable cause and what to do, as far as known. Each may have several lines."""
         parts = [with_path(self.found, self.path)]
         if self.cause:
             parts.append(f"Probable cause: {self.cause}")
@@ -385,7 +385,7 @@ class StepChangedError(RecoveryError):
     exit_code = 39
     default_cause = "The step's key= or state= was changed in the flow."
     default_remedy = (
-        "Change it back, or give the step migrate=FUNCTION to turn the state into the new form, --keep-step STEP "
+        "Change the step back, or give the step migrate=FUNCTION to turn the state into the new form, --keep-step STEP "
         "if it fits as it is, or --drop-step STEP to start again."
     )
 
@@ -438,7 +438,7 @@ class CorruptStateError(RecoveryError):
 
     exit_code = 45
     default_cause = "The file was damaged, or edited from outside."
-    default_remedy = "Restore it from a copy, or remove it: python -m recovery state clear --force"
+    default_remedy = "Restore the file from a copy, or remove the state: python -m recovery state clear --force"
 
 
 class StateBackendError(RecoveryError):

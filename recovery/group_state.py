@@ -74,7 +74,7 @@ class GroupState(Generic[S]):
         that began `now_ms` milliseconds after 1970. In a run, states are made from the stored ones.
 
         state: as in `stateful`; by default a dataclass or similar value stands for its own type. Raises
-        StateValueError, as its `update` does, for a value that a run could not store.
+        StateValueError, as `GroupState.update` does, for a value that a run could not store.
         """
         made = _TestedState(state)
         made._facts = CallFacts(made._decode, now_ms, timed_out)

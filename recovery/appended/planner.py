@@ -36,7 +36,7 @@ KEPT_LOST_FILES = 1000
 class Planner:
     """Plans the micro-batches of one query. Offsets go in and out as JSON-like dicts.
 
-    What it remembers between calls only saves work, except for the end that `fix_end` fixed.
+    What the planner remembers between calls only saves work, except for the end that `fix_end` fixed.
     cores: how many tasks can run at the same time. clock_ns: returns nanoseconds since 1970.
     """
 

@@ -326,6 +326,7 @@ def _compressed(generation: Generation) -> InputRewrittenError:
         f"The generation of {display(generation.origin)} was compressed before its lines were read.",
         path=display(generation.file.path),
         cause="The log was rotated between two scans, and its rotation compresses immediately, or rotated it twice.",
-        remedy=f"Decompress it to {plain} beside the compressed file, keeping its time (gunzip -k does): the next run "
-        'reads it. Or go on without its lines with .option("onMissing", "ignore"). Let logrotate use delaycompress.',
+        remedy=f"Decompress the file to {plain} beside the compressed file, keeping its time (gunzip -k does): the "
+        'next run reads it. Or go on without the lost lines with .option("onMissing", "ignore"). Let logrotate use '
+        "delaycompress.",
     )

@@ -9,9 +9,9 @@ owners.4  Have the files put into place: by all other owners first, and then by 
 owners.5  Mark the directory of the run as restored. Have the owners forget that they staged the files.
 
 An owner that loses its connection removes what it has staged, but not what is in place. A restore that was killed or
-lost an owner before the home answered in owners.4 may have put files into place that do not count. No run can use
-them, for it needs part-0; the next restore with the same owners removes them in owners.1. One that was killed between
-owners.4 and the mark has come to its end: the next one sets the mark before it refuses.
+lost an owner before the home answered in owners.4 may have put files into place that do not count. No run can use such
+files, since a run needs part-0; the next restore with the same owners removes them in owners.1. One that was killed
+between owners.4 and the mark has come to its end: the next one sets the mark before it refuses.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def _put(
     except (OwnerUnreachableError, LeaseLostError) as error:
         # It may have placed its files. Then the restore counts.
         error.remedy = (
-            "Start it, and run the same command again: what is in place is removed if the restore did not come to its "
-            "end, and named if it did."
+            "Start the owner, and run the same command again: what is in place is removed if the restore was not "
+            "completed, and named if it was."
         )
         raise
     except RecoveryError:
@@ -192,7 +192,7 @@ def _put(
 
 
 def _end_left(owners: Sequence[Owner], mark: Callable[[], None]) -> None:
-    """End what killed restores left. Nothing is removed before it is known for all of them whether they count."""
+    """End what killed restores left. Nothing is removed before it is known for each restore whether it counts."""
     lefts = _each(lambda owner: owner.ask(OwnerCalls.left_restores), owners)
     has_first = {owner.location: FIRST in names for owner, names in zip(owners, _each(_names, owners), strict=True)}
     decided = [

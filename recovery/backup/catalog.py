@@ -96,7 +96,7 @@ def stage(manifest: Manifest) -> Stage:
 
 
 def read_manifest(target: Place, entry: PlaceEntry) -> Manifest | PlaceEntry | None:
-    """Return the manifest, its entry if it is unreadable, None if it was removed meanwhile."""
+    """Return the manifest; its entry if the manifest is unreadable; None if the manifest was removed meanwhile."""
     try:
         return decode(target.read(entry.name), identity_of(entry.name))
     except FileNotFoundError:

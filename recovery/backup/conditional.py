@@ -24,8 +24,8 @@ _UNKNOWN = re.compile(r"NotImplemented|Not Implemented|\b501\b")
 
 
 class Documents:
-    """Small documents at a place. Every call ends. Raises BackupTargetError if it cannot be reached or refuses, and
-    Conflict."""
+    """Small documents at a place. Every call ends. Raises BackupTargetError if the place cannot be reached or refuses,
+    and Conflict."""
 
     def __init__(self, objects: DocumentStore, shown: str) -> None:
         self.shown = shown
@@ -44,7 +44,7 @@ class Documents:
 
     def check(self, name: str) -> None:
         """Check with a document of this name, which is removed again, that the store keeps the conditions of writes.
-        Raises ConfigurationError if it does not. Asked once; a directory keeps them."""
+        Raises ConfigurationError if the store does not. Asked once; a directory keeps them."""
         if self._is_checked or not self.in_bucket:
             return
         found = self.get(name)

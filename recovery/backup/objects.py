@@ -125,7 +125,7 @@ def fetch_object(
 ) -> None:
     """Write the file in an object to the new file `path`. Nothing is synced.
 
-    Raises SpoiledObject if it is not what was stored, BackupTargetError or StorageError.
+    Raises SpoiledObject if the content is not what was stored, BackupTargetError or StorageError.
     """
     digest, size = hashlib.sha256(), 0
     with storage_errors(path), os.fdopen(create(path), "wb") as file:

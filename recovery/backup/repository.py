@@ -23,8 +23,8 @@ Removing backups
 
 All steps consider only names that backups give: the place may be shared with other programs' files.
 
-Why it holds: a backup that prune.3 does not see running is either finished, and then its manifest is seen; or it began
-later, and then its objects are not in the list of prune.1, and make.2 finds that a removed base is gone.
+Why pruning is safe: a backup that prune.3 does not see running is either finished, and then its manifest is seen; or it
+began later, and then its objects are not in the list of prune.1, and make.2 finds that a removed base is gone.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def begin(target: Place, identity: str, choose_base: Callable[[], Manifest | Non
 
 
 def finish(target: Place, manifest: Manifest) -> None:
-    """Steps make.4 and make.5: make the backup count. Raises BackupTargetError if it was given up meanwhile."""
+    """Steps make.4 and make.5: make the backup count. Raises BackupTargetError if the backup was given up meanwhile."""
     running, written = _running_name(manifest.id), False
     if _exists(target, running):
         target.write(manifest_name(manifest.id), [encode(manifest)])

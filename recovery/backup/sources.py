@@ -73,7 +73,7 @@ class Source(Protocol):
         collects: without the epochs that the partition had collected by then, but its chain still holds. place: an
         address of this source by which pages may be fetched when they are read, if the copy allows that.
 
-        Raises BackupDamagedError if they are not what was stored, BackupTargetError or StorageError.
+        Raises BackupDamagedError if the bytes are not what was stored, BackupTargetError or StorageError.
         """
         ...
 

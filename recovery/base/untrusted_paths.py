@@ -69,7 +69,7 @@ def name_objection(name: object) -> str | None:
 
 
 def checked(path: object, refuse: Refusal) -> str:
-    """Return `path` if it may be used below a directory; raises the error that `refuse` makes otherwise."""
+    """Return `path` if it may be used below a directory; else raises the error that `refuse` makes otherwise."""
     wrong = objection(path)
     if wrong is not None:
         raise refuse(f"the path {shown(path)} {wrong}")
@@ -78,7 +78,7 @@ def checked(path: object, refuse: Refusal) -> str:
 
 
 def checked_name(name: object, refuse: Refusal) -> str:
-    """Return `name` if it is a single file name; raises the error that `refuse` makes otherwise."""
+    """Return `name` if it is a single file name; else raises the error that `refuse` makes otherwise."""
     wrong = name_objection(name)
     if wrong is not None:
         raise refuse(f"the name {shown(name)} {wrong}")

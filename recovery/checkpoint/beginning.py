@@ -134,7 +134,7 @@ def _content(stored: str | _Hex) -> Content:
 
 
 def recorded_beginning(text: str) -> InputBeginning:
-    """Parse the stored form. Raises CorruptPartitionError when it is invalid."""
+    """Parse the stored form. Raises CorruptPartitionError when the stored form is invalid."""
     try:
         found = msgspec.json.decode(text, type=_StoredBeginning)
         files = {path: _content(each) for path, each in found.files.items()}

@@ -96,7 +96,7 @@ def wait_for_commit(home: CheckpointHome, batch: BatchId, alive: Callable[[], bo
 
 
 def _offsets(checkpoint: Path, batch: BatchId) -> list[str]:
-    """Return the lines of the log of offsets. Raises SparkCheckpointError when it is invalid."""
+    """Return the lines of the log of offsets. Raises SparkCheckpointError when the log is invalid."""
     path = checkpoint / "offsets" / str(batch)
     try:
         lines = path.read_text().splitlines()

@@ -114,7 +114,7 @@ class _StoredSource(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def recorded_places(text: str) -> SourcePlaces:
-    """Parse the stored form. Raises CorruptPartitionError when it is invalid."""
+    """Parse the stored form. Raises CorruptPartitionError when the stored form is invalid."""
     found = decode_json(text, _unreadable, list[_StoredSource])
     if any(each.source >= len(found) for each in found):
         raise _unreadable("a source in it has an impossible number")

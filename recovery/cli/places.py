@@ -84,8 +84,8 @@ def chosen_backend() -> str | None:
 
 
 def open_state(directory: str, environment: str = "") -> StateManager:
-    """Open the operational state of DIR, or of the backend that the options name. With owners, it is where partition 0
-    is."""
+    """Open the operational state of DIR, or of the backend that the options name. With owners, that state is where
+    partition 0 is."""
     backend: str | OwnerBackend | None = chosen_backend()
     if backend is None and chosen_access().owners and not is_uri(directory):
         places = chosen_places(directory)

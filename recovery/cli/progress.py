@@ -238,7 +238,7 @@ def _resumed_text(event: Resumed) -> str:
     if limiting:
         last = max(d.newest_epoch for d in plan.partitions)
         epochs = f"epoch {last} of all other partitions is" if last == event.resume_epoch else (
-            f"epochs {event.resume_epoch} to {last} of the others are"
+            f"epochs {event.resume_epoch} to {last} of all other partitions are"
         )  # fmt: skip
         held = f"; held back by {', '.join(limiting)}, so {epochs} discarded"
     return f"{execution} resumes at epoch {event.resume_epoch}, {_snapshot_text(plan.snapshot)}{held}"

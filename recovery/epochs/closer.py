@@ -193,8 +193,8 @@ class EpochCloser:
         self._finished_s = self._clock.elapsed_s()
 
     def idle(self) -> bool:
-        """Return whether to end the epoch without another micro-batch. Where epochs are logged, it is cheaper to leave
-        this to the next micro-batch, if one is likely to come soon."""
+        """Return whether to end the epoch without another micro-batch. Where epochs are logged, ending the epoch with
+        the next micro-batch is cheaper, if one is likely to come soon."""
         return not self._logs or self._clock.elapsed_s() - self._finished_s >= IDLE_S
 
     def due(self) -> bool:

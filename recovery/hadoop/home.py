@@ -40,7 +40,8 @@ class HadoopHome:
     shared = True
 
     def __init__(self, files: HadoopFiles, system: str, root: Path, directory: Path) -> None:
-        """system: its address, without a path. root: the checkpoint there. directory: for copies on this host."""
+        """system: the file system's address, without a path. root: the checkpoint there. directory: for copies on this
+        host."""
         self.directory = directory
         self.location = f"{system}{root}"
         self._files = files

@@ -14,7 +14,8 @@ from recovery.host.storage_errors import storage_errors
 
 
 def read_beside(path: Path, most_bytes: int) -> bytes | None:
-    """Return a document; None if there is none. Raises StorageError, also if it is larger than `most_bytes`."""
+    """Return a document; None if there is none. Raises StorageError, also if the document is larger than
+    `most_bytes`."""
     try:
         return read_received(path, most_bytes)
     except FileNotFoundError:

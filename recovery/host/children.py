@@ -63,7 +63,7 @@ def tell_parent(line: bytes) -> None:
 
 
 def exit_text(code: int | None) -> str:
-    """Return how a process ended, as an error shows it. None: it has not."""
+    """Return how a process ended, as an error shows it. None: the process has not ended."""
     if code is None:
         return "too late"
     return f"signal {-code}" if code < 0 else f"exit code {code}"

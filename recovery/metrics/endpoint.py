@@ -30,7 +30,7 @@ CLOSE_S = 5.0
 class MetricsEndpoint:
     """An HTTP endpoint that listens once it is created, and answers with a note until `serve` sets its text.
 
-    Raises ConfigurationError when it cannot listen on the port.
+    Raises ConfigurationError when the endpoint cannot listen on the port.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -145,7 +145,7 @@ class MetricsEndpoint:
 
 
 def _response(status: HTTPStatus, text: str | None = None, *, with_content: bool = True) -> bytes:
-    """Return an answer. text: its content; None: what the status means."""
+    """Return an answer. text: the answer's content; None: what the status means."""
     content = (f"{status.phrase}\n" if text is None else text).encode()
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\n"

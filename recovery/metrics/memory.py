@@ -83,7 +83,7 @@ def _parents_of(pid: int, children: Mapping[int, list[tuple[int, str]]]) -> list
 
 
 def _parent(process: Path) -> tuple[int, str] | None:
-    """Return the number of a process's parent, and the process's name. None: it has ended meanwhile."""
+    """Return the number of a process's parent, and the process's name. None: the process has ended meanwhile."""
     try:
         before, _, after = (process / "stat").read_text(errors="replace").rpartition(")")
     except OSError:

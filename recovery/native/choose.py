@@ -25,8 +25,8 @@ class WantedState:
 def choose_operator(found: tuple[NativeOperator, ...], wanted: WantedState, epoch: int) -> NativeOperator:
     """Return the operator whose state is wanted.
 
-    Raises StateNotFoundError when it, its store, its variable or its timers do not exist, ConfigurationError when
-    there are several and none is named.
+    Raises StateNotFoundError when the operator, its store, its variable or its timers do not exist, ConfigurationError
+    when there are several and none is named.
     """
     chosen = next((each for each in found if each.number == wanted.operator), None)
     if chosen is None:

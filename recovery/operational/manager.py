@@ -78,8 +78,8 @@ class StateManager:
     def set_hwm(self, key: str, value: Any, *, force: bool = False) -> None:
         """Move the mark of `key` forward to `value`; `force` also moves it back.
 
-        Raises HighWaterMarkError if it would move back or cannot be compared, StateValueError for values without an
-        order.
+        Raises HighWaterMarkError if the mark would move back or cannot be compared, StateValueError for values without
+        an order.
         """
         self.set_hwm_batch([{"key": key, "value": value}], force=force)
 

@@ -272,7 +272,7 @@ def read_run(run_id: str, content: Mapping[str, Any]) -> tuple[Run, float]:
 
 
 def _parsed(document: Document) -> tuple[Run, float]:
-    """Return the run's record in a document. Raises CorruptStateError if it does not hold a run."""
+    """Return the run's record in a document. Raises CorruptStateError if the document does not hold a run."""
     try:
         return read_run(document.state_id.rpartition("/")[2], document.content)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:

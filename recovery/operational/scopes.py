@@ -46,7 +46,7 @@ class ScopedState:
         return default if content is None else from_json(content["value"])
 
     def set(self, value: Any, retention: Retention | None = None) -> None:
-        """Set the value. With `retention` it is forgotten after that time. Raises StateValueError.
+        """Set the value. With `retention`, the value is forgotten after that time. Raises StateValueError.
 
         retention: an interval, a datetime, or "never", as 0 is too; None: the default retention of the StateManager.
         """

@@ -30,7 +30,7 @@ _REMEDY = "Use None, bool, int, float, str, date, datetime, Decimal, bytes, list
 
 
 def to_json(value: Any) -> Any:
-    """Return `value` as JSON's own types. Raises StateValueError if it would not read back equal and of the same
+    """Return `value` as JSON's own types. Raises StateValueError if `value` would not read back equal and of the same
     type."""
     return _encode(value, 0)
 

@@ -59,7 +59,7 @@ class OwnerProcess:
 
         store: the address of the partitions on this host. scratch: the execution's directory. bind, port: where to
         listen; port 0 is a free one. tls_cert, tls_key: PEM files. reads: the partitions' files, by index, for a
-        process that only sends rows. Raises ConfigurationError if it cannot listen there.
+        process that only sends rows. Raises ConfigurationError if the process cannot listen there.
         """
         tls_context(_text(tls_cert), _text(tls_key))
         self.lease = lease

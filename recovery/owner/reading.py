@@ -25,7 +25,7 @@ class ReadingService:
     """Serves the rows of partitions of this host: a `recovery.wire.service.Service` that writes nothing."""
 
     def __init__(self, partitions: Sequence[Path]) -> None:
-        """partitions: their files, by index."""
+        """partitions: the partitions' files, by index."""
         self._partitions = partitions
 
     def rows(self, call: Rows) -> Iterator[bytes]:

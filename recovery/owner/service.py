@@ -130,7 +130,8 @@ def serve(
     insecure: bool = False,
     metrics_at: str | None = None,
 ) -> None:
-    """Serve the partitions in a directory to runs of other hosts, until SIGTERM or Ctrl-C. Call it in the main thread.
+    """Serve the partitions in a directory to runs of other hosts, until SIGTERM or Ctrl-C. Call `serve` in the main
+    thread.
 
     at: "HOST:PORT", or ":PORT" for the loopback interface. token_file: has the secret that runs have, too. tls_cert,
     tls_key: PEM files. scratch_directory: for what need not survive an execution; None: inside the directory.

@@ -55,14 +55,14 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """What it prints when it serves."""
+    """What an owner's process prints when it serves."""
 
     port: int
     incarnation: str
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """What it prints when it cannot serve."""
+    """What an owner's process prints when it cannot serve."""
 
     error: str
     found: str

@@ -55,7 +55,7 @@ class _Worker:
         self._rest = b""
         self._done = False
         self.ended = False
-        """Whether it has printed all."""
+        """Whether the process has printed all."""
 
     def __enter__(self) -> _Worker:
         command, environment = own_module("recovery.partitioning")

@@ -12,7 +12,7 @@ from recovery.places.protocol import CHUNK_BYTES
 
 
 def arrow() -> Any:
-    """Return the package. Raises ConfigurationError if it is not installed."""
+    """Return the package. Raises ConfigurationError if pyarrow is not installed."""
     try:
         import pyarrow
         import pyarrow.fs
@@ -31,7 +31,8 @@ def or_arrow_error(*kinds: type[Exception]) -> tuple[type[Exception], ...]:
 
 
 def content_of(name: str, read: Callable[[], bytes], shown: str) -> Iterator[bytes]:
-    """Yield the chunks from `read`, decompressed if the name says so. Raises BackupDamagedError if they are damaged."""
+    """Yield the chunks from `read`, decompressed if the name says so. Raises BackupDamagedError if the chunks are
+    damaged."""
     if not name.endswith(".zst"):
         while chunk := read():
             yield chunk

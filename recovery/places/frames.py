@@ -54,7 +54,7 @@ class FrameIndex:
     """Where each frame of an object is, and what it must be."""
 
     def __init__(self, encoded: bytes) -> None:
-        """Raises ValueError if it is not the index of an object."""
+        """Raises ValueError if the data is not the index of an object."""
         if len(encoded) < _SKIPPED.size + _HEAD.size:
             raise ValueError("the index of its frames is cut off")
         magic, length = _SKIPPED.unpack_from(encoded)
@@ -77,7 +77,7 @@ class FrameIndex:
         return self._offsets[first], self._offsets[end] - self._offsets[first]
 
     def unpacked(self, number: int, stored: bytes) -> bytes:
-        """Return the part of the file in a frame. Raises ValueError if it is not what was stored."""
+        """Return the part of the file in a frame. Raises ValueError if the part is not what was stored."""
         _, digest = _ENTRY.unpack_from(self._entries, number * _ENTRY.size)
         if digest_of(stored) != digest:
             raise ValueError("its bytes were changed" if stored else "it is cut off")

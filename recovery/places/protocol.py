@@ -104,7 +104,8 @@ class Place(Protocol):
 
 
 class DocumentStore(Protocol):
-    """A place for documents by path. Raises the error of its caller's class if it cannot be reached or refuses."""
+    """A place for documents by path. Raises an error of the caller's class if the place cannot be reached or
+    refuses."""
 
     location: str
     """The place's one name, however its address was written."""

@@ -4,8 +4,8 @@ Bytewax resumes at the lowest frontier of the newest execution's workers, and re
 below it. Bytewax checks that no partition is missing, and that none has collected past that epoch. Bytewax does not
 notice:
 
-- a partition that is an older copy, or was copied without its -wal file. Nothing in it shows that; but a partition with
-  anything of the newest epoch, or of a later one, was present when the epoch was counted;
+- a partition that is an older copy, or was copied without its -wal file. Nothing in the partition shows that; but a
+  partition with anything of the newest epoch, or of a later one, was present when the epoch was counted;
 - snapshots of epochs that were abandoned: an execution wrote them and was killed before it counted the epoch, and the
 next execution, which began at the same epoch, did not write these keys;
 - partitions of two dataflows, two files of one partition.
@@ -211,7 +211,7 @@ def _quiet(
         path=directory,
         cause="The file is an older copy, or was copied without its -wal file; then Bytewax resumes with state "
         "that is too "
-        "old, and does not notice. Or no key in it changed in that time.",
+        "old, and does not notice. Or no key in the partition changed in that time.",
         remedy="Put the newest file into the directory, with its -wal file. If you know that every file is the "
         "newest: either let "
         "Bytewax go on to the end of its input, where it writes every key, or give " + ASSERTED + ".",

@@ -43,8 +43,8 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HealthTarget:
-    """A measured quantity with levels. unit: s or bytes. Without levels (None) it is watched only on request. optional:
-    many directories have nothing of the kind, and then there is no finding."""
+    """A measured quantity with levels. unit: s or bytes. Without levels (None) the quantity is watched only on request.
+    optional: many directories have nothing of the kind, and then there is no finding."""
 
     name: str
     title: str

@@ -33,7 +33,8 @@ def allot(count: int, owners: Sequence[str]) -> dict[PartitionIndex, str]:
 
 
 def counts(location: str, left: LeftRestore, has_first: Mapping[str, bool]) -> bool:
-    """Return whether the restore counts that left a part at an owner. If so, its files stay; else they are removed.
+    """Return whether the restore counts that left a part at an owner. If the restore counts, its files stay; else they
+    are removed.
 
     has_first: for each owner that was named, whether part-0 is there. Raises AlreadyInitializedError if only an owner
     that was not named can tell.

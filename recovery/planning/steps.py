@@ -145,7 +145,7 @@ def _changed(step: StepId, key: list[str], state: list[str], unread: str | None,
     return StepChangedError(
         f"step {step!r} does not fit its state: {'; '.join(found)}",
         path=path,
-        remedy=f"Change it back, or give {migrate}{keep}or --drop-step {step} to start again without it.",
+        remedy=f"Change the step back, or give {migrate}{keep}or --drop-step {step} to start again without it.",
     )
 
 

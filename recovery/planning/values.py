@@ -55,7 +55,7 @@ class ClosedEpoch:
 
     @property
     def is_logged(self) -> bool:
-        """Whether its changes are only logged, not in `snaps` yet."""
+        """Whether the epoch's changes are only logged, not in `snaps` yet."""
         return self.logged_rows is not None
 
     @property

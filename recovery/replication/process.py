@@ -33,9 +33,9 @@ NO_OWNERS = OwnerAccess()
 END_S = 30.0
 """How long the end of a run waits for the last epoch to be shipped."""
 RECORD_S = 5.0
-"""How long it waits besides for that to be recorded."""
+"""How long the run waits besides for the end of a shipping to be recorded."""
 STOP_S = 2.0
-"""How long to wait for the process to end by itself. What it ships then does not count."""
+"""How long to wait for the process to end by itself. What the process ships then does not count."""
 
 
 class _Waiting(NamedTuple):
@@ -108,9 +108,9 @@ class Replication:
     # ---- what the run calls
 
     def ready(self, wait_s: float) -> None:
-        """Wait until it is known whether the place can be used, or `wait_s` have passed. Call it when the run is known
-        to be able to begin, since a takeover stops the writer before. Raises the error if the place cannot be used; an
-        error that may pass, or no answer, only with `sync`."""
+        """Wait until it is known whether the place can be used, or `wait_s` have passed. Call `ready` when the run is
+        known to be able to begin, since a takeover stops the writer before. Raises the error if the place cannot be
+        used; an error that may pass, or no answer, only with `sync`."""
         if self._thread.ident is None:
             self._thread.start()
         with self._changed:
@@ -261,7 +261,7 @@ class Replication:
             self.say(f"older backups in {self._destination} could not be removed: {answer.pruning_problem}")
 
     def _ask(self, wanted: Ship) -> Answer | RecoveryError:
-        """Have something done by the process. Starts it again if it has ended."""
+        """Have something done by the process. Starts the process again if it has ended."""
         process = self._process
         if process is None or process.poll() is not None:
             answer = self._started()
@@ -297,7 +297,7 @@ class Replication:
             path=self._destination,
             cause=cause,
             remedy="Run the same command again when it can be reached: it ships the epoch, then shows its output. "
-            "Without --replicate-sync it shows the output immediately.",
+            "Without --replicate-sync the run shows the output immediately.",
         )
 
 

@@ -2,7 +2,7 @@
 
 The process gets everything on its standard input, the address included, so that neither its arguments nor its
 environment show a secret. The process ends when its standard input does, even while it ships: when the driver ends.
-What it was shipping then does not count, and the next run ships it.
+What the process was shipping then does not count, and the next run ships that epoch.
 """
 
 from __future__ import annotations

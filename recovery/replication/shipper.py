@@ -1,7 +1,8 @@
 """Ships the newest closed epoch of a directory to a place of backups, again and again.
 
 Each shipping is an incremental backup: it covers every epoch since the last one that succeeded, so nothing is queued.
-What it needs lies in the partitions for the backup interval; if it was collected meanwhile, a whole copy is stored.
+What a shipping needs lies in the partitions for the backup interval; if that was collected meanwhile, a whole copy is
+stored.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from recovery.planning.backups import KeepRule
 from recovery.planning.replica import NOTHING, Shipped
 
 LOOK_S = 600.0
-"""How often a shipping looks at all objects and manifests of the place, as a backup command does. In between it asks
-for its own last manifest alone."""
+"""How often a shipping looks at all objects and manifests of the place, as a backup command does. In between a shipping
+asks for its own last manifest alone."""
 PRUNE_S = 300.0
 
 PASSING = (

@@ -20,7 +20,8 @@ LARGEST = 1 << 16
 
 
 class Unseen(msgspec.Struct, frozen=True):
-    """place: its address without credentials. executions: the number begun on the directory. epoch: its newest."""
+    """place: the place's address without credentials. executions: the number begun on the directory. epoch: the
+    directory's newest."""
 
     place: str
     executions: Count

@@ -183,7 +183,7 @@ def _operators(
 ) -> tuple[int, int | None]:
     """Return the number of Spark's own operators that have state, and the rows in all of them, if known.
 
-    Reads them only if no step has state.
+    Reads the operators only if no step has state.
     """
     steps = summed(each for each in sizes.values() if each is not None)
     if CHECKPOINT_STEP not in steps or any(not step.startswith(RESERVED_PREFIX) for step in steps):

@@ -161,8 +161,8 @@ def _declared(sink: Any, name: str) -> bool:
 
 
 def _takes_part(sink: Any) -> bool:
-    """Whether the sink has the phases of an EpochSink. Raises ConfigurationError if it has only some of them, or if a
-    call does not run one."""
+    """Whether the sink has the phases of an EpochSink. Raises ConfigurationError if the sink has only some phases, or
+    if a call does not run a phase."""
     missing = [name for name in _PHASES if not callable(getattr(sink, name, None))]
     if not missing:
         if not hasattr(sink, "single_action"):

@@ -46,7 +46,7 @@ class Disk:
             free(descriptor, holder_pid)
 
     def address(self, path: Path) -> str:
-        """Return the path as Hadoop takes it: literally. Escaped, it would name another file."""
+        """Return the path as Hadoop takes it: literally. Escaped, the path would name another file."""
         return f"file:{path}"
 
     def check_writable(self, directory: Path) -> None:

@@ -141,8 +141,8 @@ def decode_note(text: str) -> FileSinkNote:
 
 
 def decode_owner(text: bytes | None, path: str) -> OutputOwner | None:
-    """Decode the owner; None for a missing file. Raises OutputMismatchError if it was changed, or written by a newer
-    version."""
+    """Decode the owner; None for a missing file. Raises OutputMismatchError if the file was changed, or written by a
+    newer version."""
     if text is None:
         return None
     owner = decode_json(text, lambda why: OutputMismatchError(f"it cannot be read: {why}", path=path), OutputOwner)

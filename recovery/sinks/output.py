@@ -9,13 +9,13 @@
         └── staged/              files of micro-batches that are not in an epoch yet
 
 Preparing an epoch:
-1. Make its files durable, and collect them in prepared/ under their final names.
-2. Write its entry beside them, durable. The entry's digest goes into the partitions.
+1. Make the epoch's files durable, and collect them in prepared/ under their final names.
+2. Write the epoch's entry beside the files, durable. The entry's digest goes into the partitions.
 
 Publishing it:
 1. Rename the files to their visible place, one by one, and make that durable.
 2. Add the entry to the manifest, durable.
-3. Remove it from prepared/.
+3. Remove the entry from prepared/.
 
 Going back, when a run starts:
 1. Make the directory this flow's, if it is new, this store's, if that takes the place of the former one, and this

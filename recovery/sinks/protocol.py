@@ -237,7 +237,7 @@ class Resume:
         began on these partitions, and they are no older copy. All sinks ask this question about the execution that owns
         their target. store: the execution's store, which shares this store's output; "": this store. formers: the
         stores whose place it takes. number, host: of the execution. epoch: the newest one that it has shown there. 0
-        and "": unknown. Raises StaleDirectoryError, unless what it has shown may be lost.
+        and "": unknown. Raises StaleDirectoryError, unless what the execution has shown may be lost.
         """
         lacks = self._lacks(execution_id, epoch, store or self.store_id, formers)
         if lacks is None:
@@ -274,7 +274,7 @@ class Resume:
         if store not in self.stores:
             shared = next(each for each in self.stores if each in formers)
             if shared == self.store_id:
-                return f"is of store {shared}, from which that store was repartitioned", _REPLACED
+                return f"is of store {shared} (that store was repartitioned from it)", _REPLACED
             return f"is of store {self.store_id}, repartitioned from {shared} like that store", _REPARTITIONED_TWICE
         explained = _OLDER_COPY if store == self.store_id else _ORIGIN_WENT_ON
         if not self.knows(execution_id):

@@ -1,4 +1,5 @@
-"""Reading the recovery directory of Bytewax 0.20 or 0.21. Nothing in it changes, and no file appears in it."""
+"""Reading the recovery directory of Bytewax 0.20 or 0.21. Nothing in that directory changes, and no file appears
+there."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def read_prefix(path: Path, prefix: str) -> list[StoredState]:
 
 
 def change_states(path: Path, changes: Mapping[str, Change], now_ms: int, *, busy_ms: int) -> dict[str, StoredState]:
-    """Change documents, all or none, in one transaction that is synced to disk. Return their new versions.
+    """Change documents, all or none, in one transaction that is synced to disk. Return the documents' new versions.
 
     Waits at most `busy_ms` for other writers. Raises BusyPartition, CorruptPartitionError or StorageError, and
     whatever a change raises.

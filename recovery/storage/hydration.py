@@ -93,7 +93,7 @@ class Stop:
         self.wait = self._event.wait
 
     def set(self) -> None:
-        """Let it end soon. Safe to repeat."""
+        """Let the hydration end soon. Safe to repeat."""
         self._event.set()
         check = self._check
         if check is not None:
@@ -189,7 +189,8 @@ class Hydration:
             self._thread.start()
 
     def batch(self) -> None:
-        """Note that a micro-batch begins: after the first one, fetching begins too. Raises what ended it: damage."""
+        """Note that a micro-batch begins: after the first one, fetching begins too. Raises the error that ended the
+        hydration: damage."""
         if self._thread is None:
             return
         self._batches += 1
@@ -199,7 +200,7 @@ class Hydration:
             raise self._problem
 
     def end(self) -> None:
-        """End it; safe to repeat."""
+        """End the hydration; safe to repeat."""
         self._stop.set()
         self._may_begin.set()
         if self._thread is not None:

@@ -208,8 +208,8 @@ class PartitionStore(Protocol):
         ...
 
     def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
-        """Close an epoch: one request per partition, in parallel, each in one transaction. Seals its micro-batch if
-        that was not done. Micro-batches may continue meanwhile, on other threads.
+        """Close an epoch: one request per partition, in parallel, each in one transaction. Seals the epoch's last
+        micro-batch if that was not done. Micro-batches may continue meanwhile, on other threads.
 
         Returns what was done in each partition. Skips a partition in which this execution has already closed the
         epoch. When `close` returns, the epoch is durable in every partition, in the file that has the partition's name.

@@ -90,7 +90,7 @@ def run_all(checks: Sequence[FullCheck]) -> list[Verdict]:
 
 def damage_behind(error: Exception) -> CorruptPartitionError | None:
     """Return the error that explains an unexpected one: of a partition that this process opened and whose full check
-    finds damage. None if all of them are sound: then `error` is a defect of this package.
+    finds damage. None if all partitions are sound: then `error` is a defect of this package.
 
     SQLite keeps the types of a column, so code that reads a partition relies on them. Only a forger can put a text
     where a number belongs, or a second row where there is one; whatever such a value does, the partition is to blame.

@@ -228,11 +228,11 @@ class OwnerCalls(Protocol):
         ...
 
     def place(self) -> None:
-        """Put its files into place."""
+        """Put the restore's files into place."""
         ...
 
     def end_restore(self, counts: bool) -> None:
-        """End the restore. counts: its files stay; if not, they are removed."""
+        """End the restore. counts: the restore's files stay; if not, they are removed."""
         ...
 
     def describe(self) -> list[PartitionDescription]:

@@ -39,7 +39,7 @@ class Owner:
     """
 
     def __init__(self, address: OwnerAddress, token: bytes) -> None:
-        """address: its deadline is for the first connection."""
+        """address: the deadline in the address is for the first connection."""
         self.address = address
         self.location = address.location
         self.begun: BegunExecution | None = None

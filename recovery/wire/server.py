@@ -155,7 +155,7 @@ class OwnerServer:
                 sock.close()
 
     def admit(self, session: Session, line: str) -> Session | None:
-        """Count a session as proven. Return the one that it replaces."""
+        """Count a session as proven. Return the session that the new one replaces."""
         with self._lock:
             if session.tasks is not None and session.tasks is not self._tasks:
                 raise ConnectionAbortedError("the run has ended")

@@ -4,11 +4,10 @@ follow.1  Lock the directory, and mark it if it is new. Complete what a killed c
           partition that is not as the mark says has to be fetched whole.
 follow.2  List the backups of the place. Choose the latest one, if it is later than what the directory is as of.
 follow.3  Fetch into a directory inside it what each partition lacks: the changes files of its chain since then, merged
-          into one; or, if its chain began again or branched, all of it. Compare it with the manifest; sync it.
-follow.4  Note in the mark what the partitions will be.
-follow.5  Apply it, one partition after the other, in one transaction or one rename each. What a partition holds shows
-          whether this was done before.
-follow.6  Note in the mark that the partitions are that. Remove what was fetched.
+          into one; or, if its chain began again or branched, all of it. Compare each file with the manifest; sync the
+file. follow.4  Note in the mark what the partitions will be. follow.5  Apply what was fetched, one partition after the
+other, in one transaction or one rename each. What a partition holds shows whether this was done before. follow.6  Note
+in the mark that the partitions are that. Remove what was fetched.
 """
 
 from __future__ import annotations
@@ -112,8 +111,8 @@ class Follower:
         """place: the place of backups; None: the one that the directory follows already. preview: a scratch directory,
         to which is fetched what a look would apply; the directory stays as it is.
 
-        Entering it raises DirectoryLockedError, AlreadyInitializedError for a directory with partitions that is no
-        standby, ConfigurationError, CorruptPartitionError or StorageError.
+        Entering the context raises DirectoryLockedError, AlreadyInitializedError for a directory with partitions that
+        is no standby, ConfigurationError, CorruptPartitionError or StorageError.
         """
         self.directory = directory
         self._place = None if place is None else lasting_place(place)

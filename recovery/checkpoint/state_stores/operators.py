@@ -150,7 +150,7 @@ def _partitions(stores: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _described(content: str | bytes) -> _Described | None:
-    """Parse an operator's own file: its first line is a version, its second JSON. None: it has another form."""
+    """Parse an operator's own file: its first line is a version, its second JSON. None: the file has another form."""
     lines = (content.decode(errors="replace") if isinstance(content, bytes) else content).splitlines()
     try:
         described = msgspec.json.decode(lines[1])

@@ -52,7 +52,7 @@ class _Partition:
 
 @dataclass(slots=True)
 class StateFiles:
-    """The needed files of `state/`. What it has looked up about a query's layout is kept."""
+    """The needed files of `state/`. What was looked up about a query's layout is kept."""
 
     home: CheckpointHome
     held: Mapping[str, HeldFile]

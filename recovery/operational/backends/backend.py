@@ -76,7 +76,7 @@ class Backend(Protocol):
     def update(self, changes: Mapping[StateId, Change]) -> dict[StateId, Document]:
         """Change documents; returns their new values, without documents that never existed. Each change is atomic.
 
-        In the recovery directory all changes are one transaction. Elsewhere they are made in the order given. Raises
+        In the recovery directory all changes are one transaction. Elsewhere changes are made in the order given. Raises
         StateLockedError if other writers kept it waiting for too long.
         """
         ...
@@ -173,12 +173,12 @@ def same_place(one: Backend, other: Backend) -> bool:
 
 
 def to_text(content: Any) -> str | None:
-    """Return content in its stored form. Values that are equal in Python may differ in it: 1, 1.0 and true."""
+    """Return content in the stored form. Values that are equal in Python may differ in it: 1, 1.0 and true."""
     return None if content is None else json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
 def document(stored: StoredState) -> Document:
-    """Return a document as its content is meant. Raises CorruptPartitionError for one that is no JSON."""
+    """Return a stored document with its content as a value. Raises CorruptPartitionError for one that is no JSON."""
     try:
         content = None if stored.content is None else json.loads(stored.content)
     except (ValueError, RecursionError) as error:

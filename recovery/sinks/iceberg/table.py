@@ -67,7 +67,8 @@ class IcebergLog(TableLog):
 
     @property
     def warehouse(self) -> str:
-        """Where the catalog keeps its tables, by its properties and its configuration; empty if it alone knows."""
+        """Where the catalog keeps its tables, by the catalog's properties and configuration; empty if the catalog alone
+        knows."""
         from pyiceberg.utils.config import Config
 
         configured: Mapping[str, Any] = Config().get_catalog_config(self._catalog_name) or {}
@@ -201,7 +202,7 @@ class IcebergLog(TableLog):
         return CommitHistory(tuple(commits), whole, self._lost(table, standing, resume))
 
     def _lost(self, table: Any, standing: Sequence[Any], resume: Resume) -> str:
-        """Return how it is known that the store's newest snapshot was rolled back, although it has expired."""
+        """Return what shows that the store's newest snapshot was rolled back, although it has expired."""
         state = self._state(table, resume)
         if not state.snapshot or table.snapshot_by_id(state.snapshot) is not None:
             return ""

@@ -46,7 +46,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     formers: tuple[str, ...] = ()
 
     def has(self, path: str) -> bool:
-        """Whether a file, by its path below the table, is of the epoch."""
+        """Whether a file, named by its path below the table, is of the epoch."""
         found = written_by(path)
         if found is None:
             return False

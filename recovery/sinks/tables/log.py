@@ -326,7 +326,8 @@ class TableLog(ABC):
             self.files().delete_dir(path)
 
     def record_of(self, text: str | None) -> Record | None:
-        """Return the record in a commit's metadata. Raises OutputMismatchError if it is none of this package."""
+        """Return the record in a commit's metadata. Raises OutputMismatchError if the record is none of this
+        package."""
         return None if text is None else decode_json(text, self._unreadable, Record)
 
     def _unreadable(self, why: str) -> OutputMismatchError:

@@ -250,8 +250,8 @@ class TableSink:
     def _plan(self, resume: Resume) -> tuple[Any, TableNote | None, Resume]:
         """Return the table, the note to continue from, and where the execution starts. Changes nothing.
 
-        Raises OutputMismatchError if it is not the table in which the snapshot's output is, or if somebody changed it
-        so that the run cannot go on; OutputLostError if files of the newest closed epoch are gone.
+        Raises OutputMismatchError if the table is not the one in which the snapshot's output is, or if somebody changed
+        it so that the run cannot go on; OutputLostError if files of the newest closed epoch are gone.
         """
         note = None
         if resume.note is not None:
@@ -280,7 +280,7 @@ class TableSink:
         return bool(note.files) and not self._log.committed(table, resume, note.once)
 
     def _check_same(self, table: Any, identity: str, which: str) -> None:
-        """Raise OutputMismatchError unless it is the table of this identity."""
+        """Raise OutputMismatchError unless the table has this identity."""
         if table is None or self._log.identity(table) != identity:
             other = "there is no table" if table is None else "it is another table than the one"
             raise self._mismatch(f"{other} that {which}")

@@ -42,7 +42,7 @@ def log_slower_settings(spark: SparkSession) -> None:
 
 
 def slower_settings(given: dict[str, str], master: str) -> dict[str, str]:
-    """Return the settings, with their values, that would make micro-batches faster. given: those of the session."""
+    """Return the settings, with their values, that would make micro-batches faster. given: the session's settings."""
     sparks = {SOCKETS: "false", "spark.python.worker.reuse": "true", "spark.speculation": "false"}
     wanted = {SOCKETS: DEFAULTS[SOCKETS], "spark.python.worker.reuse": "true", "spark.speculation": "false"}
     if not is_cluster(master):

@@ -40,7 +40,7 @@ _RESOLVING = re.compile(
     r"|^(Ivy Default Cache set|The jars for the packages stored)|^\S+#\S+ added as a dependency$"
     r"|^\t(confs: |found \S+#|\[SUCCESSFUL |\||-{20}|\d+ artifacts copied|\S+#\S+;\S+ (from|by) )"
 )
-"""What Ivy says about packages that it finds. What it downloads and what it does not find is shown."""
+"""What Ivy says about packages that it finds. What Ivy downloads and what Ivy does not find is shown."""
 _FRAME = re.compile(r"^\s+at |^\s+\.\.\. \d+ (more|common frames omitted)")
 _REASON = re.compile(
     r'^Exception in thread "[^"]*" |^Caused by: |^Error[: ]|^\[?FATAL|Could not create the Java Virtual Machine'
@@ -269,7 +269,7 @@ def _adopt(gateway: Any) -> None:
 
 
 class _Listening(socket.socket):
-    """Accepts connections of this user only. Without free file descriptors, it accepts a connection later."""
+    """Accepts connections of this user only. Without free file descriptors, the server accepts a connection later."""
 
     __slots__ = ()
     """A class for sockets, so that an existing socket can become one."""

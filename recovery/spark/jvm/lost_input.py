@@ -108,7 +108,7 @@ def no_topic(names: Collection[str], *, read: Collection[str], one_of: bool = Fa
             found,
             cause=cause,
             remedy="Make the topic again only under another name: this topic's offsets count as read. To go on without "
-            f"it, take it out of the flow, and run once with {options}.",
+            f"the topic, take it out of the flow, and run once with {options}.",
         )
     return FlowFailedError(found, cause=cause, remedy="Make the topic, or correct its name.")
 
@@ -226,8 +226,8 @@ def _go_on(read: object, oldest: int | None) -> str:
         return "The next run says how to go on without what is lost."
     return (
         f'To go on without what was added between, set .option("{LOST_BETWEEN}", "{read},{oldest}"): the flow goes on '
-        "with what the second snapshot and later ones add. Where it has read some of that, as before a rollback, name "
-        "a later snapshot."
+        "with what the second snapshot and later ones add. Where the flow has read some of that, as before a "
+        "rollback, name a later snapshot."
     )
 
 
@@ -316,7 +316,7 @@ def _file_gone(file: str, text: str) -> RecoveryError:
             "docs/flow-api.md#tables-beside-a-stream. Do not ignore missing files: the table would lose rows silently.",
         )
     remedy = (
-        "Put the file back. To go on without its rows, and without those of other files that are gone, run once with "
+        "Put the file back. To go on without the rows of this file and of other files that are gone, run once with "
         "--conf spark.sql.files.ignoreMissingFiles=true."
     )
     for table, position in _delta_sources(text):

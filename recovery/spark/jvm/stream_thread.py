@@ -88,7 +88,7 @@ class CallbackConnection:
     """
 
     def __init__(self, spark: SparkSession) -> None:
-        """Call it on the thread of the callback."""
+        """Make the object on the thread of the callback."""
         # Without a thread for each Python thread (PYSPARK_PIN_THREAD=false), other threads answer.
         find = getattr(spark.sparkContext._gateway._gateway_client, "get_thread_connection", None)
         self._connection = None if find is None else find()

@@ -81,7 +81,7 @@ def run_pipeline(
     """Run the nodes of a pipeline in the order of their dependencies; return the outcome of each.
 
     Of `config`, a pipeline uses directory, backup_interval, discard_history, resume_after or resume_epoch (go back:
-    marks as after that epoch), rewind_again, and state_backend. After its write, each node that moved marks closes an
+    marks as after that epoch), rewind_again, and state_backend. After the write, each node that moved marks closes an
     epoch of the directory; with a state backend elsewhere the run sets the marks there. With `resume`, a node is
     skipped if it succeeded in the last run, its definition is unchanged, and no node that it needs runs again. If a
     node fails, those that need it are blocked and the others run. With `full_refresh`, loads begin as if there were no

@@ -1,7 +1,7 @@
 """Turn the plan that a user built into the plan that runs: give exchanges their width, and refuse unfit plans.
 
-A streaming DataFrame is immutable and does not know yet how many recovery partitions there are. So `bind` rebuilds its
-analysed plan from the JVM's own plan nodes: below each step's function the placeholder exchange becomes
+A streaming DataFrame is immutable and does not know yet how many recovery partitions there are. So `bind` rebuilds the
+frame's analysed plan from the JVM's own plan nodes: below each step's function the placeholder exchange becomes
 `repartitionById(N, hash % N)`, with a sort within each partition if the rows of a key have an order. Attribute ids do
 not change, so the rest of the plan still fits.
 """

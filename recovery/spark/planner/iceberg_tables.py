@@ -1,4 +1,4 @@
-"""Iceberg tables that a flow reads. What their source would pass over without a word is an error here.
+"""Iceberg tables that a flow reads. What the tables' source would skip silently is an error here.
 
 The source reads a table's snapshots one by one, and of each what it adds. Two things it does not notice:
 
@@ -247,7 +247,8 @@ def _left_out(table: IcebergTable, read: int, after: int) -> str:
 
 def _next_after(table: IcebergTable, read: int, accepted: bool) -> int | None:
     """Return the snapshot with which the flow goes on if the loss of what comes before it is accepted; None: the table
-    can be read on from `read`. Raises if it cannot, and nothing, or not what was lost, is accepted."""
+    can be read on from `read`. Raises if the table cannot be read on, and nothing, or not what was lost, is
+    accepted."""
     try:
         _check_leads_on(table, read)
     except InputLostError as error:
@@ -302,8 +303,8 @@ def _check_whole(table: IcebergTable) -> None:
             f"the Iceberg table {table.name} has rows that were added before its oldest snapshot, {_dated(oldest)}",
             cause="Older snapshots were expired. The source reads what snapshots add, so it would leave these rows "
             "out.",
-            remedy=f'To go without them, set .option("{_FROM}", "{oldest.timestampMillis()}"). To have them counted, '
-            "read a copy of the table, whose snapshots add all of its rows.",
+            remedy=f'To go on without these rows, set .option("{_FROM}", "{oldest.timestampMillis()}"). To have '
+            "them counted, read a copy of the table, whose snapshots add all of its rows.",
         )
 
 

@@ -25,7 +25,7 @@ class SourceStarts:
     Called in the callback of a micro-batch, before a task or the sink has seen anything of it:
 
     1. Compare the log of offsets of this micro-batch with the previous one: do any sources begin?
-    2. Take their starts from Spark's plan of the micro-batch.
+    2. Take the starts of these sources from Spark's plan of the micro-batch.
     3. Before the very first micro-batch, write the position before it into every partition (`start.5.partition`). That
        position is not an epoch, so epochs count from 1 whatever the sources are. Otherwise close an epoch as of the
        previous micro-batch, with the starts in its position.

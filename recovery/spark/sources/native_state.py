@@ -139,7 +139,7 @@ def _place(spark: SparkSession, scratch_directory: str | None, function: str) ->
 
 def of_key(frame: DataFrame, key: str) -> DataFrame:
     """Return the rows of a state frame whose key is `key`: a JSON object of the key's columns, or the text of a key of
-    one text column. Raises ConfigurationError if it is neither."""
+    one text column. Raises ConfigurationError if `key` is neither."""
     schema = frame.schema["key"].dataType
     fields = schema.fields if isinstance(schema, StructType) else []
     if not key.lstrip().startswith("{") and len(fields) == 1:

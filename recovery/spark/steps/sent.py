@@ -21,8 +21,8 @@ Sent = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 def sent(definition: StepDefinition, name: str) -> Sent:
     """Return the function for the tasks of a step. name: its name in the plan. Raises what pickling raises.
 
-    In a worker it raises ExecutorPackageError if the worker has another version of this package, and an ImportError
-    that names the host for a module that the worker lacks: the driver knows what that means.
+    In a worker the function raises ExecutorPackageError if the worker has another version of this package, and an
+    ImportError that names the host for a module that the worker lacks: the driver knows what that means.
     """
     # By value: the worker unpickles these only after the check.
     pickled, wanted = cloudpickle.dumps(definition), VERSION

@@ -277,8 +277,8 @@ def _copied(value: Any) -> Any:
 
 
 def struct(step_id: str, output: str | T.StructType, what: str = "output") -> T.StructType:
-    """Return `output` as a schema. Raises ConfigurationError if it is not one, has no columns or two of the same name,
-    or has a column whose type has no values in Python."""
+    """Return `output` as a schema. Raises ConfigurationError if `output` is not a schema, has no columns or two of the
+    same name, or has a column whose type has no values in Python."""
     try:
         parsed = output if isinstance(output, T.StructType) else T.StructType.fromDDL(output)
     except Exception as error:

@@ -8,8 +8,8 @@ trusted, and a micro-batch that turns out large is processed all the same. A run
 of its sources report that there is little to read. Between such tasks their process keeps the deltas open: see
 `recovery.storage.deltas.open_deltas`.
 
-What it buys: of a micro-batch of a hundred rows, 59 ms become 43 with two partitions, and 67 become 48 with sixteen.
-Gathering loses from ten thousand rows on: 92 ms become 98 with two partitions.
+What gathering buys: of a micro-batch of a hundred rows, 59 ms become 43 with two partitions, and 67 become 48 with
+sixteen. Gathering loses from ten thousand rows on: 92 ms become 98 with two partitions.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ The notes are in the driver's JVM, so this needs tasks that run there. The flow 
 none: only there do jobs from other threads of the sink find the run. Spark's own stateful operators must not be
 repeated in one micro-batch.
 
-What it buys: with a function as the sink, a micro-batch of a hundred rows takes 35 ms instead of 53, and one of 500,000
-rows with 320,000 keys 0.90 times the processor time. A run's first micro-batch, with a copy, takes half a second longer
-than without: the JVM loads and compiles what it needs for that.
+What lending buys: with a function as the sink, a micro-batch of a hundred rows takes 35 ms instead of 53, and one of
+500,000 rows with 320,000 keys 0.90 times the processor time. A run's first micro-batch, with a copy, takes half a
+second longer than without: the JVM loads and compiles what it needs for that.
 """
 
 from __future__ import annotations

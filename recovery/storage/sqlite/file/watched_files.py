@@ -58,7 +58,8 @@ class Watch:
         self._files.append(watched)
 
     def add_open(self, path: Path, descriptor: int) -> None:
-        """Watch the open file of a descriptor, which is not a database. Raises FileReplacedError if it is gone."""
+        """Watch the open file of a descriptor, which is not a database. Raises FileReplacedError if the file is
+        gone."""
         watched, held = _watched(path), os.fstat(descriptor)
         watched.device, watched.inode = held.st_dev, held.st_ino
         self._files.append(watched)
@@ -177,7 +178,8 @@ def refuse_link_into_store(path: Path) -> None:
             f"it is a link into {there}, which has all partitions itself",
             path=path,
             cause="The directory was copied with its links, or somebody sent it: what is written here would go there.",
-            remedy=f"To write there, name {there}, or set {THROUGH_LINKS}=1. For files of its own, copy the directory "
+            remedy=f"To write there, name {there}, or set {THROUGH_LINKS}=1. For a directory with files of its own, "
+            "copy the directory "
             "with cp -rL, or restore it.",
         )
 
@@ -212,7 +214,7 @@ def _is(path: Path, found: os.stat_result) -> bool:
 
 
 def missing_file(path: Path) -> StorageError:
-    """Return the error for a missing partition. For a link, it names the target."""
+    """Return the error for a missing partition. For a link, the error names the target."""
     if path.is_symlink():
         return StorageError(
             f"it is a link to {os.path.realpath(path)}, where no file is",

@@ -270,7 +270,8 @@ def replace_unlinked(connection: apsw.Connection) -> None:
 
 @contextlib.contextmanager
 def attached(connection: apsw.Connection, path: Path) -> Iterator[None]:
-    """Attach a changes file for reading. Raises CorruptPartitionError if it is not one of this version."""
+    """Attach a changes file for reading. Raises CorruptPartitionError if the file is not a changes file of this
+    version."""
     with translated(path):
         connection.execute("ATTACH ? AS " + ATTACHED, (file_uri(path, "?mode=ro&immutable=1&vfs=unix"),))
     try:

@@ -149,7 +149,7 @@ class DraftPartition:
                 raise
 
     def finish(self, index: PartitionIndex, store: StoreRecord) -> Tally:
-        """Make it partition `index` of a store, complete and synced, and return what it holds. Closes it.
+        """Make the draft partition `index` of a store, complete and synced, and return what it holds. Closes it.
 
         Every row is read again. Raises CorruptPartitionError if one does not match its digest.
         """
@@ -196,7 +196,7 @@ class DraftPartition:
         return tally
 
     def abandon(self) -> None:
-        """Close it without finishing it. Safe to repeat."""
+        """Close the draft without finishing it. Safe to repeat."""
         self._connection.close()
 
 
