@@ -411,7 +411,7 @@ def parse_until(given: int | str) -> int | str:
 
 
 def checked_owners(owners: Iterable[str]) -> tuple[str, ...]:
-    """Return the addresses of owners. Raises ConfigurationError for one that names no host and port, or is named
+    """Return the addresses of owners. Raises ConfigurationError for an owner that names no host and port, or is named
     twice."""
     found = tuple(owners)
     for owner in found:

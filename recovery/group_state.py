@@ -71,7 +71,7 @@ class GroupState(Generic[S]):
         cls, value: S | None = None, *, state: StateType = None, now_ms: int = 0, timed_out: bool = False
     ) -> GroupState[S]:
         """Return a state to test a function with: for a key with this value, or without one (None), in a micro-batch
-        that began `now_ms` milliseconds after 1970. In a run, states are made from the stored ones.
+        that began `now_ms` milliseconds after 1970. In a run, states are made from the stored states.
 
         state: as in `stateful`; by default a dataclass or similar value stands for its own type. Raises
         StateValueError, as `GroupState.update` does, for a value that a run could not store.

@@ -43,7 +43,7 @@ class Generation:
 
 
 class DirectoryListing:
-    """The input's directories at one moment; files that are not input are read only on request."""
+    """The input's directories at one moment; files that are not input are listed only on request."""
 
     def __init__(self, files: InputFiles, pattern: PathPattern) -> None:
         self._files = files

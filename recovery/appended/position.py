@@ -98,8 +98,8 @@ class InputOffset:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> InputOffset:
-        """Parse a JSON form. Raises UnsupportedVersionError for one of another version, CorruptPartitionError for an
-        invalid one."""
+        """Parse a JSON form. Raises UnsupportedVersionError for a position of another version, CorruptPartitionError
+        for an invalid position."""
         if value.get("version") != OFFSET_VERSION:
             raise UnsupportedVersionError(
                 f"The saved input position has version {value.get('version')!r}, not {OFFSET_VERSION}.",

@@ -16,7 +16,8 @@ READERS = 8
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """What making and removing backups need of one. objects: the names that its manifest lists."""
+    """What making and removing backups need to know of a backup. objects: the names that the backup's manifest
+    lists."""
 
     id: str
     started_ms: int

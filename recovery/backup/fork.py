@@ -80,7 +80,7 @@ def fork(
     this one, and the present operational state. Where the file system can clone files, it takes no space. epoch: None:
     the newest that all partitions hold; 0: the beginning.
 
-    `new_directory` is missing or empty. The fork appears when it is whole; what a killed attempt left, the next one
+    `new_directory` is missing or empty. The fork appears when it is whole; what a killed attempt left, the next attempt
     removes. Raises the errors of `plan`, EpochNotHeldError, AlreadyInitializedError, DirectoryLockedError or
     StorageError.
     """

@@ -193,9 +193,9 @@ def claim(
     written, with whether this directory holds that term by a takeover and so has all that counts; raises if the term
     shall not end. dry_run: write nothing, and return the lease that would be claimed.
 
-    A promotion that claimed it before continues with that term. Raises TakenOverError if another writer holds it or was
-    faster; ForeignPartitionError for a place of another store, ConfigurationError if the store of the place cannot
-    write conditionally, BackupTargetError, BackupDamagedError or StorageError.
+    A promotion that claimed the term before continues with that term. Raises TakenOverError if another writer holds it
+    or was faster; ForeignPartitionError for a place of another store, ConfigurationError if the store of the place
+    cannot write conditionally, BackupTargetError, BackupDamagedError or StorageError.
     """
     with alone_beside(claimant.directory, WAIT_S):
         found, token = _read(documents)

@@ -75,7 +75,7 @@ class Parts(Protocol):
         ...
 
     def store(self, storing: Storing) -> list[StoredCopy] | None:
-        """Store all of them, as of moments that fit together; None if they do not."""
+        """Store all partitions, as of moments that fit together; None if they do not fit."""
         ...
 
     def apart(self) -> RecoveryError:
@@ -296,7 +296,7 @@ class Storing:
         return _done(found)
 
     def _changes(self, pinned: PinnedPartition) -> Finish:
-        """Stage what changed; if that is not possible, all of the partition, and note why."""
+        """Stage what changed in a partition; if that is not possible, stage the whole partition, and note why."""
         before = self._earlier.get(pinned.description.index)
         try:
             link = write_link(self._linking, self._scratch, before, pinned)
@@ -359,7 +359,7 @@ def _done(copy: StoredCopy) -> Finish:
 
 
 def _is_whole(target: Place, scratch: Path, observe: Observer, copy: StoredCopy) -> bool:
-    """Whether a stored copy is still unchanged and was whole when it was stored. Reads all of it."""
+    """Whether a stored copy is still unchanged and was whole when it was stored. Reads the whole copy."""
     path = scratch / f"stored-{copy.description.index}.sqlite3"
     name = copy.description.path.name
     try:

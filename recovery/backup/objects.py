@@ -1,4 +1,4 @@
-"""Objects at a place: writing a file as one, and bringing a stored copy back as a file."""
+"""Objects at a place: writing a file as an object, and bringing a stored copy back as a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backups at one place: listing them, making one count, and removing those that are no longer wanted.
+"""The backups at one place: listing them, making a new backup count, and removing unwanted backups.
 
 Backups share objects: a partition that did not change is not stored again, and of one that changed a backup may store
 only the changes; its manifest lists all objects of the chain. So removing a backup must not remove objects
@@ -286,7 +286,7 @@ def _unneeded(
 
 
 def _with_unreadable(taken: Sequence[tuple[str, int]], entry: PlaceEntry) -> list[tuple[str, int]]:
-    """Return the backups with an unreadable one, which is after those that have an earlier id."""
+    """Return the backups and an unreadable one among them, which stands after all backups with an earlier id."""
     before = [each for each in taken if each[0] < identity_of(entry.name)]
     return [*before, (entry.name, entry.written_ms), *(each for each in taken if each not in before)]
 
@@ -337,7 +337,7 @@ def _read_running(target: Place, entry: PlaceEntry) -> Running | None:
 
 
 def _exists(target: Place, name: str) -> bool:
-    """Whether an object is there; asked for by its name, because a list of all may be long."""
+    """Whether an object is there; asks by the object's name, because a list of all may be long."""
     try:
         for _ in target.read(name):
             break

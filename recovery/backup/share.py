@@ -78,7 +78,7 @@ def decoded(copies: list[dict[str, Any]], store_id: str, count: int) -> list[Sto
 
 
 def store_share(wanted: WantedShare, directory: Path, target: Place, scratch: Path) -> StoredShare:
-    """Store an owner's partitions. Raises what `make_backup` raises for them."""
+    """Store an owner's partitions. Raises what `make_backup` raises for these partitions."""
     linking = Linking(target, wanted.identity, wanted.taken_ms, wanted.check, ignore)
     allow_open_files(len(wanted.indexes) * FILES_PER_COPY)
     with scratch_directory("backup", scratch) as room:

@@ -183,7 +183,8 @@ class BackupSource:
                     self.copies.append(PartitionCopy(copy.description, origin, copy.taken_ms, term=term))
 
     def _between(self, chain: StoredCopy) -> list[tuple[StoredCopy, str]]:
-        """Return a chain as of each of its links, with its origin. Nothing, and a problem, if it cannot be read."""
+        """Return a chain as of each of its links, with its origin. Returns nothing, and a problem, if the chain cannot
+        be read."""
         try:
             with tempfile.TemporaryDirectory(dir=self._scratch) as name:
                 found = links_of(self._target, chain, Path(name))
@@ -278,7 +279,7 @@ class PlainSource:
         """See `Source.describe_chains`. Files are no chains."""
 
     def missing(self) -> list[str]:
-        """See `Source.missing`. Files list no others."""
+        """See `Source.missing`. A directory of plain files lists no other objects."""
         return []
 
     def is_spoiled(self, copy: PartitionCopy) -> bool:

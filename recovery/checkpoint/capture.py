@@ -170,7 +170,7 @@ class Capture:
     def _changed(self, wanted: set[str]) -> Iterator[str]:
         """Yield the held files to take again, because a connector wrote to its own.
 
-        Spark writes its files only once. Raises SparkCheckpointError for one that changed.
+        Spark writes its files only once. Raises SparkCheckpointError for a file that changed.
         """
         for path, mark in self._seen.items():
             if path in wanted and path in self._held:

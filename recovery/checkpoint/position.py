@@ -139,8 +139,8 @@ def logged_entry(offset: str) -> int | None:
 def _below(log: Path, last: int) -> Iterator[str]:
     """Yield the files in directories beside a source's log, where some connectors keep their progress.
 
-    Excluded are those of later micro-batches, and hidden ones, which are unfinished. Raises UnsupportedPlanError for a
-    path that the partitions cannot keep.
+    Excluded are entries of later micro-batches, and hidden files, which are unfinished. Raises UnsupportedPlanError for
+    a path that the partitions cannot keep.
     """
     with os.scandir(log) as found:
         directories = [Path(entry.path) for entry in found if entry.is_dir()]

@@ -123,7 +123,7 @@ def _texts(rows: Iterable[tuple[str, Content]]) -> dict[str, str]:
 
 
 def _left_texts(checkpoint: Path) -> dict[str, str]:
-    """Return the same files of a checkpoint on this host."""
+    """Return the texts of the log files in a checkpoint on this host."""
     found = {}
     for folder in ("offsets", "sources"):
         for path in (checkpoint / folder).rglob("*"):

@@ -1,4 +1,4 @@
-"""A checkpoint at another place than where it was written.
+"""Moving a checkpoint to another place than where it was written.
 
 Only one kind of file in a checkpoint names the checkpoint's own place: `transformWithState` notes its schemas with
 absolute paths, in `state/<operator>/_metadata/v2/<batch>`. Everything else is relative.

@@ -3,9 +3,9 @@
 Spark knows sources by their place in the plan: see `recovery.checkpoint.position`. So the source in each place is
 recorded with the position, and after a change of the flow the lines of offsets are rearranged:
 
-- A source resumes where it was, wherever it is read now, and in however many places. Format and options identify it,
-  or else format and path, if that is unambiguous. The steps distinguish separate reads of the same source, which reach
-  positions of their own when input arrives in between.
+- A source resumes where it was, wherever it is read now, and in however many places. Format and options identify a
+  source, or else format and path, if these are unambiguous. The steps distinguish separate reads of the same source,
+  which reach positions of their own when input arrives in between.
 - A new source begins at its start. A new source in place of another of a like format takes the other's position: its
   path may have changed. A missing source is an error, because it would begin from scratch if it came back. The same
   holds for a source that is new to a step that no longer reads another source, while other steps still read that one:

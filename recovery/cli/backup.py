@@ -121,8 +121,8 @@ def backup(
     DEST is a directory, or s3://, gs://, azure://. DIR can be left out when RECOVERY_DIRECTORY is set. A partition that
     did not change is not stored again. A backup counts once it is complete. Restore with `recovery restore DEST DIR`.
 
-    One directory is backed up to DEST. The first backup claims it; another directory of the store is refused until it
-    is given --takeover.
+    One directory is backed up to DEST. The first backup claims DEST for DIR; another directory of the store is refused
+    until --takeover is given.
     """
     decides = takeover or lose_epochs
     _check(places, every, makes=not (listed or pruned), modes=listed + pruned + (every is not None), decides=decides)

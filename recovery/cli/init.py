@@ -20,8 +20,8 @@ from recovery.storage.initialize import init_partitions
 def init(directory: Path, count: int, umask: bool, as_json: bool) -> None:
     """Create N recovery partitions in DIR. Makes DIR if it is missing.
 
-    Either all of them are created or none. Choose about one per core that will run the flow. To change the number
-    later, use `recovery repartition`.
+    Either all partitions are created or none. Choose about one partition per core that will run the flow. To change the
+    number later, use `recovery repartition`.
     """
     paths = init_partitions(directory, count, umask=umask)
     if as_json:

@@ -56,7 +56,7 @@ class Where:
     force: bool = False
 
     def target(self) -> StateTarget:
-        """Return the target for reading and writing them."""
+        """Return the target for reading and writing state."""
         if self.step is not None:
             directory, access = Path(self.directory), chosen_access()
             places = locations(directory, access) if access.owners else None

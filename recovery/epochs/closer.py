@@ -262,7 +262,8 @@ class EpochCloser:
             self._capture.saved(captured)
 
     def wait(self) -> None:
-        """Wait until the epoch that is being written is closed. Raises the error of writing it, on every call."""
+        """Wait until the epoch that is being written is closed. Raises the error of writing the epoch, on every
+        call."""
         if self._writing is not None:
             self._writing.result()
 

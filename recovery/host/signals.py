@@ -103,9 +103,9 @@ class StopSignals:
     """Whether a signal that ends a command has come since this object was made. For the main thread of a command's own
     process.
 
-    A pipe remembers the signal. Python writes to it in whatever thread the signal comes. A handler would wait for the
-    main thread's next step, so a signal that comes just before that thread waits, or in another thread, would end no
-    wait; and one that sets a threading.Event hangs if it interrupts a wait for that event.
+    A pipe remembers the signal. Python writes to the pipe in whatever thread the signal comes. A handler would wait for
+    the main thread's next step, so a signal that comes just before that thread waits, or in another thread, would end
+    no wait; and one that sets a threading.Event hangs if it interrupts a wait for that event.
     """
 
     def __init__(self) -> None:

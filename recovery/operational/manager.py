@@ -89,7 +89,7 @@ class StateManager:
     ) -> None:
         """Move several marks, `[{"key": …, "value": …}, …]`: all or none. Raises as `set_hwm`.
 
-        pipeline: the one whose loads move them; loads of other pipelines then refuse these marks.
+        pipeline: the pipeline whose loads move the marks; loads of other pipelines then refuse these marks.
         """
         wanted = marks.parse_batch(batch)
         for value in wanted.values():

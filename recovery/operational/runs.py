@@ -125,7 +125,7 @@ class Run:
 
 
 class RunHistory:
-    """A backend's runs in one environment. `prefix` begins the ids of that environment."""
+    """A backend's runs in one environment. `prefix` begins the ids of the environment's runs."""
 
     def __init__(self, backend: Backend, clock: Clock, prefix: str = "") -> None:
         self._backend = backend

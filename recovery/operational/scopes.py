@@ -226,7 +226,7 @@ def expired(backend: Backend, now_ms: int) -> list[StateId]:
 def remove_expired(backend: Backend, now_ms: int) -> int:
     """Remove the values whose retention has passed; returns how many. A value that is set again meanwhile stays.
 
-    Any backend, also while others write to it: it never holds the backend's lock for long.
+    Any backend, also while others write to it: `remove_expired` never holds the backend's lock for long.
     """
 
     def standing(document: Document | None) -> Any:

@@ -60,7 +60,7 @@ class GivenRows:
             self._parts[part.index] = self._parts.get(part.index, 0) + 1
 
     def of(self, index: PartitionIndex, closing: Closing) -> Given:
-        """Return what came for a partition. Raises StorageError if that is not what was sent."""
+        """Return what came for a partition. Raises StorageError if the file does not hold what was sent."""
         with self._lock:
             mine = self._epoch == closing.epoch
             parts = self._parts.get(index, 0) if mine else 0

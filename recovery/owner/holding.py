@@ -94,7 +94,8 @@ class Holding:
                 check.cancel()
 
     def wait_closed(self, wait_s: float) -> bool:
-        """Wait until no epoch is being closed, and no call uses the partitions. Return whether that is so."""
+        """Wait until no epoch is being closed, and no call uses the partitions. Return whether this happened within
+        `wait_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._using and not self._closes, wait_s)
 

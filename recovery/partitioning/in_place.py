@@ -134,7 +134,8 @@ def drop_old(directory: str | os.PathLike[str], *, clock: Clock | None = None) -
     """Remove the directories that were kept when this directory was repartitioned in place; return their paths.
     Repeatable.
 
-    Raises ConfigurationError if one holds files of others, DirectoryLockedError if one is in use, or StorageError.
+    Raises ConfigurationError if a directory holds files of others, DirectoryLockedError if one is in use, or
+    StorageError.
     """
     kept = kept_directories(local_path(directory))
     for path in kept:

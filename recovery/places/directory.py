@@ -190,7 +190,8 @@ class DirectoryDocuments:
         return FoundObject(content, hashlib.sha256(content).hexdigest())
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """See `DocumentStore.put`. A rename replaces the file; the file is synced before it, its directory after it."""
+        """See `DocumentStore.put`. A rename replaces the file; the file is synced before the rename, the directory
+        after the rename."""
         target = self.root / path
         if self._make_root is not None:
             self._make_root()

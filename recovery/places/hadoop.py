@@ -38,7 +38,7 @@ class HadoopFiles:
 
     def __init__(self, address: str, spark: SparkSession | None = None) -> None:
         """address: the URI of the file system, such as `s3a://bucket`. spark: the session whose settings open it; None:
-        the active one, at the first call. Nothing is reached before that."""
+        the active one, at the first call. No file system is reached before the first call."""
         self._address = address
         self._given = spark
         self._spark: SparkSession | None = None

@@ -1,7 +1,7 @@
 """A directory as the place of backups whose disk may stop answering, such as a share that is mounted.
 
 A call to such a directory blocks until the disk answers again, and nothing interrupts it. A process that serves others
-waits for that in threads of its own, and gives up.
+makes such calls in threads of its own, and gives up on them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a place can do: two protocols, because no client of object stores can do both.
 
 Objects are written once, of any size, and listed: `Place`. Documents are small and written conditionally, only if
-nobody wrote them since they were read: `DocumentStore`. A directory and a bucket have both. docs/dependencies.md says
-why a bucket needs a client for each.
+nobody wrote them since they were read: `DocumentStore`. A directory and a bucket have both kinds. docs/dependencies.md
+says why a bucket needs a client for each.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class DocumentStore(Protocol):
         ...
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """Write the whole document durably if it is still the `expected` one; None: if it does not exist yet.
+        """Write the whole document durably if the stored one is still `expected`; None: if no document is stored yet.
 
         Raises Conflict otherwise; then nothing was written.
         """

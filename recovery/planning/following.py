@@ -3,8 +3,8 @@
 `age` is the one order of backups, for all that asks which is later: the term of the writer first, then the executions
 that a backup lists and its epoch, and only between backups that have all of that in common their times. Hosts that
 write one after the other may have different clocks. Within a term one directory writes, so its backups are one line,
-and the order is that in which they were made. Of two lines of one term, which older versions could make, the one whose
-first own execution was begun later counts.
+and the order is that in which they were made. Of two lines of one term, which older versions could make, the line
+counts whose first own execution was begun later.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Stage(NamedTuple):
 
 
 def stage_of(descriptions: Sequence[PartitionDescription], taken_ms: int, name: str, term: int = 0) -> Stage:
-    """Return the stage of partitions as of one moment. One of them may lack an execution that begins at that moment."""
+    """Return the stage of partitions as of one moment. A partition may lack an execution that begins at that moment."""
     longest = max(descriptions, key=lambda each: len(each.executions))
     begun = tuple((each.id, each.started_ms) for each in longest.executions)
     return Stage(begun, min(each.newest_epoch for each in descriptions), taken_ms, name, term)
@@ -171,7 +171,7 @@ def needed(at: ChainPosition | None, target: ChainPosition, files: Sequence[tupl
 
 
 def same_link(at: ChainPosition, links: Sequence[tuple[int, int]]) -> bool:
-    """Return whether links, each with its number and time, continue the partition: the one that it ends with is among
-    them, or they begin right after it."""
+    """Return whether links, each with its number and time, continue the partition: the link that the partition ends
+    with is among them, or the links begin right after that one."""
     taken_ms = dict(links).get(at.links)
     return links[0][0] == at.links + 1 if taken_ms is None else taken_ms == at.taken_ms

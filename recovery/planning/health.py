@@ -203,7 +203,7 @@ def _finding(target: HealthTarget, readings: Sequence[TargetReading]) -> Finding
 
 
 def wait_now(targets: Sequence[HealthTarget], wait_s: float) -> Finding:
-    """Return how long a run has waited compared with its target; 0: it does not wait."""
+    """Return how long a run has waited compared with its target; 0: the run does not wait."""
     [target] = [each for each in targets if each.name == "wait"]
     return _finding(target, [TargetReading(wait_s)])
 

@@ -37,7 +37,7 @@ def begin_unseen(directory: Path, now: Unseen) -> None:
 
 
 def read_unseen(directory: Path) -> Unseen | None:
-    """Return the note; None if the place was looked at since. Raises StorageError, also for an unreadable one."""
+    """Return the note; None if the place was looked at since. Raises StorageError, also for an unreadable note."""
     path = directory / NAME
     content = read_beside(path, LARGEST)
 

@@ -110,7 +110,7 @@ class Delivery:
         """Do nothing: the sink learns of a closed epoch by `publish`."""
 
     def publish(self, epoch: Epoch, batch: BatchId, floor: Epoch) -> None:
-        """Show the output of a closed epoch. If this fails, no later epoch can be prepared in this execution."""
+        """Show the output of a closed epoch. If publishing fails, no later epoch can be prepared in this execution."""
         if self._sink is None:
             return
         try:
@@ -151,7 +151,8 @@ def _check_done(sink: Any, phase: str, result: object) -> None:
 
 
 def _declared(sink: Any, name: str) -> bool:
-    """Whether the sink declares this of its `write`: a class that has another `write` has to declare it again."""
+    """Whether the sink declares the attribute for its own `write`: a class that has another `write` has to declare the
+    attribute again."""
     for each in type(sink).__mro__:
         if name in vars(each):
             return bool(getattr(sink, name))

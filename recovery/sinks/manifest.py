@@ -31,7 +31,7 @@ class OutputOwner:
     """The owner of a directory's output. `sink` is a random id, drawn when the directory is first used.
 
     execution, number, host: of the run that may publish, the last one that began. formers: the stores whose place
-    `store` takes. Older versions wrote none of them.
+    `store` takes. Older versions wrote none of these fields.
     """
 
     sink: str

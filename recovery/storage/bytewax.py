@@ -77,7 +77,7 @@ class TheirSnapshot(NamedTuple):
 
 @dataclass(slots=True)
 class TheirFile:
-    """One open partition. size_bytes: with its log."""
+    """One open partition. size_bytes: the size with SQLite's log."""
 
     answers: ClassVar[Answers] = {
         Question.SAME: CannotTell("a directory is imported once, and nothing is remembered of it"),

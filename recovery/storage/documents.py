@@ -1,6 +1,6 @@
 """Operational state in a recovery directory: documents by id, immediately durable.
 
-All of them live in `part-0.sqlite3`, so several can change in one transaction, and a copy of the partitions includes
+All documents live in `part-0.sqlite3`, so several can change in one transaction, and a copy of the partitions includes
 them. Documents belong to no epoch, and a rewind does not change them. A removed document leaves a row without content,
 so that its generation continues and an older copy is recognised as older.
 

@@ -85,7 +85,7 @@ class Locations:
     """The locations of one run or look: its directory and its owners. Without owners, the directory alone.
 
     Several locations may have copies of one partition. `found` chooses among them, and all later calls mean the chosen
-    ones.
+    copies.
     """
 
     def __init__(self, directory: Path, owners: Sequence[Owner] = ()) -> None:
@@ -100,7 +100,7 @@ class Locations:
 
     def hold(self, run: str, purpose: str, task_key: bytes) -> None:
         """Have every owner lock its directory, until `release` or the end of this process. The caller holds the lock of
-        the own one. run: a text that nobody else has. Raises DirectoryLockedError."""
+        the run's own directory. run: a text that nobody else has. Raises DirectoryLockedError."""
         for owner in self.owners:
             owner.hold(run, f"{purpose} on {socket.gethostname()}", task_key)
 
@@ -202,7 +202,7 @@ class Locations:
         return PartitionCheck(partition.path) if owner is None else OwnerCheck(owner, partition.path.name)
 
     def owner_of(self, index: PartitionIndex) -> Owner | None:
-        """Return the owner that has a partition; None if it is in the own directory."""
+        """Return the owner that has a partition; None if the partition is in the run's own directory."""
         return self._owner_of.get(index)
 
     def release(self) -> None:

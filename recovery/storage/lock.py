@@ -106,7 +106,7 @@ class DirectoryLock:
             self._files.check()
 
     def release(self) -> None:
-        """Free the lock. Harmless when it is not held."""
+        """Free the lock. Harmless when the lock is not held."""
         for descriptor, shared in reversed(self._taken):
             free(descriptor, self.pid, clear=not shared)
         self._taken.clear()

@@ -100,8 +100,8 @@ def origin_of(directory: Path, how: How, plan: ResumePlan, made_ms: int) -> Orig
 
 
 def refuse_made(directory: Path, origin_store: str) -> None:
-    """Raise AlreadyInitializedError, which says so, if a directory holds a store that was made from the one of this id:
-    the command that made it was repeated."""
+    """Raise AlreadyInitializedError if a directory holds a store that was made from the store of this id: the command
+    that made it was repeated, as the error says."""
     for made in _read_quietly(directory / "part-0.sqlite3")[:1]:
         if made.store_id == origin_store:
             raise AlreadyInitializedError(

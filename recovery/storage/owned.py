@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 
 class LocatedPartitions(Protocol):
-    """The partitions of one location: `FilePartitions` for a share of them, or an owner's. Arguments and results that
-    are one for each partition are those of `indexes`, in this order."""
+    """The partitions of one location: `FilePartitions` for a share of the store, or an owner's. Arguments and results
+    that are one for each partition are those of `indexes`, in this order."""
 
     indexes: tuple[PartitionIndex, ...]
 
@@ -67,7 +67,8 @@ ROW_BYTES = 16
 
 
 class SentAhead:
-    """The rows of one epoch on their way to an owner. What is too much for the close goes ahead of it in parts."""
+    """The rows of one epoch on their way to an owner. Rows that are too many for the message of the close go ahead in
+    parts."""
 
     def __init__(self, owner: Owner, epoch: Epoch) -> None:
         self.parts: Counter[PartitionIndex] = Counter()

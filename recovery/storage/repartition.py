@@ -1,6 +1,6 @@
 """Moving the rows of a store's partitions to another number of partitions, in streams.
 
-The sources are only read, and nobody runs on them. Each new partition is written once, in the order of its keys, and
+The sources are only read, and no run uses them. Each new partition is written once, in the order of its keys, and
 then read again as a whole. Memory holds some thousand rows, whatever the size.
 """
 
@@ -207,8 +207,8 @@ class Targets:
         return total
 
     def _buckets(self, new: Callable[[], list[Any]] = list) -> list[Any]:
-        """Return a list for each partition of this share, None for those of other shares of the group, and for all
-        others an object that refuses rows."""
+        """Return a list for each partition of this share, None for those of other shares of the group, and for
+        partitions of other groups an object that refuses rows."""
         share = self._share
         misplaced = _Misplaced()
         return [

@@ -54,8 +54,8 @@ class CloseRequest:
         when it is written, so a mapping may read it lazily.
     logged: append the epoch's changes to the partition's log; `fold` is called later. Only without edits.
     state_rows: edited states, per step id and key: value and timeout; None discards the key.
-    notes_made: note the keys that the epoch makes, for which nothing is superseded. Backups find them by that without
-        a scan of the state.
+    notes_made: note the keys that the epoch makes, for which nothing is superseded. By these notes, backups find new
+    keys without a scan of the state.
     """
 
     epoch: Epoch
@@ -202,8 +202,8 @@ class PartitionStore(Protocol):
 
         apart: set the content aside, together with what earlier epochs have only logged, so that it can be moved or
         folded. Content that is not set apart can only be logged. Quick, whatever the amount of content. Micro-batches
-        may continue when it has returned. The next seal waits until `close`, and `fold` if it is called, have returned.
-        Sealing the same batch again changes nothing, except that it may set the content aside.
+        may continue when `seal` has returned. The next seal waits until `close`, and `fold` if it is called, have
+        returned. Sealing the same batch again changes nothing, except that it may set the content aside.
         """
         ...
 

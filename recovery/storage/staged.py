@@ -48,7 +48,7 @@ READ_BYTES = 1 << 20
 
 
 class StagedRestore:
-    """What a directory gets of one restore. Calls may come from several threads, one after the other."""
+    """One directory's part of a restore. Calls may come from several threads, one after the other."""
 
     def __init__(self, directory: Path, name: str, home: str, indexes: Sequence[int], modes: Modes) -> None:
         """Step 1, without the files. name: of the staging directory, the same at all owners. home: the location of the
@@ -190,7 +190,7 @@ def _end(directory: Path, staging: Path, *, counts: bool) -> None:
 
 
 def _remove(staging: Path) -> None:
-    """Remove a staging directory. The note comes last: without it nobody knows the home."""
+    """Remove a staging directory. The note goes last: without the note nobody knows the home."""
     for path in sorted(staging.iterdir(), key=lambda each: each.name == HOME):
         path.unlink()
     staging.rmdir()

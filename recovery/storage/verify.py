@@ -89,8 +89,8 @@ def run_all(checks: Sequence[FullCheck]) -> list[Verdict]:
 
 
 def damage_behind(error: Exception) -> CorruptPartitionError | None:
-    """Return the error that explains an unexpected one: of a partition that this process opened and whose full check
-    finds damage. None if all partitions are sound: then `error` is a defect of this package.
+    """Return the error that explains an unexpected error: the damage of a partition that this process opened and whose
+    full check finds damage. None if all partitions are sound: then `error` is a defect of this package.
 
     SQLite keeps the types of a column, so code that reads a partition relies on them. Only a forger can put a text
     where a number belongs, or a second row where there is one; whatever such a value does, the partition is to blame.
@@ -112,7 +112,7 @@ def damage_behind(error: Exception) -> CorruptPartitionError | None:
 @contextlib.contextmanager
 def naming(copies: Path, whole: str, files: Mapping[str, str] | None = None) -> Iterator[None]:
     """Let errors of the block that name a temporary directory of copies name what was copied: the copies are gone when
-    somebody reads the error. Damage behind an unexpected error becomes a typed one, as in `damage_behind`.
+    somebody reads the error. Damage behind an unexpected error becomes a typed error, as in `damage_behind`.
 
     whole: what the directory stands for. files: what files in it are copies of, by their names; others are in `whole`.
     """

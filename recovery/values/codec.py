@@ -34,7 +34,7 @@ MOST_PARTS = 10_000
 
 
 def _is_numpy_scalar(value: Any) -> bool:
-    """Return whether `value` is a NumPy scalar. Without NumPy imported, no value is one."""
+    """Return whether `value` is a NumPy scalar. While NumPy is not imported, no value is a NumPy scalar."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.generic)
 

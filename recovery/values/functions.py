@@ -39,7 +39,7 @@ def check_runs(what: str, function: object, *, may_yield: bool = False) -> None:
 def not_run(result: object) -> str | None:
     """Return what a result is if it stands for work that nobody has done, such as "a coroutine"; None if it does not.
 
-    A coroutine or generator is closed, which runs nothing of it either.
+    A coroutine or generator is closed, which runs nothing of its body either.
     """
     if inspect.iscoroutine(result):
         result.close()

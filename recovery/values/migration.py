@@ -43,7 +43,7 @@ def converter(step_id: str, migrate: Migrate, state_type: StateType, old: Form) 
 def misread(decode: Callable[[Sequence[str]], object], states: Iterable[tuple[str, str]]) -> str | None:
     """Return a sentence with the first state that `decode` cannot read, its key and the reason; None if it reads all.
 
-    `states` are pairs of key and text. `decode` takes any number of texts, and raises if it cannot read one.
+    `states` are pairs of key and text. `decode` takes any number of texts, and raises if it cannot read a text.
     """
     states = iter(states)
     while chunk := list(islice(states, CHUNK_STATES)):

@@ -49,7 +49,7 @@ class NamedClassError(ValueError):
 def read(data: bytes, classes: Mapping[str, type]) -> Any:
     """Return the value of a pickle. classes: those that it may call, by their full names, and set and frozenset.
 
-    Raises NamedClassError, or ValueError if it cannot be read or is larger than `check_size` allows."""
+    Raises NamedClassError, or ValueError if the pickle cannot be read or is larger than `check_size` allows."""
     if len(data) > MOST_BYTES:
         raise ValueError(f"it has {len(data):,} bytes, more than {MOST_BYTES:,}")
     try:

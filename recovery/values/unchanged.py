@@ -190,7 +190,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _is_moment(value: Any) -> bool:
-    """Return whether a moment has no zone or UTC. One of another zone comes back with its offset instead."""
+    """Return whether a moment has no zone or UTC. A moment of another zone comes back with its offset instead."""
     return type(value) is datetime and (value.tzinfo is None or value.tzinfo is UTC)
 
 

@@ -32,7 +32,7 @@ _to_json = msgspec.json.Encoder(enc_hook=_built).encode
 
 
 class Unpickler:
-    """Reads pickles. allowed: names like module.Class. Raises ConfigurationError for one that is not a class."""
+    """Reads pickles. allowed: names like module.Class. Raises ConfigurationError for a name that is not a class's."""
 
     def __init__(self, allowed: Collection[str] = ()) -> None:
         self._classes: dict[str, type] = {**PLAIN_NAMES, **{name: _class(name) for name in allowed}}

@@ -101,7 +101,7 @@ DRIVER, CONVERTED, EDITED = "driver", "converted", "edited"
 
 
 class RowsAhead(msgspec.Struct, frozen=True, array_like=True):
-    """Rows of one step that a close writes to one partition, sent ahead of it: key, value, timeout of an edited
+    """Rows of one step that a close writes to one partition, sent ahead of that close: key, value, timeout of an edited
     state."""
 
     index: PartitionIndex
@@ -164,7 +164,7 @@ class OwnerCalls(Protocol):
         ...
 
     def documents_of(self, prefix: str) -> list[StateDocument]:
-        """Return all documents whose id begins so, removed ones included, sorted by id."""
+        """Return all documents whose id begins with `prefix`, removed documents included, sorted by id."""
         ...
 
     def change_documents(self, changes: list[Changed], now_ms: int, busy_ms: int) -> list[StateDocument] | None:
@@ -220,7 +220,7 @@ class OwnerCalls(Protocol):
         ...
 
     def put(self, piece: Piece) -> None:
-        """Add to one of its files."""
+        """Append to one of the restore's files."""
         ...
 
     def check_staged(self, digests: dict[str, str]) -> None:

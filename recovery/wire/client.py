@@ -279,7 +279,7 @@ class Lines:
 
 
 class Line:
-    """One connection to an owner, made on first use. A new connection in its place has the same name."""
+    """One connection to an owner, made on first use. A connection that replaces this one has the same name."""
 
     def __init__(self, address: OwnerAddress, key: bytes, role: str = messages.TASK) -> None:
         """key: the task key; the token for another role."""

@@ -62,8 +62,8 @@ class Standby:
 
 
 def read_standby(directory: Path) -> Standby | None:
-    """Return the document of a standby, None if the directory is none. Raises CorruptPartitionError for one that this
-    package did not write, UnsupportedVersionError or StorageError."""
+    """Return the document of a standby, None if the directory is none. Raises CorruptPartitionError for a document that
+    this package did not write, UnsupportedVersionError or StorageError."""
     path = directory / NAME
     content = read_beside(path, LARGEST)
     if content is None:

@@ -351,7 +351,7 @@ class Follower:
         self._clear()
 
     def _applied(self, coming: At, index: int, path: Path) -> ChainPosition | None:
-        """Bring a partition to what it will be; None if that is not possible with what was fetched."""
+        """Bring a partition to the state that the mark announces; None if the fetched files do not lead there."""
         target, before = coming.positions[index], self._position(index)
         staged = self._staging / path.name
         if index in coming.whole and staged.exists():

@@ -41,7 +41,7 @@ Unseen = Literal["nothing", "unpublished", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """A directory that was promoted, and what is lost by that; or that is the store's writer already.
+    """A directory that was promoted, and what the promotion loses; or a directory that is the store's writer already.
 
     changed: whether a promotion was left to do. backup: the one that it is as of; None: not known. term: the one that
     it holds; None: unfenced. before: the writer that was replaced; None: nobody had claimed a term. missed: later

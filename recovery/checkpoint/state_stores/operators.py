@@ -71,7 +71,7 @@ class _Counted:
 
 def operators_of(sizes: Mapping[str, int], read: Callable[[str], str | bytes]) -> tuple[NativeOperator, ...]:
     """Return the operators in a checkpoint whose files have these sizes, by their number. `read` returns a file's
-    content; it is called for one small file of each operator."""
+    content; `read` is called for one small file of each operator."""
     counted: dict[int, _Counted] = {}
     for path, size in sizes.items():
         found = _FILE.fullmatch(path)

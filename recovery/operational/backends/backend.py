@@ -90,7 +90,8 @@ class Backend(Protocol):
         ...
 
     def lock(self, name: str, purpose: str) -> AbstractContextManager[None]:
-        """Hold the lock of this name. Raises StateLockedError naming the holder, LeaseLostError if it was lost."""
+        """Hold the lock of this name. Raises StateLockedError naming the holder, LeaseLostError if the lock was
+        lost."""
         ...
 
 
@@ -143,7 +144,7 @@ class DirectoryBackend:
 
     @contextmanager
     def lock(self, name: str, purpose: str) -> Iterator[None]:
-        """See `Backend.lock`. The operating system holds it, and frees it when the process dies."""
+        """See `Backend.lock`. The operating system holds the lock, and frees it when the process dies."""
         from recovery.operational.locks import FileLock
 
         home(self.directory)
@@ -173,12 +174,14 @@ def same_place(one: Backend, other: Backend) -> bool:
 
 
 def to_text(content: Any) -> str | None:
-    """Return content in the stored form. Values that are equal in Python may differ in it: 1, 1.0 and true."""
+    """Return content in the stored form. Values that are equal in Python may differ in the stored form: 1, 1.0 and
+    true."""
     return None if content is None else json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
 def document(stored: StoredState) -> Document:
-    """Return a stored document with its content as a value. Raises CorruptPartitionError for one that is no JSON."""
+    """Return a stored document with its content as a value. Raises CorruptPartitionError for a document that is no
+    JSON."""
     try:
         content = None if stored.content is None else json.loads(stored.content)
     except (ValueError, RecursionError) as error:

@@ -46,7 +46,7 @@ class LeaseTerms:
 
 
 class HeldLease:
-    """One named lock. Entering waits for it at most `wait_s` seconds; leaving frees it.
+    """One named lock. Entering waits for the lease at most `wait_s` seconds; leaving frees the lease.
 
     Raises StateLockedError naming the holder; on leaving LeaseLostError if the lock was lost meanwhile.
     """

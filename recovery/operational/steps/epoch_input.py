@@ -57,7 +57,8 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class SourceInput:
-    """What an epoch read of one source, by the source's number in the plan. ranges: None: it is not `appended`."""
+    """What an epoch read of one source, by the source's number in the plan. ranges: None: the source is not
+    `appended`."""
 
     source: str
     ranges: tuple[FileRange, ...] | None
@@ -122,7 +123,8 @@ class SourcePosition:
 
 
 def _content(offset: InputOffset) -> Counter[tuple[int, str]]:
-    """Return what was read of each file. What was seen behind that, and names, belong to nobody's state."""
+    """Return what was read of each file. What was seen behind the read part, and file names, belong to nobody's
+    state."""
     return Counter((each.offset, each.digest) for each in offset.files.values() if each.offset)
 
 
@@ -154,7 +156,7 @@ def _ranges(before: str | None, after: str) -> tuple[FileRange, ...] | None:
 
 
 def _offset(text: str | None) -> InputOffset | None:
-    """Return a position in appended files; None for that of another source, and for none."""
+    """Return a position in appended files; None for another source's position, and without a position."""
     try:
         found = json.loads(text or "null")
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
 """The files that a run which goes back would read again: what can be seen of them without Spark and without the flow.
 
-The run itself looks at all of its input, whatever the source is: `recovery.spark.inputs.look`.
+The run itself looks at all input, whatever the source is: `recovery.spark.inputs.look`.
 """
 
 from __future__ import annotations

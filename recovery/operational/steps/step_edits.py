@@ -148,8 +148,8 @@ class _NothingToChange(Exception):  # noqa: N818 - not an error
 def _edit_by_force(
     directory: Path, what: str, compute: Callable[[Snapshot], Mapping[StepKey, Edited]], clock: Clock
 ) -> Epoch | None:
-    """Edit during the run until it is fenced. The run may close epochs meanwhile: then the changes are computed
-    again, while all partitions are held."""
+    """Edit during a run, by force: until the run is fenced. The run may close epochs meanwhile: then the changes are
+    computed again, while all partitions are held."""
     plan = plan_resume(scan(directory))
     seen, changes = _cut(plan), dict[StepKey, Edited]()
     facts: dict[str, object] = {"what": what}

@@ -5,8 +5,8 @@ Spark's tasks write a micro-batch's Parquet files to their final place below the
 Nothing is copied or renamed later, so an object store serves as well as a disk. In the order of events:
 
 1. `write`: files under `recovery-<store>/<execution>/<micro-batch>-<random>/`. Each that a task reports must be there.
-2. `prepare`: make the epoch's files durable. The note in the partitions lists them.
-3. `publish`: one commit adds them.
+2. `prepare`: make the epoch's files durable. The note in the partitions lists the files.
+3. `publish`: one commit adds the files.
 4. `rollback`, when a run starts: in one commit, take back what abandoned epochs committed, and make this execution the
    output's owner, so that no other one commits any more; then commit what the note lists, if that was not done.
 

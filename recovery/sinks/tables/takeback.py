@@ -28,7 +28,7 @@ class TakeBack:
     accepts: bool = False
 
     def change(self, log: TableLog) -> Change:
-        """Return the change that does it, which may change nothing."""
+        """Return the change that takes the output back, which may change nothing."""
         return log.remove(self.remove) if self.restore is None else log.restore(self.restore)
 
 
@@ -142,7 +142,7 @@ def _check_not_resurrected(log: TableLog, found: _Found, resume: Resume) -> None
 
 def _check_there(log: TableLog, history: CommitHistory, found: _Found, resume: Resume) -> bool:
     """Raise OutputMismatchError if somebody took rows of closed epochs out of the table, other than by deleting or
-    updating rows. Returns True if they did, and the user accepts it."""
+    updating rows. Returns True if somebody did, and the user accepts that."""
     if not found.missing and not history.lost:
         return False
     epochs = sorted(epoch for epoch, _ in found.missing)

@@ -23,7 +23,7 @@ def refused_row(table: UpsertTable, open_session: Open, batch: int, execution: s
     """Return the first row of an epoch, in the order of the keys, that the table does not take with those before it: a
     text to add to an error. Empty if a search of some `limit_s` seconds does not find the row.
 
-    batch, execution: of the epoch. Each try writes the rows up to one; their number is doubled, then halved.
+    batch, execution: of the epoch. Each try writes the rows up to a certain row; their number is doubled, then halved.
     """
     until_s = time.monotonic() + limit_s
     taken, refused = 0, 1

@@ -108,8 +108,8 @@ class Transaction:
             self.run("SET CONSTRAINTS ALL IMMEDIATE")
 
     def limit_waits(self, limit_s: float) -> None:
-        """Wait for each lock no longer than that in this transaction, where the connection does not set a limit of its
-        own and the database knows one."""
+        """Wait for each lock no longer than `limit_s` in this transaction, where the connection does not set a limit of
+        its own and the database knows one."""
         if self.is_postgresql and self.run("SELECT current_setting('lock_timeout')") == [("0",)]:
             self.run(f"SET LOCAL lock_timeout = '{math.ceil(limit_s * 1000)}ms'")
 

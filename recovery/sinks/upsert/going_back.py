@@ -1,4 +1,5 @@
-"""What a start has to do to a table, from its record of epochs and the note in the partitions; or why it cannot."""
+"""What a start has to do to a table, from its record of epochs and the note in the partitions; or why the start
+cannot."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ class GoingBack:
 
 
 def plan_going_back(table: UpsertTable, database: Transaction, resume: Resume) -> GoingBack:
-    """Return what `rollback` has to do. Raises OutputMismatchError if that is impossible."""
+    """Return what `rollback` has to do. Raises OutputMismatchError if going back is impossible."""
     note = None if resume.note is None else _decode(table, resume.note)
     last = 0 if note is None else note.epoch
     if not database.exists("owner"):

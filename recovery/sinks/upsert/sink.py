@@ -73,8 +73,8 @@ class UpsertSink:
         long a start waits for a lock if the connection sets no limit.
 
     The rows of an epoch appear when it is closed, in one transaction with the position. Going back restores the rows
-    that they replaced. Four tables beside the user's hold the data for that. The database must support INSERT … ON
-    CONFLICT and window functions, as SQLite, PostgreSQL and DuckDB do.
+    that they replaced. Four tables beside the user's hold the data for going back. The database must support INSERT …
+    ON CONFLICT and window functions, as SQLite, PostgreSQL and DuckDB do.
     """
 
     single_action = False
@@ -253,7 +253,8 @@ class UpsertSink:
         faults.reach("upsert.1")
 
     def prepare(self, output: EpochOutput) -> str:
-        """Record which staged rows are the epoch's; see `EpochSink`. One transaction, after one that is undone."""
+        """Record which staged rows are the epoch's; see `EpochSink`. Stage the rows in one transaction, after a trial
+        that is undone."""
         self._again(lambda: self._try_out(output))
         sink = self._again(lambda: self._record(output))
         self._newest = output.epoch, output.execution.id, 0

@@ -76,7 +76,7 @@ class AppendedInput:
         return Looked(tuple(needed), there, tuple(errors), {self._name: _CAUSE})
 
     def goes_on(self, lost: Sequence[Loss]) -> str | None:
-        """See `StreamInput.goes_on`. A file that is lost is forgotten; one of its name is read as a new one."""
+        """See `StreamInput.goes_on`. A lost file is forgotten; a file of its name is read as a new file."""
         parts = {loss.needed.part for loss in lost if loss.change is not Change.SHORTENED}
         kept = {
             number: each
@@ -89,7 +89,7 @@ class AppendedInput:
 
 
 def _offset(text: str) -> InputOffset | None:
-    """Return a position in appended files; None for that of another source."""
+    """Return a position in appended files; None for another source's position."""
     try:
         found: Any = msgspec.json.decode(text)
         return InputOffset.from_json(found) if isinstance(found, Mapping) and "files" in found else None

@@ -162,7 +162,7 @@ class DeltaInput:
 
 
 def _offset(text: str | None) -> _Offset | None:
-    """Return a position in a Delta table; None for that of another source, and for none."""
+    """Return a position in a Delta table; None for another source's position, and without a position."""
     try:
         return msgspec.json.decode(text or "", type=_Offset)
     except (ValueError, RecursionError, RecoveryError):

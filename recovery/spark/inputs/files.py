@@ -28,8 +28,8 @@ _CAUSE = (
 class FilesInput:
     """Files below a path: those that discarded epochs have read, or micro-batches that no epoch closed.
 
-    The logs of the source name them. Files that epochs before the resume epoch have read may be removed: nobody reads
-    them again.
+    The logs of the source name the files. Files that epochs before the resume epoch have read may be removed: nobody
+    reads them again.
     """
 
     answers: ClassVar[Answers] = {

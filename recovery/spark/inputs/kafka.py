@@ -103,7 +103,7 @@ def _there(topics: Mapping[str, Topic]) -> dict[tuple[str, str], There]:
 
 
 def _offsets(text: str | None) -> Offsets | None:
-    """Return an offset of a Kafka source; None for that of another source, and for none."""
+    """Return an offset of a Kafka source; None for another source's offset, and without an offset."""
     try:
         return msgspec.json.decode(text or "", type=Offsets)
     except (ValueError, RecursionError, RecoveryError):

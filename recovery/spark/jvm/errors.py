@@ -175,9 +175,9 @@ def _recognised(
 
 
 def _of_worker(text: str) -> RecoveryError | None:
-    """Return the error of this package that ended a task. Of several it is the first one, with what those say that were
-    raised from it: they name the step and the key. An error that was raised while another error was handled, as by
-    cleaning up, is not the culprit."""
+    """Return the error of this package that ended a task. Of several errors this is the first, with the notes of the
+    errors that were raised from it, which name the step and the key. An error that was raised while another error was
+    handled, as by cleaning up, is not the culprit."""
     found, end = None, 0
     for match in _WORKER_ERROR.finditer(text):
         kind = error_named(match[1])

@@ -293,7 +293,8 @@ def _delta_positions(text: str) -> str:
 
 
 def _last(position: dict[str, object]) -> object:
-    """Return the last version that a position has files of. Behind the last file of one, it names the next one."""
+    """Return the last version that a position has files of. Behind the last file of a version, a position names the
+    next version."""
     version, index = position.get("reservoirVersion"), position.get("index")
     behind = isinstance(index, int) and index < 0 and not position.get("isStartingVersion")
     return version - 1 if isinstance(version, int) and behind else version

@@ -60,8 +60,8 @@ _MADE: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class _Begun(NamedTuple):
-    """A session that is being made. launch: of its JVM; None if this process has one. home: of a Java that leaves an
-    archive of its classes; None if it does not."""
+    """A session that is being made. launch: the launch of the JVM; None if this process has a JVM. home: the home of a
+    Java that leaves an archive of its classes; None if the JVM leaves none."""
 
     arguments: tuple[str, str, dict[str, str]]
     settings: SparkConf
@@ -280,7 +280,8 @@ def _for_cluster() -> dict[str, str]:
 
 def _with_startup(python: str | None) -> dict[str, str]:
     """The `PYTHONPATH` that makes the JVM's Python processes run `startup` first, if `python`, which they run, is the
-    Python of this process. Spark starts some of them for each source written in Python, with modules of its own."""
+    Python of this process. Spark starts some Python processes for each source written in Python, with modules of its
+    own."""
     first, path = str(Path(__file__).resolve().with_name("startup")), os.environ.get("PYTHONPATH")
     if not _is_this_python(python):
         return {}

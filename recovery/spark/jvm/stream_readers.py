@@ -4,7 +4,8 @@ Earlier versions ask a reader for its newest offset without the start of the mic
 Trigger.AvailableNow for it. In the plan of a flow, `send_starts` therefore puts a table of this package
 (StartedTables.java) around that of the
 source: it takes both from Spark, and sends them to the reader first. The reader is in a process that Spark has made for
-it, which passes on unread only what is committed: so both are sent as a commit. `adapted` makes a reader understand it.
+it, which passes on unread only what is committed: so both are sent as a commit. `adapted` makes a reader understand
+both.
 """
 
 from __future__ import annotations

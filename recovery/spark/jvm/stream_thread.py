@@ -84,7 +84,7 @@ def wait_for_source(query: Any) -> Wait | None:
 class CallbackConnection:
     """The connection on which the JVM's thread has called this Python thread, and on which this thread calls the JVM.
 
-    When the JVM's thread has died, nobody answers on it: `cut` ends the wait for an answer.
+    When the JVM's thread has died, nobody answers on the connection: `cut` ends the wait for an answer.
     """
 
     def __init__(self, spark: SparkSession) -> None:

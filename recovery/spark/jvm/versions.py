@@ -1,5 +1,5 @@
-"""What differs between the supported versions of Spark. Code elsewhere is written for the newest one, and takes from
-here what older ones lack. `docs/upgrading.md` says what each version supports.
+"""What differs between the supported versions of Spark. Code elsewhere is written for the newest PySpark, and takes
+from here what older versions lack. `docs/upgrading.md` says what each version supports.
 
 | what | since |
 | --- | --- |

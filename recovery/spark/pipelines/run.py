@@ -317,7 +317,7 @@ class _PipelineRun:
         return self._record.run.pipeline
 
     def _mark_of(self, key: str) -> Any:
-        """Return the mark of a load. Raises ConfigurationError if another pipeline moves it."""
+        """Return the mark of a load. Raises ConfigurationError if another pipeline moves the mark."""
         mark = self._state.find_mark(key)
         if mark is not None and mark.pipeline not in (None, self._name):
             raise ConfigurationError(

@@ -1,6 +1,6 @@
 """Iceberg tables that a flow reads. What the tables' source would skip silently is an error here.
 
-The source reads a table's snapshots one by one, and of each what it adds. Two things it does not notice:
+The source reads a table's snapshots one by one, and the rows that each snapshot adds. Two things it does not notice:
 
 - It begins at the oldest snapshot there is, or at the oldest one since a time. Rows from before the oldest one are
   never read if older ones have expired, also if that was after the time.

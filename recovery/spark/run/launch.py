@@ -88,7 +88,7 @@ def stop_query(query: Any, released: threading.Event) -> None:
 
 def expect_no_state(execution: Any) -> None:
     """Tell Spark that the micro-batch under way, which a stopping run does not process, writes no state of Spark's own
-    operators. Spark 4.3 asks its coordinator about that before it notices that it was stopped, and a missing answer
+    operators. Spark 4.3 asks its coordinator about state before it notices that it was stopped, and a missing answer
     would make a failure of the stop. execution: what `running` returns."""
     with contextlib.suppress(Py4JError, AttributeError, *JVM_GONE):
         execution.streamingQuery().progressReporter().shouldValidateStateStoreCommit().set(False)

@@ -165,10 +165,10 @@ class RecoveryQuery:
         return True
 
     def stop(self) -> None:
-        """Finish the running micro-batch, close the epoch, and end the flow. Raises what went wrong while doing so.
+        """Finish the running micro-batch, close the epoch, and end the flow. Raises what went wrong while stopping.
 
-        Called by the flow's own sink or observer, it returns immediately. The run ends when they have returned, and
-        `await_termination` raises what goes wrong then.
+        Called by the flow's own sink or observer, it returns immediately. The run ends when the calls have returned,
+        and `await_termination` raises what goes wrong then.
         """
         if self._status.is_own_thread():
             threading.Thread(target=self._finish, name="stop", daemon=True).start()
@@ -288,7 +288,7 @@ class RecoveryQuery:
     # ---- epochs
 
     def _end_epoch(self, alive: Callable[[], bool]) -> None:
-        """End the epoch; the stream waits until that is done."""
+        """End the epoch; the stream waits until the epoch is closed."""
         batch, began_s = self._closer.finished, self._clock.elapsed_s()
         self._closer.end_epoch(alive)
         self.meter.paused(batch, self._clock.elapsed_s() - began_s)

@@ -49,7 +49,7 @@ class UnderWay:
     @contextlib.contextmanager
     def in_sink(self) -> Iterator[None]:
         """Within this context, the flow's sink writes; the micro-batch may be abandoned. Raises SparkFailedError at the
-        end if it was: then it must not count."""
+        end if the micro-batch was abandoned: it must not count then."""
         self._set_in_sink(True)
         try:
             yield

@@ -75,8 +75,8 @@ def native_frame(options: Mapping[str, str], address: DriverAddress | None) -> N
 
 
 def known(address: DriverAddress | None, otherwise: str) -> DriverAddress:
-    """Return the driver's address. Raises ConfigurationError if the source does not know it; otherwise: what to do
-    instead of registering it."""
+    """Return the driver's address. Raises ConfigurationError if the source does not know the option; otherwise: what to
+    do instead of registering it."""
     if address is None:
         raise ConfigurationError(
             'format("recovery") does not know the session that it is used in',

@@ -99,7 +99,7 @@ def frames_by_key(
     place: tuple[str, str] | None = None,
 ) -> tuple[DataFrame, DataFrame]:
     """Return the state in two snapshots, of the same directory or of two, a row for each key. A side on which the
-    operator has no state yet is empty. Raises what `native_state` raises, of `after` if it is on neither."""
+    operator has no state yet is empty. Raises what `native_state` raises, of `after` if the key is in neither frame."""
     there = [any(each.number == wanted.operator for each in held_operators(at)) for _, at in (before, after)]
     if there == [True, False]:
         frame = _read(spark, *before, wanted, place, by_key=True)

@@ -57,7 +57,7 @@ class RecoveryDataSource(DataSource):
 
     @classmethod
     def of(cls, address: DriverAddress | None) -> type[RecoveryDataSource]:
-        """Return the class to register in one session. Spark pickles it by value for its other processes."""
+        """Return the class to register in one session. Spark pickles the class by value for its other processes."""
         return type(cls.__name__, (cls,), {"address": address})
 
     @classmethod

@@ -166,9 +166,9 @@ class AppliedAggregation:
 def aggregate(step_id: str, *, key: Keys, migrate: Migrate | None = None, **columns: Aggregate) -> AggregateStep:
     """Running aggregates per key, for `DataFrame.transform`: `aggregate("spent", key="user", total=sum_("price"))`.
 
-    columns: an aggregate from `recovery.aggregates` for each output column. The output has the key's columns and
-    these, with one row for each key that had rows in the micro-batch. To output all keys each time an epoch is closed,
-    use `AllKeysSink`.
+    columns: an aggregate from `recovery.aggregates` for each output column. The output has the key's columns and the
+    aggregates, with one row for each key that had rows in the micro-batch. To output all keys each time an epoch is
+    closed, use `AllKeysSink`.
 
     The state of a key is a JSON object of plain values, with the guarantees of any step. The next start reports an
     aggregate that was added, removed or changed under the same name; `migrate`, as in `stateful_arrow`, converts the

@@ -19,7 +19,7 @@ from recovery.values.tables import text_of
 
 
 class Unfit:
-    """A value that Python cannot represent. Any use of it raises StateValueError, which names it."""
+    """A value that Python cannot represent. Any use of such a value raises StateValueError, which names the value."""
 
     __slots__ = ("_found",)
 

@@ -27,8 +27,8 @@ class Combiner:
         self._strategy = strategy
 
     def learn(self, outcome: Outcome) -> None:
-        """Show the planner how far the last micro-batch was combined. If that was of little use, the next ones are not
-        combined for a while."""
+        """Show the planner how far the last micro-batch was combined. If combining was of little use, the next
+        micro-batches are not combined for a while."""
         if outcome.query is not None:
             self._strategy.learn(outcome.query.streamingQuery().lastExecution().executedPlan())
 

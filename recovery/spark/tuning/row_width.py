@@ -52,8 +52,8 @@ class RowWidth:
 
     @contextlib.contextmanager
     def expected(self, query: Any) -> Iterator[None]:
-        """Lift the limit within this context, if small rows are expected. The jobs that this thread starts in it must
-        run the plan of the next micro-batch of the JVM's query, and nothing else. query: None if not known yet."""
+        """Lift the limit within this context, if small rows are expected. The jobs that this thread starts in the block
+        must run the plan of the next micro-batch of the JVM's query, and nothing else. query: None if not known yet."""
         if not self.is_expected(query):
             yield
             return

@@ -4,7 +4,7 @@ A delta need not survive a crash: the recovery partitions do. So a delta is neve
 because a task that is killed within its transaction must leave no trace of the transaction. Every row keeps the value
 before the newest batch that touched it, and the value after, so a task that runs again sees what the first attempt saw.
 
-A delta has two tables of touched keys, which take turns. Tasks write to the active one. When an epoch ends with batch
+A delta has two tables of touched keys, which take turns. Tasks write to the active table. When an epoch ends with batch
 b, the delta is sealed: from then on it refuses tasks of b and before. If the touched keys are to be moved into the
 partition, they are set apart: in the same transaction the other table becomes the active one, and rows that tasks of
 b+1 wrote early move there. The table set apart no longer changes, so it can be moved while micro-batches continue. A

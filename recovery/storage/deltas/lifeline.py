@@ -2,7 +2,7 @@
 
 The driver listens on a Unix socket, which takes no thread: connections wait in the socket's queue until the driver
 accepts them. When the execution or the driver's process ends, the connection ends. A thread of the task process waits
-for that, releases what the process held, and then closes its side, for which the driver waits.
+for the end of the driver's side, releases what the process held, and then closes its side, for which the driver waits.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _listening(address: str) -> socket.socket | None:
 
 
 def _socket(begin: Callable[[socket.socket], None]) -> socket.socket | None:
-    """Return a Unix socket after calling `begin` on it, or None if either fails."""
+    """Return a Unix socket after calling `begin` on it, or None if making the socket or `begin` fails."""
     try:
         made = socket.socket(socket.AF_UNIX)
     except (OSError, AttributeError):

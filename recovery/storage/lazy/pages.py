@@ -107,8 +107,8 @@ class Pages:
     """The pages of one partition, for all its connections in this process. Other processes have their own."""
 
     def __init__(self, side: Path) -> None:
-        """side: see `lazy_path`. Raises FileNotFoundError if all pages are there; StorageError, also if it is another
-        user's, or CorruptPartitionError."""
+        """side: see `lazy_path`. Raises FileNotFoundError if all pages are there; StorageError, also if the file is
+        another user's, or CorruptPartitionError."""
         self.path = Path(str(side).removesuffix(SUFFIX))
         self.side = side
         self._fd = os.open(side, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -336,7 +336,7 @@ def _index_of_pages(encoded: bytes, page_bytes: int) -> FrameIndex:
 
 
 def without_header(content: bytes, offset: int) -> tuple[bytes, int]:
-    """Return what to write to the file, without its first bytes: whether it is whole is decided there."""
+    """Return what to write to the file, without its first bytes, which decide whether the file is whole."""
     if offset >= len(HEADER):
         return content, offset
     return content[len(HEADER) - offset :], len(HEADER)

@@ -108,5 +108,6 @@ def measure_of(_id: int, _execution: int, _epoch: int, _measured_ms: int, conten
 
 
 def has_measures(connection: apsw.Connection) -> bool:
-    """Return whether the file has these tables. An older file may lack them until a writer of this version opens it."""
+    """Return whether the file has these tables. An older file may lack these tables until a writer of this version
+    opens it."""
     return bool(connection.pragma("user_version") >= 3)

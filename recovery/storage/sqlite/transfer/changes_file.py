@@ -298,7 +298,7 @@ def read_links(path: Path) -> list[ChainLink]:
 
 
 def _check(connection: apsw.Connection, schema: str, path: Path) -> None:
-    """Raises CorruptPartitionError or UnsupportedVersionError if it is not a changes file of this version."""
+    """Raises CorruptPartitionError or UnsupportedVersionError if the file is not a changes file of this version."""
     with translated(path):
         application = value(connection, f"PRAGMA {schema}.application_id")
         version = value(connection, f"PRAGMA {schema}.user_version")
