@@ -101,7 +101,8 @@ class RecoveryConfig:
         False,
         "Take over the store from the run that has it: [promote](cli.md#promote) the recovery directory, a standby "
         "that `recovery follow` keeps current, and say what is lost; or, for a restored directory, [replace the writer]"
-        "(backup.md#taking-over) at --replicate. Not for a service that restarts with it: it decides once.",
+        "(backup.md#taking-over) at --replicate. Not for a service that restarts with this option: the option decides "
+        "once.",
         "--takeover", kind="flag",
     )  # fmt: skip
     lose_epochs: bool = setting(
@@ -143,8 +144,8 @@ class RecoveryConfig:
     replicate: str | os.PathLike[str] | None = setting(
         None,
         "[Ship each closed epoch](backup.md#replication) to DEST in the background, as an incremental backup: a "
-        "directory or s3://, gs://, azure://. Nothing waits for it. With owners, each ships its own partitions. A "
-        "directory that never had a backup interval then gets ten minutes.",
+        "directory or s3://, gs://, azure://. No epoch waits for the replica. With owners, each ships its own "
+        "partitions. A directory that never had a backup interval then gets ten minutes.",
         "--replicate", form="DEST", variable="RECOVERY_REPLICATE",
     )  # fmt: skip
     replicate_sync: bool = setting(

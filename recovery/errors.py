@@ -447,7 +447,8 @@ class StateBackendError(RecoveryError):
     exit_code = 46
     restart = True
     default_cause = "The address, the network, the credentials or the bucket is wrong or unavailable."
-    default_remedy = "Check them, then run the same command again: nothing was half-written."
+    default_remedy = "Check address, credentials and network, then run the same command again: nothing was "
+    "half-written."
 
 
 class OwnerUnreachableError(RecoveryError):

@@ -202,7 +202,7 @@ def decoded(path: str, offset: int, data: bytes, encoding_errors: str) -> bytes:
             f"The bytes at {offset + error.start} are not UTF-8: {data[error.start : error.start + 4]!r}.",
             path=path,
             cause="The file is binary, or has another encoding.",
-            remedy='Convert it, or read such bytes as U+FFFD with .option("encodingErrors", "replace").',
+            remedy='Convert the file, or read such bytes as U+FFFD with .option("encodingErrors", "replace").',
         ) from error
     return data
 

@@ -162,7 +162,7 @@ class LocalFiles:
                 "This directory does not exist.",
                 path=display(fixed),
                 cause="The file was moved or deleted, or its file system is not mounted.",
-                remedy="Put it back or mount it, then run again: nothing was skipped.",
+                remedy="Put the directory back or mount it, then run again: nothing was skipped.",
             )
         if fixed == pattern.directories:
             return [fixed]

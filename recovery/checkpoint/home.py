@@ -31,7 +31,7 @@ class CheckpointHome(Protocol):
     location: str
     """The URI on which Spark starts."""
     shared: bool
-    """Whether tasks on other hosts write the state of Spark's operators. Then not all of it may be visible at first."""
+    """Whether tasks on other hosts write the state of Spark's operators. Then not all state may be visible at first."""
 
     def has_logged(self, batch: BatchId) -> bool:
         """Return whether Spark has logged a micro-batch as done."""

@@ -79,7 +79,7 @@ FOR_PIPELINES = {
                    "addresses.")  # fmt: skip
 @option("--packages", metavar="GROUP:ARTIFACT:VERSION,...",
               help="Jars to load from Maven, with their dependencies, besides those of spark.jars.packages. Spark "
-                   "fetches and caches them.")  # fmt: skip
+                   "fetches and caches the packages.")  # fmt: skip
 @settings_options
 @option("--resume", is_flag=True,
               help="For a pipeline: skip nodes that succeeded in the last run and need not run again.")  # fmt: skip

@@ -44,7 +44,8 @@ def workers_options(function: F) -> F:
                      help="Run this many tasks at the same time: --master local[N,3].")  # fmt: skip
     processes = option("-p", "--processes", type=click.IntRange(min=1), metavar="N", expose_value=False,
                        callback=_remember_count,
-                       help="Multiply the number of tasks of -w by this. All are threads of one JVM.")  # fmt: skip
+                       help="Multiply the number of tasks of -w by this. All tasks are threads of one "
+                            "JVM.")  # fmt: skip
     return workers(processes(function))
 
 

@@ -136,7 +136,7 @@ def with_content(
     """Return what `named` returns, and the JSON of the last word or of a file."""
     if input_file is not None:
         directory, name = named(words, step, key)
-        with naming_file(input_file, "Put JSON into it, as `python -m recovery state get` prints it."):
+        with naming_file(input_file, "Put JSON into the file, as `python -m recovery state get` prints it."):
             return directory, name, parse_json("\n".join(lines_of(input_file)))
     if step is not None and key is not None:
         directory, [text] = directory_and(words, ("JSON",))

@@ -25,6 +25,6 @@ class WithoutOwners(click.Group):
                 f"{error.ctx.command_path} does not reach partitions at owners",
                 cause="The command uses files of this host only.",
                 remedy="Bring all partitions to one directory (recovery backup DIR DEST --owner …, then recovery "
-                "restore DEST NEW), and run it there. Between runs, recovery restore NEW --owner … brings the result "
-                "to owners without partitions.",
+                "restore DEST NEW), and run the command there. Between runs, recovery restore NEW --owner … brings "
+                "the result to owners without partitions.",
             ) from error

@@ -124,7 +124,7 @@ def _replica(replica: ReplicaState) -> Iterator[Family]:
     yield _gauge("replica_lag_epochs", "Closed epochs that the replica lacks.", replica.lag.epochs)
     yield _gauge("replica_lag_seconds", "Age of the oldest closed epoch that it lacks.", replica.lag.seconds)
     yield _counter("replica_shipped_bytes", "Bytes written to the replica's place.", replica.shipped_bytes)
-    yield _counter("replica_shippings", "Successful shippings to it.", replica.shippings)
+    yield _counter("replica_shippings", "Successful shippings to the replica.", replica.shippings)
     yield _counter("replica_failures", "Failed attempts to ship an epoch.", replica.failures)
 
 

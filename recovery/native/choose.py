@@ -64,7 +64,7 @@ def _check(operator: NativeOperator, what: str, given: str | None, names: tuple[
     if given is not None and given not in names:
         raise StateNotFoundError(
             f"operator {operator.number} ({operator.name}) has no {what} {given!r:.80}",
-            cause=f"The operator has {', '.join(names)}." if names else f"Operators of its kind have no {what}s.",
+            cause=f"The operator has {', '.join(names)}." if names else f"Operators of this kind have no {what}s.",
             remedy="List the operators: python -m recovery checkpoint show DIR",
         )
     if given is None and needed and names:

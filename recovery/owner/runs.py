@@ -104,7 +104,7 @@ class OwnedRuns:
                 raise ConfigurationError(
                     "two of the owners that were named are one owner",
                     path=self.directory,
-                    cause="Two names or addresses lead to it.",
+                    cause="Two names or addresses lead to one owner.",
                     remedy="Name each owner once.",
                 )
             if self._holding is not None:

@@ -97,7 +97,7 @@ def parse_address(text: str, purpose: Purpose) -> PlaceAddress:
         raise refused(f"{parts.scheme}:// is not one of {', '.join(f'{each}://' for each in KINDS)}")
     if "#" in text:
         # The rest is not a part of a path, so two addresses would name one place.
-        raise refused("it holds a #, which ends the path", "Write it as %23 if it is part of a name.")
+        raise refused("it holds a #, which ends the path", "Write # as %23 if it is part of a name.")
     settings = dict(parse_qsl(parts.query, keep_blank_values=True))
     wrong = _objection(parts, kind, settings, purpose)
     if wrong is not None:

@@ -19,7 +19,7 @@ def arrow() -> Any:
     except ModuleNotFoundError:
         raise ConfigurationError(
             "pyarrow is not installed",
-            cause="Backups are compressed with it, and reach object stores through it.",
+            cause="Backups are compressed with pyarrow, and reach object stores through it.",
             remedy="pip install pyarrow; copies of the files, made with cp, are restored without it.",
         ) from None
     return pyarrow

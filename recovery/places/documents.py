@@ -47,7 +47,7 @@ class BucketDocuments:
             raise ConfigurationError(
                 f"{self.location} cannot be used: {access.unread}",
                 cause="The client of documents reads keys only.",
-                remedy='Get keys for it: eval "$(aws configure export-credentials --format env)"',
+                remedy='Get keys for the profile: eval "$(aws configure export-credentials --format env)"',
             )
         kind = {"s3": store.S3Store, "azure": store.AzureStore, "gs": store.GCSStore}[address.kind]
         try:

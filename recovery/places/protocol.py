@@ -18,7 +18,8 @@ CHUNK_BYTES = 4 << 20
 NO_ANSWER_S = 60.0
 """How long a service may take for one call."""
 LARGEST = 256 << 20
-"""The largest document that is read, in bytes. Documents stay far below it; a larger one came from another program."""
+"""The largest document that is read, in bytes. Documents stay far below this size; a larger document came from another
+program."""
 DRAFT = ".draft"
 """Ends the name of an unfinished object; a killed writer leaves it behind."""
 SUFFIXES = (".gz", ".zst")

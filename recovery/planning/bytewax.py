@@ -105,7 +105,7 @@ def their_position(found: Sequence[TheirPartition], directory: Path, *, no_older
         raise EpochNotHeldError(
             "no execution of it has counted an epoch with state",
             path=directory,
-            cause="No dataflow with state ran on it; or its files were copied without their -wal files.",
+            cause="No dataflow with state ran on the directory; or its files were copied without their -wal files.",
             remedy="Begin with new partitions: python -m recovery init DIR N",
         )
     epoch = _resume_epoch(executions[-1], found)

@@ -296,7 +296,8 @@ class Replication:
             f"the newest epoch is closed, but not shipped, so its output is not shown: {why}",
             path=self._destination,
             cause=cause,
-            remedy="Run the same command again when it can be reached: it ships the epoch, then shows its output. "
+            remedy="Run the same command again when the place can be reached: the run ships the epoch, then shows its "
+            "output. "
             "Without --replicate-sync the run shows the output immediately.",
         )
 

@@ -69,7 +69,7 @@ class Delivery:
             if left is not None:
                 raise FlowFailedError(
                     f"the sink returned {left}, for micro-batch {batch_id}: it has written nothing",
-                    cause="A call of it only makes that object. Nobody runs it.",
+                    cause="A call of such a function only makes that object. Nobody runs it.",
                     remedy="Let the sink do the work before it returns, then run the same command again: it continues "
                     "from the last closed epoch.",
                 )
@@ -145,7 +145,7 @@ def _check_done(sink: Any, phase: str, result: object) -> None:
     if left is not None:
         raise ConfigurationError(
             f"{type(sink).__name__}.{phase} returned {left}: it has done nothing",
-            cause="A call of it only makes that object. Nobody runs it.",
+            cause="A call of such a function only makes that object. Nobody runs it.",
             remedy="Let the method do the work before it returns.",
         )
 

@@ -198,7 +198,7 @@ def _check_tables(connection: apsw.Connection, path: Path) -> None:
             "it is a recovery partition of this package already",
             path=path,
             cause="SRC is not Bytewax's directory.",
-            remedy="Run the flow on it; or name the directory that was given to Bytewax with -r.",
+            remedy="Run the flow on the directory; or name the directory that was given to Bytewax with -r.",
         )
     if others or wrong or version != VERSION:
         what = ", ".join(sorted(others) or wrong) or f"version {version}"

@@ -48,7 +48,7 @@ __all__ = [
 REQUEST_BYTES = 4 << 20
 SYNC_BYTES = 256 << 20
 PATIENCE_S = 15.0
-"""How long a stream may take for its first micro-batch before the rest is fetched beside it."""
+"""How long a stream may take for its first micro-batch before the rest is fetched beside the stream."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 ROLE_WAIT_S = 2.0
 

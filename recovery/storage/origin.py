@@ -166,7 +166,7 @@ def origins_in(stored: StoredState | None, path: Path) -> tuple[Origin, ...]:
         return CorruptPartitionError(
             f"its record of the store's origin cannot be read: {why}",
             path=path,
-            cause="Another program wrote it, or a newer version of recovery.",
+            cause="Another program wrote the record, or a newer version of recovery.",
             remedy=f"Remove the record: python -m recovery state clear DIR {DOCUMENT}",
         )
 

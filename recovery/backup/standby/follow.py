@@ -401,7 +401,8 @@ def _cut_off(directory: Path, coming: At) -> StandbyDirectoryError:
     return StandbyDirectoryError(
         f"a part of its partitions is as of backup {coming.manifest}, to which it was being brought",
         path=directory,
-        cause="A recovery follow was killed. The next one, or a promotion, completes that; a dry run does not.",
+        cause="A recovery follow was killed. The next `follow`, or a promotion, completes the change; a dry run does "
+        "not.",
         remedy="Follow the place once more: python -m recovery follow SRC DIR --once",
     )
 

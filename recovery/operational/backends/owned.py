@@ -72,7 +72,8 @@ class OwnerBackend:
             f"the lock {name!r:.80} cannot be held from here",
             path=self.location,
             cause="Partition 0, which has the operational state, is at an owner on another host.",
-            remedy="Run it on that host; or give the operational state a place of its own: --state-backend URI.",
+            remedy="Run the command on that host; or give the operational state a place of its own: --state-backend "
+            "URI.",
         )
 
     @property

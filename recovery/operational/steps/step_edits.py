@@ -97,7 +97,7 @@ def _check_used(plan: ResumePlan, directory: Path) -> None:
         raise FlowMismatchError(
             "no flow has used it yet, so there is no state to edit",
             path=directory,
-            cause="No flow has run on it.",
+            cause="No flow has run on the directory.",
             remedy="Run the flow once.",
         )
 
@@ -131,8 +131,8 @@ def _check_fits(newest: Snapshot, changes: Mapping[StepKey, Edited]) -> None:
         if unfit is not None:
             raise StateValueError(
                 f"step {step!r:.80}, key {key!r:.120}: this does not fit what it declares, {what:.200}: {unfit:.300}",
-                cause="A run could not read it, or would never look it up.",
-                remedy="Write it as `state get` prints others; `recovery status --json` has the declarations.",
+                cause="A run could not read such a key, or would never look it up.",
+                remedy="Write the key as `state get` prints others; `recovery status --json` has the declarations.",
             )
 
 

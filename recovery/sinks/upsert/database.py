@@ -186,7 +186,7 @@ def _connected(connect: Callable[[], Any]) -> Any:
         except _OF_THE_FUNCTION as error:
             raise FlowFailedError(
                 f"UpsertSink: `connect` failed: {headline(error)}",
-                cause="An error in that function, or an argument that the database's module does not take.",
+                cause="There is an error in that function, or an argument that the database's module does not take.",
             ) from error
     if not hasattr(connection, "cursor"):
         raise ConfigurationError(

@@ -118,7 +118,7 @@ def _way_back(table: UpsertTable, resume: Resume, epochs: Mapping[int, Sequence[
         )
     return (
         "To go on with this database, go back to the newest epoch that both know: run once with --resume-after "
-        f"{shared}. The epochs after it are computed again, from input that has to be there. Or {otherwise}"
+        f"{shared}. The epochs after that one are computed again, from input that must still exist. Or {otherwise}"
     )
 
 

@@ -44,7 +44,8 @@ def schema_changed(text: str, table: str) -> RecoveryError | None:
         return InputRewrittenError(
             f"columns of the Delta table {table} were renamed or dropped, or have another type, since the flow read it",
             cause="ALTER TABLE in a table with column mapping. Delta needs a log of the stream's schemas to read on.",
-            remedy='Give the stream one, in a place that stays: .option("schemaTrackingLocation", "/data/schemas"). '
+            remedy="Give the stream a log of schemas, in a place that stays: "
+            '.option("schemaTrackingLocation", "/data/schemas"). '
             "See docs/delta.md#columns-that-are-renamed-or-dropped.",
         )
     if _NOTED in text:

@@ -278,7 +278,7 @@ RUNNING: Sequence[Failure] = (
         "a setting of Spark has an unusable value",
         ConfigurationError,
         "Spark does not take the value {value} of {name}{rest}",
-        remedy="Correct it where it was set: --conf, --properties-file, spark-defaults.conf, or the flow.",
+        remedy="Correct the setting where it was made: --conf, --properties-file, spark-defaults.conf, or the flow.",
         pattern=re.compile(
             r"""\[INVALID_CONF_VALUE[^\]]*\] The value (?P<value>'[^'\n]*') in the config "(?P<name>[^"\n]+)" is """
             r"invalid(?P<rest>\. [^\n]*?(?=\. SQLSTATE| SQLSTATE|$)|)",
@@ -289,7 +289,7 @@ RUNNING: Sequence[Failure] = (
         "a setting of Spark has an unusable value, before Spark 4.1",
         ConfigurationError,
         "Spark does not take the value {value} of {name}: it should be {type}",
-        remedy="Correct it where it was set: --conf, --properties-file, spark-defaults.conf, or the flow.",
+        remedy="Correct the setting where it was made: --conf, --properties-file, spark-defaults.conf, or the flow.",
         pattern=re.compile(r"(?P<name>spark\.[\w.]+) should be (?P<type>\w+), but was (?P<value>\S+)"),
     ),
     BAD_OPTION,

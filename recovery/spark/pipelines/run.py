@@ -247,7 +247,7 @@ class _PipelineRun:
             if left is not None:
                 raise ConfigurationError(
                     f"write of node {node.name!r} returned {left}: it has written nothing",
-                    cause="A call of it only makes that object. Nobody runs it.",
+                    cause="A call of such a function only makes that object. Nobody runs it.",
                     remedy="Let write do the work before it returns",
                 )
             rows = _observed(observation)
@@ -402,12 +402,12 @@ def _check_given(
         )
     if resume and full_refresh:
         raise ConfigurationError(
-            "resume would skip nodes that full_refresh loads again", remedy="Run it with one of them."
+            "resume would skip nodes that full_refresh loads again", remedy="Run the pipeline with one of them."
         )
     if no_state_update and config.rewind_to is not None:
         raise ConfigurationError(
             "resume_after or resume_epoch puts marks back, which no_state_update forbids",
-            remedy="Run it with one of them.",
+            remedy="Run the pipeline with one of them.",
         )
 
 

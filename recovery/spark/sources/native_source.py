@@ -80,7 +80,7 @@ def known(address: DriverAddress | None, otherwise: str) -> DriverAddress:
     if address is None:
         raise ConfigurationError(
             'format("recovery") does not know the session that it is used in',
-            cause="Spark found it by its name: nobody registered it in this session.",
+            cause="Spark found the format by its name: nobody registered it in this session.",
             remedy=f"Call recovery.register(spark) first; {otherwise}.",
         )
     return address

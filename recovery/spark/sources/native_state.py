@@ -131,7 +131,7 @@ def _place(spark: SparkSession, scratch_directory: str | None, function: str) ->
     """Return the file system and the path of the place for checkpoints; None: a directory of this host."""
     found = None if scratch_directory is None else file_system(scratch_directory, "scratch_directory")
     if scratch_directory is not None and found is None:
-        raise incomplete(scratch_directory, "scratch_directory", "Leave it out on one host.")
+        raise incomplete(scratch_directory, "scratch_directory", "Leave the option out on one host.")
     if found is None:
         check_one_host(spark.sparkContext.master, function)
     return found

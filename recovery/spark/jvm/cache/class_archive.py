@@ -36,7 +36,8 @@ CLASSES, PROFILES = ".jsa", ".aot"
 COMPILED = "java-"
 """Begins the names of the files with this package's own classes (`recovery.spark.jvm.cache.class_cache`)."""
 COMPILED_FILES = f"*{COMPILED}{'[0-9a-f]' * 32}*"
-"""Matches these files, and drafts of them that killed processes left, but no file of others in the same directory."""
+"""Matches these archives, and drafts of them that killed processes left, but no file of others in the same
+directory."""
 PROFILING_JAVA = 25
 
 _TRAINING_S = 600
