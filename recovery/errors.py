@@ -476,7 +476,7 @@ class OwnerRefusedError(RecoveryError):
 
 
 class OutputLostError(RecoveryError):
-    """A task reported a file of the output that is not where the driver looks, or has another size there."""
+    """A task reported a file of the output that the driver does not find, or finds with another size."""
 
     exit_code = 49
     default_cause = "The task ran on a host with a disk of its own, or something deletes files in the output directory."

@@ -218,7 +218,7 @@ def too_long(path: str, place: int, length: int) -> FlowFailedError:
 
 
 def _together(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in fewer batches: combine small ones up to the bounds of rows and bytes."""
+    """Yield the given rows in fewer batches: combine small ones up to the bounds of rows and bytes."""
     pending: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for batch in batches:

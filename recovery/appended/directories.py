@@ -1,4 +1,4 @@
-"""The directories that a glob matches: each once, whatever links lead to it."""
+"""The directories that a glob matches: each directory once, whatever links lead to it."""
 
 # Paths are plain strings, as in recovery.appended.files.
 # ruff: noqa: PTH112, PTH116, PTH118, PTH120

@@ -234,8 +234,8 @@ class Planner:
     def _bounds_of(self, files: Mapping[int, FileStat], positions: Mapping[int, FilePosition]) -> dict[int, int]:
         """Return how far each file may be read: to its end, or to the fixed end.
 
-        The first plan after `fix_end` gives each file its bound; later plans keep to it, whatever the files' names are
-        by then.
+        The first plan after `fix_end` gives each file its bound; later plans keep to that bound, whatever the files are
+        called then.
         """
         if self._fixed is None:
             return {number: file.size for number, file in files.items()}

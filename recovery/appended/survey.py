@@ -38,8 +38,8 @@ class Survey:
     """The result of one look.
 
     found: where the known files are. lost: known files whose absence is allowed, kept in case they come back.
-    aside: those that the path no longer names, kept in case it names them again. fresh: new files, each with the name
-    of its log, oldest first. since_ns: as in InputOffset.
+    aside: known files that the path no longer names, kept in case it names them again. fresh: new files, each with the
+    name of its log, oldest first. since_ns: as in InputOffset.
     """
 
     found: Mapping[int, FileStat]
@@ -148,7 +148,7 @@ def _check_blank(position: FilePosition, look: DirectoryListing, new: list[Gener
 
 def _new_generations(before: InputOffset, found: Mapping[int, FileStat], look: DirectoryListing) -> list[Generation]:
     """Return the generations that were written to after the last scan, of logs that are unknown or were empty then.
-    Nothing else leads to such files: no content is known that one of them could hold."""
+    Nothing else leads to such files: no content is known that such a file could hold."""
     read = {log for log, number in _youngest(before.files, found).items() if not before.files[number].blank}
     present = {file.identity for file in found.values()}
     return [
@@ -283,7 +283,7 @@ def _between_generations(
 
 
 def rewritten(position: FilePosition, here: FileStat) -> InputRewrittenError:
-    """Return the error for a file that no longer has the content read from it."""
+    """Return the error for a file that no longer has the content that was read from it."""
     read = f"{'was' if position.offset == 1 else 'were'} read from it before"
     if here.size < position.offset:
         found = f"The file has {counted(here.size, 'byte')}, but {position.offset} {read}."

@@ -35,7 +35,7 @@ class Contents:
 
 
 class Catalog:
-    """The backups at a place. Every look lists the manifests, and reads those that are new. Of the newest manifest
+    """The backups at a place. Every look lists the manifests, and reads the new manifests. Of the newest manifest
     alone, the catalog keeps the epochs, which are most of a manifest. For one thread."""
 
     def __init__(self, target: Place) -> None:
@@ -45,7 +45,7 @@ class Catalog:
         self._shared: dict[object, object] = {}
 
     def look(self) -> Contents:
-        """Return what is there now. Raises BackupTargetError."""
+        """Return the backups that are at the place now. Raises BackupTargetError."""
         there = [entry for entry in entries_of(self.target, MANIFESTS) if entry.name.endswith(SUFFIX)]
         known = {entry: self._known[entry] for entry in there if entry in self._known}
         new = [entry for entry in there if entry not in known]

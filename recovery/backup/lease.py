@@ -10,8 +10,8 @@ lease is only written conditionally, so of several writers that want the next te
    does `run --from --takeover`, whoever holds the term. A takeover by a directory that holds partitions and never held
    a term, such as a restored one, claims it too, but does not know what was stored since the directory was restored.
 3. A run checks, for each epoch, that its term is the place's: after it has stored the epoch there, and before it
-   publishes the epoch's output. So an epoch that is published was in the place before a later term began, and whoever
-   read the place after that has found it there. No clock is compared.
+   publishes the epoch's output. So a published epoch was in the place before a later term began, and whoever read the
+   place after that has found the epoch. No clock is compared.
 4. Each backup says under which term it was made, so the latest one is known without clocks.
 5. `recovery backup` goes on under the term that its directory holds, or claims one: see `recovery.backup.writer`.
 6. A run is refused if its directory lacks epochs that the place has: before it claims a term, which leaves the writer
@@ -102,8 +102,8 @@ class _LeaseDocument:
 @dataclass(frozen=True, slots=True)
 class _Held:
     """What a directory knows of the term that it holds at a place, or is about to claim. before: the term before, which
-    is still that of the place if the claim was cut off. directory: the inode of the directory, which a copy of it does
-    not have; "" if an older version claimed. others: the same for other places, the one claimed last first."""
+    is still the place's if the claim was cut off. directory: the inode of the directory, which a copy of it does not
+    have; "" if an older version claimed. others: the same for other places, the one claimed last first."""
 
     place: _Text
     nonce: _Text

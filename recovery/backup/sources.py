@@ -84,11 +84,11 @@ class Source(Protocol):
 
     def describe_chains(self) -> None:
         """Add to `copies` what chains hold besides: the links between the described copies. Reads all changes files of
-        those chains. Safe to repeat. Raises BackupTargetError or StorageError."""
+        the chains. Safe to repeat. Raises BackupTargetError or StorageError."""
         ...
 
     def missing(self) -> list[str]:
-        """Return a sentence for each object that a backup lists and that is not there as it was stored. Lists all
+        """Return a sentence for each object that a backup lists and that is missing or was changed. Lists all
         objects. Raises BackupTargetError."""
         ...
 

@@ -155,9 +155,9 @@ class Writer:
 
 
 def lacks(executions: Collection[str], epoch: int, latest: Manifest, since: Collection[str] = ()) -> str | None:
-    """Return what a backup holds and a directory lacks, as a sentence; None if nothing. executions, epoch: those that
-    have begun on the directory, and its newest epoch. since: if that was at an earlier moment, the executions that have
-    begun since."""
+    """Return what a backup holds and a directory lacks, as a sentence; None if nothing. executions, epoch: the
+    executions that have begun on the directory, and its newest epoch. since: if these are of an earlier moment, the
+    executions that have begun since."""
     found = lacking(executions, epoch, [copy.description for copy in latest.copies], since)
     if found is None:
         return None

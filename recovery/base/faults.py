@@ -20,7 +20,7 @@ _lock = threading.Lock()
 
 
 def reach(point: str) -> None:
-    """Record that the protocol is at `point`; die here if a test asked for it."""
+    """Record that the protocol is at `point`; die here if a test asked for that."""
     if not _target or point != _target:
         return
     with _lock:

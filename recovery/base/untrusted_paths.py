@@ -170,7 +170,8 @@ def _bounded(file: BufferedReader, most_bytes: int, path: Path) -> bytes:
 
 
 def _directory(opened: contextlib.ExitStack, name: str, below: int | None = None) -> int:
-    """Return a descriptor of a directory. Links are followed only on the way to the root: those are the user's own."""
+    """Return a descriptor of a directory. Links are followed only on the way to the root, where links are the user's
+    own."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | (0 if below is None else os.O_NOFOLLOW)
     found = os.open(name, flags, dir_fd=below)
     opened.callback(os.close, found)

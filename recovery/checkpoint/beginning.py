@@ -61,7 +61,8 @@ def earlier(start: str, end: str) -> str:
     """Return the offset at which a stream that read from `start` and continues from `end` must begin again.
 
     Spark asks for the start after it has decided where the micro-batch ends. A source that starts at the end of the
-    existing data may have moved on by then: such a micro-batch reads nothing, and the next one begins at its end.
+    existing data may have moved on meanwhile: such a micro-batch reads nothing, and the next micro-batch begins at its
+    end.
     """
     if table_offset(start) is not None:
         # Its numbers have no order, and it starts at the oldest snapshot, or at a time.

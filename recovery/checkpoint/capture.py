@@ -143,7 +143,7 @@ class Capture:
         self._seen = {path: mark for path, mark in self._seen.items() if path in captured.held}
 
     def _take_hold(self, paths: list[str], home: Path) -> dict[str, bytes | Path]:
-        """Return the new files, safe from Spark: small ones of the position as content, the others as staged paths."""
+        """Return the new files, safe from Spark: small files of the position as content, all others as staged paths."""
         found: dict[str, bytes | Path] = {}
         held: dict[str, Path] = {}
         for number, path in enumerate(paths):

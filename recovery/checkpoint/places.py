@@ -142,7 +142,7 @@ def copied(
 ) -> Iterator[Path]:
     """Provide, until the block ends, a copy at `scratch` of the files that a checkpoint needs after `batch`.
 
-    sizes: those of all files of the checkpoint. fetch: copies one file to a path. At the end, the directory above
+    sizes: the sizes of all files of the checkpoint. fetch: copies one file to a path. At the end, the directory above
     `scratch` is removed with the copy if it is empty.
     Raises SparkCheckpointError when a file is missing.
     """

@@ -1,8 +1,8 @@
 """Spark's position in its input: the files of a checkpoint that every query has.
 
 `metadata`, `offsets/<batch>`, `commits/<batch>` and, for sources that keep a log (files, rate, Kafka),
-`sources/<i>/<n>`, or files in directories there. The files are stored unchanged, so any source works. All but those in
-directories are immutable once written.
+`sources/<i>/<n>`, or files in directories there. The files are stored unchanged, so any source works. All files but
+those in directories are immutable once written.
 
 The log of offsets has a line for each place in the plan where a source is read. A source that is read in several
 places, because a frame is used twice, has a line for each place, but one number `i`: sources are numbered by their

@@ -37,7 +37,8 @@ class _Entry(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class LoggedFile:
-    """A file that a file source has read: its URI as Spark writes it, and its modification time then."""
+    """A file that a file source has read: the file's URI as Spark writes it, and its modification time when it was
+    read."""
 
     uri: str
     modified_ms: int

@@ -57,7 +57,7 @@ def match_starts(before: SourcePlaces, places: SourcePlaces, unread: set[int], i
 
 class _Matching:
     """The matching so far. came: the previous source of each matched source. _left: the previous sources without a
-    match. _spare: those that may be left out, because others are read as they were."""
+    match. _spare: previous sources that may be left out, because others are read as they were."""
 
     def __init__(self, before: SourcePlaces, places: SourcePlaces, unread: set[int], in_step: InStep) -> None:
         self.came: dict[int, int] = {}

@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def state_options(function: F) -> F:
-    """Add `place_options`, and those that name owners."""
+    """Add `place_options`, and the options that name owners."""
     return place_options(remembered_owners(function))
 
 

@@ -142,7 +142,8 @@ class RunProgress:
         return one_line(f"{self._flow}: {self._doing} … {time.monotonic() - self._doing_since:.0f} s")
 
     def _line(self, batch: BatchDone) -> str:
-        """Return the status line. Its rows are those that the sources read since the run began, as in the summary."""
+        """Return the status line. The rows in the line are what the sources read since the run began, as in the
+        summary."""
         age_s = time.monotonic() - self._closed_at
         # Commands that need no Spark import this module, too.
         from recovery.spark.run.reporting.shown import status_line

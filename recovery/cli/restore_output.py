@@ -63,7 +63,7 @@ def plan_text(plan: RestorePlan, source: Source, now_ms: int, stream: TextIO | N
 
 
 def reads_text(plan: RestorePlan, source: Source, lazy: bool) -> str:
-    """Return what the restore would read, for people. lazy: what of it before the directory can be used."""
+    """Return what the restore would read, for people. lazy: what must be read before the directory can be used."""
     found = [(copy, each) for copy in plan.copies for each in source.reads(copy, lazily=lazy)]
     total, before = sum(each.size_bytes for _, each in found), sum(each.before_bytes for _, each in found)
     head = ["file", "read", "size", *(["before the start"] if lazy else [])]

@@ -53,7 +53,7 @@ class Contributor(Protocol):
     """What takes part in closing epochs beside the partitions: the flow's sink, and the loads inside it.
 
     The thread that writes epochs calls these methods in the order below, for one epoch after the other. `batch` is the
-    epoch's last micro-batch; up to epoch `floor`, superseded snapshots may be collected. The numbers are those of
+    epoch's last micro-batch; up to epoch `floor`, superseded snapshots may be collected. The numbers are the steps of
     `EpochCloser`.
     """
 
@@ -247,7 +247,8 @@ class EpochCloser:
 
     def begin(self, steps: StepPlan, with_position: DriverRows | None = None, *, laid_out: bool = False) -> None:
         """Close a first epoch before any micro-batch, if `steps` has edits or the position was laid out for other
-        sources (`laid_out`). The next run, which may come before any input, reads from it how this run assigned them.
+        sources (`laid_out`). The next run, which may come before any input, reads from that epoch how this run assigned
+        the sources.
 
         The first closed epoch records the declarations of the steps; the first one with a new position records
         `with_position`.

@@ -53,7 +53,8 @@ def _listen(parent: int, asked: queue.SimpleQueue[bytes]) -> None:
 
 
 def tell_parent(line: bytes) -> None:
-    """Write a line to the standard output. If nobody reads that any more, this process ends: its parent has."""
+    """Write a line to the standard output. If nobody reads the output any more, this process ends: its parent has
+    ended."""
     try:
         sys.stdout.buffer.write(line + b"\n")
         sys.stdout.buffer.flush()

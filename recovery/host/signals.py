@@ -130,7 +130,7 @@ class StopSignals:
 @contextlib.contextmanager
 def handled(handler: Handler) -> Iterator[None]:
     """Set the handler as `handle` does, until the block ends, and then restore the earlier handlers. Outside the main
-    thread it does nothing: that process has handlers of its own."""
+    thread `handled` does nothing: such a process has handlers of its own."""
     if not is_main_thread():
         yield
         return

@@ -1,4 +1,5 @@
-"""The Spark checkpoint that the recovery partitions hold at an epoch: its files, its operators, and all of it."""
+"""The Spark checkpoint that the recovery partitions hold at an epoch: its files, its operators, and the whole
+checkpoint."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def _reader(at: Snapshot) -> Callable[[str], str | bytes]:
 def held_measure(at: Snapshot, measures: Sequence[Measure]) -> Measure | None:
     """Return the measure that describes the native operators in a snapshot; None: nothing is known of them.
 
-    measures: those of the snapshot's directory, oldest first. See `operators_measured`.
+    measures: the measures of the snapshot's directory, oldest first. See `operators_measured`.
     """
     found = next((file.description for file in scan(at.paths[0].parent) if file.path == at.paths[0]), None)
     snapshot = next((closed for closed in found.epochs if closed.cut == at.cut), None) if found else None

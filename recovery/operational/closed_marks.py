@@ -78,7 +78,7 @@ def settle(state_id: StateId, document: Document | None, rows: Mapping[str, Any]
 
 
 def above_closed(backend: Backend, document: Document) -> Document:
-    """Return the document in the form that makes its marks override those that the backend's epochs moved."""
+    """Return the document in the form that makes its marks override the marks that the backend's epochs moved."""
     rows = closed_marks(backend, document.state_id)
     return replace(document, content=marks.above(document.content, rows)) if rows else document
 

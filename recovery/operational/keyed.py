@@ -104,7 +104,7 @@ class KeyedState:
         return {key: state.get() for key, state in states.items() if state.exists}
 
     def clear(self, *, all_map_indices: bool = False) -> int:
-        """Remove all keys; returns how many there were. In a recovery directory this is one transaction.
+        """Remove all keys; returns how many keys there were. In a recovery directory this is one transaction.
 
         all_map_indices: of a task instance, remove those of all its mapped instances.
         """

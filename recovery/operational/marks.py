@@ -301,7 +301,8 @@ def _shown(value: Any) -> str:
 
 
 def _text(entry: Mapping[str, Any]) -> str | None:
-    """Return the stored value of an entry: values that are equal in Python, such as 1 and 1.0, may differ in it."""
+    """Return the stored value of an entry: values that are equal in Python, such as 1 and 1.0, may differ in their
+    stored values."""
     return json.dumps(entry["value"]) if "value" in entry else None
 
 

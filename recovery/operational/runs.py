@@ -111,7 +111,8 @@ class Run:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same facts for programs. timestamp: when it ended, or began if its end is unknown."""
+        """Return the facts of a run for programs (`--json`). timestamp: when it ended, or began if its end is
+        unknown."""
         moment_ms = self.started_ms if self.ended_ms is None else self.ended_ms
         return {
             **_content(self),

@@ -40,7 +40,7 @@ class GivenRows:
         self._parts: dict[PartitionIndex, int] = {}
 
     def add(self, epoch: Epoch, part: RowsAhead, directory: Path) -> None:
-        """Keep a part. directory: for the file, which has no name there. Raises StorageError."""
+        """Keep a part of the rows. directory: for a temporary file without a name. Raises StorageError."""
         check_values(value for _, value, _ in part.rows)
         with self._lock:
             if epoch != self._epoch:
@@ -97,7 +97,7 @@ class Given(NamedTuple):
         return {step: SpilledRows(closing.state_rows.get(step, {}), self, (EDITED, step)) for step in steps}
 
     def converted(self, step: StepId, last: Mapping[str, str | None]) -> Mapping[str, Any]:
-        """Return the new values of an edited step. last: those that came with the close."""
+        """Return the new values of an edited step. last: the values that came with the close."""
         return SpilledRows(last, self, (CONVERTED, step))
 
 

@@ -1,4 +1,4 @@
-"""One run that holds an owner's partitions, and what is open for it."""
+"""One run that holds an owner's partitions, and what is open for that run."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class SpoolMemory:
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> bool:
-        """Take memory if there is some left. Return whether there was."""
+        """Take memory for the messages if some is left. Return whether there was enough."""
         with self._lock:
             if size_bytes > self._left:
                 return False
@@ -43,7 +43,7 @@ class MessageSpool:
     """The messages of one apply, for one thread."""
 
     def __init__(self, directory: Path, memory: SpoolMemory, call_bytes: int = CALL_BYTES) -> None:
-        """directory: for the temporary file, which has no name there."""
+        """directory: for a temporary file without a name."""
         self._directory = directory
         self._memory = memory
         self._call_bytes = call_bytes

@@ -71,8 +71,8 @@ def check_exchange(new: Path, verb: str) -> None:
 def swap(directory: Path, new: Path, totals: tuple[int, int]) -> None:
     """Swap the names of a store's directory and of the new one, and make that durable.
 
-    totals: of the operational state that the new one holds. Raises StorageError if that state was changed since, or if
-    the file system cannot swap; then `new` is removed.
+    totals: the totals of the operational state in the new directory. Raises StorageError if that state was changed
+    since, or if the file system cannot swap; then `new` is removed.
     """
     first = home(directory)
     # A waiting writer then finds that its file has another name, and writes nothing.

@@ -97,7 +97,7 @@ class Repartitioned:
     after: Tally
 
     def steps(self) -> list[str]:
-        """Return the steps that have rows, those of the run's own included."""
+        """Return the steps that have rows, the run's own steps included."""
         return self.after.steps()
 
     def of(self, step: str) -> Iterator[tuple[StepTally, StepTally]]:

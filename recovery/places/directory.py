@@ -166,7 +166,8 @@ class DirectoryDocuments:
         failure: type[RecoveryError] = StateBackendError,
         make: Callable[[], None] | None = None,
     ) -> None:
-        """failure: the class of errors. make: makes the directory for the first document; until then there are none."""
+        """failure: the class of errors. make: makes the directory for the first document; until then there are no
+        documents."""
         self.root = root
         # One place has one name, by which it is recognised.
         self.location = f"file://{os.path.realpath(root)}"

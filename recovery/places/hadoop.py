@@ -160,8 +160,8 @@ class HadoopFiles:
         self._ask(path, lambda fs, at: fs.mkdirs(at))
 
     def _ask(self, path: Path, call: Callable[[Any, Any], T], *missing: T) -> T:
-        """Return what a call with the file system and a path in it does. missing: returned if there is no such file.
-        Translates Java's errors to OSError."""
+        """Return what a call with the file system and a path in it does. missing: what to return if there is no such
+        file. Translates Java's errors to OSError."""
         try:
             fs = self._client()
             return call(fs, self._path(f"{self._address}{path}"))

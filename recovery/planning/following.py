@@ -55,7 +55,7 @@ def is_later(one: Stage, other: Stage) -> bool:
 
 
 def latest_first(stages: Sequence[tuple[Stage, T]]) -> list[T]:
-    """Return what belongs to stages, that of the latest stage first."""
+    """Return what belongs to stages, the latest stage's first."""
     return [each for _, each in sorted(stages, key=lambda found: age(found[0]), reverse=True)]
 
 
@@ -75,7 +75,7 @@ def lines(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def _continues(one: Stage, other: Stage) -> bool:
-    """Return whether `other` is what became of `one`: all that had begun had begun there."""
+    """Return whether `other` is what became of `one`: all executions that had begun in `one` had begun in `other`."""
     begun = len(one.executions)
     return other.executions[:begun] == one.executions and (len(other.executions) > begun or other.epoch >= one.epoch)
 
@@ -146,7 +146,7 @@ class ChainPosition(NamedTuple):
 
 class Need(NamedTuple):
     """What a partition needs. files: the position in the chain of the first changes file to fetch; None: all objects
-    of the chain, and why. Nothing at all if there is no file from there on."""
+    of the chain, and why. Nothing at all if no file continues from that position."""
 
     files: int | None
     why: str = ""

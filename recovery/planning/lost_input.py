@@ -122,7 +122,7 @@ def loss_of(needed: Needed, there: There | None) -> Loss | None:
 
 
 def losses(needed: Iterable[Needed], there: Mapping[tuple[str, str], There]) -> tuple[Loss, ...]:
-    """Return what is lost of the parts that a run needs. there: what was found, by source and part; without those that
+    """Return what is lost of the parts that a run needs. there: what was found, by source and part; without parts that
     are gone."""
     found = (loss_of(each, there.get((each.source, each.part))) for each in needed)
     return tuple(loss for loss in found if loss is not None)

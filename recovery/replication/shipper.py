@@ -102,8 +102,8 @@ class Shipper:
 
     def lacks(self, executions: Collection[str], epoch: int, since: Collection[str] = ()) -> str | None:
         """Return what the latest backup holds and the directory lacks, as a sentence; None if nothing. executions,
-        epoch: those that have begun on the directory, and its newest epoch. since: if that was at an earlier moment,
-        the executions that have begun since. Raises BackupTargetError."""
+        epoch: the executions that have begun on the directory, and its newest epoch. since: if these are of an earlier
+        moment, the executions that have begun since. Raises BackupTargetError."""
         newest = self._catalog.newest()
         return None if newest is None else lacks(executions, epoch, newest, since)
 

@@ -302,7 +302,7 @@ def _check_known(found: OutputContent, owner: OutputOwner, resume: Resume, path:
 def _closed(
     found: OutputContent, owner: OutputOwner, note: FileSinkNote | None, resume: Resume, path: str
 ) -> tuple[ManifestEntry, ...]:
-    """Return the entries of the closed epochs, published or prepared: those that lead to the note."""
+    """Return the entries of the closed epochs, published or prepared: the entries that lead to the note."""
     if note is None:
         older = next((entry for entry in found.entries if entry.epoch < resume.epoch), None)
         if older is not None:
@@ -341,7 +341,7 @@ def _check_files(kept: Sequence[ManifestEntry], found: OutputContent, path: str,
 
 def check_waiting(entry: ManifestEntry, sizes: Mapping[str, int], path: str) -> None:
     """Check that every file of a closed epoch that is about to be published exists with its size, whatever the sink
-    checks of older output: nothing else has its rows. sizes: by name, of prepared files and visible ones."""
+    checks of older output: no other file has its rows. sizes: by name, of prepared files and visible ones."""
     wrong = _wrong(entry.files, sizes)
     if wrong:
         raise OutputMismatchError(

@@ -210,9 +210,9 @@ class OutputDirectory:
     ) -> None:
         """Register the files of a micro-batch; replaces the files registered for it before.
 
-        reported: the files by name with their sizes in bytes, as the tasks that wrote them saw them. Other files in the
-        directory are those of attempts that failed. host_of: where the task of a file ran, if it is known.
-        Raises OutputLostError unless each file is here at its size: nothing that a task wrote is left out silently.
+        reported: the files by name with their sizes in bytes, as the tasks that wrote them saw them. All other files in
+        the directory come from attempts that failed. host_of: where the task of a file ran, if it is known. Raises
+        OutputLostError unless each file is here at its size: nothing that a task wrote is left out silently.
         """
         with self._translated():
             check_reported(

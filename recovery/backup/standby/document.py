@@ -1,8 +1,8 @@
 """What a standby knows of itself: `standby.json`, which also marks the directory.
 
 The document names the place, and says for each partition which epoch the standby has reached. Before partitions are
-changed, the document says what they will be (`coming`); what is needed for that lies in the directory by then. So a
-kill at any moment leaves a standby that the next call completes without the place.
+changed, the document says what they will be (`coming`); what is needed for the change lies in the directory before. So
+a kill at any moment leaves a standby that the next call completes without the place.
 """
 
 from __future__ import annotations

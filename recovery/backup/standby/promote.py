@@ -128,7 +128,7 @@ def promote(
 
 
 def _whole(follower: Follower) -> At:
-    """Return what the standby is as of. Raises BackupDamagedError unless all of it is there."""
+    """Return what the standby is as of. Raises BackupDamagedError unless the standby is whole."""
     at = follower.at
     assert at is not None
     if not at.is_whole:

@@ -16,8 +16,8 @@ class StateStore(Protocol):
     """A store of small objects by path, for `StateManager(backend=…)`: a database, a service, a dict.
 
     All guarantees rest on the promise of `put`: of several writers that expect the same token, one succeeds.
-    Marks, history, scoped state, locks with fencing numbers and digests are built on it. A method that cannot answer
-    raises OSError, which becomes a StateBackendError.
+    Marks, history, scoped state, locks with fencing numbers and digests are built on this store. A method that cannot
+    answer raises OSError, which becomes a StateBackendError.
     """
 
     location: str

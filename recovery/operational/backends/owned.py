@@ -98,13 +98,13 @@ class OwnerBackend:
 
 
 def documents_of(locations: Locations, clock: Clock, retry: RetryPolicy) -> Backend:
-    """Return the operational state that lies with partition 0. locations: that have chosen their copies."""
+    """Return the operational state that lies with partition 0. locations: must have chosen their copies."""
     owner = locations.owner_of(PartitionIndex(0))
     return DirectoryBackend(locations.directory, clock, retry) if owner is None else OwnerBackend(owner, clock, retry)
 
 
 def origins_of(locations: Locations) -> tuple[Origin, ...]:
-    """Return the stores that the store was made from, as `read_origins`. locations: that have chosen their copies."""
+    """Return the stores that the store was made from, as `read_origins`. locations: must have chosen their copies."""
     owner = locations.owner_of(PartitionIndex(0))
     if owner is None:
         return read_origins(locations.directory)

@@ -72,7 +72,7 @@ class SourceInput:
 def epoch_input(at: Snapshot, epoch: int) -> tuple[SourceInput, ...] | None:
     """Return what an epoch read of each source; None if the epoch, or the one before it, is not held any more.
 
-    Raises the errors of reading, and those of a position that cannot be read.
+    Raises the errors of reading, and the errors of a position that cannot be read.
     """
     cuts: dict[int, Cut] = {cut[0]: cut for cut in at.cuts}
     if epoch not in cuts or (epoch - 1 not in cuts and epoch - 1 != NO_EPOCH):

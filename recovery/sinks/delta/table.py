@@ -1,8 +1,9 @@
 """A Delta table, through the package `deltalake`.
 
-Each commit carries two application transactions. One names the output, so that it is committed once. The other
-application transaction names the store, with the number of the execution: of two commits that carry the same one, Delta
-refuses the later unless it has seen the earlier. So an execution whose successor has begun cannot commit any more.
+Each commit carries two application transactions. One application transaction names the output, so that the output is
+committed once. The other application transaction names the store, with the number of the execution: of two commits that
+carry the same one, Delta refuses the later unless it has seen the earlier. So an execution whose successor has begun
+cannot commit any more.
 """
 
 from __future__ import annotations
@@ -126,8 +127,8 @@ class DeltaLog(TableLog):
         return table.transaction_version(application) or 0
 
     def executions(self, table: Any, resume: Resume) -> Iterator[tuple[str, str]]:
-        """Yield store and execution of those that the partitions know; of all that have files, if it may have to take
-        back what others have shown."""
+        """Yield store and execution of the executions that the partitions know; of all that have files, if the run may
+        have to take back what others have shown."""
         known = {part.execution.id for part in resume.timeline} | (resume.executions or frozenset())
         yield from product(resume.line, known)
         if resume.loses or resume.executions is None:

@@ -172,7 +172,7 @@ class IcebergLog(TableLog):
         return self._state(table, resume).committed.get(application, 0)
 
     def executions(self, table: Any, resume: Resume) -> Iterator[tuple[str, str]]:
-        """Yield store and execution of those that have epochs in the table since the newest start."""
+        """Yield store and execution of all executions that have epochs in the table since the newest start."""
         yield from filter(None, map(execution_of, self._state(table, resume).committed))
 
     def owner(self, table: Any, resume: Resume) -> int:

@@ -202,11 +202,12 @@ class TableLog(ABC):
         return replace(resume, replaced=tuple(sorted(replaced)))
 
     def successor(self, table: Any, resume: Resume) -> Resume:
-        """Return where an execution starts, with a number above that of the table's owner, if it may take its place.
+        """Return where an execution starts, with a number above that of the table's owner, if the execution may take
+        the owner's place.
 
-        The numbers of a directory that was restored may be lower than those of the one that it replaces; and those of
-        two directories may be equal. Raises StaleDirectoryError if the table does not say any more whose execution owns
-        it.
+        The numbers of a directory that was restored may be lower than the numbers of the directory that it replaces;
+        and the numbers of two directories may be equal. Raises StaleDirectoryError if the table does not say any more
+        whose execution owns it.
         """
         number = self.owner(table, resume)
         if resume.execution.number > number or (number == TAKEN_OVER and not resume.replaced):

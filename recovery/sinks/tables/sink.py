@@ -4,7 +4,8 @@ once.
 Spark's tasks write a micro-batch's Parquet files to their final place below the table, where no commit names them yet.
 Nothing is copied or renamed later, so an object store serves as well as a disk. In the order of events:
 
-1. `write`: files under `recovery-<store>/<execution>/<micro-batch>-<random>/`. Each that a task reports must be there.
+1. `write`: files under `recovery-<store>/<execution>/<micro-batch>-<random>/`. Each file that a task reports must be
+there.
 2. `prepare`: make the epoch's files durable. The note in the partitions lists the files.
 3. `publish`: one commit adds the files.
 4. `rollback`, when a run starts: in one commit, take back what abandoned epochs committed, and make this execution the
@@ -286,13 +287,13 @@ class TableSink:
             raise self._mismatch(f"{other} that {which}")
 
     def _lost(self, files: Sequence[AddedFile]) -> dict[str, int | None]:
-        """Return those of the files that are not there at their size, with the size that they have."""
+        """Return the files that are missing or have another size, with the size that they have."""
         sizes = self._log.sizes([file.path for file in files])
         return {file.path: sizes.get(file.path) for file in files if sizes.get(file.path) != file.size_bytes}
 
     def _check_files(self, note: TableNote, resume: Resume | None = None) -> None:
-        """Raise OutputLostError unless all files of a closed epoch are there. resume: the user may accept there that
-        they are not."""
+        """Raise OutputLostError unless all files of a closed epoch are there. resume: says whether the user accepts
+        that files are missing."""
         lost = self._lost(note.files)
         if not lost:
             return

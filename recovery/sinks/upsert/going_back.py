@@ -96,7 +96,7 @@ def plan_going_back(table: UpsertTable, database: Transaction, resume: Resume) -
 
 
 def _check_staged(table: UpsertTable, database: Transaction, note: UpsertNote, rows: int) -> None:
-    """Check that the rows of a closed epoch that is about to be published are there: nothing else has them."""
+    """Check that the rows of a closed epoch that is about to be published are there: no other table has these rows."""
     [[held]] = database.run(COUNT_STAGED, (note.execution, note.epoch))
     if held != rows:
         raise table.mismatch(

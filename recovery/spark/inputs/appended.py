@@ -25,7 +25,7 @@ _CAUSE = "The file was removed, compressed, truncated or written again after the
 
 
 class AppendedInput:
-    """The files of one `appended` source: those of the position, and those that were read beyond it."""
+    """The files of one `appended` source: the files of the position, and the files that were read beyond it."""
 
     answers: ClassVar[Answers] = {
         Question.SAME: Checked("a digest of the first and the last bytes that were read of each file", _LOOKS),

@@ -26,7 +26,7 @@ _CAUSE = (
 
 
 class FilesInput:
-    """Files below a path: those that discarded epochs have read, or micro-batches that no epoch closed.
+    """Files below a path: the files that discarded epochs have read, or micro-batches that no epoch closed.
 
     The logs of the source name the files. Files that epochs before the resume epoch have read may be removed: nobody
     reads them again.
@@ -58,7 +58,7 @@ class FilesInput:
         return Looked(tuple(needed), there, causes={self._path: _CAUSE})
 
     def goes_on(self, lost: Sequence[Loss]) -> str | None:
-        """See `StreamInput.goes_on`. Spark lists what is there."""
+        """See `StreamInput.goes_on`. Spark lists the files that are there."""
         return None
 
     def _needed(self, files: Iterable[LoggedFile], *, timed: bool) -> Iterator[Needed]:

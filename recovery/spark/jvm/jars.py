@@ -1,6 +1,6 @@
 """Jars that a session needs besides Spark's own, such as a connector: files, and packages of Maven.
 
-Spark takes both when its JVM starts, and resolves packages by Ivy. A file that is not there it leaves out silently: the
+Spark takes both when its JVM starts, and resolves packages by Ivy. Spark leaves out a missing file silently: the
 flow would fail later, for a class that is missing.
 """
 

@@ -131,7 +131,8 @@ def _import_meanwhile() -> None:
 
 def _ignore_signals() -> None:
     """Ignore signals in the process that becomes the JVM: if a supervisor sends one to all processes of a run, the
-    driver acts on it. A JVM still ignores what was ignored when it began, and it ends with its standard input."""
+    driver acts on that signal. A JVM still ignores what was ignored when it began, and it ends with its standard
+    input."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,7 +1,8 @@
 """Typed errors for input that is gone or was changed, found in what Spark and its connectors say.
 
-Kafka, Delta and Iceberg each have their own words for it. A file that is gone is known by its path only, so the table
-that it belongs to, and the version, come from what Spark says about the sources of its micro-batch. Iceberg names no
+Kafka, Delta and Iceberg each have their own words for lost input. A file that is gone is known by its path only, so the
+table that it belongs to, and the version, come from what Spark says about the sources of its micro-batch. Iceberg names
+no
 table: `IcebergTable[name]: position` stands for each in what the run says about its sources.
 """
 
@@ -95,8 +96,8 @@ def _topic_gone(text: str, lacking: Callable[[Collection[str]], Collection[str]]
 
 
 def no_topic(names: Collection[str], *, read: Collection[str], one_of: bool = False) -> RecoveryError:
-    """Return the error for topics that Kafka lacks. read: those that the flow has read. one_of: one of them is lacking,
-    and Kafka does not say which."""
+    """Return the error for topics that Kafka lacks. read: the topics that the flow has read. one_of: one of them is
+    lacking, and Kafka does not say which."""
     texts = ", ".join(sorted(names))
     found = f"Kafka has no topic {texts}" if len(names) == 1 else f"Kafka has none of the topics {texts}"
     if one_of:

@@ -41,7 +41,7 @@ else:
 
     @dataclass
     class ReadAllAvailable(ReadLimit):
-        """All that there is."""
+        """A read limit without a limit: all input that is there."""
 
     @dataclass
     class ReadMaxBytes(ReadLimit):

@@ -96,7 +96,8 @@ def archive_options(path: Path | None, given: str) -> str:
 
 def is_readable(path: Path) -> bool:
     """Whether there is an archive that this user may read and that only this user and root can have written: the JVM
-    runs what is in it. Another user's archive may lie where this user may not look: that is no error of a run."""
+    runs what is in it. Another user's archive may lie where this user may not look: such an archive is no error of a
+    run."""
     with contextlib.suppress(OSError):
         real = Path(os.path.realpath(path))
         home = real.parent.stat()

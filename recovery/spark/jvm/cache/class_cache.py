@@ -30,7 +30,7 @@ _READABLE = 0o644
 
 def compiled_once(jvm: Any, text: str, compiled: Callable[[], dict[str, bytes]]) -> dict[str, bytes]:
     """Return the code of the classes of the source `text`, by their names: as an earlier process has compiled them
-    for such a JVM, if that is kept, or else as `compiled` returns them, which is then kept."""
+    for such a JVM, if that is kept, or else as `compiled` returns them, and that code is then kept."""
     key = key_of(jvm, text)
     found = read(key)
     if found is None:
