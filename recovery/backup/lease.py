@@ -54,7 +54,7 @@ CHECK = "lease-check.json"
 FORMAT = 1
 LARGEST = 1 << 20
 PLACES = 32
-"""Of how many places a directory remembers its terms."""
+"""The number of places for which a directory remembers its terms."""
 WAIT_S = 60.0
 """How long a claim waits for another claim of the same directory."""
 

@@ -57,11 +57,12 @@ class Source(Protocol):
     problems: list[str]
     """Unusable copies and backups, a sentence for each."""
     damaged: list[str]
-    """The problems that are damage: those copies and backups were good once."""
+    """The problems that are damage: their copies and backups were good once."""
     latest: list[PartitionCopy]
     """The copies of the latest backup; of files: none."""
     lines: list[Manifest]
-    """The last backup of each line of backups that do not continue each other, the latest backup last; of files: none.
+    """The last backup of each line of backups that do not continue each other, the latest backup last; of plain files:
+    none.
     """
     unread: list[str]
     """Unreadable manifests that are newer than the latest backup."""

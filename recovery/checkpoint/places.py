@@ -49,7 +49,7 @@ class CheckpointPlace(Protocol):
 
     shown: str
     location: str
-    """Its URI, with which Spark names files in it."""
+    """The place's URI, with which Spark names files in the place."""
 
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of each file; empty when the directory does not exist."""

@@ -37,7 +37,7 @@ COMMANDS = {
     "warmup": "warmup",
     "demo": "demo",
 }
-"""Names of commands, and their files; and the name of the function if it is another one."""
+"""Names of commands, and their files; and the name of the function if that differs."""
 
 
 class _Imported(MutableMapping[str, click.Command]):

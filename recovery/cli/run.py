@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PY_FILES = "spark.submit.pyFiles"
 WITHOUT_DIRECTORY = {"directory", "snapshot_interval", "backup_interval", "thresholds", "state_backend"}
-"""Fields of the configuration whose options a run without a recovery directory may have: they change nothing there."""
+"""Fields of the configuration whose options a run without a recovery directory may have: these options change nothing
+there."""
 
 FOR_FLOWS = {
     "no_output": "only a flow can be forked",

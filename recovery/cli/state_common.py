@@ -29,7 +29,7 @@ from recovery.operational.values import parse_json
 
 NAMED = "a file of this machine"
 MOST_BYTES = 1 << 30
-"""Of a file that is imported: all of it is in memory."""
+"""The most bytes of a file that is imported: the whole file is in memory."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -7,7 +7,7 @@ import resource
 from recovery.errors import StorageError
 
 FILES_OF_OTHERS = 256
-"""Open files that nobody asks for here."""
+"""Files that are open for other purposes than those counted here."""
 
 
 def allow_open_files(needed: int) -> None:

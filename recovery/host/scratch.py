@@ -15,8 +15,8 @@ from recovery.host.durable import create
 from recovery.host.locks import try_lock_file
 
 MARK = ".recovery-scratch"
-"""The file that marks such a directory, locked while the directory is in use. The file holds the host's name, because
-another host may not see the lock."""
+"""The file that marks a scratch directory, locked while the directory is in use. The file holds the host's name,
+because another host may not see the lock."""
 
 
 @contextlib.contextmanager

@@ -20,8 +20,8 @@ HEALTH, READY = "/health", "/ready"
 REQUEST_S = 5.0
 """The longest time from accepting a connection to closing it, with all of the request and of the answer."""
 MOST_CONNECTIONS = 64
-"""The most simultaneous connections. One more closes the oldest one of the peer that has most: a peer that opens many
-takes them from itself, and the newest, which may be a probe, is answered."""
+"""The most simultaneous connections. One connection more closes the oldest connection of the peer that has most: a peer
+that opens many loses its own, and the newest connection, which may be a probe, is answered."""
 LONGEST_REQUEST = 16 << 10
 CLOSE_S = 5.0
 """How long closing waits for the thread: the function that makes the text may be at work."""

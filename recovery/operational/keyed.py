@@ -28,7 +28,7 @@ from recovery.operational.scopes import (
 T = TypeVar("T")
 
 _NAMES = {PROCESS: 2, TASK: 2, TASK_INSTANCE: 4, ASSET: 2}
-"""How many parts of an id name the scope; one more is a key in it."""
+"""How many parts of an id name the scope; one part more is a key in that scope."""
 
 
 class KeyedState:

@@ -25,7 +25,7 @@ class _Extent(NamedTuple):
 
 
 Extents = dict[tuple[str, StepId], dict[str, _Extent]]
-"""By what the rows are and their step: where the value of each key is."""
+"""Where the value of each key is, by the kind of the rows and their step."""
 
 
 class GivenRows:

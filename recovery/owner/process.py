@@ -32,7 +32,7 @@ END_S = 5.0
 PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
 STEADY_S = 30.0
-"""A process that ran so long is started again without a pause."""
+"""A process that ran for this long is started again without a pause."""
 WAITING = 512
 """Connections that wait to be accepted."""
 

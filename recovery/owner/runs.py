@@ -52,7 +52,7 @@ from recovery.wire.service import Tasks
 ENDING_S = 30.0
 """How long a new run waits for the last calls of the one before it."""
 CHUNK_BYTES = 1 << 20
-"""Of the rows in one message."""
+"""The most bytes of rows in one message."""
 
 
 class OwnedRuns:

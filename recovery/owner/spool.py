@@ -48,7 +48,7 @@ class MessageSpool:
         self._memory = memory
         self._call_bytes = call_bytes
         self._messages: list[list[bytes]] = [[]]
-        """The frames of each message; the last one is still coming."""
+        """The frames of each message; the last message is still coming."""
         self._taken = 0
         self._file: IO[bytes] | None = None
         self._ends: list[int] = []

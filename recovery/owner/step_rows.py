@@ -14,7 +14,7 @@ from recovery.storage.history import KeyChange, KeyState, changes_between, state
 
 MOST_ROWS = 10_000
 MOST_CHARS = 4 << 20
-"""Of a record batch; only a batch of one row is larger."""
+"""The most characters of a record batch; only a batch of one row is larger."""
 LONGEST_MS = (1 << 63) // 1000 - 1
 
 STATE_ARROW = pyarrow.schema([

@@ -41,11 +41,11 @@ from recovery.storage.standby import refuse_standby
 
 VERB: How = "repartition"
 FEW_ROWS = 200_000
-"""For so few rows a second process costs more than it saves."""
+"""For fewer rows, a second process costs more than it saves."""
 MOST_PROCESSES = 8
 
 Observer = Callable[[int, int], None]
-"""Called with the rows read so far and those in total; an estimate."""
+"""Called with the number of rows read so far and an estimate of all rows."""
 
 
 def ignore(_done: int, _total: int) -> None:

@@ -26,7 +26,7 @@ SETTINGS = {
         {"endpoint", "account", "account_name", "blob_storage_authority", "dfs_storage_authority", "enable_tls"}
     ),
 }
-"""What the address of each kind of place may say after a `?`; a client ignores what it has no use for."""
+"""What the address of each kind of place may say after a `?`; a client ignores settings that it has no use for."""
 SHARE = "file://"
 """The file system of a share that all hosts have mounted under the same path."""
 

@@ -28,7 +28,8 @@ _TAG = b"RcvF"
 _ENTRY = struct.Struct("<I16s")
 LARGEST_INDEX = 1 << 30
 LARGEST_FRAME_BYTES = 1 << 20
-"""Of the file. An index that claims larger frames was not made here: unpacking one would take as much memory."""
+"""Of the file. An index that claims larger frames was not made by this package: unpacking such a frame would take as
+much memory."""
 
 
 def pack(block: bytes | memoryview) -> bytes:

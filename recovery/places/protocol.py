@@ -21,9 +21,9 @@ LARGEST = 256 << 20
 """The largest document that is read, in bytes. Documents stay far below this size; a larger document came from another
 program."""
 DRAFT = ".draft"
-"""Ends the name of an unfinished object; a killed writer leaves it behind."""
+"""Ends the name of an unfinished object; a killed writer leaves such an object behind."""
 SUFFIXES = (".gz", ".zst")
-"""Suffixes of objects: a directory with one takes the place of an object."""
+"""Suffixes of objects: a directory with such a suffix takes the place of an object."""
 NO_FILE = -1
 """The size of an entry that is a directory, a pipe or a device, which no backup made."""
 

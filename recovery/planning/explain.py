@@ -41,7 +41,7 @@ _ROLES: dict[type[RecoveryError], Role] = {
     LinkedPartitionError: Role.DUPLICATE,
     ForeignPartitionError: Role.FOREIGN,
 }
-"""The roles of files that cannot be used, by the error; others are damaged."""
+"""The roles of files that cannot be used, by the error; files with any other error are damaged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from recovery.planning.values import Execution
 RECENT = 10
 """The number of newest epochs that a target covers: of each value the highest counts."""
 MEANINGFUL_KEYS = 100
-"""Keys per micro-batch below which an update latency has no level: most of it is opening the files."""
+"""Keys per micro-batch below which an update latency has no level: most of the time is opening the files."""
 NOT_MEASURED = "not measured"
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[kMGT]i?B|B)?", re.ASCII)

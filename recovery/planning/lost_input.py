@@ -21,7 +21,7 @@ from recovery.base.wording import counted
 from recovery.errors import InputLostError, InputRewrittenError, RecoveryError
 
 SHOWN_PARTS = 5
-"""The number of parts that an error names for each source; the others are counted."""
+"""The number of parts that an error names for each source; all further parts are counted."""
 
 
 class PartKind(Enum):

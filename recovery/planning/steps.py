@@ -17,8 +17,8 @@ from recovery.planning.values import StepEdit
 from recovery.values.declaration import Convert, Declaration, Form, misfits
 
 Misread = Callable[[StepId, StepId], str | None]
-"""Given the step that holds states and the flow's step that takes them over, returns which state it cannot read first,
-and why; None when it reads all."""
+"""Given the step that holds states and the flow's step that takes them over, returns the first state that the latter
+cannot read, and why; None when it reads all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Delivery:
                 _check_done(sink, "check", check(resume))
         self.single_action = bool(getattr(sink, "single_action", False))
         self.keeps_plan = _declared(sink, "keeps_plan")
-        """What the sink declares; see `Sink`. Some know it after their check."""
+        """What the sink declares; see `Sink`. Some sinks know this only after their check."""
 
     def rollback(self) -> None:
         """Let the sink abandon the output beyond the snapshot, as the partitions have done."""

@@ -111,7 +111,7 @@ class EpochOutput:
 
 
 _Explained: TypeAlias = tuple[str | None, str | None]
-"""The cause of an error, and its remedy; None: those of its class."""
+"""The cause of an error, and its remedy; None: the cause and remedy of the error's class."""
 
 _OLDER_COPY: _Explained = (None, None)
 _REPLACED: _Explained = (

@@ -126,7 +126,7 @@ AWAY = TargetRefusal(
     f"When it is there again, {_AGAIN}",
 )
 REFUSALS = (FULL, BUSY, EXPIRED, RIGHTS, READ_ONLY, NO_BUCKET, FORM, ASKS, AWAY)
-"""All rows. Of several that fit, the first one counts."""
+"""All rows. Of several rows that fit, the first one counts."""
 
 
 def refusal_of(error: BaseException) -> TargetRefusal:

@@ -92,7 +92,7 @@ class Locations:
         self.directory = directory
         self.owners = tuple(owners)
         self.notes: tuple[str, ...] = ()
-        """On each copy that is not used."""
+        """A note on each copy that is not used."""
         self.shown: dict[str, str] = {}
         """How errors name each file that is used: with its owner's location, or with the own directory."""
         self._owner_of: dict[PartitionIndex, Owner | None] = {}

@@ -23,7 +23,7 @@ from recovery.storage.standby import refuse_standby
 LOCK_NAME = "recovery.lock"
 FILE_LOCKS = "recovery-*.lock"
 FIRST = "part-0.sqlite3"
-"""The lock file gets this partition's permissions."""
+"""The partition whose permissions the lock file gets."""
 ATTEMPTS = 400
 NAME_ATTEMPTS = 100
 ATTEMPT_INTERVAL_S = 0.005

@@ -15,7 +15,7 @@ from recovery.errors import ConfigurationError, NoPartitionsError, StorageError
 MOST = 1000
 """The most names of a directory that are read to say what it is."""
 LOCKS = "recovery."
-"""How the names of files begin that commands make before they look."""
+"""How the names of lock files begin, which commands make before they look into a directory."""
 BYTEWAX_TABLES = frozenset(("parts", "exs", "fronts", "commits", "snaps"))
 
 

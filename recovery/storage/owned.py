@@ -61,7 +61,7 @@ class LocatedPartitions(Protocol):
 
 
 PART_BYTES = 8 << 20
-"""Of rows that are sent ahead of a close in one call."""
+"""The most bytes of rows that are sent ahead of a close in one call."""
 ROW_BYTES = 16
 """About what a row takes besides key and value."""
 

@@ -41,11 +41,11 @@ Found = Generator[tuple[Any, ...], None, None]
 Adds = Callable[[DraftPartition, list[tuple[Any, ...]]], None]
 
 CACHE_BYTES = 12 << 20
-"""Of all sources, and of all targets, of one share."""
+"""The cache of all sources of one share together, and of all its targets."""
 SMALLEST_CACHE_BYTES = 64 << 10
 BUFFER_BYTES = 4 << 20
 ROW_OVERHEAD_BYTES = 500
-"""Of a row in Python, besides its key and value."""
+"""What a row takes in Python, besides its key and value."""
 CHUNK_KEYS = 4096
 MOST_COPIES = 8
 """With more partitions in a group, reading their rows once for each costs more than to look each row up."""

@@ -30,7 +30,8 @@ LONGEST_NAME = 200
 SPARE = 10_000
 SIZE_PER_BYTE, WORK_PER_BYTE = 100, 10
 """How large a value may be when it is written out, in characters and parts, and how many parts of keys may be hashed,
-for each byte of its pickle. Python's own pickles stay far below, also where a value holds one part many times."""
+for each byte of its pickle. Python's own pickles stay far below this limit, also where a value holds one part many
+times."""
 _KEYS_PER_LOOK = 500
 _SPARE_INSERTING_S, _INSERTING_S = 0.2, 10e-6
 """The processor time that inserting keys may take: once, and for each part of a key."""

@@ -18,7 +18,7 @@ from recovery.values.codec import StateCodec
 from recovery.values.pickles import parts, read
 
 PLAIN_NAMES = {"builtins.set": set, "builtins.frozenset": frozenset}
-"""Built-in types that older protocols name; later ones have codes for them."""
+"""Built-in types that older protocols name; later protocols have codes for these types."""
 
 
 def _built(value: Any) -> Any:

@@ -414,7 +414,7 @@ def reason_of(error: Exception) -> str:
 _all_lines: dict[tuple[OwnerAddress, bytes], Lines] = {}
 _lock = threading.Lock()
 MOST_ADDRESSES = 8
-"""Owners that a process stays connected to: those of its newest runs."""
+"""Owners that a process stays connected to: the owners of its newest runs."""
 
 
 def _lines_to(address: OwnerAddress, task_key: bytes) -> Lines:

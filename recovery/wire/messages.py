@@ -237,7 +237,7 @@ def as_refusal(error: RecoveryError) -> Refusal:
 
 
 Explain = Callable[[Exception], RecoveryError | None]
-"""Returns the typed error that is behind an unexpected one; None: the unexpected error is a defect."""
+"""Returns the typed error behind an unexpected error; None: the unexpected error is a defect."""
 
 
 def as_typed(error: Exception, explain: Explain, log: Callable[[str], None]) -> RecoveryError:

@@ -24,7 +24,7 @@ STILL_S = 10.0
 CLASSIFY_S = 5.0
 """How long a run that has lost a connection asks the owner why."""
 LET_GO_S = 1.0
-"""How long the end of a run waits for what it is just telling the owner."""
+"""How long the end of a run waits for the answer to its last message to the owner."""
 PAUSE_S = 0.2
 
 P = ParamSpec("P")

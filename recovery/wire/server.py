@@ -81,7 +81,7 @@ class OwnerServer:
         self._tasks = tasks
         self._earlier: deque[Tasks] = deque(maxlen=MOST_EARLIER)
         """What served the tasks of runs that have ended: with those runs' keys, the tasks get an answer that they
-        believe."""
+        trust."""
         self._listener = listener
         self._lock = threading.Lock()
         self._unproven: dict[Session, None] = {}

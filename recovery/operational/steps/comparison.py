@@ -17,7 +17,7 @@ from recovery.storage.history import KeyChange, KeyState
 from recovery.storage.snapshot import Snapshot, snapshot_at
 
 Pair = tuple[str, KeyState | None, KeyState | None]
-"""A key with its states in both snapshots; None: it has none."""
+"""A key with its states in both snapshots; None: the key has no state."""
 
 CHANGED, ONLY_A, ONLY_B = "changed", "only in A", "only in B"
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
 TAKEN_OVER = 2**62
-"""In place of the number of a store's newest execution: another store has taken its place."""
+"""In place of the number of a store's newest execution: another store has taken the store's place."""
 BY_HAND = (
     "Resume without going back, or write to a new table. Or take the rows out of the table yourself, and run once with "
     "--lose-epochs: what is still there of them stays."

@@ -19,7 +19,7 @@ PLACE = "\0"
 """Marks a value's place in a statement, until the module's own sign is known; no name may contain it."""
 
 _OF_THE_FUNCTION = (LookupError, TypeError, AttributeError, NameError, ImportError, ValueError)
-"""Exceptions that no database's module raises for what a server says."""
+"""Exceptions that no database's module raises for a server's answer."""
 
 COLUMN_TYPES = """
 SELECT format_type(atttypid, atttypmod) FROM pg_attribute

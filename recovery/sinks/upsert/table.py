@@ -16,7 +16,7 @@ MARKS = ("recovery_execution", "recovery_batch")
 HISTORY = ("recovery_epoch", "recovery_had")
 """The additional columns of a replaced row."""
 RANK = "recovery_rank"
-"""The additional column of both in statements that select the last or the first of a key's rows."""
+"""The additional column of both tables in statements that select the last or the first of a key's rows."""
 BESIDE = ("_recovery_owner", "_recovery_epochs", "_recovery_staged", "_recovery_replaced")
 """The suffixes of the tables beside the user's."""
 

@@ -52,7 +52,7 @@ DEFAULTS_OF_ONE_HOST = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
 }
-"""Of masters whose executors run on this host."""
+"""The settings' defaults for masters whose executors run on this host."""
 
 
 _MADE: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -76,7 +76,7 @@ class _Begun(NamedTuple):
 
 
 _ahead: list[_Begun] = []
-"""What `launching` has begun, until `create_session` takes it: one at most."""
+"""What `launching` has begun, until `create_session` takes that launch: one at most."""
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ UNCHECKED = {
 }
 _starting = threading.Lock()
 STOP_S = 60.0
-"""How long a stop waits for the thread of Spark's query: a source that plans may not let itself be interrupted."""
+"""How long a stop waits for the thread of Spark's query: a source that plans may not react to an interrupt."""
 
 
 def launch(

@@ -38,7 +38,7 @@ from recovery.storage.origin import Origin
 from recovery.storage.seam import PartitionStore
 
 IDENTITIES_KEY = "identities"
-"""The row of step `$sources` that says which topics those of the position were: their ids, by their names."""
+"""The row of step `$sources` that says which topics the position speaks of: the topics' ids, by name."""
 
 
 class RecoveredPosition(NamedTuple):

@@ -28,7 +28,7 @@ FEW_ROWS = 2000
 LONG_S = 0.25
 PAUSE = 20
 """Number of micro-batches that are exchanged after a gathered one that took long, and longer than exchanged ones do;
-twice as many after the next such one."""
+twice as many after the next such micro-batch."""
 MOST_PAUSE = 1280
 MOST_BYTES = 1 << 20
 """Most bytes to read, as far as sources report them, behind a small micro-batch."""

@@ -41,10 +41,10 @@ from recovery.storage.reach import reach
 
 FEW_ROWS = 10_000
 MOST_BYTES = 64 << 20
-"""Most bytes to read at which rows are taken before they are counted: the driver has memory for them, whatever they
-are."""
+"""Most bytes to read at which rows are taken before they are counted: the driver has memory for so many bytes, whatever
+the rows are."""
 PAUSE = 20
-"""Number of micro-batches that are left to Spark after one that unexpectedly had many rows."""
+"""Number of micro-batches that are left to Spark after a micro-batch that unexpectedly had many rows."""
 _ABOVE = {"Project", "Filter"}
 """Nodes that may be between the step and the sink."""
 

@@ -23,7 +23,7 @@ from recovery.spark.tuning.outcome import Outcome
 
 LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch"
 UNLIMITED = "2147483647"
-"""With this limit Spark does not check."""
+"""With this value of the limit, Spark does not check a batch's size."""
 SMALL_BYTES = 256
 """With rows no wider than this on average, a batch is an eighth of what Spark's limit allows."""
 MANY_ROWS = 10_000

@@ -33,8 +33,8 @@ from recovery.storage.sqlite.file.statements import rows, snapshot, transaction,
 
 TABLES = ("touched_0", "touched_1")
 PAGE_BYTES = 8192
-"""Twice SQLite's default: a micro-batch that touches many keys searches a shallower tree; one that touches few writes
-more."""
+"""Twice SQLite's default: a micro-batch that touches many keys searches a shallower tree; a micro-batch that touches
+few keys writes more."""
 
 CACHE_BYTES = 16 << 20
 BASE_CACHE_BYTES = 2000 << 10

@@ -22,8 +22,8 @@ from recovery.host.peers import of_trusted_user
 MOST_WAITING = 256
 """How many processes may connect before the driver accepts them."""
 MOST_HELD = 256
-"""How many connections the driver holds. The driver closes further ones immediately, so those processes keep nothing
-and does not run out of file descriptors."""
+"""How many connections the driver holds. The driver closes further connections immediately: those processes keep
+nothing, and the driver does not run out of file descriptors."""
 WAIT_S = 5.0
 """How long the driver waits at most for the task processes to release what they hold."""
 

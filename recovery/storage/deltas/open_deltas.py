@@ -19,7 +19,7 @@ from recovery.storage.deltas.lifeline import hold
 MOST_KEPT = 128
 """Each delta needs seven open files; the default limit of a process is 1,024."""
 CACHE_BYTES = 32 << 20
-"""For all kept deltas of a step together, and at most as much again for the partitions below them."""
+"""The cache of all kept deltas of a step together; the partitions below the deltas get at most as much again."""
 MOST_CACHE_BYTES = 4 << 20
 
 

@@ -45,7 +45,7 @@ class Scratch:
         self._stale = "ex-*" if Path(os.path.realpath(root)).parent == directory else f"{self._prefix}*"
         self._path: Path | None = None
         self.files: Watch | None = None
-        """Of the execution in use: files that must stay in their places."""
+        """Files of the execution in use that must stay in their places."""
 
     @property
     def path(self) -> Path:

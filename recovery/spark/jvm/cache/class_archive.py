@@ -45,8 +45,8 @@ _DUMP_S = 1200
 _OF_THE_KIND = re.compile(
     r"-Xshare|SharedArchive|ArchiveClassesAtExit|SharedClassListFile|DumpLoadedClassList|-XX:AOT|FlightRecord"
 )
-"""User options that set up class sharing: together with the archive's options the JVM may refuse to start. Or that
-record the JVM: with an archive, Java 17 ended by a segmentation fault."""
+"""User options that set up class sharing: together with the archive's options the JVM may refuse to start. Also options
+that record the JVM: with an archive, Java 17 ended by a segmentation fault."""
 _LATER_COMPILATION = (
     "-XX:Tier4InvocationThreshold=15000",
     "-XX:Tier4MinInvocationThreshold=1800",

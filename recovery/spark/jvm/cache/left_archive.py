@@ -43,10 +43,10 @@ KEPT = 3
 """The number of such archives that are kept, each of some 200 MB."""
 LEAVING = "-XX:DumpLoadedClassList="
 _LEFT_WITHIN_S = 3600
-"""Seconds in which no other run leaves an archive too."""
+"""For this many seconds after a run left an archive, no other run leaves one."""
 _MAGIC_BYTES = 4
 _AFTER = 'for i in $(seq 300); do kill -0 "$0" 2>/dev/null || break; sleep 0.2; done; nice -n 10 "$@"; rm -f "$LIST"'
-"""Runs a command when a process has ended, or after a minute: where nobody reaps it, it seems to stay."""
+"""Runs a command when a process has ended, or after a minute: where nobody reaps the process, it seems to stay."""
 
 
 def left_options(java_home: Path, given: str) -> str:

@@ -106,7 +106,7 @@ CREATE TABLE measures (
     content TEXT NOT NULL, digest INTEGER NOT NULL
 ) STRICT;
 """
-"""`changed` has a row for each key that an epoch touched: its new value, or NULL if it was discarded. made:
+"""`changed` has a row for each key that an epoch touched: its new value, or NULL if the key was discarded. made:
 `superseded` says that the key did not exist before. `epochs` of a chain's first link also has the epochs before it.
 `totals` has no row if operational state did not change. All other tables are those of a partition."""
 

@@ -48,7 +48,7 @@ SELECT (SELECT count(*) FROM snaps WHERE snap_epoch = :epoch)
 MOST_ATTACHED = 64
 """Sources times targets; SQLite attaches at most 125 files to a connection."""
 DOCUMENTS = ("states", "totals", "measures")
-"""The tables that only part-0 fills, and that its rows are copied into unchanged."""
+"""The tables that only part-0 fills, into which its rows are copied unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
