@@ -89,7 +89,7 @@ COVERED_BY = {
     "owner/test_step_rows.py": "owner.reading",
     "wire/test_connections.py": """wire.address wire.answers wire.client wire.messages wire.server wire.service
         wire.task_calls""",
-    "owner/test_service.py": """base.credentials.token cli.owners cli.serve cli.without_owners owner.holding
+    "owner/test_service.py": """base.credentials.token cli.owners cli.serve owner.holding
         owner.metrics
         owner.runs storage.locations wire.calls
         wire.run_calls wire.run_client""",
@@ -159,6 +159,7 @@ COVERED_BY = {
     "operational/test_comparison.py": "cli.diff cli.diff_output",
     "spark/test_delta_source.py": "spark.jvm.delta_schemas",
     "spark/test_kafka.py": "spark.jvm.lost_topics",
+    "cli/test_at_owners.py": "cli.without_owners",
     "cli/test_config_options.py": "cli.option setting",
     "cli/test_output.py": "cli.common cli.init cli.output_errors cli.status",
     "operational/test_runs.py": "cli.runs host.processes",

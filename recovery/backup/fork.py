@@ -50,16 +50,20 @@ class Forked:
     elapsed_s: float
 
 
-def plan_fork(directory: Path, new_directory: Path, epoch: int | None = None) -> ResumePlan:
+def plan_fork(
+    directory: Path, new_directory: Path, epoch: int | None = None, *, copied_from: Path | None = None
+) -> ResumePlan:
     """Return where a fork would continue; changes nothing. epoch: None: the newest that all partitions hold.
+    copied_from: the directory of the run, if `directory` has copies of its partitions; None: `directory`.
 
     Raises the errors of `plan`, StandbyDirectoryError, EpochNotHeldError, ConfigurationError, AlreadyInitializedError
     or StorageError.
     """
-    refuse_standby(directory)
-    refuse_hydrating(directory, "a fork")
+    origin = copied_from or directory
+    refuse_standby(origin)
+    refuse_hydrating(origin, "a fork")
     planned = _plan([*scan(directory)], epoch)
-    check_outside(new_directory, directory)
+    check_outside(new_directory, origin)
     refuse_made(new_directory, planned.store_id)
     check_free(new_directory)
     return planned
@@ -73,12 +77,14 @@ def fork(
     observe: Observer = ignore,
     clock: Clock | None = None,
     random_id: Callable[[], str] = new_store_id,
+    copied_from: Path | None = None,
 ) -> Forked:
     """Make a store in `new_directory` that continues from an epoch of the one in `directory`, and return what was made.
 
     A run may be active in `directory`, which does not change. The new store has an id of its own, all held epochs up to
     this one, and the present operational state. Where the file system can clone files, it takes no space. epoch: None:
-    the newest that all partitions hold; 0: the beginning.
+    the newest that all partitions hold; 0: the beginning. copied_from: the directory of the run, if `directory` has
+    copies of its partitions; the new store names it as its origin.
 
     `new_directory` is missing or empty. The fork appears when it is whole; what a killed attempt left, the next attempt
     removes. Raises the errors of `plan`, EpochNotHeldError, AlreadyInitializedError, DirectoryLockedError or
@@ -88,7 +94,8 @@ def fork(
         raise ConfigurationError(
             f"epoch {epoch!r:.80} does not exist", cause="", remedy="List them: recovery status DIR"
         )
-    attempt = _ForkAttempt(local_path(directory), epoch, observe, clock or SystemClock(), random_id())
+    source = local_path(directory)
+    attempt = _ForkAttempt(source, copied_from or source, epoch, observe, clock or SystemClock(), random_id())
     return attempt.make(local_path(new_directory))
 
 
@@ -97,8 +104,11 @@ def _plan(found: list[FoundFile], epoch: int | None) -> ResumePlan:
 
 
 class _ForkAttempt:
-    def __init__(self, directory: Path, epoch: int | None, observe: Observer, clock: Clock, store_id: str) -> None:
+    def __init__(
+        self, directory: Path, origin: Path, epoch: int | None, observe: Observer, clock: Clock, store_id: str
+    ) -> None:
         self._directory = directory
+        self._origin = origin
         self._epoch = epoch
         self._observe = observe
         self._clock = clock
@@ -107,7 +117,8 @@ class _ForkAttempt:
     def make(self, target: Path) -> Forked:
         """Do steps fork.1 to fork.5."""
         began_s = self._clock.elapsed_s()
-        paths = [d.path for d in plan_fork(self._directory, target, self._epoch).partitions]
+        first = plan_fork(self._directory, target, self._epoch, copied_from=self._origin)
+        paths = [d.path for d in first.partitions]
         allow_open_files(len(paths) * FILES_PER_COPY)
         with new_directory(target, "fork", modes_beside(paths[0])) as draft:
             # fork.1
@@ -119,7 +130,7 @@ class _ForkAttempt:
             finally:
                 for one in pinned:
                     one.release()
-            origin = origin_of(self._directory, "fork", planned, self._clock.wall_ms())
+            origin = origin_of(self._origin, "fork", planned, self._clock.wall_ms())
             settled = self._settle(draft, planned, origin)
             # fork.4
             resumed = plan_resume(scan(draft))

@@ -254,8 +254,7 @@ def manifest_name(identity: str) -> str:
 
 
 def object_name(identity: str, index: int, kind: Literal["sqlite3", "changes"] = "sqlite3") -> str:
-    """Return the name of a backup's copy of a partition, or of its changes; no other backup ever writes an object of
-    that name."""
+    """Return the name of a backup's copy of a partition, or of its changes; no other backup writes that name."""
     return f"{OBJECTS}part-{index}/{identity}.{kind}.zst"
 
 

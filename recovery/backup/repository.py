@@ -195,9 +195,8 @@ def prune(
 ) -> Pruned:
     """Remove the backups that no rule keeps, and objects that no backup needs. The latest backup always stays.
 
-    The next pruning completes a pruning that was cut off. catalog: what this process knows of the place. made: the
-    backup after which the directory prunes; that stays too, and so do those of a later term: another directory has
-    taken over.
+    The next pruning completes one that was cut off. catalog: what this process knows of the place. made: the backup
+    after which the directory prunes; it stays too, and so do backups of a later term: another directory has taken over.
     dry_run: write and remove nothing, and return what a pruning would remove now.
 
     Raises ForeignPartitionError for backups of several stores, or UnsupportedVersionError, and has removed nothing

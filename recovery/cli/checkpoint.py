@@ -27,11 +27,13 @@ from recovery.cli.native import (
     variable_option,
 )
 from recovery.cli.option import option
+from recovery.cli.owners import locations, owner_options, to_read
 from recovery.cli.places import directory_and
 from recovery.cli.settings import settings_options
 from recovery.native.exporting import ExportedCheckpoint, export
 from recovery.native.held import held_files
 from recovery.native.importing import Imported, import_checkpoint
+from recovery.storage.locations import OwnerAccess
 from recovery.storage.snapshot import snapshot_at
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -55,9 +57,12 @@ def _epoch_option(function: F) -> F:
 @checkpoint.command(name="export")
 @click.argument("words", metavar="[DIR] TO", nargs=-1)
 @_epoch_option
+@owner_options
 @settings_options
 @json_option
-def export_(words: tuple[str, ...], epoch: int | None, conf: dict[str, str], as_json: bool) -> None:
+def export_(
+    words: tuple[str, ...], epoch: int | None, access: OwnerAccess, conf: dict[str, str], as_json: bool
+) -> None:
     """Write a held epoch as an ordinary Spark checkpoint at TO.
 
     Plain Spark starts from TO, without this package. TO appears complete or not at all. The command only reads DIR,
@@ -65,7 +70,7 @@ def export_(words: tuple[str, ...], epoch: int | None, conf: dict[str, str], as_
     """
     directory, [target] = directory_and(words, ("TO",))
     with opened(target, conf) as place, CheckpointProgress(quiet=as_json) as progress:
-        done = export(Path(directory), place, epoch=epoch, observe=progress.observe)
+        done = export(to_read(Path(directory), access), place, epoch=epoch, observe=progress.observe)
     if as_json:
         print_json({"directory": directory, "to": place.shown, **_export_facts(done)})
     else:
@@ -77,16 +82,22 @@ def export_(words: tuple[str, ...], epoch: int | None, conf: dict[str, str], as_
 @directory_argument
 @option("--flow", "flow_id", required=True, metavar="NAME",
         help="The name of the flow that continues from the checkpoint. DIR is bound to that name.")  # fmt: skip
+@owner_options
 @settings_options
 @json_option
-def import_(source: str, directory: Path, flow_id: str, conf: dict[str, str], as_json: bool) -> None:
+def import_(
+    source: str, directory: Path, flow_id: str, access: OwnerAccess, conf: dict[str, str], as_json: bool
+) -> None:
     """Import a Spark job's checkpoint as the first epoch of DIR.
 
     The partitions of DIR must be new. FROM does not change. Stop the job first: DIR does not contain what the job does
     afterwards.
     """
     with opened(source, conf) as place, CheckpointProgress(quiet=as_json) as progress:
-        done = import_checkpoint(place, directory, flow_id, clock=SystemClock(), observe=progress.observe)
+        done = import_checkpoint(
+            place, directory, flow_id, clock=SystemClock(), observe=progress.observe,
+            locations=locations(directory, access) if access.owners else None,
+        )  # fmt: skip
     if as_json:
         print_json({"from": place.shown, "directory": str(directory), **_import_facts(done)})
     else:
@@ -106,6 +117,7 @@ def import_(source: str, directory: Path, flow_id: str, conf: dict[str, str], as
         help="With --operator: only keys whose value differs from the value at this older epoch.")  # fmt: skip
 @option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N",
         help="With --operator: the most rows to show, sorted.")  # fmt: skip
+@owner_options
 @settings_options
 @json_option
 def show(
@@ -117,6 +129,7 @@ def show(
     timers: bool,
     since: int | None,
     limit: int,
+    access: OwnerAccess,
     conf: dict[str, str],
     as_json: bool,
 ) -> None:
@@ -128,13 +141,13 @@ def show(
     """
     if operator is not None:
         print_state(
-            directory, operator, epoch=epoch, store=store, variable=variable, since=since, limit=limit, conf=conf,
-            as_json=as_json, timers=timers,
+            directory, access, operator, epoch=epoch, store=store, variable=variable, since=since, limit=limit,
+            conf=conf, as_json=as_json, timers=timers,
         )  # fmt: skip
         return
     if store is not None or variable is not None or since is not None or timers:
         raise click.UsageError("--store, --variable, --timers and --changes-since need --operator.")
-    at = snapshot_at(directory, epoch)
+    at = snapshot_at(to_read(directory, access), epoch)
     files = held_files(at)
     operators = operators_at(at)
     if as_json:

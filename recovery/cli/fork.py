@@ -14,9 +14,11 @@ from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import format_size, format_time, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import option
+from recovery.cli.owners import owner_options, to_read
 from recovery.cli.places import directories
 from recovery.planning.going_back import after_text
 from recovery.planning.resume import ResumePlan
+from recovery.storage.locations import OwnerAccess
 
 
 @click.command()
@@ -24,8 +26,9 @@ from recovery.planning.resume import ResumePlan
 @option("--epoch", type=click.IntRange(min=0), metavar="E", without="the newest that all partitions hold",
         help="Continue from the state after this epoch; 0: from the beginning.")  # fmt: skip
 @dry_run_option("Show what would be forked; write nothing.")
+@owner_options
 @json_option
-def fork(words: tuple[str, ...], epoch: int | None, dry_run: bool, as_json: bool) -> None:
+def fork(words: tuple[str, ...], epoch: int | None, dry_run: bool, access: OwnerAccess, as_json: bool) -> None:
     """Make an independent store from an epoch of the one in DIR.
 
     NEW_DIR continues from that epoch. A run may be active in DIR, of which nothing is changed.
@@ -33,17 +36,20 @@ def fork(words: tuple[str, ...], epoch: int | None, dry_run: bool, as_json: bool
     The new store has a store id of its own and records its origin. Run NEW_DIR with --no-output, or give its
     sinks targets of their own: those of the origin are refused. Where the file system can clone files, the new store
     takes no space.
+
+    With --owner, DIR is the directory of the run, and NEW_DIR, on this host, gets all partitions.
     """
     directory, [new] = directories(words, ("NEW_DIR",))
+    found = to_read(directory, access)
     if dry_run:
-        planned = plan_fork(directory, new, epoch)
+        planned = plan_fork(found, new, epoch, copied_from=directory)
         if as_json:
             print_json({"directory": str(new), "dry_run": True, **_plan_facts(planned)})
         else:
             say(_plan_text(planned, new))
         return
     progress = CopyProgress(quiet=as_json)
-    made = fork_store(directory, new, epoch, observe=progress.observe)
+    made = fork_store(found, new, epoch, observe=progress.observe, copied_from=directory)
     if as_json:
         print_json({
             "directory": str(new), "dry_run": False, "store_id": made.store_id, "origin": made.origin.as_json(),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from secrets import token_hex
 from typing import NamedTuple
 
 import click
@@ -29,7 +29,7 @@ from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.copied import copies_of
 from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.locations import Locations, OwnerAccess
-from recovery.storage.lock import DirectoryLock, check_unlocked
+from recovery.storage.lock import check_unlocked
 from recovery.storage.standby import refuse_standby
 
 
@@ -79,8 +79,7 @@ def gc(
         if dry_run:
             places = held.enter_context(_copies(places))
         else:
-            held.enter_context(DirectoryLock(directory, clock, "gc"))
-            places.hold(secrets.token_hex(8), "gc", task_key())
+            held.enter_context(places.locked(clock, token_hex(8), "gc", task_key()))
         done = _collect(places, backup_interval, checks, clock)
     if as_json:
         print_json({

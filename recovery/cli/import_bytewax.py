@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +16,13 @@ from recovery.cli.checkpoint_progress import CheckpointProgress
 from recovery.cli.common import DIRECTORY, json_option, print_json, say, style
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import option
+from recovery.cli.owners import receiving_options
+from recovery.cli.restore_to_owners import ByOwner, bring
 from recovery.cli.tables import table
+from recovery.host.new_directory import check_outside
+from recovery.host.scratch import scratch_directory
 from recovery.importing.bytewax import ImportedBytewax, ImportedStep, import_bytewax
+from recovery.storage.locations import OwnerAccess
 
 
 def _pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -52,6 +58,7 @@ def _pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...])
 @option("--no-older-copies", is_flag=True,
         help="Say that every file of SRC is the newest, where the files do not show it.")  # fmt: skip
 @dry_run_option("Read and check everything; write nothing.")
+@receiving_options
 @json_option
 def bytewax(
     source: Path,
@@ -64,24 +71,37 @@ def bytewax(
     flow: str | None,
     no_older_copies: bool,
     dry_run: bool,
+    access: OwnerAccess,
     as_json: bool,
 ) -> None:
     """Take over a recovery directory of Bytewax 0.20 or 0.21.
 
     DIR must not exist, or must be empty. SRC is only read. Stop the dataflow first. All of DIR appears or nothing.
+
+    With --owner, the partitions go to the owners, the same number to each, as `recovery restore` brings them; DIR is
+    then the directory of the run. The command ignores RECOVERY_OWNERS.
     """
     if allow:
         # Last, so that nothing in the present directory takes the place of an installed module.
         sys.path.append(str(Path.cwd()))
-    with CheckpointProgress(quiet=as_json) as progress:
-        done = import_bytewax(
-            source, directory, steps=steps, inputs=inputs, drop_steps=drop_steps, allow=allow, partitions=partitions,
-            flow=flow, no_older_copies=no_older_copies, dry_run=dry_run, observe=progress.observe,
-        )  # fmt: skip
+    by_owner: ByOwner | None = None
+    with contextlib.ExitStack() as held:
+        target = directory
+        if access.owners:
+            check_outside(directory, source)
+            target = held.enter_context(scratch_directory("import")) / "made"
+        with CheckpointProgress(quiet=as_json) as progress:
+            done = import_bytewax(
+                source, target, steps=steps, inputs=inputs, drop_steps=drop_steps, allow=allow, partitions=partitions,
+                flow=flow, no_older_copies=no_older_copies, dry_run=dry_run, observe=progress.observe,
+            )  # fmt: skip
+        if access.owners:
+            by_owner = bring(target, done.partitions, directory, access, dry_run=dry_run, quiet=as_json)
     if as_json:
-        print_json({"from": str(source), "directory": str(directory), **_facts(done)})
+        at_owners = {} if by_owner is None else by_owner.facts()
+        print_json({"from": str(source), "directory": str(directory), **_facts(done), **at_owners})
     else:
-        say(_text(done, source, directory))
+        say(_text(done, source, directory, by_owner))
 
 
 def _facts(done: ImportedBytewax) -> dict[str, Any]:
@@ -91,7 +111,7 @@ def _facts(done: ImportedBytewax) -> dict[str, Any]:
     return facts
 
 
-def _text(done: ImportedBytewax, source: Path, directory: Path) -> str:
+def _text(done: ImportedBytewax, source: Path, directory: Path, by_owner: ByOwner | None) -> str:
     verb = "imported" if done.written else "would import"
     lines = [
         f"{verb} epoch {done.epoch} of {one_line(source)} into {one_line(directory)}: flow {one_line(done.flow)}, "
@@ -107,8 +127,11 @@ def _text(done: ImportedBytewax, source: Path, directory: Path) -> str:
         left = ((each.theirs, each.keys, each.example) for each in done.left_out)
         lines += ["", table(("left out", "keys", "example"), left)]
     lines += [f"\n{style(each, 'yellow')}" for each in _warnings(done)]
+    if by_owner is not None:
+        lines += ["", by_owner.text()]
     if done.written:
-        lines += ["", f"Next: python -m recovery run flow.py -r {one_line(directory)}"]
+        with_owners = "" if by_owner is None else " --owner …"
+        lines += ["", f"Next: python -m recovery run flow.py -r {one_line(directory)}{with_owners}"]
     return "\n".join(lines)
 
 

@@ -13,13 +13,14 @@ from msgspec import to_builtins
 
 from recovery.cli.common import format_size, print_json, say
 from recovery.cli.option import option
+from recovery.cli.owners import to_read
 from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, RecoveryError, StateNotFoundError
 from recovery.native.choose import WantedState, choose_operator
 from recovery.native.held import held_measure, held_operators, held_schemas
 from recovery.planning.health import NOT_MEASURED, format_bytes
 from recovery.planning.measures import OperatorWork
-from recovery.storage.scan import read_measures
+from recovery.storage.locations import OwnerAccess
 from recovery.storage.snapshot import Snapshot, snapshot_at
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def operators_at(at: Snapshot) -> list[dict[str, Any]]:
         schemas = held_schemas(at)
         # The numbers are for people; commands that check the files report damage.
         with contextlib.suppress(RecoveryError, ValueError):
-            measure = held_measure(at, read_measures(at.paths[0]))
+            measure = held_measure(at, at.measures())
     rows, native = (measure.operators, measure.native or {}) if measure is not None else ({}, {})
     return [
         {
@@ -145,6 +146,7 @@ def _span(oldest: int | None, newest: int | None) -> str | None:
 
 def print_state(
     directory: Path,
+    access: OwnerAccess,
     operator: int,
     *,
     epoch: int | None,
@@ -157,19 +159,21 @@ def print_state(
     key: str | None = None,
     timers: bool = False,
 ) -> None:
-    """Print the rows of an operator's state, sorted. Reports unreadable state before Spark is started.
+    """Print the rows of an operator's state, sorted. Reports unreadable state before Spark is started. With owners,
+    reads whole copies.
 
     key: print the value of this key alone; raises StateNotFoundError if it has none.
     """
-    at = snapshot_at(directory, epoch)
+    found = to_read(directory, access)
+    at = snapshot_at(found, epoch)
     if since is not None:
-        snapshot_at(directory, since)
+        snapshot_at(found, since)
     choose_operator(held_operators(at), WantedState(operator, store, variable, timers), at.epoch)
     with session(conf) as spark:
         from recovery.spark.sources.native_state import native_state, of_key, rows_as_json
 
         frame = native_state(
-            spark, directory, operator=operator, epoch=at.epoch, store=store, variable=variable, since=since,
+            spark, found, operator=operator, epoch=at.epoch, store=store, variable=variable, since=since,
             timers=timers,
         )  # fmt: skip
         columns = [name for name in frame.columns if name != "partition_id"]

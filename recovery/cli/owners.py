@@ -6,10 +6,13 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import click
 
+from recovery.base.clock import SystemClock
+from recovery.base.credentials.task_key import task_key
 from recovery.base.printable import one_line
 from recovery.cli.common import say, tell
 from recovery.cli.config_options import config_option
@@ -17,8 +20,14 @@ from recovery.cli.tables import table
 from recovery.planning.copies import Location
 from recovery.storage.copied import copies_of
 from recovery.storage.locations import Locations, OwnerAccess
+from recovery.storage.lock import check_unlocked
+from recovery.storage.standby import refuse_standby
 
 VERIFIES = "A PEM file of certificates that verify the owners."
+RECEIVES = (
+    "An [owner](#serve) without partitions, which [gets partitions](clusters.md#restoring-to-owners): each owner as "
+    "many, in the order in which the owners are named. RECOVERY_OWNERS does not count here."
+)
 LOOK_S = 10.0
 """How long a command that looks tries to reach an owner."""
 
@@ -33,6 +42,11 @@ def owner_options(function: Callable[..., Any], **more: Any) -> Callable[..., An
 
     command = config_option("tls_ca", help=VERIFIES, without="no TLS")(command)
     return config_option("owners", **more)(config_option("token_file")(command))
+
+
+def receiving_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `owner_options` for owners that get partitions: only the command line names them."""
+    return owner_options(function, envvar=None, help=RECEIVES)
 
 
 def locations(directory: Path, access: OwnerAccess) -> Locations:
@@ -50,9 +64,36 @@ def whole_copies(directory: Path, access: OwnerAccess) -> Iterator[Path]:
     places = locations(directory, access)
     with contextlib.ExitStack() as held:
         try:
-            found = held.enter_context(copies_of(places))
+            found = held.enter_context(_told_copies(places))
         finally:
             places.release()
+        yield found
+
+
+@contextlib.contextmanager
+def locked_copies(directory: Path, access: OwnerAccess, purpose: str, *, only_check: bool = False) -> Iterator[Path]:
+    """Yield what `whole_copies` yields; with owners, they and the directory are locked until the block ends, or, with
+    `only_check`, are found free. Without owners, the block locks the directory. Raises DirectoryLockedError during a
+    run, StandbyDirectoryError, and what `copies_of` raises."""
+    if not access.owners:
+        yield directory
+        return
+    refuse_standby(directory)
+    places = locations(directory, access)
+    with contextlib.ExitStack() as held:
+        if only_check:
+            held.callback(places.release)
+            check_unlocked(directory)
+            places.check_free()
+        else:
+            held.enter_context(places.locked(SystemClock(), token_hex(8), purpose, task_key()))
+        yield held.enter_context(_told_copies(places))
+
+
+@contextlib.contextmanager
+def _told_copies(places: Locations) -> Iterator[Path]:
+    """Yield what `copies_of` yields, after a line for each copy that is not used."""
+    with copies_of(places) as found:
         for note in places.notes:
             tell(one_line(note))
         yield found

@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import click
 
@@ -16,7 +16,7 @@ from recovery.base.reserved import EPOCH_STEP
 from recovery.cli.common import DIRECTORY
 from recovery.cli.config_options import config_option
 from recovery.cli.option import option
-from recovery.cli.owners import locations, owner_options
+from recovery.cli.owners import locations, owner_options, to_read
 from recovery.errors import ConfigurationError
 from recovery.operational.backends.open import VARIABLE
 from recovery.operational.backends.owned import OwnerBackend, documents_of
@@ -83,28 +83,41 @@ def chosen_backend() -> str | None:
     return found if isinstance(found, str) else None
 
 
-def open_state(directory: str, environment: str = "") -> StateManager:
+def open_state(
+    directory: str, environment: str = "", *, marks: Literal["no", "read", "change"] = "change"
+) -> StateManager:
     """Open the operational state of DIR, or of the backend that the options name. With owners, that state is where
-    partition 0 is."""
+    partition 0 is.
+
+    marks: what the command does with marks. Where epochs have moved some at owners, a command that reads marks gets
+    copies of all partitions, and one that may change them raises ConfigurationError.
+    """
     backend: str | OwnerBackend | None = chosen_backend()
     if backend is None and chosen_access().owners and not is_uri(directory):
         places = chosen_places(directory)
-        _check_marks(places)
+        if marks != "no" and _has_moved_marks(places):
+            if marks == "change":
+                raise _moved_marks(directory)
+            return StateManager(to_read(local_path(directory), chosen_access()), environment=environment)
         found = documents_of(places, SystemClock(), RetryPolicy())
         backend = found if isinstance(found, OwnerBackend) else None
     return StateManager(directory, backend=backend, environment=environment)
 
 
-def _check_marks(places: Locations) -> None:
-    """Raise ConfigurationError if epochs have moved marks, which no owner is asked for."""
+def _has_moved_marks(places: Locations) -> bool:
     [first, *_] = (file.description for file in places.found())
-    if first is not None and EPOCH_STEP in (places.sizes(first) or {}):
-        raise ConfigurationError(
-            "epochs of the flow have moved high-water marks",
-            path=first.path,
-            cause="Which of them count is read from all partitions, as files.",
-            remedy="Copy all partitions to one directory, and run the command there.",
-        )
+    return first is not None and EPOCH_STEP in (places.sizes(first) or {})
+
+
+def _moved_marks(directory: str) -> ConfigurationError:
+    return ConfigurationError(
+        "epochs of the flow have moved high-water marks",
+        path=directory,
+        cause="A change is compared with them while partition 0 is locked, and only processes of its host can do that.",
+        remedy="recovery hwm list and get work. To change a mark, bring all partitions to one directory between runs "
+        "(recovery backup DIR DEST --owner …, then recovery restore DEST NEW_DIR), change it there, and bring them to "
+        "owners again (recovery restore NEW_DIR DIR --owner …).",
+    )
 
 
 def directory_and(words: Sequence[str], names: Sequence[str], *, more: bool = False) -> tuple[str, list[str]]:

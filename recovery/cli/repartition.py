@@ -13,13 +13,15 @@ from recovery.base.wording import counted, listed
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, tell
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import option
+from recovery.cli.owners import locked_copies, owner_options
 from recovery.cli.places import directory_and
 from recovery.cli.status_line import StatusLine
 from recovery.cli.tables import table
-from recovery.errors import RecoveryError
+from recovery.errors import ConfigurationError, RecoveryError
 from recovery.partitioning.in_place import drop_old, kept_directories
 from recovery.partitioning.repartition import Repartitioned, RepartitionPlan, plan_repartition, repartition
 from recovery.planning.resume import check_set
+from recovery.storage.locations import OwnerAccess
 from recovery.storage.repartition import StepTally
 from recovery.storage.scan import scan
 
@@ -34,15 +36,17 @@ USAGE = "Give DIR NEW_DIR N; with --in-place DIR N; with --drop-old DIR."
 @option("--drop-old", is_flag=True,
         help="`repartition --drop-old DIR`: remove the old directories that --in-place kept beside DIR.")  # fmt: skip
 @dry_run_option("Show what would be done; write nothing.")
+@owner_options
 @json_option
-@click.pass_context
 def repartition_command(
-    context: click.Context, arguments: tuple[str, ...], in_place: bool, drop_old: bool, dry_run: bool, as_json: bool
+    arguments: tuple[str, ...], in_place: bool, drop_old: bool, dry_run: bool, access: OwnerAccess, as_json: bool
 ) -> None:
     """Make a store with N partitions that holds all that DIR holds.
 
     The new store, in NEW_DIR, has each held epoch, timeouts, operational state, the input position. DIR does not
     change. End the run first. Afterwards the unchanged flow runs on NEW_DIR.
+
+    With --owner, DIR is the directory of the run, and NEW_DIR, on this host, gets all partitions.
     """
     if in_place and drop_old:
         raise click.UsageError(USAGE)
@@ -51,7 +55,10 @@ def repartition_command(
         given, rest = directory_and(arguments, names)
     except click.UsageError as error:
         raise click.UsageError(f"{error.message} {USAGE}") from error
+    context = click.get_current_context()
     directory, *new = (Path(DIRECTORY.convert(each, None, context)) for each in (given, *rest[:-1]))
+    if access.owners and not new:
+        raise _refused_with_owners("--drop-old" if drop_old else "--in-place")
     if drop_old:
         _drop_old(directory, dry_run, as_json)
         return
@@ -62,21 +69,40 @@ def repartition_command(
     if in_place and _has(directory, count):
         _say_unchanged(directory, count, dry_run, as_json)
         return
-    if dry_run:
-        plan = plan_repartition(directory, target, count)
-        if as_json:
-            print_json({**plan.as_json(), "dry_run": True})
-        else:
-            say(f"would {_plan_text(plan)}")
-        return
-    done = _repartitioned(directory, target, count, quiet=as_json)
+    copied_from = directory if access.owners else None
+    with locked_copies(directory, access, "repartition", only_check=dry_run) as found:
+        if dry_run:
+            plan = plan_repartition(found, target, count, copied_from=copied_from)
+            if as_json:
+                print_json({**plan.as_json(), "dry_run": True})
+            else:
+                say(f"would {_plan_text(plan)}")
+            return
+        done = _repartitioned(found, copied_from, target, count, quiet=as_json)
     if as_json:
         print_json(_facts(done))
-    else:
-        say(_text(done))
+        return
+    say(_text(done))
+    if access.owners:
+        say(
+            "to bring it to owners without partitions: python -m recovery restore "
+            f"{one_line(done.plan.new_directory)} {one_line(directory)} --owner …"
+        )
 
 
-def _repartitioned(directory: Path, target: Path | None, count: int, *, quiet: bool) -> Repartitioned:
+def _refused_with_owners(option: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{option} does not change partitions at owners",
+        cause="It swaps whole directories of one host; the files of these partitions, whose names and number "
+        "would change, lie in directories of several hosts.",
+        remedy="Make a new directory here (recovery repartition DIR NEW_DIR N --owner …), and bring it to owners "
+        "without partitions (recovery restore NEW_DIR DIR --owner …).",
+    )
+
+
+def _repartitioned(
+    directory: Path, copied_from: Path | None, target: Path | None, count: int, *, quiet: bool
+) -> Repartitioned:
     """Say what will be done, do it, and show how far it has come."""
 
     def announce(plan: RepartitionPlan) -> None:
@@ -85,7 +111,7 @@ def _repartitioned(directory: Path, target: Path | None, count: int, *, quiet: b
 
     with StatusLine(quiet=quiet) as line:
         return repartition(
-            directory, target, count, announce=announce,
+            directory, target, count, announce=announce, copied_from=copied_from,
             observe=lambda done, total: line.show(f"moved {done:,} of {counted(max(done, total), 'row')}"),
         )  # fmt: skip
 

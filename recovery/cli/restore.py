@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +18,7 @@ from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, umask_option
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import ParsedType, option
-from recovery.cli.owners import owner_options
+from recovery.cli.owners import receiving_options
 from recovery.cli.restore_output import announcing, plan_facts, plan_text, reads_facts, reads_text
 from recovery.cli.restore_to_owners import RestoreOptions, to_owners
 from recovery.errors import BackupTargetError
@@ -37,10 +36,6 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-RECEIVES = (
-    "An [owner](#serve) without partitions, which [gets partitions](clusters.md#restoring-to-owners): each owner as "
-    "many, in the order in which the owners are named. RECOVERY_OWNERS does not count here."
-)
 
 
 class MomentType(ParsedType[int]):
@@ -78,7 +73,7 @@ def wanted_options(function: F) -> F:
                 "--lazy, how much of them before DIR can be used, and how much meanwhile. If DIR holds partitions, say "
                 "what would become of them. Write nothing.")  # fmt: skip
 @umask_option
-@partial(owner_options, envvar=None, help=RECEIVES)
+@receiving_options
 @json_option
 def restore(
     source: str,
@@ -106,7 +101,10 @@ def restore(
     wanted = RestoreOptions(epoch, at_ms, umask, dry_run)
     if access.owners:
         if lazy:
-            raise click.UsageError("--lazy restores to a directory of this host, and not to owners.")
+            raise click.UsageError(
+                "--lazy restores to a directory of this host, whose pages runs fetch as they read them; owners get "
+                "whole files, which they check before any counts. Leave --lazy out."
+            )
         to_owners(source, directory, access, wanted, as_json)
         return
     if directory is None:

@@ -1,13 +1,14 @@
-"""`recovery restore SRC --owner …`: partitions go to owners on other hosts."""
+"""Partitions go to owners on other hosts: `recovery restore SRC --owner …`, and what imports into new partitions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from secrets import token_bytes, token_hex
-from typing import NamedTuple
+from secrets import token_hex
+from typing import Any, NamedTuple
 
 from recovery.base.clock import SystemClock
+from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import PartitionIndex
 from recovery.base.printable import one_line
 from recovery.base.wording import counted
@@ -17,6 +18,7 @@ from recovery.cli.owners import LOOK_S
 from recovery.cli.restore_output import announcing, plan_facts, plan_text, reads_facts, reads_text
 from recovery.planning.going_back import after_text
 from recovery.planning.owner_restore import allot
+from recovery.storage.initialize import refuse_existing
 from recovery.storage.locations import OwnerAccess
 from recovery.wire.calls import OwnerCalls
 from recovery.wire.run_client import Owner
@@ -29,6 +31,62 @@ class RestoreOptions(NamedTuple):
     at_ms: int | None
     umask: bool
     dry_run: bool
+
+
+class ByOwner(NamedTuple):
+    """The owner that each partition is at; or, with `held`, would go to. held: the partitions that owners have now."""
+
+    owner_of: Mapping[PartitionIndex, str]
+    held: Mapping[str, list[str]] | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Return the owners for programs."""
+        owners = {f"part-{index}.sqlite3": location for index, location in self.owner_of.items()}
+        return {"owners": owners} if self.held is None else {"owners": owners, "held": self.held}
+
+    def text(self) -> str:
+        """Return a line for each owner that gets partitions, and for each that has some."""
+        verb = "are at" if self.held is None else "would go to"
+        lines = [
+            f"{', '.join(f'part-{index}' for index, at in self.owner_of.items() if at == location)} {verb} {location}"
+            for location in dict.fromkeys(self.owner_of.values())
+        ]
+        lines += [
+            f"{location} holds {', '.join(names)}: it is refused, unless a killed restore left that"
+            for location, names in (self.held or {}).items()
+        ]
+        return "\n".join(map(one_line, lines))
+
+
+def bring(
+    made: Path,
+    count: int,
+    directory: Path,
+    access: OwnerAccess,
+    *,
+    umask: bool = False,
+    dry_run: bool = False,
+    quiet: bool = False,
+) -> ByOwner:
+    """Bring a new store, all `count` partitions of which are in the directory `made`, to owners without partitions, all
+    or none. directory: that of the run. dry_run: only ask the owners; `made` need not exist. Raises what
+    `restore_to_owners` raises."""
+    from recovery.backup.at_owners import restore_to_owners
+    from recovery.backup.sources import open_source
+    from recovery.host.scratch import scratch_directory
+    from recovery.places.opening import open_place
+
+    clock, owners = SystemClock(), access.connect(LOOK_S)
+    if dry_run:
+        refuse_existing(directory)
+        return _planned(count, owners)
+    with scratch_directory("restore") as scratch:
+        done = restore_to_owners(
+            open_source(open_place(str(made)), scratch, clock), owners, directory, scratch, clock=clock,
+            random_id=lambda: token_hex(4), task_key=task_key(), umask=umask,
+            observe=CopyProgress(quiet=quiet).observe,
+        )  # fmt: skip
+    return ByOwner(done.owner_of)
 
 
 def to_owners(source: str, directory: Path | None, access: OwnerAccess, wanted: RestoreOptions, as_json: bool) -> None:
@@ -46,23 +104,19 @@ def to_owners(source: str, directory: Path | None, access: OwnerAccess, wanted: 
         if wanted.dry_run:
             look_into_chains(found, wanted.epoch, wanted.at_ms)
             plan = plan_from(found, epoch=wanted.epoch, at_ms=wanted.at_ms)
-            owner_of = allot(len(plan.copies), [owner.location for owner in owners])
-            holds = _holds(owners)
+            planned = _planned(len(plan.copies), owners)
             if as_json:
                 facts = {**plan_facts(plan, found, clock.wall_ms()), "directory": shown, "dry_run": True}
-                facts |= reads_facts(plan, found, lazy=False)
-                print_json({**facts, "owners": _by_file(owner_of), "held": holds})
+                print_json({**facts, **reads_facts(plan, found, lazy=False), **planned.facts()})
                 return
             say(plan_text(plan, found, clock.wall_ms()))
             say(reads_text(plan, found, lazy=False))
-            say(_places_text("would go to", owner_of))
-            for location, names in holds.items():
-                say(f"{location} holds {', '.join(names)}: it is refused, unless a killed restore left that")
+            say(planned.text())
             return
         progress = CopyProgress(quiet=as_json)
         done = restore_to_owners(
             found, owners, directory, scratch, clock=clock, random_id=lambda: token_hex(4),
-            task_key=token_bytes(32), epoch=wanted.epoch,
+            task_key=task_key(), epoch=wanted.epoch,
             at_ms=wanted.at_ms, umask=wanted.umask, announce=announcing(progress, found, clock),
             observe=progress.observe,
         )  # fmt: skip
@@ -73,7 +127,7 @@ def to_owners(source: str, directory: Path | None, access: OwnerAccess, wanted: 
                 **plan_facts(restored.plan, found, clock.wall_ms()),
                 "directory": shown,
                 "dry_run": False,
-                "owners": _by_file(done.owner_of),
+                **ByOwner(done.owner_of).facts(),
                 "left_out": list(restored.left_out),
                 "rows": restored.rows,
                 "bytes": restored.size_bytes,
@@ -81,7 +135,7 @@ def to_owners(source: str, directory: Path | None, access: OwnerAccess, wanted: 
             }
         )
         return
-    say(_places_text("are at", done.owner_of))
+    say(ByOwner(done.owner_of).text())
     say(
         f"restored the state {after_text(restored.plan.epoch)}, {counted(len(done.owner_of), 'partition')}, to "
         f"{counted(len(set(done.owner_of.values())), 'owner')}: {counted(restored.rows, 'row')}, "
@@ -90,23 +144,12 @@ def to_owners(source: str, directory: Path | None, access: OwnerAccess, wanted: 
     )
 
 
-def _holds(owners: Sequence[Owner]) -> dict[str, list[str]]:
-    """Return the partitions that are at owners already."""
+def _planned(count: int, owners: Sequence[Owner]) -> ByOwner:
+    """Return where `count` partitions would go, and those that are at owners already."""
+    owner_of = allot(count, [owner.location for owner in owners])
     try:
         found = {owner.location: [each.name for each in owner.ask(OwnerCalls.found)] for owner in owners}
     finally:
         for owner in owners:
             owner.release()
-    return {location: names for location, names in found.items() if names}
-
-
-def _by_file(owner_of: Mapping[PartitionIndex, str]) -> dict[str, str]:
-    return {f"part-{index}.sqlite3": location for index, location in owner_of.items()}
-
-
-def _places_text(verb: str, owner_of: Mapping[PartitionIndex, str]) -> str:
-    """Return a line for each owner that gets partitions."""
-    return "\n".join(
-        one_line(f"{', '.join(f'part-{index}' for index, at in owner_of.items() if at == location)} {verb} {location}")
-        for location in dict.fromkeys(owner_of.values())
-    )
+    return ByOwner(owner_of, {location: names for location, names in found.items() if names})

@@ -167,7 +167,10 @@ def _configuration(ctx: click.Context, source: str | None, given: dict[str, Any]
         # It is meant for owners.
         given["tls_ca"] = None
     if source is not None and given["owners"]:
-        raise click.UsageError("--from restores all partitions into one directory; owners have theirs.")
+        raise click.UsageError(
+            "--from restores into a directory of this host, whose pages the run fetches as it reads them; owners have "
+            "whole files only. Bring them there (recovery restore SRC DIR --owner …), and run without --from."
+        )
     if given["directory"] is not None:
         return RecoveryConfig(**given, state_backend=chosen_backend())
     # Variables are ignored: they may be meant for other runs.

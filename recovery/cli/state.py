@@ -23,7 +23,6 @@ from recovery.cli.native import (
     variable_option,
 )
 from recovery.cli.option import option
-from recovery.cli.owners import to_read
 from recovery.cli.places import (
     chosen_access,
     chosen_backend,
@@ -117,7 +116,7 @@ def list_(
         if step is not None or pattern is not None:
             raise click.UsageError("--operator cannot be combined with --step or --pattern.")
         print_state(
-            to_read(Path(directory), chosen_access()), operator, epoch=epoch, store=store, variable=variable,
+            Path(directory), chosen_access(), operator, epoch=epoch, store=store, variable=variable,
             timers=timers, conf=conf, as_json=as_json,
         )  # fmt: skip
         return
@@ -172,7 +171,7 @@ def get(
             raise click.UsageError("--operator needs --key, and cannot be combined with --step.")
         directory, _ = directory_and(words, ())
         print_state(
-            to_read(Path(directory), chosen_access()), operator, epoch=epoch, store=store, variable=variable,
+            Path(directory), chosen_access(), operator, epoch=epoch, store=store, variable=variable,
             timers=timers, conf=conf, as_json=as_json, key=key,
         )  # fmt: skip
         return

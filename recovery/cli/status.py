@@ -42,7 +42,7 @@ from recovery.storage.hydration import HydrationProgress, hydrating
 from recovery.storage.locations import Locations, OwnerAccess
 from recovery.storage.lock import lock_holder
 from recovery.storage.scan import links_of, step_names
-from recovery.storage.snapshot import Snapshot, snapshot_at
+from recovery.storage.snapshot import Snapshot
 from recovery.values.declaration import Declaration, shown
 
 READ_ATTEMPTS = 5
@@ -196,10 +196,8 @@ def collect_status(
         plan = plan_resume(found)
         facts["resume_epoch"], facts["window"] = plan.resume_epoch, list(plan.window)
         facts["resume_after"] = plan.resume_epoch - 1
-        if not places.owners:
-            # They are read from all partitions, as files.
-            facts["operators"] = _read(directory, operators_at) or []
-            facts["schemas"] = _read(directory, _schemas) or {}
+        facts["operators"] = _read(places, operators_at) or []
+        facts["schemas"] = _read(places, _schemas) or {}
     except RecoveryError as error:
         facts["problem"] = error.as_json()
     try:
@@ -230,11 +228,11 @@ def _steps(sizes: Mapping[str, Mapping[str, StepSize] | None]) -> list[str]:
 def _schemas(at: Snapshot) -> dict[str, Any]:
     """Return what each step declares: its key columns, and the form of its state for programs and for people."""
     found = {}
-    for row in at.states(DECLARATIONS_STEP):
+    for key, value in at.values(DECLARATIONS_STEP).items():
         # A later version may declare more; the commands that need it report it.
         with suppress(ValueError):
-            declared = Declaration.from_text(row.value)
-            found[row.key] = {
+            declared = Declaration.from_text(value)
+            found[key] = {
                 "key": [{"name": name, "type": kind} for name, kind in declared.key],
                 "state": declared.state,
                 "text": shown(declared.state),
@@ -242,11 +240,11 @@ def _schemas(at: Snapshot) -> dict[str, Any]:
     return found
 
 
-def _read(directory: Path, read: Callable[[Snapshot], T]) -> T | None:
+def _read(places: Locations, read: Callable[[Snapshot], T]) -> T | None:
     """Read something at the newest epoch. If a run collects that epoch meanwhile, the next one counts."""
     for left in reversed(range(READ_ATTEMPTS)):
         try:
-            return read(snapshot_at(directory))
+            return read(places.newest())
         except EpochNotHeldError:
             continue
         except StorageError:

@@ -15,7 +15,6 @@ from recovery.checkpoint.state_stores.state_schemas import Schema, state_schemas
 from recovery.errors import CorruptPartitionError, EpochNotHeldError, SparkCheckpointError
 from recovery.host.storage_errors import storage_errors
 from recovery.planning.measures import Measure, operators_measured
-from recovery.storage.scan import scan
 from recovery.storage.snapshot import Snapshot
 
 
@@ -46,8 +45,7 @@ def held_schemas(at: Snapshot) -> dict[int, dict[str, Schema]]:
 
 def _reader(at: Snapshot) -> Callable[[str], str | bytes]:
     def read(path: str) -> str | bytes:
-        state = at.state(CHECKPOINT_STEP, path)
-        return "" if state is None else state.value
+        return at.values(CHECKPOINT_STEP, [path]).get(path, "")
 
     return read
 
@@ -57,9 +55,8 @@ def held_measure(at: Snapshot, measures: Sequence[Measure]) -> Measure | None:
 
     measures: the measures of the snapshot's directory, oldest first. See `operators_measured`.
     """
-    found = next((file.description for file in scan(at.paths[0].parent) if file.path == at.paths[0]), None)
-    snapshot = next((closed for closed in found.epochs if closed.cut == at.cut), None) if found else None
-    return operators_measured(measures, found.executions, snapshot) if found and snapshot else None
+    snapshot = next((closed for closed in at.epochs if closed.cut == at.cut), None)
+    return None if snapshot is None else operators_measured(measures, at.executions, snapshot)
 
 
 def held_rows(at: Snapshot, measures: Sequence[Measure]) -> Mapping[int, int]:

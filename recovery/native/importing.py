@@ -13,8 +13,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 
 from recovery.base.clock import Clock
+from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import FIRST_EPOCH, BatchId, Epoch
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.base.untrusted_paths import read_received
@@ -33,15 +35,11 @@ from recovery.errors import (
     StorageError,
 )
 from recovery.host.storage_errors import storage_errors
-from recovery.operational.backends.open import choose, open_backend
-from recovery.operational.backends.retry import RetryPolicy
-from recovery.operational.runs import RunHistory
-from recovery.operational.steps.step_edits import check_whole, close_audited
+from recovery.operational.steps.step_edits import audit, check_whole, close_audited
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.connect import SCRATCH_NAME
-from recovery.storage.lock import DirectoryLock
-from recovery.storage.scan import scan
+from recovery.storage.locations import Locations
 
 WHAT = "checkpoint import"
 """What the run history calls an import."""
@@ -64,23 +62,32 @@ class Imported:
 
 
 def import_checkpoint(
-    place: CheckpointPlace, directory: Path, flow_id: str, *, clock: Clock, observe: Observer = ignore
+    place: CheckpointPlace,
+    directory: Path,
+    flow_id: str,
+    *,
+    clock: Clock,
+    observe: Observer = ignore,
+    locations: Locations | None = None,
 ) -> Imported:
     """Import the checkpoint at `place` into fresh partitions, which are bound to `flow_id`.
 
-    The query that made it should be stopped; the import changes nothing at `place`.
+    The query that made it should be stopped; the import changes nothing at `place`. locations: where the partitions
+    are, if owners have some.
 
     Raises AlreadyInitializedError when the partitions hold an epoch, DirectoryLockedError, SparkCheckpointError,
     UnsupportedPlanError for an unsupported checkpoint format, StorageError, and the errors of planning; after an error
     no epoch is closed.
     """
     _check_name(flow_id)
-    scan(directory)
+    places = locations or Locations(directory)
+    # Where no partitions are, no lock file is left.
+    places.found()
     # import.1
-    with DirectoryLock(directory, clock, WHAT):
-        plan = plan_resume(scan(directory), flow_id=flow_id)
-        _check_fresh(directory, plan, clock)
-        check_whole(plan)
+    with places.locked(clock, token_hex(8), WHAT, task_key()):
+        plan = plan_resume(places.found(), flow_id=flow_id)
+        _check_fresh(directory, plan, locations, clock)
+        check_whole(plan, locations)
         # import.2
         paths = place.sizes()
         batch = newest_batch(paths, place.shown)
@@ -98,6 +105,7 @@ def import_checkpoint(
                 lambda writer: writer.close({}, batches=batch + 1, driver_rows={CHECKPOINT_STEP: observed}),
                 clock=clock,
                 backup_interval_s=kept_interval_s(plan.partitions, None),
+                locations=locations,
             )
     later = max((int(path.removeprefix("offsets/")) for path in paths if _is_offset(path)), default=batch)
     return Imported(
@@ -201,9 +209,9 @@ def _check_name(flow_id: str) -> None:
         raise ConfigurationError(f"{flow_id!r} is not a name for a flow", remedy="Use a text like 'wordcount'.")
 
 
-def _check_fresh(directory: Path, plan: ResumePlan, clock: Clock) -> None:
+def _check_fresh(directory: Path, plan: ResumePlan, locations: Locations | None, clock: Clock) -> None:
     newest = max(d.newest_epoch for d in plan.partitions) if plan.window[-1] else 0
-    before = _imported_before(directory, clock) if newest == FIRST_EPOCH else None
+    before = _imported_before(directory, locations, clock) if newest == FIRST_EPOCH else None
     if before is not None:
         raise AlreadyInitializedError(
             f"it holds the checkpoint at {before['from']} after micro-batch {before['batch']} already: epoch {newest} "
@@ -222,10 +230,10 @@ def _check_fresh(directory: Path, plan: ResumePlan, clock: Clock) -> None:
         )
 
 
-def _imported_before(directory: Path, clock: Clock) -> Mapping[str, object] | None:
+def _imported_before(directory: Path, locations: Locations | None, clock: Clock) -> Mapping[str, object] | None:
     """Return what the run history says of the import into a directory; None if it says nothing."""
     try:
-        runs = RunHistory(open_backend(choose(directory, None), clock, RetryPolicy()), clock).runs()
+        runs = audit(directory, locations, clock).runs()
     except RecoveryError:
         return None
     found = (run.details for run in runs if run.details.get("what") == WHAT and run.succeeded)

@@ -28,7 +28,9 @@ from recovery.owner.shipping import Shipping
 from recovery.owner.tasks import TaskService
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.owner_restore import LeftRestore
+from recovery.planning.resume import Cut
 from recovery.planning.values import Execution, PartitionDescription
+from recovery.storage.history import sizes_at, values_at
 from recovery.storage.lock import lock_holder
 from recovery.storage.scan import log_bytes, read_measures, scan, sizes_in
 from recovery.storage.seam import BatchCount, Collected
@@ -209,6 +211,14 @@ class Connection:
         path = self._owner.path(name)
         measures = read_measures(path) if name == "part-0.sqlite3" else []
         return FileFacts(log_bytes(path), sizes_in(path), measures)
+
+    def key_sizes(self, name: str, step: StepId, cut: Cut) -> list[tuple[str, int]]:
+        """See `OwnerCalls.key_sizes`."""
+        return list(sizes_at(self._owner.path(name), step, cut))
+
+    def values(self, name: str, step: StepId, cut: Cut, keys: list[str] | None) -> list[Row]:
+        """See `OwnerCalls.values`."""
+        return list(values_at(self._owner.path(name), step, cut, keys))
 
     def verify(self, names: list[str]) -> list[FullCheckResult]:
         """See `OwnerCalls.verify`."""

@@ -107,38 +107,45 @@ class Repartitioned:
 
 
 def plan_repartition(
-    directory: str | os.PathLike[str], new_directory: str | os.PathLike[str] | None, count: int
+    directory: str | os.PathLike[str],
+    new_directory: str | os.PathLike[str] | None,
+    count: int,
+    *,
+    copied_from: Path | None = None,
 ) -> RepartitionPlan:
     """Return what `repartition` will do with these arguments; changes nothing. Raises what that raises."""
     source, target = local_path(directory), None if new_directory is None else local_path(new_directory)
+    origin = copied_from or source
     scan(source)
-    refuse_standby(source)
-    check_unlocked(source)
-    plan, _ = _planned(source, target, count)
+    refuse_standby(origin)
+    check_unlocked(origin)
+    plan, _ = _planned(source, origin, target, count)
     return plan
 
 
-def _planned(directory: Path, new_directory: Path | None, count: int) -> tuple[RepartitionPlan, ResumePlan]:
+def _planned(
+    directory: Path, origin: Path, new_directory: Path | None, count: int
+) -> tuple[RepartitionPlan, ResumePlan]:
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_PARTITIONS:
         raise ConfigurationError(
             f"{count!r:.80} is not a number of partitions",
             cause=f"A recovery directory has 1 to {MAX_PARTITIONS} partitions.",
             remedy="Take about one per core that will run the flow.",
         )
-    refuse_hydrating(directory, "repartition")
+    refuse_hydrating(origin, "repartition")
     found = plan_resume(scan(directory))
     if count == len(found.partitions):
-        raise ConfigurationError(f"{directory} has {counted(count, 'partition')} already", cause="", remedy="")
+        raise ConfigurationError(f"{origin} has {counted(count, 'partition')} already", cause="", remedy="")
     keeps = None
     if new_directory is None:
         check_in_place(directory, found)
         keeps = kept_path(directory, found.store_id)
     else:
-        check_outside(new_directory, directory)
+        check_outside(new_directory, origin)
         refuse_made(new_directory, found.store_id)
         check_free(new_directory)
     return RepartitionPlan(
-        directory=directory,
+        directory=origin,
         new_directory=new_directory,
         keeps=keeps,
         store_id=found.store_id,
@@ -161,6 +168,7 @@ def repartition(
     announce: Callable[[RepartitionPlan], None] = lambda plan: None,
     clock: Clock | None = None,
     random_id: Callable[[], str] = lambda: secrets.token_hex(8),
+    copied_from: Path | None = None,
 ) -> Repartitioned:
     """Make a store with `count` partitions in `new_directory` that has all of the one in `directory`; return it.
 
@@ -172,20 +180,24 @@ def repartition(
 
     new_directory: missing or empty; it appears when it is whole, and what a killed attempt left, the next one removes.
     None: in place: `directory` becomes the new one, in one rename, and the old one is kept beside it until `drop_old`.
-    processes: None: one per core. announce: is called with the plan before anything is written.
+    processes: None: one per core. announce: is called with the plan before anything is written. copied_from: the
+    directory of the run, if `directory` has copies of its partitions, which the caller has locked where they are.
 
     Raises the errors of `plan`, ConfigurationError, AlreadyInitializedError, DirectoryLockedError,
     CorruptPartitionError or StorageError.
     """
     source, target = local_path(directory), None if new_directory is None else local_path(new_directory)
-    attempt = _RepartitionAttempt(source, target, count, clock or SystemClock(), random_id())
+    attempt = _RepartitionAttempt(source, copied_from, target, count, clock or SystemClock(), random_id())
     return attempt.make(processes, observe, announce)
 
 
 class _RepartitionAttempt:
-    def __init__(self, directory: Path, target: Path | None, count: int, clock: Clock, store_id: str) -> None:
+    def __init__(
+        self, directory: Path, copied_from: Path | None, target: Path | None, count: int, clock: Clock, store_id: str
+    ) -> None:
         # A link keeps its name; the directory that it leads to is the one that changes.
         self._directory = directory if target is not None else Path(os.path.realpath(directory))
+        self._origin = copied_from or self._directory
         self._target = target
         self._count = count
         self._clock = clock
@@ -201,7 +213,7 @@ class _RepartitionAttempt:
             # 1
             if self._target is None:
                 clear_unfinished(self._directory)
-            plan, found = _planned(self._directory, self._target, self._count)
+            plan, found = _planned(self._directory, self._origin, self._target, self._count)
             announce(plan)
             first = home(self._directory)
             totals = state_totals(first)
@@ -215,7 +227,7 @@ class _RepartitionAttempt:
                 # 3
                 self._compare(before, after, found)
                 # 4
-                origin = origin_of(self._directory, VERB, found, self._clock.wall_ms())
+                origin = origin_of(self._origin, VERB, found, self._clock.wall_ms())
                 add_origin(draft, origin)
                 size_bytes = self._settle(draft, first)
                 # 5

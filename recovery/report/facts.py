@@ -23,7 +23,6 @@ from recovery.storage.locations import Locations
 from recovery.storage.lock import lock_holder
 from recovery.storage.origin import Origin
 from recovery.storage.scan import largest_states, links_of
-from recovery.storage.snapshot import snapshot_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +87,8 @@ def gather(
 ) -> Facts:
     """Read all facts about a directory, even if a part is damaged. Raises NoPartitionsError, StorageError.
 
-    locations: the directory, and owners that have other partitions; then also raises what `Locations.found` does, and
-    Spark's own operators are not looked at. home: the directory of the run, whose copies `directory` has.
+    locations: the directory, and owners that have other partitions; then also raises what `Locations.found` does. home:
+    the directory of the run, whose copies `directory` has.
     """
     home = home or directory
     locations = locations or Locations(directory)
@@ -101,9 +100,7 @@ def gather(
     except RecoveryError as error:
         problem = error
     sizes, measures = _contents(locations, found, problems)
-    operators, operator_rows = (
-        _operators(directory, sizes, measures) if problem is None and not locations.owners else (0, None)
-    )
+    operators, operator_rows = _operators(locations, sizes, measures) if problem is None else (0, None)
     backup, replica = last_backup(home), last_replica(home)
     behind = _behind(replica, found, now_ms)
     state_bytes = _state_bytes(sizes, max((file.description.count for file in found if file.description), default=0))
@@ -179,7 +176,7 @@ def _behind(replica: LastReplica | None, found: Sequence[FoundFile], now_ms: int
 
 
 def _operators(
-    directory: Path, sizes: Mapping[str, Mapping[str, StepSize] | None], measures: Sequence[Measure]
+    locations: Locations, sizes: Mapping[str, Mapping[str, StepSize] | None], measures: Sequence[Measure]
 ) -> tuple[int, int | None]:
     """Return the number of Spark's own operators that have state, and the rows in all of them, if known.
 
@@ -189,7 +186,7 @@ def _operators(
     if CHECKPOINT_STEP not in steps or any(not step.startswith(RESERVED_PREFIX) for step in steps):
         return 0, None
     try:
-        at = snapshot_at(directory)
+        at = locations.newest()
         operators = held_operators(at)
         rows = held_rows(at, measures)
     except (RecoveryError, ValueError):

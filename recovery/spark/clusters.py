@@ -193,7 +193,8 @@ def check_spread(sink: object, owners: Sequence[str]) -> None:
         raise ConfigurationError(
             "AllKeysSink reads all recovery partitions in tasks, and owners of other hosts have some",
             cause="The files are not on the hosts of the tasks.",
-            remedy="Write the output of the step, with UpsertSink for example.",
+            remedy="Write the output of the step, with UpsertSink for example; or bring all partitions to one "
+            "directory (recovery backup DIR DEST --owner …, then recovery restore DEST NEW_DIR).",
         )
 
 

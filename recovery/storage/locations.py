@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,21 +13,25 @@ from recovery.base.addresses import host_and_port
 from recovery.base.clock import Clock
 from recovery.base.credentials.certificates import read_certificates
 from recovery.base.credentials.token import read_token
-from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
+from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex, StepId
 from recovery.base.threads import each
 from recovery.errors import ConfigurationError, DirectoryLockedError, NoPartitionsError, RecoveryError
 from recovery.planning.copies import Location, choose_copies
 from recovery.planning.measures import Measure, StepSize
+from recovery.planning.resume import common_cuts, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.connect import connect_driver
+from recovery.storage.history import sizes_at, values_at
 from recovery.storage.lazy.names import is_lazy
+from recovery.storage.lock import DirectoryLock
 from recovery.storage.owned import OwnedPartitions, OwnerPartitions, at_owner
 from recovery.storage.scan import log_bytes, read_measures, scan, sizes_in
 from recovery.storage.seam import PartitionStore
+from recovery.storage.snapshot import Snapshot
 from recovery.storage.sqlite.store import FilePartitions, PartitionShare
 from recovery.storage.verify import FullCheck, PartitionCheck, Verdict
 from recovery.wire.address import OwnerAddress
-from recovery.wire.calls import FileFacts, FullCheckResult, OwnerCalls
+from recovery.wire.calls import FileFacts, FullCheckResult, OwnerCalls, check_values
 from recovery.wire.messages import as_error
 from recovery.wire.run_client import Owner
 
@@ -103,6 +108,16 @@ class Locations:
         the run's own directory. run: a text that nobody else has. Raises DirectoryLockedError."""
         for owner in self.owners:
             owner.hold(run, f"{purpose} on {socket.gethostname()}", task_key)
+
+    @contextlib.contextmanager
+    def locked(self, clock: Clock, run: str, purpose: str, task_key: bytes) -> Iterator[None]:
+        """Lock the own directory, and have every owner lock its own as `hold` does, until the block ends; then
+        `release`. Raises DirectoryLockedError during a run."""
+        with contextlib.ExitStack() as held:
+            held.callback(self.release)
+            held.enter_context(DirectoryLock(self.directory, clock, purpose))
+            self.hold(run, purpose, task_key)
+            yield
 
     def check_free(self) -> None:
         """Raise DirectoryLockedError, with the location of the owner, if a process has locked the directory of one."""
@@ -205,10 +220,55 @@ class Locations:
         """Return the owner that has a partition; None if the partition is in the run's own directory."""
         return self._owner_of.get(index)
 
+    def newest(self) -> Snapshot:
+        """Return what `snapshot_at` returns of the newest epoch; with owners a `SpreadSnapshot`."""
+        plan = plan_resume(self.found())
+        at = Snapshot.of(plan, max(common_cuts(plan.partitions)))
+        if not self.owners:
+            return at
+        return SpreadSnapshot(at.paths, at.cut, at.epochs, at.executions, at.cuts, at.timeline, self)
+
     def release(self) -> None:
         """End all connections; owners release their directories. May be called again."""
         for owner in self.owners:
             owner.release()
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadSnapshot(Snapshot):
+    """A snapshot of partitions that owners may have, with sizes, values and measures. What else a snapshot reads needs
+    the files: see `recovery.storage.copied`."""
+
+    locations: Locations
+
+    def sizes(self, step: str) -> Iterator[tuple[str, int]]:
+        """See `Snapshot.sizes`."""
+        for index, path in enumerate(self.paths):
+            owner = self.locations.owner_of(PartitionIndex(index))
+            if owner is None:
+                yield from sizes_at(path, step, self.cut)
+            else:
+                yield from owner.ask(OwnerCalls.key_sizes, path.name, StepId(step), self.cut)
+
+    def values(self, step: str, keys: Sequence[str] | None = None) -> dict[str, str | bytes]:
+        """See `Snapshot.values`."""
+        found: dict[str, str | bytes] = {}
+        for index, some in self.by_partition(step, keys).items():
+            path, owner = self.paths[index], self.locations.owner_of(index)
+            if owner is None:
+                found |= values_at(path, step, self.cut, some)
+            else:
+                received = owner.ask(OwnerCalls.values, path.name, StepId(step), self.cut, some)
+                check_values(value for _, value in received)
+                found |= received
+        return found
+
+    def measures(self) -> list[Measure]:
+        """See `Snapshot.measures`."""
+        owner = self.locations.owner_of(PartitionIndex(0))
+        return (
+            read_measures(self.paths[0]) if owner is None else owner.ask(OwnerCalls.facts, self.paths[0].name).measures
+        )
 
 
 def _described(file: FoundFile) -> PartitionDescription:

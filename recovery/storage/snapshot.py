@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from recovery.base.ids import NO_EPOCH
+from recovery.base.ids import NO_EPOCH, PartitionIndex
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.errors import ConfigurationError, EpochNotHeldError
+from recovery.planning.measures import Measure
 from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
 from recovery.planning.timeline import TimelinePart, fork, timeline
-from recovery.planning.values import ClosedEpoch
+from recovery.planning.values import ClosedEpoch, Execution
 from recovery.storage.history import (
     KeyChange,
     KeyState,
@@ -24,9 +25,10 @@ from recovery.storage.history import (
     sizes_at,
     states_at,
     steps_in,
+    values_at,
     versions_of,
 )
-from recovery.storage.scan import scan
+from recovery.storage.scan import read_measures, scan
 from recovery.values.keys import home_of
 
 
@@ -34,13 +36,14 @@ from recovery.values.keys import home_of
 class Snapshot:
     """A snapshot of a recovery directory: the files, and the cut that they share.
 
-    epochs: the closed epochs that the files held when the snapshot was chosen. cuts: the snapshots that they shared.
-    timeline: which execution closed which epochs up to this snapshot.
+    epochs, executions: the closed epochs that the files held when the snapshot was chosen, and the executions. cuts:
+    the snapshots that they shared. timeline: which execution closed which epochs up to this snapshot.
     """
 
     paths: tuple[Path, ...]
     cut: Cut
     epochs: tuple[ClosedEpoch, ...]
+    executions: tuple[Execution, ...]
     cuts: frozenset[Cut]
     timeline: tuple[TimelinePart, ...]
 
@@ -50,7 +53,8 @@ class Snapshot:
         held = plan.partitions
         snapshot = next((closed for closed in held[0].epochs if closed.cut == cut), None)
         parts = timeline(held[0].executions, snapshot)
-        return cls(tuple(d.path for d in held), cut, held[0].epochs, frozenset(common_cuts(held)), parts)
+        paths, cuts = tuple(d.path for d in held), frozenset(common_cuts(held))
+        return cls(paths, cut, held[0].epochs, tuple(held[0].executions), cuts, parts)
 
     @property
     def epoch(self) -> int:
@@ -99,6 +103,29 @@ class Snapshot:
         """Yield the keys of a step and the size of each value in bytes, without reading the values."""
         for path in self.paths:
             yield from sizes_at(path, step, self.cut)
+
+    def values(self, step: str, keys: Sequence[str] | None = None) -> dict[str, str | bytes]:
+        """Return the values of these keys, for those that have one; None: of all, for a step with few."""
+        return {
+            key: value
+            for index, some in self.by_partition(step, keys).items()
+            for key, value in values_at(self.paths[index], step, self.cut, some)
+        }
+
+    def by_partition(self, step: str, keys: Iterable[str] | None) -> dict[PartitionIndex, list[str] | None]:
+        """Return which of these keys each partition may have; None: all of them in each."""
+        if keys is None:
+            return {PartitionIndex(index): None for index in range(len(self.paths))}
+        found: dict[PartitionIndex, list[str] | None] = {}
+        for key in dict.fromkeys(keys):
+            some = found.setdefault(PartitionIndex(home_of(step, len(self.paths), key)), [])
+            assert some is not None
+            some.append(key)
+        return found
+
+    def measures(self) -> list[Measure]:
+        """Return the measures of part-0, oldest first. Raises what `read_measures` raises."""
+        return read_measures(self.paths[0])
 
     def count(self, step: str) -> int:
         """Return the number of keys of a step, without reading their values."""

@@ -13,6 +13,7 @@ import msgspec
 from recovery.base.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.owner_restore import LeftRestore
+from recovery.planning.resume import Cut
 from recovery.planning.values import Execution, PartitionDescription
 from recovery.storage.seam import BatchCount, Collected, Edited
 from recovery.wire.frames import WireError
@@ -145,6 +146,14 @@ class OwnerCalls(Protocol):
 
     def facts(self, name: str) -> FileFacts:
         """Return further facts about one file."""
+        ...
+
+    def key_sizes(self, name: str, step: StepId, cut: Cut) -> list[tuple[str, int]]:
+        """Return the keys of a step in one file as of a cut, with the size of each value in bytes."""
+        ...
+
+    def values(self, name: str, step: StepId, cut: Cut, keys: list[str] | None) -> list[Row]:
+        """Return these keys of a step in one file as of a cut, those that it has, with their values; None: all."""
         ...
 
     def verify(self, names: list[str]) -> list[FullCheckResult]:

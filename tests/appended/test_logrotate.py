@@ -82,13 +82,13 @@ class Log:
             self._held.append(os.open(self.path, os.O_WRONLY | os.O_APPEND))
         self.rotations += 1
         if "dateext" in self.style and self.rotations > 1:
-            # A generation has the second in its name, and is not overwritten.
-            second = int(time.time())
-            while int(time.time()) == second:
-                time.sleep(0.02)
+            # A generation has the second in its name, and is not overwritten. logrotate's clock, time(2), may be behind
+            # this process's: on a busy machine it advances late.
+            time.sleep(int(time.time()) + 1.25 - time.time())
         state = self._config.with_name("state")
         command = [str(LOGROTATE), "-f", "-s", str(state), str(self._config)]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
         self.tick()
 
     def late(self) -> None:

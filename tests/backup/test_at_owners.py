@@ -161,17 +161,13 @@ class TestARestore:
                 path.unlink()
 
     def test_a_store_with_another_number_of_partitions(self, hosts, store, tmp_path):
-        """The way to repartition what owners have: backup, restore to one directory, repartition, restore to owners."""
-        options = hosts.options
+        """The way to repartition what owners have: repartition into one directory, restore that to owners."""
         hosts.restore(store)
-        call("backup", hosts.directory, tmp_path / "dest", *options)
-        refused = call("repartition", hosts.directory, 5, *options, code=11)
-        assert "recovery restore NEW --owner" in refused
+        said = call("repartition", hosts.directory, tmp_path / "five", 5, *hosts.options)
+        assert f"python -m recovery restore {tmp_path / 'five'} {hosts.directory} --owner" in said
         for place in hosts.spread.places:
             for path in place.glob("part-*"):
                 path.unlink()
-        call("restore", tmp_path / "dest", tmp_path / "one")
-        call("repartition", tmp_path / "one", tmp_path / "five", 5)
         hosts.restore(tmp_path / "five")
         assert [len(names) for names in hosts.names()] == [3, 2]
         with Driver(hosts.spread) as run:

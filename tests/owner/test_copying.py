@@ -130,18 +130,26 @@ def test_an_edit_of_a_step(there, here, options):
     run.release()
 
 
-def test_what_is_not_done_at_owners_says_so(there, options):
-    """Marks that epochs moved, and commands that change or replace files."""
+def test_marks_that_epochs_moved(there, options):
+    """They are read; a change needs the lock of partition 0, and says so. What concerns no marks works."""
     directory = there.places[0]
     key = next(f"/orders{n}" for n in range(99) if partition_of(f"/orders{n}", 3) == 0)
     with Driver(there, ["count", EPOCH_STEP]) as run:
-        run.apply(3, {key: '{"value": 1, "changed_ms": 1}'}, step=EPOCH_STEP)
+        run.apply(3, {key: '{"value": 41, "changed_ms": 1, "version": 0}'}, step=EPOCH_STEP)
         run.close(3)
-    done = CliRunner().invoke(main, ["hwm", "list", str(directory), *map(str, options)])
-    assert (done.exit_code, "epochs of the flow have moved" in done.stderr) == (11, True), done.output
-    for command in ("drill backups", "fork db new", "repartition db 4", "checkpoint export db new"):
-        done = CliRunner().invoke(main, [*command.split(), "--owner", "h1:7337"])
-        assert (done.exit_code, "recovery backup" in done.stderr) == (11, True), done.output
+    [mark] = called("hwm", "list", directory, "--json", *options)
+    assert (mark["key"], mark["value"]) == (key[1:], 41)
+    assert called("hwm", "get", directory, key[1:], "--json", *options) == mark
+    assert called("runs", directory, "--json", *options) == []
+    before = [path.read_bytes() for path in there.paths()]
+    for words in (
+        ("hwm", "set", directory, key[1:], 50),
+        ("hwm", "rm", directory, key[1:]),
+        ("state", "list", directory),
+    ):
+        done = CliRunner().invoke(main, [*map(str, words), *map(str, options)])
+        assert (done.exit_code, "epochs of the flow have moved" in done.stderr) == (11, True), done.output
+    assert [path.read_bytes() for path in there.paths()] == before
 
 
 def test_copies_while_a_run_closes_epochs(make_store, tmp_path):

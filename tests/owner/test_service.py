@@ -270,12 +270,6 @@ class TestProcess:
         finally:
             owner.kill()
 
-    @pytest.mark.parametrize("command", ["drill there", "fork db new", "repartition db 4"])
-    def test_what_needs_files_names_the_way(self, command):
-        found = recovery(*command.split(), "--owner", "h1:7337")
-        assert found.returncode == 11, found.stderr
-        assert "Bring all partitions to one directory" in found.stderr
-
     def test_a_missing_partition_is_named(self, make_store, tmp_path):
         token = token_file(tmp_path)
         directory, away, _ = spread(make_store(3), ((0,), (1,), (2,)))

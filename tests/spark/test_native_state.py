@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import itertools
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -18,6 +20,8 @@ from recovery.spark.jvm.versions import REPLACES_FORMATS
 from recovery.spark.sources import native_state
 from recovery.spark.sources.formats import register
 from tests.flows.native import BUSY, STORES, events, join, timers, tumbling, write_events
+from tests.owner.served import Served, spread, token_file
+from tests.owner.served import recovery as called
 from tests.spark.support import run_to_end, set_to
 from tests.spark.test_checkpoints import command
 
@@ -84,6 +88,27 @@ def test_how_many_rows(spark, ran):
     assert rows(joined) == {0: sum(waiting)}
     assert min(waiting) > 0
     check_unknown(spark, ran(tumbling, UNTRACKED))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", ["checkpoint show DIR --operator 0 --store left", "status DIR"])
+def test_at_owners(ran, tmp_path, words):
+    """What a command says is what it says of all partitions in one directory, and names the run's directory."""
+    here = Path(shutil.copytree(ran(join, files=1), tmp_path / "here"))
+    count = len([*here.glob("part-*.sqlite3")])
+    there, *away = spread(Path(shutil.copytree(here, tmp_path / "db")), [range(1, count), (0,)])
+    token, found = token_file(tmp_path), []
+    owner = Served(away[0], token)
+    try:
+        for directory, options in ((here, []), (there, ["--owner", owner.at, "--token-file", token])):
+            done = called(*words.replace("DIR", str(directory)).split(), "--json", *options)
+            assert done.returncode == 0, done.stderr
+            found.append(json.loads(done.stdout.replace(str(directory), "DIR")))
+    finally:
+        owner.kill()
+    files, owners = ({**each, "partitions": []} for each in found)
+    assert owners == files
+    assert owners["directory"] == "DIR"
 
 
 @pytest.mark.long

@@ -257,4 +257,4 @@ def test_a_pipeline_refuses_owners(tmp_path):
         "run", tmp_path / "nodes.py", "-r", tmp_path / "db", "--owner", "127.0.0.1:1", "--token-file", "token"
     )
     assert found.returncode == 11, found.stderr
-    assert "Only flows reach partitions" in found.stderr
+    assert "A pipeline has no state of steps" in found.stderr

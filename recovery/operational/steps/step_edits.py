@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import getpass
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import TypeVar
 
 from recovery.base.clock import Clock
@@ -76,13 +76,10 @@ def _edit_at_owners(
 ) -> Epoch | None:
     """Edit while this process holds all locations. What is edited is read from copies."""
     with ExitStack() as held:
-        held.callback(locations.release)
-        held.enter_context(DirectoryLock(locations.directory, clock, f"state {what}"))
-        locations.hold(secrets.token_hex(8), f"state {what}", task_key())
+        held.enter_context(locations.locked(clock, token_hex(8), f"state {what}", task_key()))
         plan = plan_resume(locations.found())
         _check_used(plan, locations.directory)
-        for verdict in run_all(locations.checks(plan.partitions)):
-            verdict.raise_if_damaged()
+        check_whole(plan, locations)
         changes = _changes(plan_resume(scan(held.enter_context(copies_of(locations)))), compute)
         facts = {"what": what, "keys": len(changes)}
         if not changes:
@@ -175,6 +172,14 @@ def _edit_by_force(
         return None
 
 
+def audit(directory: Path, locations: Locations | None, clock: Clock) -> RunHistory:
+    """Return the run history of a directory. locations: where the partitions are, if owners have some."""
+    chosen, retry = choose(directory, None), RetryPolicy()
+    if locations is not None and chosen == directory:
+        return RunHistory(documents_of(locations, clock, retry), clock)
+    return RunHistory(open_backend(chosen, clock, retry), clock)
+
+
 def close_audited(
     directory: Path,
     plan: ResumePlan,
@@ -192,12 +197,7 @@ def close_audited(
 
     `close` gets the writer. The caller holds the directory's lock, or fences; with `locations`, it holds them all.
     """
-    chosen, retry = choose(directory, None), RetryPolicy()
-    if locations is not None and chosen == directory:
-        backend = documents_of(locations, clock, retry)
-    else:
-        backend = open_backend(chosen, clock, retry)
-    history = RunHistory(backend, clock)
+    history = audit(directory, locations, clock)
     # Record the edit before it begins, above all before it fences another run.
     record = history.begin(flow_id, EDIT, {**_numbers(plan), **facts, "by": _user()})
     # Owners take the record's end as long as they are held.
@@ -248,9 +248,14 @@ def _audited(
     )
 
 
-def check_whole(plan: ResumePlan) -> None:
-    """Raises CorruptPartitionError for a damaged file: nothing may be written on top of one."""
-    for verdict in check_all([d.path for d in plan.partitions]):
+def check_whole(plan: ResumePlan, locations: Locations | None = None) -> None:
+    """Raises CorruptPartitionError for a damaged file: nothing may be written on top of one. locations: where the
+    partitions are, if owners have some."""
+    if locations is None:
+        verdicts = check_all([d.path for d in plan.partitions])
+    else:
+        verdicts = run_all(locations.checks(plan.partitions))
+    for verdict in verdicts:
         verdict.raise_if_damaged()
 
 

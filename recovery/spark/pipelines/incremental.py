@@ -139,8 +139,9 @@ class FlowLoads:
         if self._state is None:
             raise bad(
                 key,
-                "its mark is kept in all recovery partitions, and owners of other hosts have some",
-                "Load in a pipeline of its own; or have all partitions in one directory.",
+                "its mark is read from all recovery partitions as files, and owners of other hosts have some",
+                "Load in a pipeline of its own; or bring all partitions to one directory (recovery backup DIR DEST "
+                "--owner …, then recovery restore DEST NEW_DIR).",
             )
         with self._lock:
             found = [marks[key] for _, marks in sorted(self._moved.items()) if key in marks]

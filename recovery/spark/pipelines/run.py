@@ -392,7 +392,7 @@ def _check_given(
     if config.owners:
         raise ConfigurationError(
             "a pipeline was given owners of partitions",
-            cause="Only flows reach partitions on other hosts.",
+            cause="A pipeline has no state of steps: only marks and its run history, which it locks on this host.",
             remedy="Give it a directory of its own, or a state backend: --state-backend URI.",
         )
     if resume and config.rewind_to is not None:
