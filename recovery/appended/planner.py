@@ -225,7 +225,8 @@ class Planner:
     def _is_before_end(self, file: FileStat, origin: str) -> bool:
         """Return whether a new file lies before the fixed end, if there is one.
 
-        Only the first plan after `fix_end` accepts new files. A file that is not listed was rotated before.
+        Only the first plan after `fix_end` accepts new files. A file that is not listed was rotated before the end was
+        fixed.
         """
         if self._fixed is None:
             return True

@@ -146,7 +146,7 @@ class _OwnerPart(NamedTuple):
         self.owner.ask(OwnerCalls.place)
 
     def end(self, counts: bool) -> None:
-        """End the restore. An owner that does not answer leaves it to the next one."""
+        """End the restore. What an owner that does not answer keeps, the next restore removes."""
         with contextlib.suppress(RecoveryError):
             self.owner.ask(OwnerCalls.end_restore, counts)
 

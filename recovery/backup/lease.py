@@ -6,9 +6,10 @@ lease is only written conditionally, so of several writers that want the next te
 1. A run claims a new term when it starts. The run may claim it if the place has none yet, or if the run's directory
    held the term before: `lease.json` in the directory has the random nonce of that term. A copy of the directory has
    the nonce too; whichever of the two directories starts first takes the lease from the other.
-2. A promotion claims a new term from the writer that the standby last saw. The promotion reads the place after that. So
-   does `run --from --takeover`, whoever holds the term. A takeover by a directory that holds partitions and never held
-   a term, such as a restored one, claims it too, but does not know what was stored since the directory was restored.
+2. A promotion claims a new term from the writer that the standby last saw. The promotion reads the place after it has
+   claimed the term. So does `run --from --takeover`, whoever holds the term. A takeover by a directory that holds
+   partitions and never held a term, such as a restored one, claims it too, but does not know what was stored since the
+   directory was restored.
 3. A run checks, for each epoch, that its term is the place's: after it has stored the epoch there, and before it
    publishes the epoch's output. So a published epoch was in the place before a later term began, and whoever read the
    place after that has found the epoch. No clock is compared.
@@ -82,7 +83,7 @@ class Term:
 
     @property
     def holder(self) -> str:
-        """Who that is, for people."""
+        """Who holds the term, for people."""
         who = f"execution {self.execution}" if self.execution else f"a {self.purpose}"
         return one_line(f"{who} on {self.host} (process {self.pid})")
 
@@ -162,7 +163,7 @@ def read_term(target: Place) -> Term | None:
 class Claimant:
     """Who claims a term: the directory of a run whose execution of this number begins, or one that is promoted.
 
-    least: the newest term under which a backup at the place was made. The next one is higher, even if the lease was
+    least: the newest term under which a backup at the place was made. The next term is higher, even if the lease was
     removed.
     """
 
@@ -250,7 +251,7 @@ def _put_claim(documents: Documents, claimant: Claimant, term: Term, found: Term
 
 def look_at_term(documents: Documents, directory: Path) -> tuple[Term | None, bool]:
     """Return the term of a place, None if nobody claimed one, and whether this directory holds it. A copy of the
-    directory that claimed it does not. Raises BackupTargetError, BackupDamagedError or StorageError."""
+    directory that claimed the term does not hold it. Raises BackupTargetError, BackupDamagedError or StorageError."""
     found, _ = _read(documents)
     return found, found is not None and _holds(_held_at(directory, documents, found), found, directory)
 
@@ -271,8 +272,8 @@ def may_continue(documents: Documents, directory: Path, found: Term | None) -> b
 def claim_to_restore(
     documents: Documents, directory: Path, clock: Clock, random_id: Callable[[], str], *, takeover: bool
 ) -> PublishingLease | None:
-    """Claim the next term of a place for a directory that is restored from it next; None if nobody holds one. It may be
-    repeated. takeover, and what it raises: see `claim`."""
+    """Claim the next term of a place for a directory that is restored from it next; None if nobody holds one. The claim
+    may be repeated. takeover, and what is raised: see `claim`."""
     found, _ = _read(documents)
     if found is None:
         return None

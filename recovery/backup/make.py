@@ -242,7 +242,8 @@ Finish = Callable[[], StoredCopy]
 
 
 class Storing:
-    """Stores the partitions of one attempt, as of one moment. `usable`: copies that it may list again or continue."""
+    """Stores the partitions of one attempt, as of one moment. `usable`: copies that the backup may list again or
+    continue."""
 
     def __init__(
         self, linking: Linking, scratch: Path, usable: Sequence[StoredCopy], *, incremental: bool, staged: bool

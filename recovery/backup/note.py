@@ -60,12 +60,12 @@ Note = TypeVar("Note", LastBackup, LastReplica, Waiting)
 
 
 def note_backup(directory: Path, backup: LastBackup) -> None:
-    """Replace the note, atomically. A backup counts even if that fails, so this raises nothing."""
+    """Replace the note, atomically. A backup counts even if its note fails, so this raises nothing."""
     _note(directory, NAME, backup)
 
 
 def note_replica(directory: Path, replica: LastReplica) -> None:
-    """Replace the note, atomically. An epoch is shipped even if that fails, so this raises nothing."""
+    """Replace the note, atomically. An epoch is shipped even if its note fails, so this raises nothing."""
     _note(directory, REPLICA_NAME, replica)
 
 

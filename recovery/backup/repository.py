@@ -180,7 +180,7 @@ def finish(target: Place, manifest: Manifest) -> None:
 
 
 def give_up(target: Place, identity: str) -> None:
-    """Withdraw the announcement of this backup. The next pruning removes what it stored."""
+    """Withdraw the announcement of this backup. The next pruning removes what the backup stored."""
     target.delete(_running_name(identity))
 
 

@@ -5,10 +5,9 @@ A run that replicates ships under its own term (see `recovery.backup.lease`). Ev
 write.1  Before anything is written: if the directory holds the place's term, go on under it. If nobody holds a term, or
 the directory held the term before, claim the next term. Else refuse. A takeover claims the term from whoever has it.
 write.2 Before that: refuse if the latest backup has epochs that the directory lacks. A backup of an earlier term does
-not
-count: it came too late. To give these epochs up, the directory claims the next term. Before a takeover, also refuse if
-the backup has newer operational state, which belongs to no epoch. write.3  Before the manifest is written: the place's
-term must still be the directory's.
+not count: such a backup came too late. To give these epochs up, the directory claims the next term. Before a takeover,
+also refuse if the backup has newer operational state, which belongs to no epoch. write.3  Before the manifest is
+written: the place's term must still be the directory's.
 
 So the latest backup is always one of the directory that holds the term, whatever the clocks of the hosts say. A user
 who may not write to the directory claims nothing, and may back it up until another directory claims the place.

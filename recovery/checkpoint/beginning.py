@@ -60,7 +60,7 @@ def with_starts(
 def earlier(start: str, end: str) -> str:
     """Return the offset at which a stream that read from `start` and continues from `end` must begin again.
 
-    Spark asks for the start after it has decided where the micro-batch ends. A source that starts at the end of the
+    Spark asks for the start after Spark has decided where the micro-batch ends. A source that starts at the end of the
     existing data may have moved on meanwhile: such a micro-batch reads nothing, and the next micro-batch begins at its
     end.
     """

@@ -45,7 +45,8 @@ def ignore(_event: CheckpointTransfer) -> None:
 
 
 class CheckpointPlace(Protocol):
-    """A directory for a checkpoint, existing or to be written. Methods raise StorageError when it is unreachable."""
+    """A directory for a checkpoint, existing or to be written. Methods raise StorageError when the place is
+    unreachable."""
 
     shown: str
     location: str

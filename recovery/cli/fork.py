@@ -29,7 +29,7 @@ from recovery.storage.locations import OwnerAccess
 @owner_options
 @json_option
 def fork(words: tuple[str, ...], epoch: int | None, dry_run: bool, access: OwnerAccess, as_json: bool) -> None:
-    """Make an independent store from an epoch of the one in DIR.
+    """Make an independent store from an epoch of the store in DIR.
 
     NEW_DIR continues from that epoch. A run may be active in DIR, of which nothing is changed.
 

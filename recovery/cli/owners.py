@@ -136,6 +136,6 @@ def say_copies(asked: Sequence[Location]) -> None:
 
 
 def say_links(links: Mapping[str, str]) -> None:
-    """Say which partitions are links: what is written to them goes elsewhere."""
+    """Say which partitions are links: what is written to links goes elsewhere."""
     for name, real in links.items():
         say(one_line(f"{name} is a link to {real}"))

@@ -241,7 +241,7 @@ def _schemas(at: Snapshot) -> dict[str, Any]:
 
 
 def _read(places: Locations, read: Callable[[Snapshot], T]) -> T | None:
-    """Read something at the newest epoch. If a run collects that epoch meanwhile, the next one counts."""
+    """Read something at the newest epoch. If a run collects that epoch meanwhile, the next epoch counts."""
     for left in reversed(range(READ_ATTEMPTS)):
         try:
             return read(places.newest())

@@ -1,4 +1,4 @@
-"""Documents beside the partitions of a directory, which are no part of them."""
+"""Documents beside the partitions of a directory, which are no part of the partitions."""
 
 from __future__ import annotations
 

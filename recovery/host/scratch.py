@@ -1,5 +1,5 @@
-"""Temporary directories for copies, which may be as large as the partitions. The next process removes what a killed one
-left."""
+"""Temporary directories for copies, which may be as large as the partitions. The next process removes what a killed
+process left."""
 
 from __future__ import annotations
 

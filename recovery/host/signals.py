@@ -1,6 +1,6 @@
 """Signals that end a command: SIGTERM, Ctrl-C, and SIGHUP, which a terminal sends when it is closed.
 
-A command has handlers for them from its first moment, before slow imports. The first process of a container does not
+A command has handlers for signals from its first moment, before slow imports. The first process of a container does not
 get a signal that it has no handler for, and Python's own handler for Ctrl-C prints a traceback.
 """
 
@@ -145,7 +145,7 @@ def handled(handler: Handler) -> Iterator[None]:
 @contextlib.contextmanager
 def acting(act: Callable[[int], None]) -> Iterator[None]:
     """Until the block ends, the first signal calls `act` with its number in a separate thread, and a second signal ends
-    the process immediately. Outside the main thread it does nothing.
+    the process immediately. Outside the main thread, `acting` does nothing.
 
     Python writes the signal to a pipe, on which the thread waits, in whatever thread the signal comes. A handler would
     wait for the main thread's next step, which may come in minutes. A threading.Event or a new thread would not work

@@ -260,7 +260,7 @@ class StateManager:
     # ---- locks
 
     def lock(self, name: str, purpose: str = "a lock") -> AbstractContextManager[None]:
-        """Hold a named lock: `with state.lock("orders"): …`. One thread of one process holds it at a time.
+        """Hold a named lock: `with state.lock("orders"): …`. One thread of one process holds the lock at a time.
 
         Raises StateLockedError naming the holder if the lock was not free in time.
         """

@@ -71,7 +71,7 @@ def advance(
     """Return the document with the marks moved to the `wanted` values. Raises HighWaterMarkError or StateValueError.
 
     A mark that already has its wanted value keeps the time of its last change, unless `force` takes it from a pipeline.
-    `closed` are the rows of epochs. pipeline: the one whose loads move them.
+    `closed` are the rows of epochs. pipeline: the pipeline whose loads move the marks.
     """
     marks, known = dict(_entries(content)), read(content, closed)
     for key, given in wanted.items():
@@ -226,8 +226,8 @@ def check_value(value: Any) -> Any:
 
 
 def is_future(value: Any, now: datetime) -> bool:
-    """Whether a mark lies in the future, or after today's date everywhere. Loads skip the rows that arrive until
-    then."""
+    """Whether a mark lies in the future, or after today's date everywhere. Until the mark's time, loads skip the rows
+    that arrive."""
     if isinstance(value, str):
         try:
             value = date.fromisoformat(value[:10])

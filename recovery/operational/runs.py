@@ -34,7 +34,7 @@ _OUTCOME = {SUCCEEDED: True, SKIPPED: True, FAILED: False, BLOCKED: False, DEAD:
 
 @dataclass(frozen=True, slots=True)
 class NodeRun:
-    """What one node of a pipeline did in one run. `why` says why it ran or did not; times are seconds."""
+    """What one node of a pipeline did in one run. `why` says why the node ran or did not; times are seconds."""
 
     status: str
     duration_s: float | None = None
@@ -307,8 +307,8 @@ def checked_node(node: NodeRun) -> NodeRun:
 def is_alive(run: Run, now_ms: int, beat_s: float = HEARTBEAT_S) -> bool:
     """Whether the process of a run still exists.
 
-    If the process is visible from here, it is looked up. Otherwise, on another host or in another container, the
-    heartbeats decide: a run that missed several counts as dead.
+    If this process can see the run's process, that process is looked up. Otherwise, on another host or in another
+    container, the heartbeats decide: a run that missed several counts as dead.
     """
     if run.process is not None and is_visible(run.host, run.process):
         return is_same(identity(run.pid), run.process)

@@ -100,8 +100,8 @@ class Holding:
             return self._changed.wait_for(lambda: not self._using and not self._closes, wait_s)
 
     def end(self) -> None:
-        """Close everything, when the calls that use it have returned. What the calls have begun is whole: a transaction
-        of an epoch that not all partitions close is abandoned by the next run."""
+        """Close everything, when the calls that use the partitions have returned. What the calls have begun is whole: a
+        transaction of an epoch that not all partitions close is abandoned by the next run."""
         with self._changed:
             self._ends = True
         self.end_checks()

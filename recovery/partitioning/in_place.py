@@ -1,8 +1,8 @@
 """Repartitioning in place: two directories swap their names in one rename, and the old one is kept beside it.
 
-The directory `db` of store S is kept as `db.S.old`. At first the new directory gets that name, whole; then both swap.
-So a kill before the swap leaves a new directory under the old one's name, which nobody has used: the next attempt sees
-by its store id that it is not S, and removes it.
+The directory `db` of store S is kept as `db.S.old`. At first the new directory gets that name, whole; then both
+directories swap names. So a kill before the swap leaves a new directory under the old one's name, which nobody has
+used: the next attempt sees by its store id that it is not S, and removes it.
 """
 
 from __future__ import annotations

@@ -158,7 +158,8 @@ def _executions(found: Sequence[TheirPartition]) -> tuple[TheirExecution, ...]:
 
 
 def _resume_epoch(newest: TheirExecution, found: Sequence[TheirPartition]) -> int:
-    """Return the lowest frontier of the workers. One that has not counted any epoch is where the execution began."""
+    """Return the lowest frontier of the workers. A worker that has not counted any epoch is where the execution
+    began."""
     reached: dict[int, int] = {}
     for partition in found:
         for (execution, worker), frontier in (partition.frontiers or {}).items():

@@ -35,7 +35,7 @@ class Copy:
 
     @property
     def age(self) -> tuple[int, int]:
-        """The newest execution that it knows, and its newest epoch: greater is newer."""
+        """The newest execution that the copy knows, and its newest epoch: greater is newer."""
         return max((each.number for each in self.partition.executions), default=0), self.partition.newest_epoch
 
 

@@ -120,7 +120,7 @@ def newer_documents(
 ) -> list[str]:
     """Return the ids of the documents of operational state that a backup has and a directory lacks, sorted: newer ones,
     and others of the same generation. here, there: generation and content by id, of the directory and of the backup; no
-    content: it was removed. Of a document that both have changed, only the generations tell."""
+    content: it was removed. If both have changed a document, only the generations tell which is newer."""
     return sorted(
         state_id
         for state_id, (generation, content) in there.items()

@@ -193,7 +193,7 @@ def _memory(measure: Measure) -> TargetReading:
 
 
 def _finding(target: HealthTarget, readings: Sequence[TargetReading]) -> Finding:
-    """Return the highest value. If only means over few keys were measured, it has no level."""
+    """Return the highest value. If only means over few keys were measured, the value has no level."""
     counting = [each for each in readings if not each.partly or target.level(each.value).severity]
     value = _highest([each.value for each in counting if not each.few])
     if value is not None:

@@ -25,7 +25,7 @@ SHOWN_PARTS = 5
 
 
 class PartKind(Enum):
-    """What a part of a source is, with the unit of positions in it. A file is read as a whole: it is one position."""
+    """What a part of a source is, with the unit of positions in it. A file that is read as a whole is one position."""
 
     FILE = "file"
     GROWING_FILE = "byte"

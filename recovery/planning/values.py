@@ -80,7 +80,7 @@ class PartitionDescription:
 
     @property
     def newest(self) -> ClosedEpoch | None:
-        """The newest closed epoch it holds."""
+        """The newest closed epoch that the partition holds."""
         return self.epochs[-1] if self.epochs else None
 
     @property

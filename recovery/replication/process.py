@@ -303,7 +303,7 @@ class Replication:
 
 
 def _answer(process: subprocess.Popen[bytes], line: bytes) -> Answer | RecoveryError:
-    """Write a line to the process and return what it answers."""
+    """Write a line to the process and return the process's answer."""
     assert process.stdin is not None
     assert process.stdout is not None
     # It may have ended, or the run may have closed its input.

@@ -24,7 +24,8 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class Disk:
-    """Operations on real files. Each may raise OSError; tests replace the object to make each one fail."""
+    """Operations on real files. Each operation may raise OSError; tests replace the object to make each operation
+    fail."""
 
     def shown(self, path: Path) -> str:
         """Return the path as an error shows it."""

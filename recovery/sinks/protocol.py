@@ -9,7 +9,7 @@ every recovery partition holds the epoch. In the order of events:
 3. `prepare(output)` before the partitions are written: make the epoch's output durable, still invisible. The
    transaction that closes the epoch saves the returned note in the partitions.
 4. Every partition holds the epoch.
-5. `publish(output)`: make it visible. A crash may leave only this undone, and then 1 does it.
+5. `publish(output)`: make the output visible. A crash may leave only `publish` undone, and then step 1 does it.
 
 The note ties output to snapshots: going back to an older snapshot brings back that snapshot's note. So a sink that
 finds its place by the note is right after a crash, a rewind or a restored backup.
@@ -315,7 +315,8 @@ class EpochSink(Sink, Protocol):
     """
 
     def rollback(self, resume: Resume) -> None:
-        """Leave visible exactly the output of the closed epochs. Repeatable: a crash halfway calls it again."""
+        """Leave visible exactly the output of the closed epochs. Repeatable: after a crash halfway, `rollback` is
+        called again."""
         ...
 
     def prepare(self, output: EpochOutput) -> str:

@@ -7,7 +7,8 @@ hydrate.3  When all is there, check every digest, as a restore does. Damage is r
 hydrate.4  Make it an ordinary file: give SQLite's log its usual name besides, write the first bytes of a database into
            the file, and remove the lazy file. Connections that are open continue.
 
-Killed anywhere, the next one begins with what is missing. While the place of backups cannot be reached, it waits.
+If hydration is killed anywhere, the next hydration begins with what is missing. While the place of backups cannot be
+reached, hydration waits.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ class Hydration:
     """The thread that hydrates the partitions of a directory while its store is open."""
 
     def __init__(self, directory: Path) -> None:
-        """directory: whose partitions; those that are whole are left alone."""
+        """directory: the directory of the partitions; whole partitions are left alone."""
         self._directory = directory
         self._may_begin = threading.Event()
         self._stop = Stop()

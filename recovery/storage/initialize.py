@@ -61,7 +61,8 @@ def init_partitions(
 ) -> list[Path]:
     """Create `count` empty recovery partitions in `directory` and return their paths. Creates the directory if needed.
 
-    Only this user may read the partitions. With `umask`, others may too, as far as this process's umask allows.
+    Only this user may read the partitions. With `umask`, other users may read them too, as far as this process's umask
+    allows.
 
     The files are first written and synced in a staging directory, and linked into place last. If anything fails,
     everything created is removed again. If an attempt is killed before all files are in place, the next one clears up.

@@ -57,7 +57,7 @@ class DirectoryLock:
     """
 
     def __init__(self, directory: Path, clock: Clock, purpose: str, *, follows: bool = False) -> None:
-        """follows: to keep a standby current; others may not lock one."""
+        """follows: the lock is taken to keep a standby current; other locks of a standby are refused."""
         self.path = directory / LOCK_NAME
         self.pid = 0
         self._clock = clock
@@ -181,7 +181,7 @@ def _links(directory: Path) -> list[_Link]:
 def lock_holder(directory: Path) -> dict[str, Any] | None:
     """Return the holder of the lock of `directory`, or of a partition in it that is a link or a link's target.
 
-    None when nobody holds it. Changes nothing.
+    None when nobody holds the lock. Changes nothing.
     """
     links = _links(directory)
     paths = [directory / LOCK_NAME, *(link.lock for link in links)]

@@ -152,7 +152,7 @@ class TaskStore(Protocol):
         ...
 
     def release(self) -> None:
-        """Close everything the object holds open. A later call opens it again."""
+        """Close everything the object holds open. A later call opens what was released again."""
         ...
 
 
@@ -166,8 +166,8 @@ class PartitionStore(Protocol):
         ...
 
     def prepare(self, execution: Execution) -> Path:
-        """Create and return the scratch directory of an execution that is about to begin. Changes nothing else: `start`
-        removes the scratch directories that earlier executions left."""
+        """Create and return the scratch directory of an execution that is about to begin. Preparing changes nothing
+        else: `start` removes the scratch directories that earlier executions left."""
         ...
 
     def start(
@@ -241,7 +241,7 @@ class PartitionStore(Protocol):
 
     def beginning(self) -> str | None:
         """Return where the input begins: the last content given to `begin_input`, or None if it was never called. One
-        partition that has it is enough. Raises CorruptPartitionError."""
+        partition that has the beginning is enough. Raises CorruptPartitionError."""
         ...
 
     def checkpoint(self) -> None:

@@ -143,8 +143,8 @@ class Snapshot:
         return heapq.merge(*every, key=lambda change: change.key)
 
     def check_all_there(self, step: str, key: str) -> None:
-        """Raises CorruptPartitionError if the key's partition lacks rows of the step. Reads all keys of the step
-        there."""
+        """Raises CorruptPartitionError if the key's partition lacks rows of the step. Reads all keys of the step in
+        that partition."""
         check_all_there(self.paths[home_of(step, len(self.paths), key)], step, self.cut)
 
     def steps(self, *, reserved: bool = False) -> list[str]:

@@ -74,7 +74,7 @@ class FullCheck(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Let `run` end early. Harmless after it has ended."""
+        """Let `run` end early. Harmless after the check has ended."""
         ...
 
 
@@ -140,7 +140,7 @@ class PartitionCheck:
         self._cancelled = False
 
     def cancel(self) -> None:
-        """Make `run` raise apsw.InterruptError, now or when it is called. Harmless after it has ended."""
+        """Make `run` raise apsw.InterruptError, now or when it is called. Harmless after the check has ended."""
         self._cancelled = True
         connection = self._connection
         if connection is not None:

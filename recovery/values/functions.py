@@ -1,7 +1,7 @@
 """Functions that users give: whether a call of one runs its body.
 
-A call of an asynchronous function, or of one with `yield`, only makes an object that would run the body. Who does not
-run that object does nothing, without an error.
+A call of an asynchronous function, or of one with `yield`, only makes an object that would run the body. A caller that
+does not run that object does nothing, without an error.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ def check_size(value: Any, most: int) -> None:
 
 
 def parts(value: Any) -> Iterator[Any]:
-    """Yield a value and everything in it, as often as it occurs. Endless for a value that contains itself."""
+    """Yield a value and everything in it, as often as it occurs. The iteration is endless for a value that contains
+    itself."""
     return (part for part, _ in _parts(value))
 
 

@@ -80,7 +80,7 @@ def check_of(info: inspect.Type) -> Check | None:
 
 
 def _part(info: inspect.Type, within: tuple[type, ...]) -> _TypeCheck | None:
-    """within: the classes around the part. One that contains itself has no check."""
+    """within: the classes around the part. A type that contains itself has no check."""
     if any(getattr(info, name, None) is not None for name in _CONSTRAINTS):
         return None
     kind = type(info)

@@ -112,7 +112,7 @@ class RowsAhead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Closing(msgspec.Struct, frozen=True, array_like=True):
-    """`CloseRequest`. parts: how many parts with further rows were sent ahead of it."""
+    """A `CloseRequest` as it is sent. parts: how many parts with further rows were sent ahead of it."""
 
     epoch: Epoch
     batch: BatchId
@@ -233,7 +233,7 @@ class OwnerCalls(Protocol):
         ...
 
     def check_staged(self, digests: dict[str, str]) -> None:
-        """Compare each of its files with the SHA-256, in hexadecimal, and sync them."""
+        """Compare each of the restore's files with the SHA-256, in hexadecimal, and sync them."""
         ...
 
     def place(self) -> None:

@@ -372,7 +372,7 @@ class Line:
             ) from None
 
     def _prove(self, channel: Channel, facts: list[str]) -> None:
-        """Exchange versions and proofs. facts: gets what both sides know, when they do."""
+        """Exchange versions and proofs. facts: gets the facts that both sides know, once they know them."""
         package = VERSION if self._role == messages.RUN else ""
         hello = messages.Hello(messages.NAME, messages.PROTOCOL, self._role, new_nonce(), package)
         channel.send(Kind.HELLO, messages.write_first(hello))

@@ -81,7 +81,7 @@ class Owner:
     def stream(
         self, call: Callable[Concatenate[OwnerCalls, P], Iterator[R]], *arguments: P.args, **_: P.kwargs
     ) -> Generator[R, None, None]:
-        """Make a call that yields, and yield. Closing the generator early ends the call."""
+        """Make a call that yields several answers, and yield them. Closing the generator early ends the call."""
         with self._line() as line, self._described():
             channel = self._channel(line)
             channel.send(Kind.CALL, calls.write_call(call.__name__, arguments))
@@ -143,7 +143,7 @@ class Owner:
 
     @contextlib.contextmanager
     def _line(self) -> Iterator[Line]:
-        """Lend a connection of this run. One whose call failed half-way is not used again."""
+        """Lend a connection of this run. A connection whose call failed half-way is not used again."""
         if self._lost is not None:
             raise self._lost
         if self._ended.is_set():

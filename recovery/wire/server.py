@@ -105,7 +105,8 @@ class OwnerServer:
         return self._tasks
 
     def serve_tasks(self, tasks: Tasks | None) -> None:
-        """Serve the tasks of another execution, or of none. Returns when the connections of earlier ones have ended."""
+        """Serve the tasks of another execution, or of none. Returns when the connections of earlier tasks have
+        ended."""
         with self._lock:
             if self._tasks not in (None, tasks):
                 self._earlier.append(self._tasks)

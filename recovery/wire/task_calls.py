@@ -108,7 +108,7 @@ class TaskCalls:
         self._answers.answer(sent)
 
     def _send_rows(self, call: messages.Rows | messages.More) -> None:
-        """Answer with the next rows. Between two calls they wait in their transaction, without a turn."""
+        """Answer with the next rows. Between two calls the rows wait in their transaction, without a turn."""
         if isinstance(call, messages.Rows):
             self._own((call.partition,))
             self._rows.begin(self.tasks.service.rows(call))

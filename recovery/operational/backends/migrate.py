@@ -23,8 +23,8 @@ def migrate(
     pattern: a glob; only documents whose ids match are copied, and then the target may hold others.
 
     Documents that the target already holds must be identical, unless forced. The source stays unchanged. Afterwards
-    both are read again and compared. Raises ConfigurationError, StateLockedError if the source changed meanwhile,
-    CorruptStateError if the target does not hold what was written.
+    both backends are read again and compared. Raises ConfigurationError, StateLockedError if the source changed
+    meanwhile, CorruptStateError if the target does not hold what was written.
     """
     now_ms = (clock or SystemClock()).wall_ms()
     every = _documents(source)

@@ -101,8 +101,8 @@ class SourcePosition:
 
     @property
     def same(self) -> bool:
-        """Whether both snapshots have read the same input of this source. In growing files that are the same bytes,
-        whatever was written behind."""
+        """Whether both snapshots have read the same input of this source. In growing files this means the same bytes,
+        whatever was written behind them."""
         both = self._offsets()
         return self.a == self.b or (both is not None and _content(both[0]) == _content(both[1]))
 
@@ -130,7 +130,7 @@ def _content(offset: InputOffset) -> Counter[tuple[int, str]]:
 
 def _files(one: InputOffset, other: InputOffset) -> Iterator[FileRead]:
     """Yield the files that are read to different places. Files with one number and one first name are one file: two
-    stores that share a history number the files of that history alike. Of others the name decides."""
+    stores that share a history number the files of that history alike. For files without a number, the name decides."""
     left = dict(other.files)
     for number, mine in one.files.items():
         named = left.get(number)

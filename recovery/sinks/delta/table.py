@@ -294,7 +294,8 @@ class DeltaLog(TableLog):
         return True
 
     def _sync_log(self, after: int = -1) -> None:
-        """Make a local table's log durable from the version behind `after` on. Object stores are so by themselves."""
+        """Make a local table's log durable from the version behind `after` on. Object stores are durable by
+        themselves."""
         if self.local is not None:
             log = self.local / _LOG
             for each in log.glob("*.json"):

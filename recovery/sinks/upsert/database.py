@@ -225,7 +225,7 @@ def listed(columns: Sequence[str], table: str = "") -> str:
 
 def _module(connection: Any) -> str:
     """Return the name of the database's module, without the underscore that a compiled module may begin with. The
-    connection's class may be derived from that module's."""
+    connection's class may be derived from the module's."""
     names = [kind.__module__.partition(".")[0].lstrip("_") for kind in type(connection).__mro__]
     return next((name for name in names if hasattr(sys.modules.get(name), "paramstyle")), names[0])
 

@@ -1,7 +1,7 @@
 """Jars that a session needs besides Spark's own, such as a connector: files, and packages of Maven.
 
-Spark takes both when its JVM starts, and resolves packages by Ivy. Spark leaves out a missing file silently: the
-flow would fail later, for a class that is missing.
+Spark takes jars and packages when its JVM starts, and resolves packages by Ivy. Spark leaves out a missing file
+silently: the flow would fail later, for a class that is missing.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ def _with_starts(spark: SparkSession, node: Any, names: tuple[str, ...], tables:
 
 
 def _is_named(node: Any, names: tuple[str, ...]) -> bool:
-    """Whether a node reads such a source. One that the JVM reads (tuning/AppendedLines.java) has the start anyway."""
+    """Whether a node reads such a source. A source that the JVM reads (tuning/AppendedLines.java) has the start
+    anyway."""
     if node.nodeName() != "StreamingRelationV2" or node.sourceName().lower() not in names:
         return False
     return bool(node.table().getClass().getSimpleName() == "PythonTable")

@@ -429,7 +429,8 @@ def _last(run: Run) -> dict[str, LastNode]:
 def _observed(observation: Observation) -> int | None:
     """Return the number of written rows, which the first action on the frame counted; None without an action.
 
-    Spark reports it a moment after the action. If the number is not available, a node that has written must not fail.
+    Spark reports the number of rows a moment after the action. If the number is not available, a node that has written
+    must not fail.
     """
     with contextlib.suppress(Exception):
         counted = observation._jo.future()

@@ -119,7 +119,7 @@ class Prepared:
 
     def record_run(self, execution: Execution, clock: Clock) -> None:
         """Record that the execution began, in the run history and, for a rewind, among the rewinds. Must come before
-        the execution can close an epoch. `release` records how it ended."""
+        the execution can close an epoch. `release` records how the run ended."""
         if self.temporary is None:
             note_start(self.plan, self.config, clock, self._documents())
             self.record = FlowRecord(self._history(), execution, clock)

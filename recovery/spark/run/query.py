@@ -167,8 +167,8 @@ class RecoveryQuery:
     def stop(self) -> None:
         """Finish the running micro-batch, close the epoch, and end the flow. Raises what went wrong while stopping.
 
-        Called by the flow's own sink or observer, it returns immediately. The run ends when the calls have returned,
-        and `await_termination` raises what goes wrong then.
+        Called by the flow's own sink or observer, `stop` returns immediately. The run ends when the calls have
+        returned, and `await_termination` raises what goes wrong then.
         """
         if self._status.is_own_thread():
             threading.Thread(target=self._finish, name="stop", daemon=True).start()
@@ -391,9 +391,9 @@ class RecoveryQuery:
 
     @contextlib.contextmanager
     def _after_batch(self) -> Iterator[None]:
-        """Wait for the running micro-batch, and let no other begin within this context. A micro-batch for which no
-        executor works is given up. One whose stream has died cannot count: its calls into the JVM are cut, and a sink
-        that does not return is left alone."""
+        """Wait for the running micro-batch, and let no other micro-batch begin within this context. A micro-batch for
+        which no executor works is given up. One whose stream has died cannot count: its calls into the JVM are cut, and
+        a sink that does not return is left alone."""
         died_s: float | None = None
         while not self._closer.lock.acquire(timeout=LOOK_S):
             if has_died(self._status.query):

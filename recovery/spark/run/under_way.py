@@ -63,7 +63,7 @@ class UnderWay:
                 raise SparkFailedError(f"micro-batch {self.batch} was abandoned, because Spark's stream had ended")
 
     def cut(self) -> None:
-        """Let the callback's call into the JVM raise an error. For a JVM that will not answer."""
+        """Let the callback's call into the JVM raise an error. Used when the JVM will not answer."""
         connection = self._connection
         if connection is not None:
             connection.cut()

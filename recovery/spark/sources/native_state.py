@@ -309,7 +309,7 @@ class _Checkpoints:
 
 def _copied(directory: Path, at: Snapshot, target: Path, system: str, path: str) -> str:
     """Write a snapshot's checkpoint at an address that all hosts reach, by way of `target`; return its URI. Spark's JVM
-    removes it when it ends."""
+    removes the copy when the JVM ends."""
     files = HadoopFiles(system)
     root = Path(path, f"recovery-state-{secrets.token_hex(8)}")
     home = HadoopHome(files, system, root, target)

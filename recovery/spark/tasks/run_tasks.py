@@ -73,8 +73,8 @@ def run_tasks(
     of recovery partitions.
 
     A gathered task may run twice: as another attempt, or in another job that Spark runs for the same plan. The plan
-    below it also runs again and may give other keys. So the second run undoes what the first left in partitions that
-    the second does not touch.
+    below the task also runs again and may give other keys. So the second run undoes what the first left in partitions
+    that the second does not touch.
     """
     step = definition.step_id
     given = (each for each in batches if each.num_rows)

@@ -291,7 +291,7 @@ class Delta:
         """Return the states of `keys` before `batch`.
 
         The check reads from the delta first, so the delta's snapshot is taken before the partition's. The closer
-        commits to the partition before it clears the delta. So at least one of the two shows each value.
+        commits to the partition before it clears the delta. So at least one of delta and partition shows each value.
         """
         with translated(self._partition), snapshot(self._connection):
             meta = self._check(batch)

@@ -104,7 +104,7 @@ def create_lazy(path: Path, source: PageSource, encoded_index: bytes, first: byt
 
 
 class Pages:
-    """The pages of one partition, for all its connections in this process. Other processes have their own."""
+    """The pages of one partition, for all its connections in this process. Other processes have their own `Pages`."""
 
     def __init__(self, side: Path) -> None:
         """side: see `lazy_path`. Raises FileNotFoundError if all pages are there; StorageError, also if the file is
@@ -166,7 +166,7 @@ class Pages:
 
     @property
     def progress(self) -> HydrationProgress:
-        """How much of the partition is there."""
+        """How much of the partition is fetched."""
         there = self.count - self._marks().count(ABSENT)
         return HydrationProgress(self.path, self.source.place, there * self.page_bytes, self.count * self.page_bytes)
 

@@ -110,7 +110,7 @@ class LazyFiles(apsw.VFS):
         return super().xAccess(pathname, flags)
 
     def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802
-        """Remove a file; a log with both of its names."""
+        """Remove a file; a log is removed under both of its names."""
         if filename.endswith(_LOG):
             usual = _usual(filename)
             if Path(usual).exists():

@@ -89,7 +89,7 @@ def insert_parts(
 
 
 def set_store(connection: apsw.Connection, store_id: str) -> None:
-    """Make the partition one of another store. Inside the caller's transaction."""
+    """Make the partition a part of another store. Inside the caller's transaction."""
     [(index, count, _, flow_id, created_ms, _)] = rows(connection, PARTS)
     parts = (index, count, store_id, flow_id, created_ms)
     connection.execute("UPDATE parts SET store_id = ?, digest = ?", (store_id, record_digest(*parts)))

@@ -33,8 +33,8 @@ def row_digest_sql(step: str, key: str, epoch: str, value: str, timeout: str) ->
     """Return an SQL expression for the digest of a row, given the expressions of its columns. See `load_digests`.
 
     The digested text includes the length of the key and the type of the value, so no two different rows of a step have
-    the same text. `concat_ws` builds it in a third of the time of `||`. The only quick conversion from hexadecimal to
-    an integer goes through the bytes of a double; four leading zero bits keep it from being NaN.
+    the same text. `concat_ws` builds the text in a third of the time of `||`. The only quick conversion from
+    hexadecimal to an integer goes through the bytes of a double; four leading zero bits keep it from being NaN.
     """
     parts = (step, f"length({key})", key, _present(epoch), f"typeof({value})", _present(timeout), _present(value))
     text = f"concat_ws(char(31), {', '.join(parts)})"

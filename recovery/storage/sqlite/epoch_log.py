@@ -205,8 +205,9 @@ def logged_steps(connection: apsw.Connection) -> set[StepId]:
 
 @contextlib.contextmanager
 def overlaid(connection: apsw.Connection, path: Path) -> Iterator[None]:
-    """Let queries of `snaps` and `superseded` return the same rows as if everything was folded. Inside a transaction
-    that only reads. The cost is proportional to the log. Raises CorruptPartitionError if the log is damaged."""
+    """Let queries of `snaps` and `superseded` return the same rows as if everything was folded. To be used inside a
+    transaction that only reads. The cost is proportional to the log. Raises CorruptPartitionError if the log is
+    damaged."""
     if not is_logged(connection):
         yield
         return

@@ -39,7 +39,8 @@ WHERE substr(step_id, 1, {len(RESERVED_PREFIX)}) <> '{RESERVED_PREFIX}' ORDER BY
 
 
 def change_sizes(connection: apsw.Connection, changes: Mapping[str, tuple[int, int]]) -> None:
-    """Add the rows and bytes that steps gained or lost to `sizes`. Inside the transaction that changes `snaps`."""
+    """Add the rows and bytes that steps gained or lost to `sizes`. To be called inside the transaction that changes
+    `snaps`."""
     for step, (count, size_bytes) in changes.items():
         if count or size_bytes:
             connection.execute(CHANGE_SIZE, (step, count, size_bytes))
@@ -87,7 +88,7 @@ def check_measures(connection: apsw.Connection) -> list[str]:
 def add_measure(connection: apsw.Connection, path: Path, measure: Measure) -> None:
     """Store a measure and delete outdated ones, in one transaction that does not wait for the disk.
 
-    The connection is a writer's: it waits for the disk again afterwards.
+    The connection is a writer's: the connection waits for the disk again afterwards.
     """
     with translated(path):
         connection.pragma("synchronous", "NORMAL")

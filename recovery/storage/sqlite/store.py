@@ -54,7 +54,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PartitionShare:
-    """Partitions of a store that lie in one directory: which ones, and how many the store has. There may be none."""
+    """Partitions of a store that lie in one directory: which ones, and how many the store has. A directory may have no
+    partitions."""
 
     directory: Path
     indexes: tuple[PartitionIndex, ...]

@@ -1,6 +1,6 @@
 """An archive of the JVM's classes, so that Spark starts in half the time.
 
-Most of Spark's start goes into reading some fifteen thousand classes from its jars. The JVM can map them from a file
+Most of Spark's start goes into reading some fifteen thousand classes from its jars. The JVM can map classes from a file
 instead ("class data sharing"). From Java 25 on ("AOT cache") the file also records how often their methods ran, and
 with what, in flows like the user's, so that the JVM compiles them well sooner. The JVM itself checks that this build of
 Java wrote the file from jars with these times and sizes; if not, it starts without the file. So a stale archive costs

@@ -115,8 +115,8 @@ def _checked_version(connection: apsw.Connection, path: Path) -> int:
 
 
 def migrate(connection: apsw.Connection, path: Path) -> None:
-    """Migrate a file of an older version to the present one, in one transaction. A concurrent second call finds it
-    done."""
+    """Migrate a file of an older version to the present one, in one transaction. A concurrent second call finds the
+    migration done."""
     with translated(path), transaction(connection):
         for version in range(connection.pragma("user_version"), SCHEMA_VERSION):
             connection.execute(MIGRATIONS[version]).fetchall()
