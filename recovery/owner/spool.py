@@ -26,7 +26,7 @@ class SpoolMemory:
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> bool:
-        """Take memory for the messages if some is left. Return whether there was enough."""
+        """Take memory for the messages, and return True; False, and take nothing, if too little is left."""
         with self._lock:
             if size_bytes > self._left:
                 return False

@@ -1,7 +1,7 @@
 """Columns of a Delta table that are renamed or dropped while a flow reads it: Delta's log of the schemas of a stream.
 
-Delta reads on behind such a change only if the stream has that log (`schemaTrackingLocation`), and wants it below the
-checkpoint. Each run has a checkpoint of its own, so the log lies elsewhere and is used by all runs.
+Delta reads on behind such a change only if the stream has a log of schemas (`schemaTrackingLocation`), and wants that
+log below the checkpoint. Each run has a checkpoint of its own, so the log lies elsewhere and is used by all runs.
 """
 
 from __future__ import annotations
