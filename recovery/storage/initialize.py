@@ -265,8 +265,8 @@ def _of_others(directory: Path) -> dict[str, str]:
 def _clear_killed_attempt(target: Path) -> None:
     """Remove what a killed `init` or `restore` left: its staging directory, and links to the files in it.
 
-    If every staged file is in place, the attempt had succeeded, and its partitions stay. Whether a restore to several
-    directories had is not known here; then all of it stays.
+    If every staged file is in place, the attempt had succeeded, and its partitions stay. For a restore to several
+    directories, this directory does not show that; then all files stay.
     """
     for staging in filter(is_staging, target.iterdir()):
         executions = restored_executions(staging.name)

@@ -2,10 +2,9 @@
 
 Earlier versions ask a reader for its newest offset without the start of the micro-batch, and have no
 Trigger.AvailableNow for it. In the plan of a flow, `send_starts` therefore puts a table of this package
-(StartedTables.java) around that of the
-source: it takes both from Spark, and sends them to the reader first. The reader is in a process that Spark has made for
-it, which passes on unread only what is committed: so both are sent as a commit. `adapted` makes a reader understand
-both.
+(StartedTables.java) around that of the source. Spark gives this table the start and the trigger, and the table sends
+both to the reader first. The reader is in a process that Spark has made for it, which passes on unread only what is
+committed: so start and trigger are sent as a commit, which `adapted` makes a reader understand.
 """
 
 from __future__ import annotations
