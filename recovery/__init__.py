@@ -1,7 +1,7 @@
 """Recovery partitions for PySpark.
 
 Keeps the keyed state and input positions of a Structured Streaming job in SQLite files: epoch-numbered snapshots that
-are consistent across all files. A run resumes from them, and they can be read, copied and rewound.
+are consistent across all files. A run resumes from its partitions; commands can read, copy and rewind partitions.
 """
 
 # ruff: noqa: E402 - handle signals before slow imports

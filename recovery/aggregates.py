@@ -83,7 +83,7 @@ def max_(value: Input) -> Aggregate:
 
 
 def mean(value: Input) -> Aggregate:
-    """The arithmetic mean, a double. Kept as sum and count: for integers it is exact until the division."""
+    """The arithmetic mean, a double. Kept as sum and count: for integers the mean is exact until the division."""
     return Aggregate("mean", (value,))
 
 

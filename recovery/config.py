@@ -36,8 +36,8 @@ class RecoveryConfig:
 
     directory: str | os.PathLike[str] | None = setting(
         None,
-        "The recovery directory, created by `recovery init`. Without it a flow runs without recovery: its state is "
-        "lost at the end. A pipeline whose state is in another state backend needs none.",
+        "The recovery directory, created by `recovery init`. Without a directory a flow runs without recovery: its "
+        "state is lost at the end. A pipeline whose state is in another state backend needs none.",
         "-r", "--recovery-directory",
         kind="directory", variables=("RECOVERY_DIRECTORY", "BYTEWAX_RECOVERY_DIRECTORY"),
     )  # fmt: skip
@@ -60,7 +60,7 @@ class RecoveryConfig:
     discard_history: bool = setting(
         False,
         "Allow a backup interval shorter than the last run's, and discard the snapshots that only the longer one "
-        "keeps. Without it a run asks on a terminal, and elsewhere ends with HistoryLossError (15).",
+        "keeps. Without this option a run asks on a terminal, and elsewhere ends with HistoryLossError (15).",
         "--discard-history", kind="flag",
     )  # fmt: skip
     resume_after: int | None = setting(
@@ -70,12 +70,13 @@ class RecoveryConfig:
     )  # fmt: skip
     resume_epoch: int | None = setting(
         None,
-        "The same rewind, by the number of the epoch to start with: 3 is --resume-after 2.",
+        "Rewind like --resume-after, by the number of the epoch to start with: 3 is --resume-after 2.",
         "--resume-epoch", kind="number", form="E", least=1, without="the newest",
     )  # fmt: skip
     rewind_again: int | None = setting(
         None,
-        "Go back again, although this execution already went back to the same snapshot. Without it the same rewind "
+        "Go back again, although this execution already went back to the same snapshot. Without this option the same "
+        "rewind "
         "ends the second time with RewindRepeatedError (16), so that a service whose command line contains a rewind "
         "does not go back at each restart.",
         "--rewind-again", kind="number", form="EXECUTION", least=1,
@@ -94,31 +95,33 @@ class RecoveryConfig:
     keep_steps: tuple[str, ...] = setting(
         (),
         "Keep a step's state unchanged although its key or state type [was changed]"
-        "(flow-api.md#changing-what-is-stored). It is refused when the step cannot read that state.",
+        "(flow-api.md#changing-what-is-stored). Refused when the step cannot read that state.",
         "--keep-step", kind="texts", form="STEP",
     )  # fmt: skip
     takeover: bool = setting(
         False,
         "Take over the store from the run that has it: [promote](cli.md#promote) the recovery directory, a standby "
         "that `recovery follow` keeps current, and say what is lost; or, for a restored directory, [replace the writer]"
-        "(backup.md#taking-over) at --replicate. Not for a service that restarts with it: it decides once.",
+        "(backup.md#taking-over) at --replicate. Not for a service that restarts with this option: the option decides "
+        "once.",
         "--takeover", kind="flag",
     )  # fmt: skip
     lose_epochs: bool = setting(
         False,
         "Go on although --replicate's place or the sink has epochs that this directory lacks, because it is an [older "
         "copy](sinks.md#two-directories-of-one-store), or [rows of closed epochs]"
-        "(delta.md#when-somebody-else-has-changed-the-table) are gone from its table: they are lost. Without it the "
-        "run ends with StaleDirectoryError (53). Give it once, by hand: a service that is always started with it would "
-        "not notice the next older copy.",
+        "(delta.md#when-somebody-else-has-changed-the-table) are gone from its table: they are lost. Without this "
+        "option "
+        "the run ends with StaleDirectoryError (53). Give the option once, by hand: a service that is always started "
+        "with it would not notice the next older copy.",
         "--lose-epochs", kind="flag",
     )  # fmt: skip
     lose_input: tuple[str, ...] = setting(
         (),
         "Go on although input of a source is [lost or was changed](reliability.md#the-input-that-is-read-again) since "
         "it was read, and leave out what is lost. NAME is the path, topic or table that the error names; other sources "
-        "must be whole. Without it the run ends with InputLostError (52) or InputRewrittenError (36), before it "
-        "changes anything. Give it once, by hand: the run closes an epoch behind the loss.",
+        "must be whole. Without this option the run ends with InputLostError (52) or InputRewrittenError (36), before "
+        "it changes anything. Give the option once, by hand: the run closes an epoch behind the loss.",
         "--lose-input", kind="texts", form="NAME", variable="RECOVERY_LOSE_INPUT",
     )  # fmt: skip
     no_output: bool = setting(
@@ -142,8 +145,8 @@ class RecoveryConfig:
     replicate: str | os.PathLike[str] | None = setting(
         None,
         "[Ship each closed epoch](backup.md#replication) to DEST in the background, as an incremental backup: a "
-        "directory or s3://, gs://, azure://. Nothing waits for it. With owners, each ships its own partitions. A "
-        "directory that never had a backup interval then gets ten minutes.",
+        "directory or s3://, gs://, azure://. No epoch waits for the replica. With owners, each ships its own "
+        "partitions. A directory that never had a backup interval then gets ten minutes.",
         "--replicate", form="DEST", variable="RECOVERY_REPLICATE",
     )  # fmt: skip
     replicate_sync: bool = setting(
@@ -168,8 +171,8 @@ class RecoveryConfig:
     )
     tls_cert: str | os.PathLike[str] | None = setting(
         None,
-        "On a cluster: the certificate that tasks of other hosts see, a PEM file. Without it, states cross the network "
-        "without encryption.",
+        "On a cluster: the certificate that tasks of other hosts see, a PEM file. Without a certificate, states cross "
+        "the network without encryption.",
         "--tls-cert", kind="file",
     )  # fmt: skip
     tls_key: str | os.PathLike[str] | None = setting(
@@ -180,7 +183,7 @@ class RecoveryConfig:
     tls_ca: str | os.PathLike[str] | None = setting(
         None,
         "A PEM file of certificates that verify the owners and, on a cluster, [this run](clusters.md#ports-and-names). "
-        "Without it, connections to owners have no TLS, and tasks check --tls-cert with itself.",
+        "Without this file, connections to owners have no TLS, and tasks verify --tls-cert with that file itself.",
         "--tls-ca", kind="file", variable="RECOVERY_TLS_CA",
     )  # fmt: skip
     owners: tuple[str, ...] = setting(
@@ -293,7 +296,7 @@ class RecoveryConfig:
             raise ConfigurationError(
                 f"{' and '.join(given)} without {'tls_key' if 'tls_cert' in given else 'tls_cert'}",
                 cause="A certificate needs its key, and tls_ca a certificate that is checked with it.",
-                remedy="Give both: --tls-cert FILE --tls-key FILE. Without them there is no TLS.",
+                remedy="Give both: --tls-cert FILE --tls-key FILE. Without these files there is no TLS.",
             )
 
     def _check_rewind(self) -> None:
@@ -406,7 +409,7 @@ def parse_until(given: int | str) -> int | str:
 
 
 def checked_owners(owners: Iterable[str]) -> tuple[str, ...]:
-    """Return the addresses of owners. Raises ConfigurationError for one that names no host and port, or is named
+    """Return the addresses of owners. Raises ConfigurationError for an owner that names no host and port, or is named
     twice."""
     found = tuple(owners)
     for owner in found:

@@ -100,7 +100,7 @@ class RecoveryError(Exception):
         return "\n".join(self.parts())
 
     def parts(self) -> list[str]:
-        """Return what was found, its probable cause and what to do, as far as known. Each may have several lines."""
+        """Return what was found, the probable cause and what to do, as far as known. Each may have several lines."""
         parts = [with_path(self.found, self.path)]
         if self.cause:
             parts.append(f"Probable cause: {self.cause}")
@@ -236,7 +236,8 @@ class InconsistentPartitionsError(RecoveryError):
     exit_code = 22
     default_cause = "The files are copies of different ages, further apart than the backup interval."
     default_remedy = (
-        "Replace the files named above by copies whose age fits the others, and choose a longer backup interval (-b)."
+        "Replace the files named above by copies whose age fits the other files, and choose a longer backup interval "
+        "(-b)."
     )
 
 
@@ -285,7 +286,7 @@ class EpochNotHeldError(RecoveryError):
     """The epoch asked for is not held by every partition."""
 
     exit_code = 28
-    default_cause = "It was collected (the backup interval has passed), or it was never closed."
+    default_cause = "The epoch was collected (the backup interval has passed), or was never closed."
     default_remedy = "See which epochs can be resumed from: python -m recovery status DIR"
 
 
@@ -384,7 +385,7 @@ class StepChangedError(RecoveryError):
     exit_code = 39
     default_cause = "The step's key= or state= was changed in the flow."
     default_remedy = (
-        "Change it back, or give the step migrate=FUNCTION to turn the state into the new form, --keep-step STEP "
+        "Change the step back, or give the step migrate=FUNCTION to turn the state into the new form, --keep-step STEP "
         "if it fits as it is, or --drop-step STEP to start again."
     )
 
@@ -399,7 +400,7 @@ class DirectoryLockedError(RecoveryError):
 
 
 class LeaseLostError(RecoveryError):
-    """A later execution began on the recovery directory: this one may no longer write."""
+    """A later execution began on the recovery directory: this execution may no longer write."""
 
     exit_code = 41
     closes_epoch = False
@@ -428,7 +429,7 @@ class StateNotFoundError(RecoveryError):
     """There is no state under this id, step or key."""
 
     exit_code = 44
-    default_cause = "It was never set, it was removed, or the name is misspelt."
+    default_cause = "The state was never set, was removed, or the name is misspelt."
     default_remedy = "List what exists: python -m recovery state list DIR"
 
 
@@ -436,8 +437,8 @@ class CorruptStateError(RecoveryError):
     """A file of operational state is torn or was altered."""
 
     exit_code = 45
-    default_cause = "It was damaged, or edited from outside."
-    default_remedy = "Restore it from a copy, or remove it: python -m recovery state clear --force"
+    default_cause = "The file was damaged, or edited from outside."
+    default_remedy = "Restore the file from a copy, or remove the state: python -m recovery state clear --force"
 
 
 class StateBackendError(RecoveryError):
@@ -446,7 +447,8 @@ class StateBackendError(RecoveryError):
     exit_code = 46
     restart = True
     default_cause = "The address, the network, the credentials or the bucket is wrong or unavailable."
-    default_remedy = "Check them, then run the same command again: nothing was half-written."
+    default_remedy = "Check address, credentials and network, then run the same command again: nothing was "
+    "half-written."
 
 
 class OwnerUnreachableError(RecoveryError):
@@ -474,7 +476,7 @@ class OwnerRefusedError(RecoveryError):
 
 
 class OutputLostError(RecoveryError):
-    """A task reported a file of the output that is not where the driver looks, or has another size there."""
+    """A task reported a file of the output that the driver does not find, or finds with another size."""
 
     exit_code = 49
     default_cause = "The task ran on a host with a disk of its own, or something deletes files in the output directory."
@@ -520,10 +522,13 @@ class StaleDirectoryError(RecoveryError):
 
     exit_code = 53
     closes_epoch = False
-    default_cause = "It is a copy or an older restore of a directory that was used since, or another one took over."
+    default_cause = (
+        "This directory is a copy or an older restore of a directory that was used since, or another directory took "
+        "over."
+    )
     default_remedy = (
-        "Let the other directory go on, or restore the newest backup into a new one. If there is no newer copy, "
-        "--lose-epochs goes on from this one: what was closed since is lost."
+        "Let the other directory go on, or restore the newest backup into a new directory. If there is no newer copy, "
+        "--lose-epochs goes on from this directory: what was closed since is lost."
     )
 
 
@@ -572,13 +577,13 @@ class StandbyDirectoryError(RecoveryError):
 
 
 class TakenOverError(RecoveryError):
-    """Another directory is the store's writer: what this one closes may not be published."""
+    """Another directory is the store's writer: what this directory closes may not be published."""
 
     exit_code = 59
     closes_epoch = False
     default_cause = "recovery promote, or run --takeover, took the store over, here or on another host."
     default_remedy = (
-        "Let the other one go on: nothing that this run closed since counts. To take the store back, restore it or "
+        "Let the other run go on: nothing that this run closed since counts. To take the store back, restore it or "
         "follow it into a new directory, and run that with --takeover."
     )
 

@@ -71,10 +71,10 @@ class GroupState(Generic[S]):
         cls, value: S | None = None, *, state: StateType = None, now_ms: int = 0, timed_out: bool = False
     ) -> GroupState[S]:
         """Return a state to test a function with: for a key with this value, or without one (None), in a micro-batch
-        that began `now_ms` milliseconds after 1970. In a run, states are made from the stored ones.
+        that began `now_ms` milliseconds after 1970. In a run, states are made from the stored states.
 
         state: as in `stateful`; by default a dataclass or similar value stands for its own type. Raises
-        StateValueError, as its `update` does, for a value that a run could not store.
+        StateValueError, as `GroupState.update` does, for a value that a run could not store.
         """
         made = _TestedState(state)
         made._facts = CallFacts(made._decode, now_ms, timed_out)
@@ -156,8 +156,8 @@ class GroupState(Generic[S]):
         )
 
     def getCurrentProcessingTimeMs(self) -> int:
-        """Return when the micro-batch began, in milliseconds since 1970; the same in every call of a micro-batch and
-        when it is run again."""
+        """Return when the micro-batch began, in milliseconds since 1970; this is one value in every call of a
+        micro-batch, also when the micro-batch is run again."""
         if not self._facts.now_ms:
             raise StateValueError(
                 "update asks for the processing time, but the call was not found in its code",

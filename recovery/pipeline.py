@@ -32,7 +32,7 @@ class Node:
 
     read: returns a DataFrame, given the SparkSession; or the result of `incremental`.
     transform: turns it into another DataFrame; None: leaves it unchanged.
-    write: writes it. It may be called again after a crash, so it should overwrite or merge by key.
+    write: writes it. `write` may be called again after a crash, so it should overwrite or merge by key.
     needs: the names of the nodes that must have succeeded before.
     """
 
@@ -91,7 +91,7 @@ class Pipeline:
                 raise ConfigurationError(
                     f"pipeline {self.name!r} has {counted(marks.count(key), 'load')} with the high-water mark "
                     f"{key!r:.80}",
-                    cause="The others would skip what one of them has loaded.",
+                    cause="The other nodes would skip what one node has loaded.",
                     remedy="Give each load its own key.",
                 )
 

@@ -202,7 +202,7 @@ def decoded(path: str, offset: int, data: bytes, encoding_errors: str) -> bytes:
             f"The bytes at {offset + error.start} are not UTF-8: {data[error.start : error.start + 4]!r}.",
             path=path,
             cause="The file is binary, or has another encoding.",
-            remedy='Convert it, or read such bytes as U+FFFD with .option("encodingErrors", "replace").',
+            remedy='Convert the file, or read such bytes as U+FFFD with .option("encodingErrors", "replace").',
         ) from error
     return data
 
@@ -218,7 +218,7 @@ def too_long(path: str, place: int, length: int) -> FlowFailedError:
 
 
 def _together(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in fewer batches: combine small ones up to the bounds of rows and bytes."""
+    """Yield the given rows in fewer batches: combine small ones up to the bounds of rows and bytes."""
     pending: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for batch in batches:

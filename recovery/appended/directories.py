@@ -1,4 +1,4 @@
-"""The directories that a glob matches: each once, whatever links lead to it."""
+"""The directories that a glob matches: each directory once, whatever links lead to it."""
 
 # Paths are plain strings, as in recovery.appended.files.
 # ruff: noqa: PTH112, PTH116, PTH118, PTH120
@@ -22,8 +22,8 @@ def matching_directories(pattern: str) -> list[str]:
     """Return the directories that an absolute pattern matches, sorted: *, ? and […] within a name, ** for any depth.
 
     Names that begin with a dot match only a part of the pattern that begins with one. ** finds each directory once: by
-    its own path if that is below, otherwise by a link that leads to it. It does not follow a link to a directory above
-    itself, a cycle. Raises OSError for a directory that cannot be listed.
+    its own path if that path is below, otherwise by a link that leads to the directory. `**` does not follow a link to
+    a directory above itself, a cycle. Raises OSError for a directory that cannot be listed.
     """
     found = ["/"]
     for part in pattern.strip("/").split("/"):
@@ -44,7 +44,7 @@ def _matching(base: str, part: str) -> Iterator[str]:
 
 
 def _below(base: str) -> Iterator[str]:
-    """Yield a directory and those below it. Links come last, so real directories keep their own paths."""
+    """Yield a directory and the directories below it. Links come last, so real directories keep their own paths."""
     seen: set[_Identity] = set()
     waiting = [base]
     while waiting:

@@ -108,7 +108,7 @@ class InputFiles(Protocol):
     """The source's access to directories and bytes."""
 
     def pattern(self, path: str) -> PathPattern:
-        """Return what an absolute path names now. Raises ConfigurationError if it cannot be input."""
+        """Return what an absolute path names now. Raises ConfigurationError if the file cannot be input."""
 
     def directories(self, pattern: PathPattern) -> Sequence[str]:
         """Return the directories of the pattern. Raises StorageError if the part before any wildcard is missing."""
@@ -162,7 +162,7 @@ class LocalFiles:
                 "This directory does not exist.",
                 path=display(fixed),
                 cause="The file was moved or deleted, or its file system is not mounted.",
-                remedy="Put it back or mount it, then run again: nothing was skipped.",
+                remedy="Put the directory back or mount it, then run again: nothing was skipped.",
             )
         if fixed == pattern.directories:
             return [fixed]

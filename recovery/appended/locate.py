@@ -43,7 +43,7 @@ class Generation:
 
 
 class DirectoryListing:
-    """The input's directories at one moment; files that are not input are read only on request."""
+    """The input's directories at one moment; files that are not input are listed only on request."""
 
     def __init__(self, files: InputFiles, pattern: PathPattern) -> None:
         self._files = files
@@ -99,9 +99,9 @@ class DirectoryListing:
 def locate(positions: Mapping[int, FilePosition], look: DirectoryListing, holds: Holds) -> dict[int, FileStat]:
     """Return the present file of each position that has one; no two positions share a file. In order of preference:
 
-    1. The same inode number under the same name.
-    2. The same inode number under another name: renamed.
-    3. The same name with another inode number: copied back, or moved to another machine.
+    1. The file with the same inode number and the same name.
+    2. The file with the same inode number under another name: renamed.
+    3. The file of the same name with another inode number: copied back, or moved to another machine.
     4. Any other file with convincing evidence: a rotation's name, the same name in another directory, or
        `CONVINCING_BYTES` of equal content. A rotation that copies and truncates leaves such a file.
 
@@ -161,8 +161,8 @@ def _rotated(position: FilePosition, look: DirectoryListing) -> list[FileStat]:
 def later_generations(look: DirectoryListing, position: FilePosition, file: FileStat) -> list[FileStat]:
     """Return the files that rotation put between the position's `file` and the file that has its old name now.
 
-    Their names follow the pattern of `file`'s name, and they were written to after the position was taken: earlier
-    generations were not, and `file` itself may have been. Listed files are excluded.
+    The names of those files follow the pattern of `file`'s name, and the files were written to after the position was
+    taken: earlier generations were not, and `file` itself may have been. Listed files are excluded.
     """
     origin = position.origin
     pattern = siblings_pattern(origin, file.name)

@@ -40,10 +40,10 @@ def plan_ends(
 ) -> tuple[dict[int, int], int]:
     """Return how far to read each file, and whose turn is next.
 
-    A group is the generations of one log, oldest first; a younger one waits until the limit leaves room for
-    everything in the older ones. Groups are served round-robin, beginning at `turn`, each as far as the limit
-    allows, so none starves. The planned bytes stay within `max_bytes`, except that a batch takes its first line
-    whatever its length. Only whole lines are planned; files with nothing to read are left out.
+    A group is the generations of one log, oldest first; a younger generation waits until the limit leaves room for
+    everything in the older ones. Groups are served round-robin, beginning at `turn`, each as far as the limit allows,
+    so none starves. The planned bytes stay within `max_bytes`, except that a batch takes its first line whatever its
+    length. Only whole lines are planned; files with nothing to read are left out.
     """
     ends: dict[int, int] = {}
     ordered = sorted((group for group in groups if group), key=lambda group: group[0].number)

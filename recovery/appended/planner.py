@@ -36,7 +36,7 @@ KEPT_LOST_FILES = 1000
 class Planner:
     """Plans the micro-batches of one query. Offsets go in and out as JSON-like dicts.
 
-    What it remembers between calls only saves work, except for the end that `fix_end` fixed.
+    What the planner remembers between calls only saves work, except for the end that `fix_end` fixed.
     cores: how many tasks can run at the same time. clock_ns: returns nanoseconds since 1970.
     """
 
@@ -225,7 +225,8 @@ class Planner:
     def _is_before_end(self, file: FileStat, origin: str) -> bool:
         """Return whether a new file lies before the fixed end, if there is one.
 
-        Only the first plan after `fix_end` accepts new files. A file that is not listed was rotated before.
+        Only the first plan after `fix_end` accepts new files. A file that is not listed was rotated before the end was
+        fixed.
         """
         if self._fixed is None:
             return True
@@ -234,8 +235,8 @@ class Planner:
     def _bounds_of(self, files: Mapping[int, FileStat], positions: Mapping[int, FilePosition]) -> dict[int, int]:
         """Return how far each file may be read: to its end, or to the fixed end.
 
-        The first plan after `fix_end` gives each file its bound; later plans keep to it, whatever the files' names are
-        by then.
+        The first plan after `fix_end` gives each file its bound; later plans keep to that bound, whatever the files are
+        called then.
         """
         if self._fixed is None:
             return {number: file.size for number, file in files.items()}

@@ -1,6 +1,6 @@
 """How far each file was read, and how to recognise it: the value that is saved and read back.
 
-Content identifies a file: a digest of its first bytes and of the last bytes that were read. Its name and inode
+Content identifies a file: a digest of its first bytes and of the last bytes that were read. The file's name and inode
 number are hints about where to look first.
 """
 
@@ -92,14 +92,14 @@ class InputOffset:
         return {"version": OFFSET_VERSION, "next": self.next_id, "turn": self.turn, **since, "files": files}
 
     def bytes_since(self, before: InputOffset) -> int:
-        """Return how many bytes were read since an earlier offset of the same input."""
+        """Return how many bytes were read since an earlier offset in this input."""
         began = {number: position.offset for number, position in before.files.items()}
         return sum(max(0, position.offset - began.get(number, 0)) for number, position in self.files.items())
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> InputOffset:
-        """Parse a JSON form. Raises UnsupportedVersionError for one of another version, CorruptPartitionError for an
-        invalid one."""
+        """Parse a JSON form. Raises UnsupportedVersionError for a position of another version, CorruptPartitionError
+        for an invalid position."""
         if value.get("version") != OFFSET_VERSION:
             raise UnsupportedVersionError(
                 f"The saved input position has version {value.get('version')!r}, not {OFFSET_VERSION}.",

@@ -25,7 +25,7 @@ class MovedError(Exception):
 
 
 def open_same(files: InputFiles, file: FileStat) -> OpenFile:
-    """Open a file found by a look. Raises MovedError if it no longer has that name, or StorageError."""
+    """Open a file found by a look. Raises MovedError if the file no longer has that name, or StorageError."""
     try:
         opened = files.open(file.path)
     except OSError as error:

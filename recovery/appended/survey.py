@@ -38,8 +38,8 @@ class Survey:
     """The result of one look.
 
     found: where the known files are. lost: known files whose absence is allowed, kept in case they come back.
-    aside: those that the path no longer names, kept in case it names them again. fresh: new files, each with the name
-    of its log, oldest first. since_ns: as in InputOffset.
+    aside: known files that the path no longer names, kept in case it names them again. fresh: new files, each with the
+    name of its log, oldest first. since_ns: as in InputOffset.
     """
 
     found: Mapping[int, FileStat]
@@ -148,7 +148,7 @@ def _check_blank(position: FilePosition, look: DirectoryListing, new: list[Gener
 
 def _new_generations(before: InputOffset, found: Mapping[int, FileStat], look: DirectoryListing) -> list[Generation]:
     """Return the generations that were written to after the last scan, of logs that are unknown or were empty then.
-    Nothing else leads to them: no content is known that one of them could hold."""
+    Nothing else leads to such files: no content is known that such a file could hold."""
     read = {log for log, number in _youngest(before.files, found).items() if not before.files[number].blank}
     present = {file.identity for file in found.values()}
     return [
@@ -211,8 +211,8 @@ def _rotated_away(
 ) -> bool:
     """Return whether rotation has removed a file that was read to its end.
 
-    Its name must be a rotation's of a log that is being read. If an unknown file, `here`, has its name now, that log
-    must just have been rotated again.
+    The file's name must be a rotation's of a log that is being read. If an unknown file, `here`, has its name now, that
+    log must just have been rotated again.
     """
     own = [log for base in bases(position.name) if (log := (position.directory, base)) in logs]
     if not position.drained or not own:
@@ -283,7 +283,7 @@ def _between_generations(
 
 
 def rewritten(position: FilePosition, here: FileStat) -> InputRewrittenError:
-    """Return the error for a file that no longer has the content read from it."""
+    """Return the error for a file that no longer has the content that was read from it."""
     read = f"{'was' if position.offset == 1 else 'were'} read from it before"
     if here.size < position.offset:
         found = f"The file has {counted(here.size, 'byte')}, but {position.offset} {read}."
@@ -323,9 +323,10 @@ def _compressed(generation: Generation) -> InputRewrittenError:
     """Return the error for a generation that was compressed before it was read."""
     plain = display(generation.plain)
     return InputRewrittenError(
-        f"This generation of {display(generation.origin)} was compressed before its lines were read.",
+        f"The generation of {display(generation.origin)} was compressed before its lines were read.",
         path=display(generation.file.path),
         cause="The log was rotated between two scans, and its rotation compresses immediately, or rotated it twice.",
-        remedy=f"Decompress it to {plain} beside the compressed file, keeping its time (gunzip -k does): the next run "
-        'reads it. Or go on without its lines with .option("onMissing", "ignore"). Let logrotate use delaycompress.',
+        remedy=f"Decompress the file to {plain} beside the compressed file, keeping its time (gunzip -k does): the "
+        'next run reads it. Or go on without the lost lines with .option("onMissing", "ignore"). Let logrotate use '
+        "delaycompress.",
     )

@@ -3,15 +3,15 @@
 owners.1  Lock every owner's directory, and that of the run. End what a killed restore left at the owners; refuse to go
           on if one of them holds partitions.
 owners.2  Restore the copies into a temporary directory of this host, which checks every digest and plans a resume.
-owners.3  Send each owner its files, and their digests. It stages, compares and syncs them.
+owners.3  Send each owner its files, and their digests. The owner stages, compares and syncs them.
 owners.4  Have the files put into place: by all other owners first, and then by the home, the owner of part-0. From now
           on the restore counts.
 owners.5  Mark the directory of the run as restored. Have the owners forget that they staged the files.
 
 An owner that loses its connection removes what it has staged, but not what is in place. A restore that was killed or
-lost an owner before the home answered in owners.4 may have put files into place that do not count. No run can use
-them, for it needs part-0; the next restore with the same owners removes them in owners.1. One that was killed between
-owners.4 and the mark has come to its end: the next one sets the mark before it refuses.
+lost an owner before the home answered in owners.4 may have put files into place that do not count. No run can use such
+files, since a run needs part-0; the next restore with the same owners removes them in owners.1. One that was killed
+between owners.4 and the mark has come to its end: the next one sets the mark before it refuses.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def restore_to_owners(
     """Restore the newest common epoch (that of `epoch`, or of `at_ms`) to these owners, as many partitions each.
 
     directory: that of the run, which is made if missing, must hold no partitions, and is marked as restored; None: not
-    looked at. scratch: has room for all partitions. task_key: random, for tasks; there are none. umask: others may read
-    the files, as far as the umask of each owner allows. Ends the connections. Raises what
+    looked at. scratch: has room for all partitions. task_key: random; a restore has no tasks that need the key. umask:
+    others may read the files, as far as the umask of each owner allows. Ends the connections. Raises what
     `recovery.backup.restore.restore` raises, and what owners refuse with.
     """
     places = Locations(scratch, owners)
@@ -146,7 +146,7 @@ class _OwnerPart(NamedTuple):
         self.owner.ask(OwnerCalls.place)
 
     def end(self, counts: bool) -> None:
-        """End the restore. An owner that does not answer leaves it to the next one."""
+        """End the restore. What an owner that does not answer keeps, the next restore removes."""
         with contextlib.suppress(RecoveryError):
             self.owner.ask(OwnerCalls.end_restore, counts)
 
@@ -178,8 +178,8 @@ def _put(
     except (OwnerUnreachableError, LeaseLostError) as error:
         # It may have placed its files. Then the restore counts.
         error.remedy = (
-            "Start it, and run the same command again: what is in place is removed if the restore did not come to its "
-            "end, and named if it did."
+            "Start the owner, and run the same command again: what is in place is removed if the restore was not "
+            "completed, and named if it was."
         )
         raise
     except RecoveryError:
@@ -192,7 +192,7 @@ def _put(
 
 
 def _end_left(owners: Sequence[Owner], mark: Callable[[], None]) -> None:
-    """End what killed restores left. Nothing is removed before it is known for all of them whether they count."""
+    """End what killed restores left. Nothing is removed before it is known for each restore whether it counts."""
     lefts = _each(lambda owner: owner.ask(OwnerCalls.left_restores), owners)
     has_first = {owner.location: FIRST in names for owner, names in zip(owners, _each(_names, owners), strict=True)}
     decided = [

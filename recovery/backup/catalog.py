@@ -16,7 +16,8 @@ READERS = 8
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """What making and removing backups need of one. objects: the names that its manifest lists."""
+    """What making and removing backups need to know of a backup. objects: the names that the backup's manifest
+    lists."""
 
     id: str
     started_ms: int
@@ -34,8 +35,8 @@ class Contents:
 
 
 class Catalog:
-    """The backups at a place. Every look lists the manifests, and reads those that are new. Their epochs, which are
-    most of a manifest, are kept of the newest one alone. For one thread."""
+    """The backups at a place. Every look lists the manifests, and reads the new manifests. Of the newest manifest
+    alone, the catalog keeps the epochs, which are most of a manifest. For one thread."""
 
     def __init__(self, target: Place) -> None:
         self.target = target
@@ -44,7 +45,7 @@ class Catalog:
         self._shared: dict[object, object] = {}
 
     def look(self) -> Contents:
-        """Return what is there now. Raises BackupTargetError."""
+        """Return the backups that are at the place now. Raises BackupTargetError."""
         there = [entry for entry in entries_of(self.target, MANIFESTS) if entry.name.endswith(SUFFIX)]
         known = {entry: self._known[entry] for entry in there if entry in self._known}
         new = [entry for entry in there if entry not in known]
@@ -96,7 +97,7 @@ def stage(manifest: Manifest) -> Stage:
 
 
 def read_manifest(target: Place, entry: PlaceEntry) -> Manifest | PlaceEntry | None:
-    """Return the manifest, its entry if it is unreadable, None if it was removed meanwhile."""
+    """Return the manifest; its entry if the manifest is unreadable; None if the manifest was removed meanwhile."""
     try:
         return decode(target.read(entry.name), identity_of(entry.name))
     except FileNotFoundError:

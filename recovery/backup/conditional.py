@@ -1,7 +1,7 @@
 """Documents in a place of backups that are written conditionally: only if nobody wrote them since they were read.
 
-Whoever opens one says what happens where that is not possible: a run's lease is refused, and `recovery backup` goes on
-with documents that are compared before they are written.
+Whoever opens documents says what happens where conditional writes are not possible: a run's lease is refused, and
+`recovery backup` goes on with documents that are compared before they are written.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _UNKNOWN = re.compile(r"NotImplemented|Not Implemented|\b501\b")
 
 
 class Documents:
-    """Small documents at a place. Every call ends. Raises BackupTargetError if it cannot be reached or refuses, and
-    Conflict."""
+    """Small documents at a place. Every call ends. Raises BackupTargetError if the place cannot be reached or refuses,
+    and Conflict."""
 
     def __init__(self, objects: DocumentStore, shown: str, address: str = "") -> None:
         """address: by which a later process finds the bucket again; "" if none can be kept."""
@@ -41,12 +41,13 @@ class Documents:
         return answered(lambda: self._objects.get(name), self.shown)
 
     def put(self, name: str, content: bytes, expected: Token | None) -> Token:
-        """Write a document if it is still the `expected` one; None: if there is none yet. Raises Conflict otherwise."""
+        """Write a document if the stored one is still `expected`; None: if no document is stored yet. Raises Conflict
+        otherwise."""
         return answered(lambda: self._objects.put(name, content, expected), self.shown)
 
     def check(self, name: str) -> None:
         """Check with a document of this name, which is removed again, that the store keeps the conditions of writes.
-        Raises ConfigurationError if it does not. Asked once; a directory keeps them."""
+        Raises ConfigurationError if the store does not. The store is asked once; a directory keeps the conditions."""
         if self._is_checked or not self.in_bucket:
             return
         found = self.get(name)

@@ -86,8 +86,9 @@ def fork(
     the newest that all partitions hold; 0: the beginning. copied_from: the directory of the run, if `directory` has
     copies of its partitions; the new store names it as its origin.
 
-    `new_directory` is missing or empty. It appears when it is whole; what a killed attempt left, the next one removes.
-    Raises the errors of `plan`, EpochNotHeldError, AlreadyInitializedError, DirectoryLockedError or StorageError.
+    `new_directory` is missing or empty. The fork appears when it is whole; what a killed attempt left, the next attempt
+    removes. Raises the errors of `plan`, EpochNotHeldError, AlreadyInitializedError, DirectoryLockedError or
+    StorageError.
     """
     if epoch is not None and (type(epoch) is not int or epoch < 0):
         raise ConfigurationError(

@@ -1,8 +1,8 @@
 """Lazy restores: a stored copy as a partition that is usable before it is fetched.
 
 Only the index of its frames and its first frame are read. `recovery.storage.lazy` fetches the other pages when they are
-read, and `recovery.storage.hydration` the rest. The changes files of a chain are replayed on it immediately: that reads
-the pages of the keys that they touch.
+read, and `recovery.storage.hydration` the rest. The changes files of a chain are replayed on the partition immediately,
+which reads the pages of the keys that they touch.
 """
 
 from __future__ import annotations

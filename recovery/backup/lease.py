@@ -1,17 +1,18 @@
 """The lease of a store: which directory may write to a place of backups and publish output.
 
-A document in the place, `lease.json`, names the store's writer. Its term grows by one with each writer. It is only
-written conditionally, so of several writers that want the next term one gets it.
+A document in the place, `lease.json`, names the store's writer. The lease's term grows by one with each writer. The
+lease is only written conditionally, so of several writers that want the next term, one gets it.
 
-1. A run claims a new term when it starts. It may if the place has none yet, or if its directory held the term before:
-   `lease.json` in the directory has the random nonce of that term. A copy of the directory has it too; the first of
-   both to start takes it away from the other.
-2. A promotion claims a new term from the writer that the standby last saw. It reads the place after that. So does
-   `run --from --takeover`, whoever holds the term. A takeover by a directory that holds partitions and never held a
-   term, such as a restored one, claims it too, but does not know what was stored since the directory was restored.
+1. A run claims a new term when it starts. The run may claim it if the place has none yet, or if the run's directory
+   held the term before: `lease.json` in the directory has the random nonce of that term. A copy of the directory has
+   the nonce too; whichever of the two directories starts first takes the lease from the other.
+2. A promotion claims a new term from the writer that the standby last saw. The promotion reads the place after it has
+   claimed the term. So does `run --from --takeover`, whoever holds the term. A takeover by a directory that holds
+   partitions and never held a term, such as a restored one, claims it too, but does not know what was stored since the
+   directory was restored.
 3. A run checks, for each epoch, that its term is the place's: after it has stored the epoch there, and before it
-   publishes the epoch's output. So an epoch that is published was in the place before a later term began, and whoever
-   read the place after that has found it there. No clock is compared.
+   publishes the epoch's output. So a published epoch was in the place before a later term began, and whoever read the
+   place after that has found the epoch. No clock is compared.
 4. Each backup says under which term it was made, so the latest one is known without clocks.
 5. `recovery backup` goes on under the term that its directory holds, or claims one: see `recovery.backup.writer`.
 6. A run is refused if its directory lacks epochs that the place has: before it claims a term, which leaves the writer
@@ -55,9 +56,9 @@ CHECK = "lease-check.json"
 FORMAT = 1
 LARGEST = 1 << 20
 PLACES = 32
-"""Of how many places a directory remembers its terms."""
+"""The number of places for which a directory remembers its terms."""
 WAIT_S = 60.0
-"""How long a claim waits for another one of the same directory."""
+"""How long a claim waits for another claim of the same directory."""
 
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
@@ -83,7 +84,7 @@ class Term:
 
     @property
     def holder(self) -> str:
-        """Who that is, for people."""
+        """Who holds the term, for people."""
         who = f"execution {self.execution}" if self.execution else f"a {self.purpose}"
         return one_line(f"{who} on {self.host} (process {self.pid})")
 
@@ -103,8 +104,8 @@ class _LeaseDocument:
 @dataclass(frozen=True, slots=True)
 class _Held:
     """What a directory knows of the term that it holds at a place, or is about to claim. before: the term before, which
-    is still that of the place if the claim was cut off. directory: the inode of the directory, which a copy of it does
-    not have; "" if an older version claimed. others: the same for other places, the one claimed last first. address:
+    is still the place's if the claim was cut off. directory: the inode of the directory, which a copy of the directory
+    does not have; "" if an older version claimed. others: the same for other places, the one claimed last first. address:
     by which the place of a bucket is found again; "" for a directory, for an address that holds credentials, and if an
     older version claimed."""
 
@@ -166,7 +167,7 @@ def read_term(target: Place) -> Term | None:
 class Claimant:
     """Who claims a term: the directory of a run whose execution of this number begins, or one that is promoted.
 
-    least: the newest term under which a backup at the place was made. The next one is higher, even if the lease was
+    least: the newest term under which a backup at the place was made. The next term is higher, even if the lease was
     removed.
     """
 
@@ -197,9 +198,9 @@ def claim(
     written, with whether this directory holds that term by a takeover and so has all that counts; raises if the term
     shall not end. dry_run: write nothing, and return the lease that would be claimed.
 
-    A promotion that claimed it before continues with that term. Raises TakenOverError if another writer holds it or was
-    faster; ForeignPartitionError for a place of another store, ConfigurationError if the store of the place cannot
-    write conditionally, BackupTargetError, BackupDamagedError or StorageError.
+    A promotion that claimed the term before continues with that term. Raises TakenOverError if another writer holds it
+    or was faster; ForeignPartitionError for a place of another store, ConfigurationError if the store of the place
+    cannot write conditionally, BackupTargetError, BackupDamagedError or StorageError.
     """
     with alone_beside(claimant.directory, WAIT_S):
         found, token = _read(documents)
@@ -256,7 +257,7 @@ def _put_claim(documents: Documents, claimant: Claimant, term: Term, found: Term
 
 def look_at_term(documents: Documents, directory: Path) -> tuple[Term | None, bool]:
     """Return the term of a place, None if nobody claimed one, and whether this directory holds it. A copy of the
-    directory that claimed it does not. Raises BackupTargetError, BackupDamagedError or StorageError."""
+    directory that claimed the term does not hold it. Raises BackupTargetError, BackupDamagedError or StorageError."""
     found, _ = _read(documents)
     return found, found is not None and _holds(_held_at(directory, documents, found), found, directory)
 
@@ -277,8 +278,8 @@ def may_continue(documents: Documents, directory: Path, found: Term | None) -> b
 def claim_to_restore(
     documents: Documents, directory: Path, clock: Clock, random_id: Callable[[], str], *, takeover: bool
 ) -> PublishingLease | None:
-    """Claim the next term of a place for a directory that is restored from it next; None if nobody holds one. It may be
-    repeated. takeover, and what it raises: see `claim`."""
+    """Claim the next term of a place for a directory that is restored from it next; None if nobody holds one. The claim
+    may be repeated. takeover, and what is raised: see `claim`."""
     found, _ = _read(documents)
     if found is None:
         return None
@@ -321,7 +322,7 @@ def taken_over(shown: str, found: Term | None, purpose: str = "run", *, is_repla
     return TakenOverError(
         f"{found.holder} is the store's writer, with term {found.term}, and this directory is not the one that it used",
         path=shown,
-        cause="The directory was restored or copied, or the other one is still in use.",
+        cause="The directory was restored or copied, or the other directory is still in use.",
         remedy=f"If nothing runs there any more, or it shall be stopped: run {command} with --takeover."
         + (" Else give this directory a place of its own." if is_backup else ""),
     )
@@ -354,7 +355,7 @@ def _damaged(shown: str, why: str) -> BackupDamagedError:
 
 def _held_at(directory: Path, documents: Documents, found: Term | None) -> _Held | None:
     """Return what a directory knows of a place, None if it never held a term there. found: the term of the place, which
-    shows that it is this place if its address is another one now."""
+    identifies the place if its address has changed."""
     known = _read_all_held(directory)
     of_term = (each for each in known if found is not None and each.nonce == found.nonce)
     of_place = (each for each in known if each.place == documents.location)

@@ -1,12 +1,10 @@
 """Storing what changed in a partition since the backup before, as the next link of its chain.
 
-link.1  Choose the epoch that the link continues. Without one, or if the chain has grown as long or as large as it may,
-        the partition is stored whole.
-link.2  Write the link as a changes file, which proves itself complete (see
-        `recovery.storage.sqlite.transfer.changes_file`).
-link.3  If it completes a level of the chain, merge it with the changes files of that level.
-link.4  Write the new changes file to the target. It replaces the merged ones in this backup's manifest; earlier
-        manifests still list those.
+link.1  Choose the epoch that the link continues. Without a chain, or if the chain has grown as long or as large as it
+        may, the partition is stored whole. link.2  Write the link as a changes file, which proves itself complete (see
+        `recovery.storage.sqlite.transfer.changes_file`). link.3  If it completes a level of the chain, merge it with
+        the changes files of that level. link.4  Write the new changes file to the target. This file replaces the merged
+        ones in this backup's manifest; earlier manifests still list the merged ones.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Parts(Protocol):
     """The partitions that are backed up."""
 
     def found(self) -> list[FoundFile]:
-        """Return all of them, to plan with; `store` means these."""
+        """Return the descriptions of all partitions, to plan with; `store` means these partitions."""
         ...
 
     def origins(self) -> Sequence[Origin]:
@@ -75,7 +75,7 @@ class Parts(Protocol):
         ...
 
     def store(self, storing: Storing) -> list[StoredCopy] | None:
-        """Store all of them, as of moments that fit together; None if they do not."""
+        """Store all partitions, as of moments that fit together; None if they do not fit."""
         ...
 
     def apart(self) -> RecoveryError:
@@ -142,10 +142,10 @@ def make_backup(
     directory, without looking at the others or at its objects. staged: write everything to `scratch` before the first
     byte goes to the target: then a slow one does not make the logs beside the partitions grow. may_count: called before
     the manifest is written; returns the term of the run that ships, and raises if the backup must not count. Without
-    it, `writer` says that; by default one that claims nothing.
-    home: the directory of the run, whose copies `directory` has. parts: the partitions, if not all are in `directory`.
-    If anything fails, the backup does not count. Raises TakenOverError or StaleDirectoryError if the place is another
-    directory's; BackupTargetError, ForeignPartitionError, and the errors of `plan` for the directory.
+    `may_count`, `writer` gives the term; the default writer claims nothing. home: the directory of the run, whose
+    copies `directory` has. parts: the partitions, if not all are in `directory`. If anything fails, the backup does not
+    count. Raises TakenOverError or StaleDirectoryError if the place is another directory's; BackupTargetError,
+    ForeignPartitionError, and the errors of `plan` for the directory.
     """
     started = clock.elapsed_s()
     refuse_hydrating(directory, "a backup")
@@ -217,8 +217,8 @@ def make_backup(
 
 
 def _moment_after(backups: Iterable[Backup | Manifest | None], clock: Clock) -> int:
-    """Return the time, or one after all of these backups: by their times the newest is found, and the clock of another
-    host, or this one before it was set, may be ahead."""
+    """Return the present time, or a time after all these backups if one of them is later: times decide which backup is
+    the newest, and the clock of another host, or this host's before it was set, may be ahead."""
     latest = max((each.started_ms for each in backups if each is not None), default=0)
     return min(max(clock.wall_ms(), latest + 1), LATEST_MS)
 
@@ -242,7 +242,8 @@ Finish = Callable[[], StoredCopy]
 
 
 class Storing:
-    """Stores the partitions of one attempt, as of one moment. `usable`: copies that it may list again or continue."""
+    """Stores the partitions of one attempt, as of one moment. `usable`: copies that the backup may list again or
+    continue."""
 
     def __init__(
         self, linking: Linking, scratch: Path, usable: Sequence[StoredCopy], *, incremental: bool, staged: bool
@@ -296,7 +297,7 @@ class Storing:
         return _done(found)
 
     def _changes(self, pinned: PinnedPartition) -> Finish:
-        """Stage what changed; if that is not possible, all of the partition, and note why."""
+        """Stage what changed in a partition; if that is not possible, stage the whole partition, and note why."""
         before = self._earlier.get(pinned.description.index)
         try:
             link = write_link(self._linking, self._scratch, before, pinned)
@@ -359,7 +360,7 @@ def _done(copy: StoredCopy) -> Finish:
 
 
 def _is_whole(target: Place, scratch: Path, observe: Observer, copy: StoredCopy) -> bool:
-    """Whether a stored copy is still unchanged and was whole when it was stored. Reads all of it."""
+    """Whether a stored copy is still unchanged and was whole when it was stored. Reads the whole copy."""
     path = scratch / f"stored-{copy.description.index}.sqlite3"
     name = copy.description.path.name
     try:

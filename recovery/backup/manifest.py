@@ -254,7 +254,7 @@ def manifest_name(identity: str) -> str:
 
 
 def object_name(identity: str, index: int, kind: Literal["sqlite3", "changes"] = "sqlite3") -> str:
-    """Return the name of a backup's copy of a partition, or of its changes; no other backup ever writes there."""
+    """Return the name of a backup's copy of a partition, or of its changes; no other backup writes that name."""
     return f"{OBJECTS}part-{index}/{identity}.{kind}.zst"
 
 
@@ -298,7 +298,8 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(chunks: Iterable[bytes], identity: str) -> Manifest:
-    """Return the manifest of this id. Raises ValueError if it is half-written or this version cannot read it."""
+    """Return the manifest of this id. Raises ValueError if the manifest is half-written or this version cannot read
+    it."""
     try:
         text = unpacked(chunks, LARGEST)
         stored = _FORMAT.decode(text)
@@ -326,8 +327,8 @@ def decode(chunks: Iterable[bytes], identity: str) -> Manifest:
 
 
 def decode_needs(chunks: Iterable[bytes]) -> frozenset[str]:
-    """Return the object names that a note under `running/` lists. Raises ValueError if it is half-written or not a
-    note."""
+    """Return the object names that a note under `running/` lists. Raises ValueError if the object is half-written or
+    not a note."""
     try:
         return frozenset(_RUNNING.decode(unpacked(chunks, LARGEST)).needs)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -335,8 +336,8 @@ def decode_needs(chunks: Iterable[bytes]) -> frozenset[str]:
 
 
 def unpacked(chunks: Iterable[bytes], most_bytes: int) -> bytearray:
-    """Return the unpacked gzip data. Raises ValueError if it is cut off, larger than `most_bytes`, or better compressed
-    than any manifest. Some megabytes can stand for gigabytes, so the size is checked while unpacking."""
+    """Return the unpacked gzip data. Raises ValueError if the data is cut off, larger than `most_bytes`, or better
+    compressed than any manifest. Some megabytes can stand for gigabytes, so the size is checked while unpacking."""
     found, packed_bytes, unpacker = bytearray(), 0, zlib.decompressobj(wbits=31)
     try:
         for chunk in chunks:
@@ -429,7 +430,7 @@ def decode_copy(part: StoredPartition, store_id: str, count: int) -> StoredCopy:
 
 
 def _check_object(name: str, index: int, kind: str) -> None:
-    """Raises ValueError if it is not the name of an object of this kind and partition."""
+    """Raises ValueError if `name` is not the name of an object of this kind and partition."""
     if _OBJECT.fullmatch(name) is None or not name.startswith(f"{OBJECTS}part-{index}/") or f".{kind}." not in name:
         raise ValueError(f"{shown(name)} is not an object of partition {index}")
 

@@ -1,8 +1,8 @@
 """Notes beside the partitions that say when the directory was last backed up, what its replica holds, and what the
 run that has it waits for.
 
-They are not part of the partitions: a backup leaves every byte of them unchanged, and a copy must not claim that it was
-backed up. Other programs that copy the files (Litestream, cron) leave no note.
+The notes are not part of the partitions: a backup leaves every byte of them unchanged, and a copy must not claim that
+it was backed up. Other programs that copy the files (Litestream, cron) leave no note.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class LastReplica(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """What the run of this execution has waited for since `since_ms` (wall time). It says nothing once that run has
-    ended."""
+    """What the run of this execution has waited for since `since_ms` (wall time). The note says nothing once that run
+    has ended."""
 
     execution: Count
     since_ms: Moment
@@ -60,17 +60,17 @@ Note = TypeVar("Note", LastBackup, LastReplica, Waiting)
 
 
 def note_backup(directory: Path, backup: LastBackup) -> None:
-    """Replace the note, atomically. A backup counts even if that fails, so this raises nothing."""
+    """Replace the note, atomically. A backup counts even if its note fails, so this raises nothing."""
     _note(directory, NAME, backup)
 
 
 def note_replica(directory: Path, replica: LastReplica) -> None:
-    """Replace the note, atomically. An epoch is shipped even if that fails, so this raises nothing."""
+    """Replace the note, atomically. An epoch is shipped even if its note fails, so this raises nothing."""
     _note(directory, REPLICA_NAME, replica)
 
 
 def note_waiting(directory: Path, waiting: Waiting | None) -> None:
-    """Replace the note, or remove it (None). It only informs, so this raises nothing."""
+    """Replace the note, or remove it (None). The note only informs, so a failure to write it raises nothing."""
     if waiting is not None:
         _note(directory, WAITING_NAME, waiting)
         return

@@ -1,4 +1,4 @@
-"""Objects at a place: writing a file as one, and bringing a stored copy back as a file."""
+"""Objects at a place: writing a file as an object, and bringing a stored copy back as a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from recovery.storage.copies import read_links, replay
 class SpoiledObject(Exception):  # noqa: N818 - not an error yet: there may be other copies
     """An object is missing, or is not what was stored. found: a sentence that begins with its name.
 
-    name: its name; None if it is what was stored, but does not continue the objects before it.
+    name: the object's name; None if the object is what was stored, but does not continue the objects before it.
     """
 
     def __init__(self, name: str | None, found: str) -> None:
@@ -48,7 +48,7 @@ def store_file(
     target: Place, name: str, path: Path, observe: Callable[[int], None], *, indexed: bool = False
 ) -> StoredFile:
     """Compress a file and write it as an object. observe: called with the bytes of the file that were read so far.
-    indexed: so that parts of it can be read (see `recovery.places.frames`).
+    indexed: so that parts of the file can be read (see `recovery.places.frames`).
 
     Raises BackupTargetError, BackupDamagedError or StorageError.
     """
@@ -125,7 +125,7 @@ def fetch_object(
 ) -> None:
     """Write the file in an object to the new file `path`. Nothing is synced.
 
-    Raises SpoiledObject if it is not what was stored, BackupTargetError or StorageError.
+    Raises SpoiledObject if the content is not what was stored, BackupTargetError or StorageError.
     """
     digest, size = hashlib.sha256(), 0
     with storage_errors(path), os.fdopen(create(path), "wb") as file:

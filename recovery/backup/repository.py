@@ -1,4 +1,4 @@
-"""The backups at one place: listing them, making one count, and removing those that are no longer wanted.
+"""The backups at one place: listing them, making a new backup count, and removing unwanted backups.
 
 Backups share objects: a partition that did not change is not stored again, and of one that changed a backup may store
 only the changes; its manifest lists all objects of the chain. So removing a backup must not remove objects
@@ -14,7 +14,7 @@ Making a backup
 
 Removing backups
     prune.1 List the objects, then read all manifests, and choose which to keep.
-    prune.2 Remove the manifests of the others, and files under `running/` that are older than a day. Remove unreadable
+    prune.2 Remove all other manifests, and files under `running/` that are older than a day. Remove unreadable
             manifests that are older than a day and that the rules would not keep if they were readable.
     prune.3 Read `running/`, and then list the manifests again and read those that are new.
     prune.4 Remove the objects listed in prune.1, except those that a manifest lists that was kept in prune.1 or found
@@ -23,8 +23,8 @@ Removing backups
 
 All steps consider only names that backups give: the place may be shared with other programs' files.
 
-Why it holds: a backup that prune.3 does not see running is either finished, and then its manifest is seen; or it began
-later, and then its objects are not in the list of prune.1, and make.2 finds that a removed base is gone.
+Why pruning is safe: a backup that prune.3 does not see running is either finished, and then its manifest is seen; or it
+began later, and then its objects are not in the list of prune.1, and make.2 finds that a removed base is gone.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def check_store(
         raise ForeignPartitionError(
             found,
             path=shown,
-            cause="Another recovery directory is backed up there, or this one was created a second time.",
+            cause="Another recovery directory is backed up there, or this directory was created a second time.",
             remedy="Give each recovery directory a backup destination of its own.",
         )
 
@@ -160,7 +160,7 @@ def begin(target: Place, identity: str, choose_base: Callable[[], Manifest | Non
 
 
 def finish(target: Place, manifest: Manifest) -> None:
-    """Steps make.4 and make.5: make the backup count. Raises BackupTargetError if it was given up meanwhile."""
+    """Steps make.4 and make.5: make the backup count. Raises BackupTargetError if the backup was given up meanwhile."""
     running, written = _running_name(manifest.id), False
     if _exists(target, running):
         target.write(manifest_name(manifest.id), [encode(manifest)])
@@ -180,7 +180,7 @@ def finish(target: Place, manifest: Manifest) -> None:
 
 
 def give_up(target: Place, identity: str) -> None:
-    """Withdraw the announcement of this backup. The next pruning removes what it stored."""
+    """Withdraw the announcement of this backup. The next pruning removes what the backup stored."""
     target.delete(_running_name(identity))
 
 
@@ -196,7 +196,7 @@ def prune(
     """Remove the backups that no rule keeps, and objects that no backup needs. The latest backup always stays.
 
     The next pruning completes one that was cut off. catalog: what this process knows of the place. made: the backup
-    after which the directory prunes; that stays too, and so do those of a later term: another directory has taken over.
+    after which the directory prunes; it stays too, and so do backups of a later term: another directory has taken over.
     dry_run: write and remove nothing, and return what a pruning would remove now.
 
     Raises ForeignPartitionError for backups of several stores, or UnsupportedVersionError, and has removed nothing
@@ -286,7 +286,7 @@ def _unneeded(
 
 
 def _with_unreadable(taken: Sequence[tuple[str, int]], entry: PlaceEntry) -> list[tuple[str, int]]:
-    """Return the backups with an unreadable one, which is after those that have an earlier id."""
+    """Return the backups and an unreadable one among them, which stands after all backups with an earlier id."""
     before = [each for each in taken if each[0] < identity_of(entry.name)]
     return [*before, (entry.name, entry.written_ms), *(each for each in taken if each not in before)]
 
@@ -337,7 +337,7 @@ def _read_running(target: Place, entry: PlaceEntry) -> Running | None:
 
 
 def _exists(target: Place, name: str) -> bool:
-    """Whether an object is there; asked for by its name, because a list of all may be long."""
+    """Whether an object is there; asks by the object's name, because a list of all may be long."""
     try:
         for _ in target.read(name):
             break

@@ -2,7 +2,7 @@
 
 restore.1  Plan: of all copies the newest set with a common epoch. Report what it gives up.
 restore.2  Fetch each copy into a staging directory and compare it with the manifest. If a copy turns out to be
-           damaged, leave it out and make a new plan of the others (restore.1).
+           damaged, leave it out and make a new plan of the other copies (restore.1).
 restore.3  Check every digest in each file; discard epochs after the restored one; sync.
 restore.4  Plan a resume from the staged files: it must be at the planned epoch.
 restore.5  Link the files into place.

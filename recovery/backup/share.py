@@ -1,8 +1,9 @@
 """An owner's share of a backup: copies of its partitions, stored at the place by the owner's host.
 
-The process `python -m recovery.backup.share`, which an owner service starts when a run replicates. It gets one line on
-its standard input that says where the partitions are, and then one for each backup; it answers each of those with one.
-So no secret of the place ever leaves this host: it has credentials of its own. It ends with its standard input.
+The process `python -m recovery.backup.share`, which an owner service starts when a run replicates. The process gets one
+line on its standard input that says where the partitions are, and then one line for each backup; it answers each line
+for a backup with one line. So no secret of the place ever leaves this host: it has credentials of its own. The process
+ends with its standard input.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def decoded(copies: list[dict[str, Any]], store_id: str, count: int) -> list[Sto
 
 
 def store_share(wanted: WantedShare, directory: Path, target: Place, scratch: Path) -> StoredShare:
-    """Store an owner's partitions. Raises what `make_backup` raises for them."""
+    """Store an owner's partitions. Raises what `make_backup` raises for these partitions."""
     linking = Linking(target, wanted.identity, wanted.taken_ms, wanted.check, ignore)
     allow_open_files(len(wanted.indexes) * FILES_PER_COPY)
     with scratch_directory("backup", scratch) as room:
@@ -91,8 +92,8 @@ def store_share(wanted: WantedShare, directory: Path, target: Place, scratch: Pa
 
 
 class Sharing:
-    """Answers one request after the other. It keeps the place open while nothing fails: opened again, a place may have
-    other credentials, or its disk may be back."""
+    """Answers one request after the other. The object keeps the place open while nothing fails: opened again, a place
+    may have other credentials, or its disk may be back."""
 
     def __init__(self, place: OwnerDirectories) -> None:
         self._directory, self._scratch = Path(place.directory), Path(place.scratch)

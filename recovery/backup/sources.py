@@ -57,11 +57,12 @@ class Source(Protocol):
     problems: list[str]
     """Unusable copies and backups, a sentence for each."""
     damaged: list[str]
-    """The problems that are damage: those copies and backups were good once."""
+    """The problems that are damage: their copies and backups were good once."""
     latest: list[PartitionCopy]
     """The copies of the latest backup; of files: none."""
     lines: list[Manifest]
-    """The last backup of each line of backups that do not continue each other, the latest backup last; of files: none.
+    """The last backup of each line of backups that do not continue each other, the latest backup last; of plain files:
+    none.
     """
     unread: list[str]
     """Unreadable manifests that are newer than the latest backup."""
@@ -73,7 +74,7 @@ class Source(Protocol):
         collects: without the epochs that the partition had collected by then, but its chain still holds. place: an
         address of this source by which pages may be fetched when they are read, if the copy allows that.
 
-        Raises BackupDamagedError if they are not what was stored, BackupTargetError or StorageError.
+        Raises BackupDamagedError if the bytes are not what was stored, BackupTargetError or StorageError.
         """
         ...
 
@@ -84,11 +85,11 @@ class Source(Protocol):
 
     def describe_chains(self) -> None:
         """Add to `copies` what chains hold besides: the links between the described copies. Reads all changes files of
-        those chains. Safe to repeat. Raises BackupTargetError or StorageError."""
+        the chains. Safe to repeat. Raises BackupTargetError or StorageError."""
         ...
 
     def missing(self) -> list[str]:
-        """Return a sentence for each object that a backup lists and that is not there as it was stored. Lists all
+        """Return a sentence for each object that a backup lists and that is missing or was changed. Lists all
         objects. Raises BackupTargetError."""
         ...
 
@@ -183,7 +184,8 @@ class BackupSource:
                     self.copies.append(PartitionCopy(copy.description, origin, copy.taken_ms, term=term))
 
     def _between(self, chain: StoredCopy) -> list[tuple[StoredCopy, str]]:
-        """Return a chain as of each of its links, with its origin. Nothing, and a problem, if it cannot be read."""
+        """Return a chain as of each of its links, with its origin. Returns nothing, and a problem, if the chain cannot
+        be read."""
         try:
             with tempfile.TemporaryDirectory(dir=self._scratch) as name:
                 found = links_of(self._target, chain, Path(name))
@@ -278,7 +280,7 @@ class PlainSource:
         """See `Source.describe_chains`. Files are no chains."""
 
     def missing(self) -> list[str]:
-        """See `Source.missing`. Files list no others."""
+        """See `Source.missing`. A directory of plain files lists no other objects."""
         return []
 
     def is_spoiled(self, copy: PartitionCopy) -> bool:

@@ -124,7 +124,8 @@ class SpreadParts:
         return copies
 
     def _check_there(self, storing: Storing, copies: Sequence[StoredCopy]) -> None:
-        """Raises BackupTargetError if the place does not have what owners have just stored: theirs is another one."""
+        """Raises BackupTargetError if the place does not have what owners have just stored: the owners' place is
+        another one."""
         target, identity = storing.linking.target, storing.linking.identity
         for copy in copies:
             for name, stored_bytes in copy.objects:

@@ -2,12 +2,12 @@
 
 A run that replicates ships under its own term (see `recovery.backup.lease`). Every other backup does this:
 
-write.1  Before anything is written: if the directory holds the place's term, go on under it. If nobody holds one, or
-         the directory held the one before, claim the next one. Else refuse. A takeover claims it from whoever has it.
-write.2  Before that: refuse if the latest backup has epochs that the directory lacks. A backup of an earlier term does
-         not count: it came too late. To give these epochs up, the directory claims the next term. Before a takeover,
-         also refuse if the backup has newer operational state, which belongs to no epoch.
-write.3  Before the manifest is written: the place's term must still be the directory's.
+write.1  Before anything is written: if the directory holds the place's term, go on under it. If nobody holds a term, or
+the directory held the term before, claim the next term. Else refuse. A takeover claims the term from whoever has it.
+write.2 Before that: refuse if the latest backup has epochs that the directory lacks. A backup of an earlier term does
+not count: such a backup came too late. To give these epochs up, the directory claims the next term. Before a takeover,
+also refuse if the backup has newer operational state, which belongs to no epoch. write.3  Before the manifest is
+written: the place's term must still be the directory's.
 
 So the latest backup is always one of the directory that holds the term, whatever the clocks of the hosts say. A user
 who may not write to the directory claims nothing, and may back it up until another directory claims the place.
@@ -151,15 +151,16 @@ class Writer:
         return StaleDirectoryError(
             lost,
             path=self._documents.shown,
-            remedy="Back up the other directory, or restore the latest backup into a new one. To make this directory "
-            "the latest nevertheless: --lose-epochs. To keep both, give this one a place of its own.",
+            remedy="Back up the other directory, or restore the latest backup into a new directory. To make this "
+            "directory "
+            "the latest nevertheless: --lose-epochs. To keep both, give this directory a place of its own.",
         )
 
 
 def lacks(executions: Collection[str], epoch: int, latest: Manifest, since: Collection[str] = ()) -> str | None:
-    """Return what a backup holds and a directory lacks, as a sentence; None if nothing. executions, epoch: those that
-    have begun on the directory, and its newest epoch. since: if that was at an earlier moment, the executions that have
-    begun since."""
+    """Return what a backup holds and a directory lacks, as a sentence; None if nothing. executions, epoch: the
+    executions that have begun on the directory, and its newest epoch. since: if these are of an earlier moment, the
+    executions that have begun since."""
     found = lacking(executions, epoch, [copy.description for copy in latest.copies], since)
     if found is None:
         return None

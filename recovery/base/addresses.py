@@ -27,7 +27,7 @@ def looks_like_address(path: str | os.PathLike[str]) -> bool:
 
 
 def local_path(path: str | os.PathLike[str], what: str = "a directory of this machine") -> Path:
-    """Return the path that a user means. Raises ConfigurationError if it looks like an address."""
+    """Return the path that a user means. Raises ConfigurationError if the text looks like an address."""
     text = os.fspath(path)
     match = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
     if match is None:

@@ -1,8 +1,8 @@
 """Crash points: named places of the protocol at which a test can kill the process.
 
 RECOVERY_CRASH_AT names one, with the number of the visit that kills: "close.2.snaps:3" dies by SIGKILL at the third
-visit. Without it, visiting a point costs one comparison. The names are those of the numbered steps in the docstrings of
-`recovery.epochs.closer` and in `recovery.spark.run.start`.
+visit. Without the variable, visiting a point costs one comparison. The names are those of the numbered steps in the
+docstrings of `recovery.epochs.closer` and in `recovery.spark.run.start`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _lock = threading.Lock()
 
 
 def reach(point: str) -> None:
-    """Record that the protocol is at `point`; die here if a test asked for it."""
+    """Record that the protocol is at `point`; die here if a test asked for that."""
     if not _target or point != _target:
         return
     with _lock:

@@ -39,8 +39,8 @@ def each(work: Callable[[T], R], items: Iterable[T], *, at_once: int, name: str)
 def bounded(call: Callable[[], T], timeout_s: float, moved: Callable[[], int] = lambda: 0) -> T:
     """Return or raise what `call` does, or TimeoutError; then the call goes on in a thread that nobody waits for.
 
-    For clients without a limit for every way in which a service or a disk can fall silent. moved: how far the call has
-    come; the limit is for the time in which that stays the same.
+    For clients without a limit for every way in which a service or a disk can fall silent. moved: returns how far the
+    call has come; the limit is for the time in which this value does not change.
     """
     outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 

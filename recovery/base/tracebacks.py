@@ -58,7 +58,7 @@ def without_note(message: str) -> tuple[str, str]:
 
 
 def essence_of(error: BaseException) -> str:
-    """Return the same for an exception."""
+    """Return the essence of an exception's traceback."""
     return essence("".join(traceback.format_exception(error))) or f"{type(error).__name__}: {error}"
 
 

@@ -64,12 +64,12 @@ def objection(path: object) -> str | None:
 
 
 def name_objection(name: object) -> str | None:
-    """Return the same for a single name, which must not contain a slash."""
+    """Return what is wrong with a single name, which must not contain a slash; None if nothing is."""
     return "has a slash" if isinstance(name, str) and "/" in name else objection(name)
 
 
 def checked(path: object, refuse: Refusal) -> str:
-    """Return `path` if it may be used below a directory; raises the error that `refuse` makes otherwise."""
+    """Return `path` if it may be used below a directory; else raises the error that `refuse` makes otherwise."""
     wrong = objection(path)
     if wrong is not None:
         raise refuse(f"the path {shown(path)} {wrong}")
@@ -78,7 +78,7 @@ def checked(path: object, refuse: Refusal) -> str:
 
 
 def checked_name(name: object, refuse: Refusal) -> str:
-    """Return `name` if it is a single file name; raises the error that `refuse` makes otherwise."""
+    """Return `name` if it is a single file name; else raises the error that `refuse` makes otherwise."""
     wrong = name_objection(name)
     if wrong is not None:
         raise refuse(f"the name {shown(name)} {wrong}")
@@ -170,7 +170,8 @@ def _bounded(file: BufferedReader, most_bytes: int, path: Path) -> bytes:
 
 
 def _directory(opened: contextlib.ExitStack, name: str, below: int | None = None) -> int:
-    """Return a descriptor of a directory. Links are followed only on the way to the root: those are the user's own."""
+    """Return a descriptor of a directory. Links are followed only on the way to the root, where links are the user's
+    own."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | (0 if below is None else os.O_NOFOLLOW)
     found = os.open(name, flags, dir_fd=below)
     opened.callback(os.close, found)

@@ -12,7 +12,7 @@ def counted(count: int, one: str, many: str | None = None) -> str:
 
 
 def were(count: int, one: str, many: str | None = None) -> str:
-    """Return the same as a subject with its verb: 1 row was, 2 rows were."""
+    """Return a count as a subject with its verb: 1 row was, 2 rows were."""
     return f"{counted(count, one, many)} {'was' if count == 1 else 'were'}"
 
 

@@ -9,8 +9,9 @@ offsets it makes a position like any other:
   micro-batch as done. Spark continues with micro-batch 0 from there, and does not ask the sources.
 - A source that is new beside others: the log of the previous micro-batch has its start, in place of "nothing yet".
 
-The plan has no start for a source of Spark's older API (files, for instance). Its line stays "nothing yet", and Spark
-asks it again. The position contains what such sources log about their start themselves (see `initial_logs`).
+The plan has no start for a source of Spark's older API (files, for instance). The line of such a source stays "nothing
+yet", and Spark asks that source again. The position contains what such sources log about their start themselves (see
+`initial_logs`).
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ def with_starts(
 def earlier(start: str, end: str) -> str:
     """Return the offset at which a stream that read from `start` and continues from `end` must begin again.
 
-    Spark asks for the start after it has decided where the micro-batch ends. A source that starts at the end of the
-    existing data may have moved on by then: such a micro-batch reads nothing, and the next one begins at its end.
+    Spark asks for the start after Spark has decided where the micro-batch ends. A source that starts at the end of the
+    existing data may have moved on meanwhile: such a micro-batch reads nothing, and the next micro-batch begins at its
+    end.
     """
     if table_offset(start) is not None:
         # Its numbers have no order, and it starts at the oldest snapshot, or at a time.
@@ -133,7 +135,7 @@ def _content(stored: str | _Hex) -> Content:
 
 
 def recorded_beginning(text: str) -> InputBeginning:
-    """Parse the stored form. Raises CorruptPartitionError when it is invalid."""
+    """Parse the stored form. Raises CorruptPartitionError when the stored form is invalid."""
     try:
         found = msgspec.json.decode(text, type=_StoredBeginning)
         files = {path: _content(each) for path, each in found.files.items()}

@@ -143,7 +143,7 @@ class Capture:
         self._seen = {path: mark for path, mark in self._seen.items() if path in captured.held}
 
     def _take_hold(self, paths: list[str], home: Path) -> dict[str, bytes | Path]:
-        """Return the new files, safe from Spark: small ones of the position as content, the others as staged paths."""
+        """Return the new files, safe from Spark: small files of the position as content, all others as staged paths."""
         found: dict[str, bytes | Path] = {}
         held: dict[str, Path] = {}
         for number, path in enumerate(paths):
@@ -170,7 +170,7 @@ class Capture:
     def _changed(self, wanted: set[str]) -> Iterator[str]:
         """Yield the held files to take again, because a connector wrote to its own.
 
-        Spark writes its files only once. Raises SparkCheckpointError for one that changed.
+        Spark writes its files only once. Raises SparkCheckpointError for a file that changed.
         """
         for path, mark in self._seen.items():
             if path in wanted and path in self._held:

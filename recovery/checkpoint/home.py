@@ -31,7 +31,7 @@ class CheckpointHome(Protocol):
     location: str
     """The URI on which Spark starts."""
     shared: bool
-    """Whether tasks on other hosts write the state of Spark's operators. Then not all of it may be visible at first."""
+    """Whether tasks on other hosts write the state of Spark's operators. Then not all state may be visible at first."""
 
     def has_logged(self, batch: BatchId) -> bool:
         """Return whether Spark has logged a micro-batch as done."""
@@ -60,7 +60,7 @@ class CheckpointHome(Protocol):
 
     def hold(self, targets: Mapping[str, Path]) -> None:
         """Give files a second name on this host, which keeps their content whatever Spark removes. Spark has finished
-        them and does not write to them again."""
+        these files and does not write to them again."""
         ...
 
     def discard(self) -> None:
@@ -113,7 +113,7 @@ class LocalHome:
             keep(self.directory / path, target)
 
     def discard(self) -> None:
-        """Do nothing: it lies in the scratch directory of its execution."""
+        """Do nothing: the checkpoint lies in the scratch directory of its execution."""
 
 
 def keep(source: Path, target: Path) -> None:

@@ -33,7 +33,7 @@ class OffsetLog:
         return self.header[0] != ONE_LINE_EACH
 
     def to_bytes(self) -> bytes:
-        """Return its text as bytes."""
+        """Return the offset's text as bytes."""
         lines = (f"{label}:{offset}" if self.is_numbered else offset for label, offset in self.offsets.items())
         return "\n".join([*self.header, *lines]).encode()
 

@@ -45,11 +45,12 @@ def ignore(_event: CheckpointTransfer) -> None:
 
 
 class CheckpointPlace(Protocol):
-    """A directory for a checkpoint, existing or to be written. Methods raise StorageError when it is unreachable."""
+    """A directory for a checkpoint, existing or to be written. Methods raise StorageError when the place is
+    unreachable."""
 
     shown: str
     location: str
-    """Its URI, with which Spark names files in it."""
+    """The place's URI, with which Spark names files in the place."""
 
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of each file; empty when the directory does not exist."""
@@ -142,7 +143,7 @@ def copied(
 ) -> Iterator[Path]:
     """Provide, until the block ends, a copy at `scratch` of the files that a checkpoint needs after `batch`.
 
-    sizes: those of all files of the checkpoint. fetch: copies one file to a path. At the end, the directory above
+    sizes: the sizes of all files of the checkpoint. fetch: copies one file to a path. At the end, the directory above
     `scratch` is removed with the copy if it is empty.
     Raises SparkCheckpointError when a file is missing.
     """

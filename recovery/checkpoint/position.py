@@ -1,8 +1,8 @@
 """Spark's position in its input: the files of a checkpoint that every query has.
 
 `metadata`, `offsets/<batch>`, `commits/<batch>` and, for sources that keep a log (files, rate, Kafka),
-`sources/<i>/<n>`, or files in directories there. They are stored unchanged, so any source works. All but those in
-directories are immutable once written.
+`sources/<i>/<n>`, or files in directories there. The files are stored unchanged, so any source works. All files but
+those in directories are immutable once written.
 
 The log of offsets has a line for each place in the plan where a source is read. A source that is read in several
 places, because a frame is used twice, has a line for each place, but one number `i`: sources are numbered by their
@@ -52,8 +52,8 @@ def position_files(checkpoint: Path, batch: BatchId, sources: Sequence[int] | No
 
 
 def initial_logs(checkpoint: Path, sources: Sequence[int] | None = None) -> set[str]:
-    """Return the paths of what sources have logged before micro-batch 0, which is planned. Those that log by themselves
-    what a micro-batch reads, as file sources do, have logged nothing before it. `sources` as above."""
+    """Return the paths of what sources have logged before micro-batch 0, which is planned. Sources that log by
+    themselves what a micro-batch reads, as file sources do, have logged nothing before it. `sources` as above."""
     by_batch = {source for source, _ in _logged(checkpoint, BatchId(0), sources)}
     paths: set[str] = set()
     logs = checkpoint / "sources"
@@ -71,7 +71,7 @@ def is_progress(path: str) -> bool:
 
 def missing_entry(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None = None) -> str | None:
     """Return the path of an entry that a source's log lacks, by the source's offset after `batch`; None: none is
-    missing. Without it Spark fails at the start, or treats unread files as read. `sources` as above."""
+    missing. Without that entry, Spark fails at the start, or treats unread files as read. `sources` as above."""
     for source, entry in _logged(checkpoint, batch, sources):
         log = checkpoint / "sources" / source
         if entry >= 0 and entry not in {number for _, number in (_entries(log) if log.is_dir() else ())}:
@@ -96,7 +96,7 @@ def wait_for_commit(home: CheckpointHome, batch: BatchId, alive: Callable[[], bo
 
 
 def _offsets(checkpoint: Path, batch: BatchId) -> list[str]:
-    """Return the lines of the log of offsets. Raises SparkCheckpointError when it is invalid."""
+    """Return the lines of the log of offsets. Raises SparkCheckpointError when the log is invalid."""
     path = checkpoint / "offsets" / str(batch)
     try:
         lines = path.read_text().splitlines()
@@ -139,8 +139,8 @@ def logged_entry(offset: str) -> int | None:
 def _below(log: Path, last: int) -> Iterator[str]:
     """Yield the files in directories beside a source's log, where some connectors keep their progress.
 
-    Excluded are those of later micro-batches, and hidden ones, which are unfinished. Raises UnsupportedPlanError for a
-    path that the partitions cannot keep.
+    Excluded are entries of later micro-batches, and hidden files, which are unfinished. Raises UnsupportedPlanError for
+    a path that the partitions cannot keep.
     """
     with os.scandir(log) as found:
         directories = [Path(entry.path) for entry in found if entry.is_dir()]

@@ -37,7 +37,8 @@ class _Entry(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class LoggedFile:
-    """A file that a file source has read: its URI as Spark writes it, and its modification time then."""
+    """A file that a file source has read: the file's URI as Spark writes it, and its modification time when it was
+    read."""
 
     uri: str
     modified_ms: int
@@ -75,7 +76,7 @@ def reached(held: Iterable[tuple[str, Content]], left: Iterable[Path], restored:
 
 
 def reached_between(held: Iterable[tuple[str, Content]], known: Iterable[tuple[str, Content]]) -> Reached:
-    """Return the same of rows of a later snapshot, beyond those of an earlier one."""
+    """Return what rows of a later snapshot say was reached, beyond the rows of an earlier snapshot."""
     return _beyond(_texts(held), [], lambda: _texts(known))
 
 
@@ -123,7 +124,7 @@ def _texts(rows: Iterable[tuple[str, Content]]) -> dict[str, str]:
 
 
 def _left_texts(checkpoint: Path) -> dict[str, str]:
-    """Return the same files of a checkpoint on this host."""
+    """Return the texts of the log files in a checkpoint on this host."""
     found = {}
     for folder in ("offsets", "sources"):
         for path in (checkpoint / folder).rglob("*"):

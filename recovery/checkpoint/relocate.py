@@ -1,4 +1,4 @@
-"""A checkpoint at another place than where it was written.
+"""Moving a checkpoint to another place than where it was written.
 
 Only one kind of file in a checkpoint names the checkpoint's own place: `transformWithState` notes its schemas with
 absolute paths, in `state/<operator>/_metadata/v2/<batch>`. Everything else is relative.
@@ -23,8 +23,8 @@ def names_places(path: str) -> bool:
 
 
 def relocated(path: str, content: bytes, location: str) -> bytes:
-    """Return the content of such a file for a checkpoint at `location`, a URI. Raises SparkCheckpointError when its
-    form is not the one that Spark 4.3 writes."""
+    """Return the content of such a file for a checkpoint at `location`, a URI. Raises SparkCheckpointError when the
+    content's form is not the one that Spark 4.3 writes."""
     try:
         version, text = content.decode().split("\n", 1)
         described = msgspec.json.decode(text)
@@ -38,7 +38,7 @@ def relocated(path: str, content: bytes, location: str) -> bytes:
 
 
 def _moved(path: str, named: Any, location: str) -> str:
-    """Return the path `named`, moved below `location`. Raises ValueError when it is not in the checkpoint."""
+    """Return the path `named`, moved below `location`. Raises ValueError when the path is not in the checkpoint."""
     operator = path.rpartition("/_metadata/")[0]
     _, found, within = str(named).rpartition(f"/{operator}/")
     wrong = objection(within) if found else f"is not below {operator}"

@@ -26,8 +26,7 @@ class RestoredCheckpoint:
     stale: frozenset[str] = frozenset()
 
     def without(self, paths: Set[str]) -> RestoredCheckpoint:
-        """Return the same checkpoint, with these files' rows in the partitions stale: the checkpoint's content
-        differs."""
+        """Return this checkpoint after these files have changed in it: their rows in the partitions are stale."""
         held = {path: file for path, file in self.held.items() if path not in paths}
         gone = paths & self.held.keys()
         stale = frozenset(key for path in gone for key in row_keys(path, self.held[path]))

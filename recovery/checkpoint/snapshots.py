@@ -21,7 +21,7 @@ class TableOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def begun(self) -> bool:
-        """Whether it is in a snapshot, and not before all of them."""
+        """Whether the position is in a snapshot, and not before all of them."""
         return self.snapshot_id >= 0
 
     def at_beginning_of(self, snapshot: int) -> TableOffset:

@@ -57,7 +57,7 @@ def match_starts(before: SourcePlaces, places: SourcePlaces, unread: set[int], i
 
 class _Matching:
     """The matching so far. came: the previous source of each matched source. _left: the previous sources without a
-    match. _spare: those that may be left out, because others are read as they were."""
+    match. _spare: previous sources that may be left out, because others are read as they were."""
 
     def __init__(self, before: SourcePlaces, places: SourcePlaces, unread: set[int], in_step: InStep) -> None:
         self.came: dict[int, int] = {}
@@ -147,7 +147,8 @@ class _Matching:
                     self._check_begun(one, source, same, read_on)
 
     def _check_begun(self, one: int, source: int, same: Sequence[int], read_on: Sequence[int]) -> None:
-        """Raise FlowMismatchError if a step reads `one` less often or no more, and begins one that may be the same."""
+        """Raise FlowMismatchError if a step reads `one` less often or no more, and begins a source that may be the same
+        one."""
         both = steps_of(self._old[one]) & steps_of(self._new[source])
         lost = {step for step in both if self._places.count(read_on, step) < self._before.count(same, step)}
         if lost:
@@ -230,7 +231,7 @@ def _unclear(steps: Iterable[str]) -> FlowMismatchError:
 def _would_start_again(steps: Iterable[str]) -> FlowMismatchError:
     return FlowMismatchError(
         f"{_listed(steps)} would read a source from its start instead of continuing",
-        cause="Several steps read it, and its path or options changed: that looks the same as a new source.",
+        cause="Several steps read it, and its path or options changed: such a source cannot be told from a new one.",
         remedy="In one run read it separately there, with its old path and options; change those in the next run. "
         "To replace a source, add the new one in one run and remove the old one in the next.",
     )

@@ -14,7 +14,8 @@ from recovery.errors import CorruptPartitionError
 FILE_FORMATS = {"text", "csv", "json", "parquet", "orc", "xml", "avro", "binaryfile"}
 """Formats of Spark's file source, in lower case, as in the names of sources."""
 PATH_OPTIONS = ("path", "subscribe", "subscribepattern", "assign", "table")
-"""Options, in lower case, that say what a source reads: a directory, topics of Kafka, a table. The others say how."""
+"""Options, in lower case, that say what a source reads: a directory, topics of Kafka, a table. All other options say
+how a source reads."""
 _AND = "\x1f"
 """Separates the steps in a source's name."""
 
@@ -113,7 +114,7 @@ class _StoredSource(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def recorded_places(text: str) -> SourcePlaces:
-    """Parse the stored form. Raises CorruptPartitionError when it is invalid."""
+    """Parse the stored form. Raises CorruptPartitionError when the stored form is invalid."""
     found = decode_json(text, _unreadable, list[_StoredSource])
     if any(each.source >= len(found) for each in found):
         raise _unreadable("a source in it has an impossible number")
@@ -143,7 +144,7 @@ def named_steps(name: str | None) -> set[str]:
 
 
 def path_in(options: Mapping[str, str]) -> str:
-    """Return what a source with these options reads; "" if no option is known to say so. options: names in lower case.
+    """Return what a source with these options reads; "" if no known option says that. options: names in lower case.
 
     The order of Kafka's topics does not matter.
     """

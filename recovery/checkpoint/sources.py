@@ -3,12 +3,13 @@
 Spark knows sources by their place in the plan: see `recovery.checkpoint.position`. So the source in each place is
 recorded with the position, and after a change of the flow the lines of offsets are rearranged:
 
-- A source resumes where it was, wherever it is read now, and in however many places. Format and options identify it,
-  or else format and path, if that is unambiguous. The steps distinguish separate reads of the same source, which reach
-  positions of their own when input arrives in between.
+- A source resumes where it was, wherever it is read now, and in however many places. Format and options identify a
+  source, or else format and path, if these are unambiguous. The steps distinguish separate reads of the same source,
+  which reach positions of their own when input arrives in between.
 - A new source begins at its start. A new source in place of another of a like format takes the other's position: its
-  path may have changed. A missing source is an error, because it would begin from scratch if it came back. So is a
-  source that is new to a step that no longer reads another source, while other steps do: they may be the same.
+  path may have changed. A missing source is an error, because it would begin from scratch if it came back. The same
+  holds for a source that is new to a step that no longer reads another source, while other steps still read that one:
+  both may be one source.
 - A step with timeouts adds a tick source, whose offset means nothing after a restart: it comes and goes.
 - Before the first micro-batch counts, sources come and go: those that are read again begin where they began.
 """
@@ -115,14 +116,14 @@ def _check_labels(before: Iterable[str], places: SourcePlaces) -> None:
     if gone:
         raise FlowMismatchError(
             f"the saved position has named sources that the flow lacks: {', '.join(gone)}",
-            cause="A source was removed or renamed. If it came back, it would be read from its start.",
+            cause="A source was removed or renamed. If a removed source came back, it would be read from its start.",
             remedy="Read the same sources under the same names; or begin again in another directory.",
         )
 
 
 def _inferred(offsets: Sequence[str], places: SourcePlaces) -> SourcePlaces:
-    """Infer the places from the recorded lines. If the flow now has as many places, they are the same; a single source
-    is read wherever its flow reads."""
+    """Infer the places from the recorded lines. If the flow now has as many places, the recorded places are the flow's;
+    a single source is read wherever its flow reads."""
     ticks = [*map(_is_tick, offsets)]
     now = [source for source, tick in zip(places.ids, places.ticks, strict=True) if not tick]
     count = ticks.count(False)
@@ -131,7 +132,7 @@ def _inferred(offsets: Sequence[str], places: SourcePlaces) -> SourcePlaces:
 
 
 def _are_in_step(lines: Sequence[str], logs: Sequence[Path]) -> bool:
-    """Return whether sources have the same offset, and have logged the same."""
+    """Return whether sources have the same offset, and the same content in their logs."""
     return len(set(lines)) == 1 and all(_content(log) == _content(logs[0]) for log in logs[1:])
 
 
@@ -146,8 +147,8 @@ def _move(
     """Copy what sources have logged to their new places; return the checkpoint without the files of vacated places.
 
     The partitions' files of a source that moved, or of the previous source in its place, could be mistaken for another
-    source's of the same name: they are no longer held, and their rows are stale. This includes sources that have logged
-    nothing yet.
+    source's of the same name: they are no longer held, and their rows are stale. The rule includes sources that have
+    logged nothing yet.
     """
     moves = {new: old for new, old in came.items() if new != old}
     stays = came.keys() - moves.keys()

@@ -23,8 +23,8 @@ def fix_end(
     """Let the next micro-batch of `checkpoint` end at the position in the checkpoint `reached`; return its number.
 
     Returns None, and changes nothing, if `checkpoint` is at that position already. batch: the last one of `checkpoint`;
-    None: it has none. The micro-batch gets the time at which the other run reached the position, so the same timeouts
-    pass. Raises SparkCheckpointError.
+    None: it has none. The micro-batch gets the time at which the other run reached the position, so the timeouts that
+    passed there pass here. Raises SparkCheckpointError.
     """
     before = None if batch is None else read_offsets(checkpoint, batch)
     end = read_offsets(reached, reached_batch)
@@ -53,7 +53,8 @@ def _input(log: OffsetLog, places: SourcePlaces) -> dict[str, str]:
 
 
 def _header(before: OffsetLog | None, end: OffsetLog) -> tuple[str, ...]:
-    """Return the header with the settings of this run, as far as it has any, and the time of the other."""
+    """Return the header of `before` (this run's settings) if there is one, else of `end`; the batch time is that of
+    `end`."""
     try:
         version, *rest = (before or end).header
         described = json.loads(rest[0])

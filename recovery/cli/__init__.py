@@ -37,7 +37,7 @@ COMMANDS = {
     "warmup": "warmup",
     "demo": "demo",
 }
-"""Names of commands, and their files; and the name of the function if it is another one."""
+"""Names of commands, and their files; and the name of the function if that differs."""
 
 
 class _Imported(MutableMapping[str, click.Command]):
@@ -68,7 +68,7 @@ class _Imported(MutableMapping[str, click.Command]):
 
 @click.group(cls=Commands, commands=_Imported(), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="recovery")
-@option("--debug", is_flag=True, help="Show the traceback of an error. It goes before the command: "
+@option("--debug", is_flag=True, help="Show the traceback of an error. --debug goes before the command: "
         "`recovery --debug run …`.")  # fmt: skip
 def main(debug: bool) -> None:
     """Recovery partitions for PySpark: keyed state and input positions of a streaming job, in SQLite files.

@@ -91,11 +91,12 @@ class KeepType(ParsedType[KeepRule]):
              "whose backups are refused from then on.")  # fmt: skip
 @option("--lose-epochs", is_flag=True,
         help="Make the backup the latest one although DEST has epochs, or with --takeover newer operational state, "
-             "that DIR lacks. These are lost; `restore --epoch` still reaches the epochs. Without it, the backup ends "
+             "that DIR lacks. What DIR lacks is lost; `restore --epoch` still reaches the epochs. Without "
+             "--lose-epochs, the backup ends "
              "with StaleDirectoryError (53).")  # fmt: skip
 @option("--check", is_flag=True,
         help="Read each copy in full and check every digest before it is stored; a damaged copy is not stored. Objects "
-             "of earlier backups that are part of this one are read too, and stored again if they are "
+             "of earlier backups that are part of the new backup are read too, and stored again if they are "
              "damaged.")  # fmt: skip
 @umask_option
 @owner_options
@@ -120,8 +121,8 @@ def backup(
     DEST is a directory, or s3://, gs://, azure://. DIR can be left out when RECOVERY_DIRECTORY is set. A partition that
     did not change is not stored again. A backup counts once it is complete. Restore with `recovery restore DEST DIR`.
 
-    One directory is backed up to DEST. The first backup claims it; another directory of the store is refused until it
-    is given --takeover.
+    One directory is backed up to DEST. The first backup claims DEST for DIR; another directory of the store is refused
+    until --takeover is given.
     """
     decides = takeover or lose_epochs
     _check(places, every, makes=not (listed or pruned), modes=listed + pruned + (every is not None), decides=decides)

@@ -52,7 +52,7 @@ MOST_FILES = 10
 
 
 class _Compares(click.Command):
-    """A command whose code 1 says that something differs: an unforeseen failure ends it with another one."""
+    """A command whose code 1 says that something differs: an unforeseen failure ends the command with another code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -184,7 +184,7 @@ def _say_found(
     """Print what was found. others: A and B have different files."""
     say(f"A: {a.shown}, epoch {found.epoch_a}\nB: {b.shown}, epoch {found.epoch_b}\n{_position_text(found)}")
     if others and found.since is not None:
-        say(f"Both share the history up to epoch {found.since}; compared is what changed since.")
+        say(f"A and B share the history up to epoch {found.since}; compared is what changed since.")
     say()
     say(_table(found.counts))
     _say_differences(shown, sum(sum(each.counts.values()) for each in found.counts.values()), output)
@@ -234,8 +234,8 @@ def _named(numbers: list[int]) -> str:
 
 def _position_text(found: Diff) -> str:
     if found.same_position:
-        return "Both are at the same position of the input."
-    lines = ["They are at different positions of the input, so states may differ for that reason:"]
+        return "A and B are at the same position of the input."
+    lines = ["A and B are at different positions of the input, so states may differ for that reason:"]
     files: list[tuple[object, ...]] = []
     for each in found.sources:
         if each.same:

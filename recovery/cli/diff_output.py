@@ -62,7 +62,7 @@ def differences_file(path: Path | None) -> Iterator[Write]:
 
 
 def _clear_killed_attempts(directory: Path, beginning: str) -> None:
-    """Remove the drafts that nobody holds."""
+    """Remove the drafts of differences that no process holds."""
     name = re.compile(f"{re.escape(beginning)}[0-9a-f]{{16}}")
     for draft in directory.iterdir():
         if not name.fullmatch(draft.name):

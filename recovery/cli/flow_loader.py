@@ -21,7 +21,7 @@ from recovery.pipeline import Node, Pipeline
 
 DEFAULT_NAME = "flow"
 PIPELINE_NAME = "pipeline"
-_OF_BYTEWAX = "It is a dataflow of Bytewax, which this package does not run."
+_OF_BYTEWAX = "This object is a dataflow of Bytewax, which this package does not run."
 
 
 def load_flow(target: str) -> Flow:
@@ -78,7 +78,7 @@ def _check_needs_nothing(function: Any, expression: str, target: str) -> None:
     except TypeError:
         raise FlowLoadError(
             f"{target}: {expression} is a function that needs arguments, not a flow",
-            cause="It builds the frame of a flow, or it makes a flow from values.",
+            cause="This function builds the frame of a flow, or it makes a flow from values.",
             remedy=f"If it builds a frame, write flow = Flow('NAME', {expression}, sink) in the file. If it makes a "
             f"flow, name its arguments: {_split(target)[0]}:{expression}('value')",
         ) from None

@@ -87,7 +87,7 @@ def follow(source: str, directory: Path, every: float, once: bool, umask: bool, 
 
 
 def _again_and_again(follower: Follower, every_s: float, clock: Clock, as_json: bool) -> None:
-    """Look for a later backup at each interval. Report a problem once, until there is another one."""
+    """Look for a later backup at each interval. Report a problem once, until there is another problem."""
     signals = StopSignals()
     said: tuple[str, ...] = ()
     pause_s = 0.0

@@ -29,11 +29,11 @@ from recovery.storage.locations import OwnerAccess
 @owner_options
 @json_option
 def fork(words: tuple[str, ...], epoch: int | None, dry_run: bool, access: OwnerAccess, as_json: bool) -> None:
-    """Make an independent store from an epoch of the one in DIR.
+    """Make an independent store from an epoch of the store in DIR.
 
     NEW_DIR continues from that epoch. A run may be active in DIR, of which nothing is changed.
 
-    The new store has a store id of its own and records where it comes from. Run NEW_DIR with --no-output, or give its
+    The new store has a store id of its own and records its origin. Run NEW_DIR with --no-output, or give its
     sinks targets of their own: those of the origin are refused. Where the file system can clone files, the new store
     takes no space.
 

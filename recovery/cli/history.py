@@ -120,7 +120,7 @@ def _operator_history(
 
 def _mark_now(directory: Path, environment: str, key: str, found: History) -> dict[str, Any]:
     """Return what the mark is now, if it is not the newest version: it was set or removed outside of epochs. Raises
-    StateNotFoundError if there is no such mark, and was none."""
+    StateNotFoundError if there is no such mark and never was."""
     state = StateManager(directory, backend=chosen_backend(), environment=environment)
     mark = next((each for each in state.list_hwms() if each.key == key), None)
     last = found.versions[-1].value if found.versions else ABSENT

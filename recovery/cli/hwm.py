@@ -51,7 +51,7 @@ def list_(words: tuple[str, ...], pattern: str | None, environment: str, as_json
 @state_options
 @json_option
 def get(words: tuple[str, ...], environment: str, as_json: bool) -> None:
-    """Print the mark of KEY, in the form that `set` accepts. Ends with 44 if there is none."""
+    """Print the mark of KEY, in the form that `set` accepts. Ends with 44 if there is no such mark."""
     directory, [key] = directory_and(words, ("KEY",))
     found = [mark for mark in open_state(directory, environment, marks="read").list_hwms() if mark.key == key]
     if not found:

@@ -42,7 +42,7 @@ def _pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...])
 @click.argument("directory", metavar="DIR", type=DIRECTORY)
 @option("--step", "steps", multiple=True, metavar="THEIRS=OURS", callback=_pairs,
         help="Take over the state of Bytewax's step THEIRS, such as count, as the state of step OURS. Each step with "
-             "state needs it, or --drop-step.")  # fmt: skip
+             "state needs --step or --drop-step.")  # fmt: skip
 @option("--input", "inputs", multiple=True, metavar="THEIRS=PATH", callback=_pairs, without="Bytewax's path",
         help="The path that the flow reads in place of Bytewax's file source THEIRS. Bytewax's own path is taken from "
              "the present directory; a DirSource needs this option.")  # fmt: skip

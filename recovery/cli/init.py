@@ -25,8 +25,8 @@ from recovery.storage.locations import OwnerAccess
 def init(directory: Path, count: int, umask: bool, access: OwnerAccess, as_json: bool) -> None:
     """Create N recovery partitions in DIR. Makes DIR if it is missing.
 
-    Either all of them are created or none. Choose about one per core that will run the flow. To change the number
-    later, use `recovery repartition`.
+    Either all partitions are created or none. Choose about one partition per core that will run the flow. To change the
+    number later, use `recovery repartition`.
 
     With --owner, the partitions go to the owners, the same number to each; DIR is then the directory of the run. The
     command ignores RECOVERY_OWNERS.

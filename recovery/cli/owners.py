@@ -100,7 +100,7 @@ def _told_copies(places: Locations) -> Iterator[Path]:
 
 
 def to_read(directory: Path, access: OwnerAccess) -> Path:
-    """Return what `whole_copies` yields. It exists until the command ends."""
+    """Return what `whole_copies` yields. The directory exists until the command ends."""
     return click.get_current_context().with_resource(whole_copies(directory, access))
 
 
@@ -136,6 +136,6 @@ def say_copies(asked: Sequence[Location]) -> None:
 
 
 def say_links(links: Mapping[str, str]) -> None:
-    """Say which partitions are links: what is written to them goes elsewhere."""
+    """Say which partitions are links: what is written to links goes elsewhere."""
     for name, real in links.items():
         say(one_line(f"{name} is a link to {real}"))

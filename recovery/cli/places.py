@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def state_options(function: F) -> F:
-    """Add `place_options`, and those that name owners."""
+    """Add `place_options`, and the options that name owners."""
     return place_options(remembered_owners(function))
 
 
@@ -86,8 +86,8 @@ def chosen_backend() -> str | None:
 def open_state(
     directory: str, environment: str = "", *, marks: Literal["no", "read", "change"] = "change"
 ) -> StateManager:
-    """Open the operational state of DIR, or of the backend that the options name. With owners, it is where partition 0
-    is.
+    """Open the operational state of DIR, or of the backend that the options name. With owners, that state is where
+    partition 0 is.
 
     marks: what the command does with marks. Where epochs have moved some at owners, a command that reads marks gets
     copies of all partitions, and one that may change them raises ConfigurationError.
@@ -132,7 +132,7 @@ def directory_and(words: Sequence[str], names: Sequence[str], *, more: bool = Fa
 
 
 def directories(words: Sequence[str], names: Sequence[str]) -> tuple[Path, list[Path]]:
-    """Return what `directory_and` returns, where the other arguments are paths too."""
+    """Return what `directory_and` returns, where all further arguments are paths too."""
     directory, rest = directory_and(words, names)
     ctx = click.get_current_context()
     first, *others = (DIRECTORY.convert(each, None, ctx) for each in (directory, *rest))

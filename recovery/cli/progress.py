@@ -142,7 +142,8 @@ class RunProgress:
         return one_line(f"{self._flow}: {self._doing} … {time.monotonic() - self._doing_since:.0f} s")
 
     def _line(self, batch: BatchDone) -> str:
-        """Return the status line. Its rows are those that the sources read since the run began, as in the summary."""
+        """Return the status line. The rows in the line are what the sources read since the run began, as in the
+        summary."""
         age_s = time.monotonic() - self._closed_at
         # Commands that need no Spark import this module, too.
         from recovery.spark.run.reporting.shown import status_line
@@ -237,8 +238,8 @@ def _resumed_text(event: Resumed) -> str:
     held = ""
     if limiting:
         last = max(d.newest_epoch for d in plan.partitions)
-        epochs = f"epoch {last} of the others is" if last == event.resume_epoch else (
-            f"epochs {event.resume_epoch} to {last} of the others are"
+        epochs = f"epoch {last} of all other partitions is" if last == event.resume_epoch else (
+            f"epochs {event.resume_epoch} to {last} of all other partitions are"
         )  # fmt: skip
         held = f"; held back by {', '.join(limiting)}, so {epochs} discarded"
     return f"{execution} resumes at epoch {event.resume_epoch}, {_snapshot_text(plan.snapshot)}{held}"

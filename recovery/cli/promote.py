@@ -34,9 +34,9 @@ def promote(directory: Path, unfenced: bool, dry_run: bool, as_json: bool) -> No
 
     DIR is a standby that `recovery follow` keeps current. DIR takes over the store.
 
-    The command first fences the run that replicates to the followed place: that run's next close fails. Then it brings
-    DIR to the latest backup and prints what is lost. The next `recovery run -r DIR` continues from there. A directory
-    that is the store's writer already stays as it is.
+    The command first fences the run that replicates to the followed place: that run's next close fails. Then the
+    command brings DIR to the latest backup and prints what is lost. The next `recovery run -r DIR` continues from
+    there. A directory that is the store's writer already stays as it is.
     """
     done = take_over(directory, unfenced=unfenced, dry_run=dry_run, quiet=as_json)
     if as_json:
@@ -88,7 +88,7 @@ def promoted_text(done: Promoted, *, dry_run: bool = False) -> str:
 
 
 def promoted_facts(done: Promoted) -> dict[str, Any]:
-    """Return the same for programs."""
+    """Return what a promotion did, for programs (`--json`)."""
     snapshot = done.resume.snapshot
     return {
         "directory": str(done.directory),

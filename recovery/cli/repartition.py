@@ -119,7 +119,7 @@ def _repartitioned(
 
 
 def _has(directory: Path, count: int) -> bool:
-    """Whether a directory has this number of partitions. What is wrong with it, repartitioning says."""
+    """Whether a directory has this number of partitions. What is wrong with the directory, repartitioning says."""
     with contextlib.suppress(RecoveryError):
         return len(check_set(scan(directory))) == count
     return False

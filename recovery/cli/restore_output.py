@@ -63,7 +63,7 @@ def plan_text(plan: RestorePlan, source: Source, now_ms: int, stream: TextIO | N
 
 
 def reads_text(plan: RestorePlan, source: Source, lazy: bool) -> str:
-    """Return what the restore would read, for people. lazy: what of it before the directory can be used."""
+    """Return what the restore would read, for people. lazy: what must be read before the directory can be used."""
     found = [(copy, each) for copy in plan.copies for each in source.reads(copy, lazily=lazy)]
     total, before = sum(each.size_bytes for _, each in found), sum(each.before_bytes for _, each in found)
     head = ["file", "read", "size", *(["before the start"] if lazy else [])]
@@ -81,7 +81,7 @@ def reads_text(plan: RestorePlan, source: Source, lazy: bool) -> str:
 
 
 def reads_facts(plan: RestorePlan, source: Source, lazy: bool) -> dict[str, Any]:
-    """Return the same for programs."""
+    """Return what a restore goes back to, for programs (`--json`)."""
     found = [each for copy in plan.copies for each in source.reads(copy, lazily=lazy)]
     return {
         "objects": [
@@ -93,7 +93,7 @@ def reads_facts(plan: RestorePlan, source: Source, lazy: bool) -> dict[str, Any]
 
 
 def plan_facts(plan: RestorePlan, source: Source, now_ms: int) -> dict[str, Any]:
-    """Return the same for programs."""
+    """Return the plan of a restore, for programs (`--json`)."""
     return {
         "source": source.shown,
         "store_id": plan.resume.store_id,

@@ -90,7 +90,7 @@ def bring(
 
 
 def to_owners(source: str, directory: Path | None, access: OwnerAccess, wanted: RestoreOptions, as_json: bool) -> None:
-    """Restore to the owners, or show what would be restored. directory: that of the run; None: not looked at."""
+    """Restore to the owners, or show what would be restored. directory: the run's directory; None: not looked at."""
     from recovery.backup.at_owners import restore_to_owners
     from recovery.backup.restore import look_into_chains, plan_from
     from recovery.backup.sources import open_source

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PY_FILES = "spark.submit.pyFiles"
 WITHOUT_DIRECTORY = {"directory", "snapshot_interval", "backup_interval", "thresholds", "state_backend"}
-"""Fields of the configuration whose options a run without a recovery directory may have: they change nothing there."""
+"""Fields of the configuration whose options a run without a recovery directory may have: these options change nothing
+there."""
 
 FOR_FLOWS = {
     "no_output": "only a flow can be forked",
@@ -79,7 +80,7 @@ FOR_PIPELINES = {
                    "addresses.")  # fmt: skip
 @option("--packages", metavar="GROUP:ARTIFACT:VERSION,...",
               help="Jars to load from Maven, with their dependencies, besides those of spark.jars.packages. Spark "
-                   "fetches and caches them.")  # fmt: skip
+                   "fetches and caches the packages.")  # fmt: skip
 @settings_options
 @option("--resume", is_flag=True,
               help="For a pipeline: skip nodes that succeeded in the last run and need not run again.")  # fmt: skip
@@ -109,7 +110,7 @@ def run(
 
     A flow resumes from the latest snapshot that is consistent across all partitions.
 
-    FLOW defaults to `flow`, or else `pipeline`. It names a Flow, a Pipeline, or calls a function that makes one, with
+    FLOW defaults to `flow`, or else `pipeline`. FLOW names a Flow, a Pipeline, or calls a function that makes one, with
     literal arguments: "jobs.py:make('x')".
 
     On SIGTERM, Ctrl-C or SIGHUP the run finishes its micro-batch, closes the epoch and ends; on a second signal it ends

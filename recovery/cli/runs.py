@@ -25,7 +25,7 @@ class StatusType(click.Choice[str]):
 
 
 class ListByDefault(click.Group):
-    """Makes `runs DIR` the same as `runs list DIR`."""
+    """Makes `runs DIR` mean `runs list DIR`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or args[0] not in (*self.commands, "--help", "-h"):

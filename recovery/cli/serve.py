@@ -54,11 +54,11 @@ def serve(
 ) -> None:
     """Serve the partitions in DIR to runs on other hosts: an owner.
 
-    Runs and commands on other hosts name this one with --owner HOST:PORT.
+    Runs and commands on other hosts name this owner with --owner HOST:PORT.
 
-    The owner serves one run at a time. On SIGTERM it lets that run finish the epoch that it is closing. The run then
-    ends with 47, and the same command continues it once the owner is back. --check ends with 0 if the owner is ready,
-    else with 47 or 48.
+    The owner serves one run at a time. On SIGTERM the owner lets that run finish the epoch that is being closed. The
+    run then ends with 47, and the same command continues it once the owner is back. --check ends with 0 if the owner is
+    ready, else with 47 or 48.
     """
     if check is not None:
         _check(check, OwnerAccess((check,), token_file, tls_ca))

@@ -44,7 +44,8 @@ def workers_options(function: F) -> F:
                      help="Run this many tasks at the same time: --master local[N,3].")  # fmt: skip
     processes = option("-p", "--processes", type=click.IntRange(min=1), metavar="N", expose_value=False,
                        callback=_remember_count,
-                       help="Multiply the number of tasks of -w by this. All are threads of one JVM.")  # fmt: skip
+                       help="Multiply the number of tasks of -w by this. All tasks are threads of one "
+                            "JVM.")  # fmt: skip
     return workers(processes(function))
 
 
@@ -63,7 +64,7 @@ def chosen_master(master: str) -> str:
         if several:
             raise ConfigurationError(
                 f"{several[0]} is set: this would be one of several processes of a dataflow",
-                cause="Each process would run the whole flow, because no process of it knows the others.",
+                cause="Each process would run the whole flow, because no process knows of the others.",
                 remedy="Unset it and run the flow once; on several hosts with --master, and owners of partitions.",
             )
     counts = [ctx.meta.get(f"recovery.{name}") for name in ("workers", "processes")]

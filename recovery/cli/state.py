@@ -1,4 +1,4 @@
-"""`recovery state`: list, get, set, merge, clear, edit. The other subcommands have their own files."""
+"""`recovery state`: list, get, set, merge, clear, edit. All further subcommands have their own files."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def state() -> None:
 
 
 def native_options(function: F) -> F:
-    """Add --operator and the options that select a part of its state."""
+    """Add --operator and the options that select a part of the operator's state."""
     operator = option("--operator", type=click.IntRange(min=0), metavar="N",
                       help="Read the state of this operator of Spark's own, as [`checkpoint show`](#checkpoint) does. "
                            "Starts Spark.")  # fmt: skip
@@ -165,7 +165,7 @@ def get(
     environment: str,
     as_json: bool,
 ) -> None:
-    """Print one state as JSON, in the form that `set` accepts. Ends with 44 if there is none."""
+    """Print one state as JSON, in the form that `set` accepts. Ends with 44 if there is no such state."""
     if operator is not None:
         if step is not None or key is None:
             raise click.UsageError("--operator needs --key, and cannot be combined with --step.")

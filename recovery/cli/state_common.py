@@ -29,7 +29,7 @@ from recovery.operational.values import parse_json
 
 NAMED = "a file of this machine"
 MOST_BYTES = 1 << 30
-"""Of a file that is imported: all of it is in memory."""
+"""The most bytes of a file that is imported: the whole file is in memory."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -56,7 +56,7 @@ class Where:
     force: bool = False
 
     def target(self) -> StateTarget:
-        """Return the target for reading and writing them."""
+        """Return the target for reading and writing state."""
         if self.step is not None:
             directory, access = Path(self.directory), chosen_access()
             places = locations(directory, access) if access.owners else None
@@ -136,7 +136,7 @@ def with_content(
     """Return what `named` returns, and the JSON of the last word or of a file."""
     if input_file is not None:
         directory, name = named(words, step, key)
-        with naming_file(input_file, "Put JSON into it, as `python -m recovery state get` prints it."):
+        with naming_file(input_file, "Put JSON into the file, as `python -m recovery state get` prints it."):
             return directory, name, parse_json("\n".join(lines_of(input_file)))
     if step is not None and key is not None:
         directory, [text] = directory_and(words, ("JSON",))

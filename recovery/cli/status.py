@@ -172,7 +172,7 @@ def _say_hydration(parts: Sequence[Mapping[str, Any]]) -> None:
 def collect_status(
     places: Locations, found: list[FoundFile], sizes: Mapping[str, Mapping[str, StepSize] | None]
 ) -> dict[str, Any]:
-    """Return all facts of a directory as plain values. `sizes`: those of each file's steps, by file name."""
+    """Return all facts of a directory as plain values. `sizes`: the sizes of each file's steps, by file name."""
     directory = places.directory
     described = [file.description for file in found if file.description is not None]
     facts: dict[str, Any] = {
@@ -241,7 +241,7 @@ def _schemas(at: Snapshot) -> dict[str, Any]:
 
 
 def _read(places: Locations, read: Callable[[Snapshot], T]) -> T | None:
-    """Read something at the newest epoch. If a run collects that epoch meanwhile, the next one counts."""
+    """Read something at the newest epoch. If a run collects that epoch meanwhile, the next epoch counts."""
     for left in reversed(range(READ_ATTEMPTS)):
         try:
             return read(places.newest())

@@ -25,7 +25,7 @@ def is_live(stream: TextIO | None) -> bool:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a stream is a terminal. It is None if the process was started without it."""
+    """Whether a stream is a terminal. The stream is None if the process was started without it."""
     return stream is not None and not stream.closed and stream.isatty()
 
 

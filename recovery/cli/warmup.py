@@ -18,11 +18,11 @@ from recovery.cli.option import option
 )
 @json_option
 def warmup(remove: bool, as_json: bool) -> None:
-    """Make Spark start in half the time. Run it once after installing, or when you build a container image.
+    """Make Spark start in half the time. Call this command once after installing, or when you build a container image.
 
     The command runs small flows, and stores the Java classes that they needed in one file of some 200 MB. Every later
-    run maps them from there. With Java 25 or newer, the file also has what Java learnt about them, so the first minutes
-    are faster. Takes one to two minutes. Run it again after an update of Java or Spark.
+    run maps the classes from that file. With Java 25 or newer, the file also has what Java learnt about them, so the
+    first minutes are faster. Takes one to two minutes. Call this command again after an update of Java or Spark.
     """
     from recovery.spark.jvm.cache import make_archive, remove_archives
     from recovery.spark.jvm.java import java_home

@@ -39,7 +39,7 @@ REFUSED = {
     ),
 }
 """By the words of the command."""
-OTHERS = Refused("It uses no partitions at owners.", "Leave these options out.")
+OTHERS = Refused("The command uses no partitions at owners.", "Leave these options out.")
 
 
 class WithoutOwners(click.Group):

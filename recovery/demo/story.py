@@ -90,7 +90,8 @@ class Story:
             return batch
 
     def _run_on(self, half: int, flights: list[tuple[str, str, str]]) -> None:
-        """Run the flow on; let its input grow when it has read the first half, and end it when it has read all."""
+        """Run the flow on; let the input grow when the flow has read the first half, and end the run when the flow has
+        read all."""
         read = self._flights_at_resume()
         with self._running("--trigger", PAUSE) as process:
             grown = ended = False

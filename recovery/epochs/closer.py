@@ -30,9 +30,9 @@ SHORT_S = 10.0
 """Epochs are logged if the snapshot interval is shorter than this."""
 FOLD_S = 30.0
 FOLD_ROWS = 8_000_000
-"""Limits of time and of logged changes after which a busy stream folds. They bound the work of the next run after a
-crash, which folds the log at some microseconds a change, and of each closing, which scans all that was touched since
-the last fold."""
+"""Limits of time and of logged changes after which a busy stream folds. These limits bound the work of the next run
+after a crash, which folds the log at some microseconds a change, and of each closing, which scans all that was touched
+since the last fold."""
 IDLE_S = 0.2
 """Longer than the gap between two micro-batches when there is input."""
 
@@ -53,7 +53,7 @@ class Contributor(Protocol):
     """What takes part in closing epochs beside the partitions: the flow's sink, and the loads inside it.
 
     The thread that writes epochs calls these methods in the order below, for one epoch after the other. `batch` is the
-    epoch's last micro-batch; up to epoch `floor`, superseded snapshots may be collected. The numbers are those of
+    epoch's last micro-batch; up to epoch `floor`, superseded snapshots may be collected. The numbers are the steps of
     `EpochCloser`.
     """
 
@@ -193,8 +193,8 @@ class EpochCloser:
         self._finished_s = self._clock.elapsed_s()
 
     def idle(self) -> bool:
-        """Return whether to end the epoch without another micro-batch. Where epochs are logged, it is cheaper to leave
-        this to the next micro-batch, if one is likely to come soon."""
+        """Return whether to end the epoch without another micro-batch. Where epochs are logged, ending the epoch with
+        the next micro-batch is cheaper, if one is likely to come soon."""
         return not self._logs or self._clock.elapsed_s() - self._finished_s >= IDLE_S
 
     def due(self) -> bool:
@@ -247,7 +247,8 @@ class EpochCloser:
 
     def begin(self, steps: StepPlan, with_position: DriverRows | None = None, *, laid_out: bool = False) -> None:
         """Close a first epoch before any micro-batch, if `steps` has edits or the position was laid out for other
-        sources (`laid_out`). The next run, which may come before any input, reads from it how this run assigned them.
+        sources (`laid_out`). The next run, which may come before any input, reads from that epoch how this run assigned
+        the sources.
 
         The first closed epoch records the declarations of the steps; the first one with a new position records
         `with_position`.
@@ -262,7 +263,8 @@ class EpochCloser:
             self._capture.saved(captured)
 
     def wait(self) -> None:
-        """Wait until the epoch that is being written is closed. Raises the error of writing it, on every call."""
+        """Wait until the epoch that is being written is closed. Raises the error of writing the epoch, on every
+        call."""
         if self._writing is not None:
             self._writing.result()
 

@@ -28,7 +28,7 @@ class SnapshotTime(NamedTuple):
 class SharedEpochs:
     """The epochs that all partitions have closed, with the time of each on the recovery clock.
 
-    From them follow the collection floor of the next epoch, and one request per partition to close it.
+    From these times follow the collection floor of the next epoch, and one request per partition to close it.
     """
 
     def __init__(self, store: PartitionStore, plan: ResumePlan, clock: Clock, *, backup_interval_s: float) -> None:

@@ -38,8 +38,9 @@ class EpochWriter:
         fence: Callable[[ResumePlan], None] | None = None,
         locations: Locations | None = None,
     ) -> None:
-        """fence: given if another execution may be closing epochs. Once that is no longer possible, the plan is made
-        again and passed to `fence`. If `fence` raises, nothing changes and the other execution continues.
+        """fence: given if another execution may be closing epochs. Once no other execution can close epochs any more,
+        the plan is made again and passed to `fence`. If `fence` raises, nothing changes and the execution under way
+        continues.
         locations: where the partitions are, if owners have some; then there is no `fence`."""
         self.plan = plan
         files = None if locations is not None else connect_driver(plan.partitions, directory / SCRATCH_NAME)
@@ -83,7 +84,7 @@ class EpochWriter:
         """Close an epoch with these changes and return it. batches: the number of micro-batches it counts as.
 
         driver_rows: the driver's own values, per step and key, each read when it is written.
-        When it returns, the epoch is durable in every partition. Raises LeaseLostError, StorageError.
+        When `close` returns, the epoch is durable in every partition. Raises LeaseLostError, StorageError.
         """
         epoch, time = self.epoch, self._epochs.time()
         self._batch = BatchId(self._batch + batches)

@@ -25,8 +25,8 @@ from recovery.places.secrets import without_password
 class HadoopPlace:
     """A directory on any file system that the session can reach; see `recovery.checkpoint.places.CheckpointPlace`.
 
-    It is written beside its place and then renamed. If the file system cannot rename in one step, like object stores, a
-    writer that is killed while renaming leaves a part.
+    A checkpoint is written beside its final path and then renamed. If the file system cannot rename in one step, like
+    object stores, a writer that is killed while renaming leaves a part.
     """
 
     def __init__(self, spark: SparkSession, uri: str, random_id: Callable[[], str]) -> None:

@@ -8,8 +8,8 @@ No step relies on a rename that is atomic:
 - *Spark* finishes a file under another name and renames it. On an object store that is a copy, which appears whole or
   not at all, and what is left of an interrupted one has a hidden name.
 - *Capture* takes a listing, copies the new files to this host, and compares size and time with the listing. If a file
-  has vanished or changed meanwhile, it looks again. What counts is in the recovery partitions, so nothing here is ever
-  read by a later run.
+  has vanished or changed meanwhile, the driver looks again. What counts is in the recovery partitions, so nothing here
+  is ever read by a later run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class HadoopHome:
     shared = True
 
     def __init__(self, files: HadoopFiles, system: str, root: Path, directory: Path) -> None:
-        """system: its address, without a path. root: the checkpoint there. directory: for copies on this host."""
+        """system: the file system's address, without a path. root: the checkpoint there. directory: for copies on this
+        host."""
         self.directory = directory
         self.location = f"{system}{root}"
         self._files = files

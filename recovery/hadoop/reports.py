@@ -35,7 +35,7 @@ def reported(contents: Iterable[bytes | None], shown: str) -> dict[str, int]:
     """Return the size in bytes of each file that tasks wrote, by its absolute path.
 
     contents: the contents of the files `REPORT_NAMES` in `REPORTS`; None for a missing one. shown: their directory, for
-    messages. Raises OutputLostError if there is none, ValueError if it is not what Spark writes.
+    messages. Raises OutputLostError if there is no report, ValueError if the report is not what Spark writes.
     """
     content = next((each for each in contents if each is not None), None)
     if content is None:

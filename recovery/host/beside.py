@@ -1,4 +1,4 @@
-"""Documents beside the partitions of a directory, which are no part of them."""
+"""Documents beside the partitions of a directory, which are no part of the partitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from recovery.host.storage_errors import storage_errors
 
 
 def read_beside(path: Path, most_bytes: int) -> bytes | None:
-    """Return a document; None if there is none. Raises StorageError, also if it is larger than `most_bytes`."""
+    """Return a document; None if there is none. Raises StorageError, also if the document is larger than
+    `most_bytes`."""
     try:
         return read_received(path, most_bytes)
     except FileNotFoundError:
@@ -43,7 +44,7 @@ def remove_beside(path: Path) -> None:
 @contextlib.contextmanager
 def alone_beside(directory: Path, wait_s: float) -> Iterator[None]:
     """Exclude other processes that change documents of the directory in such a block. Raises StorageError if another
-    one is in its block for longer than `wait_s`."""
+    process is in its block for longer than `wait_s`."""
     with contextlib.ExitStack() as held:
         try:
             has_lock = held.enter_context(locked_directory(directory, wait_s))

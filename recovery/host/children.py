@@ -1,4 +1,4 @@
-"""Processes that run a module of this package beside this one."""
+"""Child processes that run a module of this package beside this process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ LOOK_S = 1.0
 
 
 def lines_of(parent: int) -> queue.SimpleQueue[bytes]:
-    """Return the lines of the standard input, as they come. This process ends with it, or with its parent."""
+    """Return the lines of the standard input, as they come. This process ends with its standard input, or with its
+    parent."""
     asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(parent, asked), name="listen", daemon=True).start()
     return asked
@@ -52,7 +53,8 @@ def _listen(parent: int, asked: queue.SimpleQueue[bytes]) -> None:
 
 
 def tell_parent(line: bytes) -> None:
-    """Write a line to the standard output. If nobody reads that any more, this process ends: its parent has."""
+    """Write a line to the standard output. If nobody reads the output any more, this process ends: its parent has
+    ended."""
     try:
         sys.stdout.buffer.write(line + b"\n")
         sys.stdout.buffer.flush()
@@ -62,7 +64,7 @@ def tell_parent(line: bytes) -> None:
 
 
 def exit_text(code: int | None) -> str:
-    """Return how a process ended, as an error shows it. None: it has not."""
+    """Return how a process ended, as an error shows it. None: the process has not ended."""
     if code is None:
         return "too late"
     return f"signal {-code}" if code < 0 else f"exit code {code}"

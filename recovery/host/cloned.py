@@ -17,7 +17,7 @@ def clone(path: Path, target: Path) -> bool:
     """Clone a file that this process has open to the new file `target`, as of one moment; return whether that was
     possible. If not, there is no new file. Raises OSError if `target` cannot be made.
 
-    It uses a descriptor that is open already: closing another one would drop SQLite's locks on the file.
+    `clone` uses a descriptor that is open already: closing another descriptor would drop SQLite's locks on the file.
     """
     found = path.stat()
     source = _descriptor_of(found)

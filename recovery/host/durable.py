@@ -95,8 +95,8 @@ def beginning_of_drafts(target: Path, verb: str) -> str:
 def make_draft(target: Path, verb: str) -> Path:
     """Make a directory beside `target`, in which its content is prepared, and return it. Raises OSError.
 
-    Nobody else can enter or replace it: its mode is 0700 and its name random, and nothing that is there is used. All
-    staging directories beside a target are made here. verb: names the command in the name.
+    Nobody else can enter or replace the draft: its mode is 0700 and its name random, and nothing that is there is used.
+    All staging directories beside a target are made here. verb: names the command in the name.
     """
     draft = target.with_name(f"{beginning_of_drafts(target, verb)}{secrets.token_hex(8)}")
     draft.mkdir(PRIVATE.directory)
@@ -153,7 +153,7 @@ def replace(path: Path, content: bytes, *, mode: int = PRIVATE.file) -> None:
 
 
 def replace_durably(path: Path, content: bytes, *, mode: int = PRIVATE.file) -> None:
-    """Do what `replace` does, and return when it is on the disk. After an error either file may be there."""
+    """Do what `replace` does, and return when the file is on the disk. After an error either file may be there."""
     _replace(path, content, mode, synced=True)
     sync(path.parent)
 

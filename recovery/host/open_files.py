@@ -7,12 +7,12 @@ import resource
 from recovery.errors import StorageError
 
 FILES_OF_OTHERS = 256
-"""Open files that nobody asks for here."""
+"""Files that are open for other purposes than those counted here."""
 
 
 def allow_open_files(needed: int) -> None:
-    """Raise this process's limit of open files, as the JVM does for its own. Raises StorageError if that is not
-    allowed."""
+    """Raise this process's limit of open files, as the JVM does for its own. Raises StorageError if the system does not
+    allow so many files."""
     needed += FILES_OF_OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:

@@ -19,8 +19,8 @@ def is_trusted(user: int) -> bool:
 
 
 def of_trusted_user(connected: socket.socket) -> bool:
-    """Whether a process of this one's user, or of root, is at the other end of a Unix socket. Where the system does not
-    say (other than Linux), the socket's directory must keep others out."""
+    """Whether a process of this process's user, or of root, is at the other end of a Unix socket. Where the system does
+    not say (other than Linux), the socket's directory must keep others out."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return True
@@ -32,7 +32,8 @@ def of_trusted_user(connected: socket.socket) -> bool:
 
 
 def tcp_of_trusted_user(connected: socket.socket) -> bool:
-    """Return the same for a TCP connection over the loopback interface, for a server that cannot ask for a secret."""
+    """Return whether a trusted user's process is at the other end of a TCP connection over the loopback interface, for
+    a server that cannot ask for a secret."""
     try:
         own, other = connected.getsockname()[1], connected.getpeername()[1]
     except OSError:

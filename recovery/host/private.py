@@ -1,7 +1,8 @@
 """A private directory of this process: other users of the machine can neither read, write nor connect to its content.
 
-It has mode 0700, whatever the umask. The process's JVM removes it when the JVM ends; without a JVM this process does.
-If both are killed, the next process that makes such a directory removes it: a live owner holds a lock on its directory.
+The directory has mode 0700, whatever the umask. The process's JVM removes it when the JVM ends; without a JVM this
+process does. If both are killed, the next process that makes such a directory removes it: a live owner holds a lock on
+its directory.
 """
 
 from __future__ import annotations

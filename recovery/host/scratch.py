@@ -1,5 +1,5 @@
-"""Temporary directories for copies, which may be as large as the partitions. The next process removes what a killed one
-left."""
+"""Temporary directories for copies, which may be as large as the partitions. The next process removes what a killed
+process left."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from recovery.host.durable import create
 from recovery.host.locks import try_lock_file
 
 MARK = ".recovery-scratch"
-"""The file that marks such a directory, locked while the directory is in use. It holds the host's name, because another
-host may not see the lock."""
+"""The file that marks a scratch directory, locked while the directory is in use. The file holds the host's name,
+because another host may not see the lock."""
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Signals that end a command: SIGTERM, Ctrl-C, and SIGHUP, which a terminal sends when it is closed.
 
-A command has handlers for them from its first moment, before slow imports. The first process of a container does not
+A command has handlers for signals from its first moment, before slow imports. The first process of a container does not
 get a signal that it has no handler for, and Python's own handler for Ctrl-C prints a traceback.
 """
 
@@ -103,9 +103,9 @@ class StopSignals:
     """Whether a signal that ends a command has come since this object was made. For the main thread of a command's own
     process.
 
-    A pipe remembers the signal. Python writes to it in whatever thread the signal comes. A handler would wait for the
-    main thread's next step, so a signal that comes just before that thread waits, or in another thread, would end no
-    wait; and one that sets a threading.Event hangs if it interrupts a wait for that event.
+    A pipe remembers the signal. Python writes to the pipe in whatever thread the signal comes. A handler would wait for
+    the main thread's next step, so a signal that comes just before that thread waits, or in another thread, would end
+    no wait; and one that sets a threading.Event hangs if it interrupts a wait for that event.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class StopSignals:
 @contextlib.contextmanager
 def handled(handler: Handler) -> Iterator[None]:
     """Set the handler as `handle` does, until the block ends, and then restore the earlier handlers. Outside the main
-    thread it does nothing: that process has handlers of its own."""
+    thread `handled` does nothing: such a process has handlers of its own."""
     if not is_main_thread():
         yield
         return
@@ -145,11 +145,11 @@ def handled(handler: Handler) -> Iterator[None]:
 @contextlib.contextmanager
 def acting(act: Callable[[int], None]) -> Iterator[None]:
     """Until the block ends, the first signal calls `act` with its number in a separate thread, and a second signal ends
-    the process immediately. Outside the main thread it does nothing.
+    the process immediately. Outside the main thread, `acting` does nothing.
 
     Python writes the signal to a pipe, on which the thread waits, in whatever thread the signal comes. A handler would
     wait for the main thread's next step, which may come in minutes. A threading.Event or a new thread would not work
-    there: both take locks, and a handler may have interrupted the holder of those.
+    there: both take locks, whose holder the handler may have interrupted.
     """
     if not is_main_thread():
         yield

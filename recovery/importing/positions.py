@@ -110,7 +110,8 @@ def _position(path: Path, offset: int, files: InputFiles) -> FilePosition:
                 f"Bytewax read {offset} bytes of it, and it {what}",
                 path=path,
                 cause="The file was replaced, truncated or edited since.",
-                remedy="Put the file back. Without it, leave the source out with --drop-step: the flow then reads all.",
+                remedy="Put the file back. Without the file, leave the source out with --drop-step: the flow then "
+                "reads all.",
             )
         digest = fingerprint(opened.read, offset, stat.size)
     return FilePosition(

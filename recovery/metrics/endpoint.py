@@ -20,8 +20,8 @@ HEALTH, READY = "/health", "/ready"
 REQUEST_S = 5.0
 """The longest time from accepting a connection to closing it, with all of the request and of the answer."""
 MOST_CONNECTIONS = 64
-"""The most simultaneous connections. One more closes the oldest one of the peer that has most: a peer that opens many
-takes them from itself, and the newest, which may be a probe, is answered."""
+"""The most simultaneous connections. One connection more closes the oldest connection of the peer that has most: a peer
+that opens many loses its own, and the newest connection, which may be a probe, is answered."""
 LONGEST_REQUEST = 16 << 10
 CLOSE_S = 5.0
 """How long closing waits for the thread: the function that makes the text may be at work."""
@@ -30,7 +30,7 @@ CLOSE_S = 5.0
 class MetricsEndpoint:
     """An HTTP endpoint that listens once it is created, and answers with a note until `serve` sets its text.
 
-    Raises ConfigurationError when it cannot listen on the port.
+    Raises ConfigurationError when the endpoint cannot listen on the port.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -145,7 +145,7 @@ class MetricsEndpoint:
 
 
 def _response(status: HTTPStatus, text: str | None = None, *, with_content: bool = True) -> bytes:
-    """Return an answer. text: its content; None: what the status means."""
+    """Return an answer. text: the answer's content; None: what the status means."""
     content = (f"{status.phrase}\n" if text is None else text).encode()
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\n"
@@ -158,8 +158,8 @@ def _response(status: HTTPStatus, text: str | None = None, *, with_content: bool
 
 
 def _listening(family: int, host: str, port: int) -> socket.socket:
-    """Return a socket that listens. It refuses a port that another process listens on, and accepts one that was just
-    released."""
+    """Return a socket that listens. The socket refuses a port that another process listens on, and accepts one that was
+    just released."""
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

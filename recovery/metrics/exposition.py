@@ -57,7 +57,7 @@ def families(
     replica: ReplicaState | None = None,
     wait_s: float = 0.0,
 ) -> Iterator[Family]:
-    """Yield all metrics of a run. Those without a value yet have no sample."""
+    """Yield all metrics of a run. Metrics without a value yet have no sample."""
     info = {"flow": about.flow, "execution": str(about.execution), "version": about.version}
     yield Family("recovery_info", "gauge", "The run that these metrics describe.", [(info, 1)])
     yield _gauge("resume_epoch", "The epoch that this execution started with.", about.resume_epoch)
@@ -79,7 +79,7 @@ def families(
     )
     yield _gauge(
         "backup_age_seconds",
-        "Time since `recovery backup` finished; other copies do not count. None without a backup.",
+        "Time since `recovery backup` finished; other copies do not count. No value without a backup.",
         backup_age_s,
     )
     yield _gauge(
@@ -124,7 +124,7 @@ def _replica(replica: ReplicaState) -> Iterator[Family]:
     yield _gauge("replica_lag_epochs", "Closed epochs that the replica lacks.", replica.lag.epochs)
     yield _gauge("replica_lag_seconds", "Age of the oldest closed epoch that it lacks.", replica.lag.seconds)
     yield _counter("replica_shipped_bytes", "Bytes written to the replica's place.", replica.shipped_bytes)
-    yield _counter("replica_shippings", "Successful shippings to it.", replica.shippings)
+    yield _counter("replica_shippings", "Successful shippings to the replica.", replica.shippings)
     yield _counter("replica_failures", "Failed attempts to ship an epoch.", replica.failures)
 
 

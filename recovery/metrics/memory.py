@@ -32,7 +32,7 @@ def measure_memory(pid: int, proc: Path = PROC) -> ProcessMemory:
 
     The driver's children are its JVM, whose descendants are Python processes, and on a cluster the owner's process. If
     the JVM has started the driver, as spark-submit does, it is the driver's parent. Executors on other hosts are not
-    covered: Spark reports theirs.
+    covered: Spark reports their memory.
     """
     children: dict[int, list[tuple[int, str]]] = {}
     try:
@@ -83,7 +83,7 @@ def _parents_of(pid: int, children: Mapping[int, list[tuple[int, str]]]) -> list
 
 
 def _parent(process: Path) -> tuple[int, str] | None:
-    """Return the number of a process's parent, and the process's name. None: it has ended meanwhile."""
+    """Return the number of a process's parent, and the process's name. None: the process has ended meanwhile."""
     try:
         before, _, after = (process / "stat").read_text(errors="replace").rpartition(")")
     except OSError:

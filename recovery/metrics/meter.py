@@ -248,8 +248,8 @@ class Meter:
                 self._worst[each.target.name] = each
 
     def _memory(self) -> dict[str, Any]:
-        """Return the memory fields of a measure. They are measured at most every MEMORY_EVERY_S, because that looks at
-        every process of the machine."""
+        """Return the memory fields of a measure. Memory is measured at most every MEMORY_EVERY_S, because measuring
+        looks at every process of the machine."""
         now_s = self._clock.elapsed_s()
         if self._memory_at_s is None or now_s - self._memory_at_s >= MEMORY_EVERY_S:
             self._memory_at_s = now_s

@@ -25,8 +25,8 @@ class WantedState:
 def choose_operator(found: tuple[NativeOperator, ...], wanted: WantedState, epoch: int) -> NativeOperator:
     """Return the operator whose state is wanted.
 
-    Raises StateNotFoundError when it, its store, its variable or its timers do not exist, ConfigurationError when
-    there are several and none is named.
+    Raises StateNotFoundError when the operator, its store, its variable or its timers do not exist, ConfigurationError
+    when there are several and none is named.
     """
     chosen = next((each for each in found if each.number == wanted.operator), None)
     if chosen is None:
@@ -64,7 +64,7 @@ def _check(operator: NativeOperator, what: str, given: str | None, names: tuple[
     if given is not None and given not in names:
         raise StateNotFoundError(
             f"operator {operator.number} ({operator.name}) has no {what} {given!r:.80}",
-            cause=f"The operator has {', '.join(names)}." if names else f"Operators of its kind have no {what}s.",
+            cause=f"The operator has {', '.join(names)}." if names else f"Operators of this kind have no {what}s.",
             remedy="List the operators: python -m recovery checkpoint show DIR",
         )
     if given is None and needed and names:

@@ -1,6 +1,6 @@
 """Checkpoints from which Spark can read one of its operators at every held epoch.
 
-Spark reads the state after any micro-batch of a checkpoint, if the files that load it are there. It never changes a
+Spark reads the state after any micro-batch of a checkpoint, if the files that load it are there. Spark never changes a
 file of state, so the files of all epochs go into one checkpoint, each once. Where a path has other content at a later
 epoch, another checkpoint begins.
 """

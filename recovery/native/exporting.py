@@ -20,7 +20,8 @@ from recovery.storage.verify import check_all
 
 @dataclass(frozen=True, slots=True)
 class ExportedCheckpoint:
-    """A written checkpoint. batch: its last micro-batch. steps: the flow's own steps, whose state is not in it."""
+    """A written checkpoint. batch: its last micro-batch. steps: the flow's own steps, whose state is not in the
+    checkpoint."""
 
     epoch: int
     batch: BatchId

@@ -1,4 +1,5 @@
-"""The Spark checkpoint that the recovery partitions hold at an epoch: its files, its operators, and all of it."""
+"""The Spark checkpoint that the recovery partitions hold at an epoch: its files, its operators, and the whole
+checkpoint."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def _reader(at: Snapshot) -> Callable[[str], str | bytes]:
 def held_measure(at: Snapshot, measures: Sequence[Measure]) -> Measure | None:
     """Return the measure that describes the native operators in a snapshot; None: nothing is known of them.
 
-    measures: those of the snapshot's directory, oldest first. See `operators_measured`.
+    measures: the measures of the snapshot's directory, oldest first. See `operators_measured`.
     """
     snapshot = next((closed for closed in at.epochs if closed.cut == at.cut), None)
     return None if snapshot is None else operators_measured(measures, at.executions, snapshot)

@@ -225,7 +225,7 @@ def _check_fresh(directory: Path, plan: ResumePlan, locations: Locations | None,
         raise AlreadyInitializedError(
             f"it holds epochs of flow {plan.flow_id!r}, up to {newest}",
             path=directory,
-            cause="The flow ran on it, or a checkpoint was imported before.",
+            cause="The flow ran on this directory, or a checkpoint was imported before.",
             remedy="Import into new partitions: python -m recovery init DIR N",
         )
 

@@ -67,8 +67,8 @@ def settled_marks(backend: Backend, found: Mapping[StateId, Document]) -> dict[S
 
 
 def settle(state_id: StateId, document: Document | None, rows: Mapping[str, Any]) -> Document | None:
-    """Return the document with the marks of epochs that count merged in as ordinary marks. The generation stays the
-    same, because nothing was written."""
+    """Return the document with the marks of epochs that count merged in as ordinary marks. The generation does not
+    change, because nothing was written."""
     before = document or Document(state_id, 0, None, 0)
     counting = marks.counting(before.content, rows)
     if not counting:
@@ -78,7 +78,7 @@ def settle(state_id: StateId, document: Document | None, rows: Mapping[str, Any]
 
 
 def above_closed(backend: Backend, document: Document) -> Document:
-    """Return the document in the form that makes its marks override those that the backend's epochs moved."""
+    """Return the document in the form that makes its marks override the marks that the backend's epochs moved."""
     rows = closed_marks(backend, document.state_id)
     return replace(document, content=marks.above(document.content, rows)) if rows else document
 

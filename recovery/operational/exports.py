@@ -51,7 +51,7 @@ def export_lines(entries: Iterable[StateEntry]) -> Iterator[str]:
 
 
 def read_export(lines: Sequence[str]) -> list[ExportedState]:
-    """Return all states of a file. Raises CorruptStateError for a torn file, StateValueError for one that is not an
+    """Return all states of a file. Raises CorruptStateError for a torn file, StateValueError for a file that is not an
     export."""
     try:
         first = parse_json(lines[0])

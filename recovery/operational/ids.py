@@ -59,7 +59,7 @@ def check(text: str, what: str = "state id", *, empty: bool = False) -> str:
 def matches(text: str, pattern: str | None) -> bool:
     """Whether a glob selects `text`: * any characters, ? one, [abc] one of these. None selects everything.
 
-    Matching is the same on every platform and case-sensitive; "/" is an ordinary character.
+    Matching is case-sensitive, on every platform; "/" is an ordinary character.
     """
     return pattern is None or _compiled(pattern).match(text) is not None
 

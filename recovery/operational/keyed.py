@@ -28,7 +28,7 @@ from recovery.operational.scopes import (
 T = TypeVar("T")
 
 _NAMES = {PROCESS: 2, TASK: 2, TASK_INSTANCE: 4, ASSET: 2}
-"""How many parts of an id name the scope; one more is a key in it."""
+"""How many parts of an id name the scope; one part more is a key in that scope."""
 
 
 class KeyedState:
@@ -104,7 +104,7 @@ class KeyedState:
         return {key: state.get() for key, state in states.items() if state.exists}
 
     def clear(self, *, all_map_indices: bool = False) -> int:
-        """Remove all keys; returns how many there were. In a recovery directory this is one transaction.
+        """Remove all keys; returns how many keys there were. In a recovery directory this is one transaction.
 
         all_map_indices: of a task instance, remove those of all its mapped instances.
         """

@@ -78,8 +78,8 @@ class StateManager:
     def set_hwm(self, key: str, value: Any, *, force: bool = False) -> None:
         """Move the mark of `key` forward to `value`; `force` also moves it back.
 
-        Raises HighWaterMarkError if it would move back or cannot be compared, StateValueError for values without an
-        order.
+        Raises HighWaterMarkError if the mark would move back or cannot be compared, StateValueError for values without
+        an order.
         """
         self.set_hwm_batch([{"key": key, "value": value}], force=force)
 
@@ -89,7 +89,7 @@ class StateManager:
     ) -> None:
         """Move several marks, `[{"key": …, "value": …}, …]`: all or none. Raises as `set_hwm`.
 
-        pipeline: the one whose loads move them; loads of other pipelines then refuse these marks.
+        pipeline: the pipeline whose loads move the marks; loads of other pipelines then refuse these marks.
         """
         wanted = marks.parse_batch(batch)
         for value in wanted.values():
@@ -132,7 +132,7 @@ class StateManager:
     @also_named(pipeline_name="pipeline", node_name="node")
     def get_last_run_info(self, pipeline: str, node: str | None = None) -> dict[str, Any] | None:
         """Return the record of the last run of a pipeline, or of a node in the last run that had it; None without such
-        a run. It has `success`, `metadata` and `timestamp` among others."""
+        a run. The record has `success`, `metadata` and `timestamp` among others."""
         run = self._last_run(pipeline, node)
         if run is None:
             return None
@@ -260,7 +260,7 @@ class StateManager:
     # ---- locks
 
     def lock(self, name: str, purpose: str = "a lock") -> AbstractContextManager[None]:
-        """Hold a named lock: `with state.lock("orders"): …`. One thread of one process holds it at a time.
+        """Hold a named lock: `with state.lock("orders"): …`. One thread of one process holds the lock at a time.
 
         Raises StateLockedError naming the holder if the lock was not free in time.
         """

@@ -71,7 +71,7 @@ def advance(
     """Return the document with the marks moved to the `wanted` values. Raises HighWaterMarkError or StateValueError.
 
     A mark that already has its wanted value keeps the time of its last change, unless `force` takes it from a pipeline.
-    `closed` are the rows of epochs. pipeline: the one whose loads move them.
+    `closed` are the rows of epochs. pipeline: the pipeline whose loads move the marks.
     """
     marks, known = dict(_entries(content)), read(content, closed)
     for key, given in wanted.items():
@@ -187,7 +187,7 @@ def settled(content: Any, closed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def above(content: Any, closed: Mapping[str, Any]) -> Any:
-    """Return the document in the form in which none of these rows of epochs counts."""
+    """Return the document in a form that overrides all these rows of epochs."""
     entries = _entries(content)
     raised = {
         key: {**entries.get(key, {"changed_ms": row["changed_ms"]}), "version": row["version"] + 1}
@@ -219,15 +219,15 @@ def check_value(value: Any) -> Any:
     ):
         raise StateValueError(
             f"{type(value).__name__} {value!r:.80} cannot be a high-water mark",
-            cause="It has no order.",
+            cause="Such a value has no order.",
             remedy="Use int, float, str, bool, date, datetime, Decimal or bytes. To take a mark away, remove it.",
         )
     return encoded
 
 
 def is_future(value: Any, now: datetime) -> bool:
-    """Whether a mark lies in the future, or after today's date everywhere. Loads skip the rows that arrive until
-    then."""
+    """Whether a mark lies in the future, or after today's date everywhere. Until the mark's time, loads skip the rows
+    that arrive."""
     if isinstance(value, str):
         try:
             value = date.fromisoformat(value[:10])
@@ -246,7 +246,7 @@ def comparable(value: Any) -> Any:
 
 
 def is_same_mark(before: Any, after: Any) -> bool:
-    """Whether two marks have the same type and value; moments, whether they are the same instant."""
+    """Whether two marks have the same type and value; two moments, whether they are one instant."""
     return type(before) is type(after) and bool(comparable(before) == comparable(after))
 
 
@@ -301,7 +301,8 @@ def _shown(value: Any) -> str:
 
 
 def _text(entry: Mapping[str, Any]) -> str | None:
-    """Return the stored value of an entry: values that are equal in Python, such as 1 and 1.0, may differ in it."""
+    """Return the stored value of an entry: values that are equal in Python, such as 1 and 1.0, may differ in their
+    stored values."""
     return json.dumps(entry["value"]) if "value" in entry else None
 
 
@@ -312,6 +313,6 @@ def _version(entries: Mapping[str, Any], key: str) -> int:
 
 
 def _entries(content: Any) -> dict[str, Any]:
-    """Return the well-formed entries; the others were written by another program and may be overwritten."""
+    """Return the well-formed entries; malformed entries were written by another program and may be overwritten."""
     marks = content.get("marks") if isinstance(content, dict) else None
     return {key: entry for key, entry in marks.items() if isinstance(entry, dict)} if isinstance(marks, dict) else {}

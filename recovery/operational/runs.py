@@ -34,7 +34,7 @@ _OUTCOME = {SUCCEEDED: True, SKIPPED: True, FAILED: False, BLOCKED: False, DEAD:
 
 @dataclass(frozen=True, slots=True)
 class NodeRun:
-    """What one node of a pipeline did in one run. `why` says why it ran or did not; times are seconds."""
+    """What one node of a pipeline did in one run. `why` says why the node ran or did not; times are seconds."""
 
     status: str
     duration_s: float | None = None
@@ -111,7 +111,8 @@ class Run:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same facts for programs. timestamp: when it ended, or began if its end is unknown."""
+        """Return the facts of a run for programs (`--json`). timestamp: when it ended, or began if its end is
+        unknown."""
         moment_ms = self.started_ms if self.ended_ms is None else self.ended_ms
         return {
             **_content(self),
@@ -125,7 +126,7 @@ class Run:
 
 
 class RunHistory:
-    """A backend's runs in one environment. `prefix` begins the ids of that environment."""
+    """A backend's runs in one environment. `prefix` begins the ids of the environment's runs."""
 
     def __init__(self, backend: Backend, clock: Clock, prefix: str = "") -> None:
         self._backend = backend
@@ -272,7 +273,7 @@ def read_run(run_id: str, content: Mapping[str, Any]) -> tuple[Run, float]:
 
 
 def _parsed(document: Document) -> tuple[Run, float]:
-    """Return the same for a document. Raises CorruptStateError if it does not hold a run."""
+    """Return the run's record in a document. Raises CorruptStateError if the document does not hold a run."""
     try:
         return read_run(document.state_id.rpartition("/")[2], document.content)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
@@ -306,8 +307,8 @@ def checked_node(node: NodeRun) -> NodeRun:
 def is_alive(run: Run, now_ms: int, beat_s: float = HEARTBEAT_S) -> bool:
     """Whether the process of a run still exists.
 
-    If the process is visible from here, it is looked up. Otherwise, on another host or in another container, the
-    heartbeats decide: a run that missed several counts as dead.
+    If this process can see the run's process, that process is looked up. Otherwise, on another host or in another
+    container, the heartbeats decide: a run that missed several counts as dead.
     """
     if run.process is not None and is_visible(run.host, run.process):
         return is_same(identity(run.pid), run.process)

@@ -29,7 +29,7 @@ Airflow."""
 
 
 class ScopedState:
-    """One named value, durable as soon as `set` returns. It survives crashes, retries and rewinds.
+    """One named value, durable as soon as `set` returns. The value survives crashes, retries and rewinds.
 
     Made by `StateManager.process_state`, `task_state` or `task_instance_state`.
     """
@@ -46,7 +46,7 @@ class ScopedState:
         return default if content is None else from_json(content["value"])
 
     def set(self, value: Any, retention: Retention | None = None) -> None:
-        """Set the value. With `retention` it is forgotten after that time. Raises StateValueError.
+        """Set the value. With `retention`, the value is forgotten after that time. Raises StateValueError.
 
         retention: an interval, a datetime, or "never", as 0 is too; None: the default retention of the StateManager.
         """
@@ -105,7 +105,7 @@ class ScopedState:
 
     @property
     def previous_instance(self) -> ScopedState | None:
-        """The state of the same task in the run that began to keep state here last before this one. None if there is no
+        """The state of the same task in the run that began to keep state here last before this run. None if there is no
         such run, and for state of another kind."""
         found = previous_run(self._backend, self.state_id, self._clock.wall_ms(), keyed=False)
         return None if found is None else ScopedState(self._backend, self._clock, found, self._retention)
@@ -226,7 +226,7 @@ def expired(backend: Backend, now_ms: int) -> list[StateId]:
 def remove_expired(backend: Backend, now_ms: int) -> int:
     """Remove the values whose retention has passed; returns how many. A value that is set again meanwhile stays.
 
-    Any backend, also while others write to it: it never holds the backend's lock for long.
+    Any backend, also while others write to it: `remove_expired` never holds the backend's lock for long.
     """
 
     def standing(document: Document | None) -> Any:
@@ -240,8 +240,8 @@ def remove_expired(backend: Backend, now_ms: int) -> int:
 
 
 def previous_run(backend: Backend, scope_id: StateId, now_ms: int, *, keyed: bool) -> StateId | None:
-    """Return the scope of the previous instance of a task: of the run that began to keep state last, among those that
-    began before this one. keyed: whether to look at values with keys, or at those without.
+    """Return the scope of the previous instance of a task: of the run that began to keep state last, among the runs
+    that began before this one. keyed: whether to look at values with keys, or at values without.
 
     The order is that in which runs wrote, not that of their dates: a run that is started by hand may have any date.
     """
@@ -265,7 +265,7 @@ def previous_run(backend: Backend, scope_id: StateId, now_ms: int, *, keyed: boo
 
 
 def split(state_id: StateId) -> tuple[str, str, list[str]]:
-    """Return the prefix of the environment, the kind, and the other parts of an id, still encoded."""
+    """Return the prefix of the environment, the kind, and the remaining parts of an id, still encoded."""
     environment, rest = "", state_id
     if state_id.startswith("@"):
         name, _, rest = state_id.partition("/")

@@ -413,6 +413,6 @@ def _check_unchanged(name: Name, seen: Mapping[Name, StateEntry | None], found: 
     if name in seen and seen[name] != found:
         raise StateLockedError(
             f"{name!r:.200} was changed by another process meanwhile",
-            cause="Another process wrote it after this command read it.",
+            cause="Another process wrote the state after this command read it.",
             remedy="Check its new value, then run the same command again.",
         )

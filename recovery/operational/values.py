@@ -1,6 +1,6 @@
 """Values of operational state as JSON, and back with their original types.
 
-JSON's own types stand for themselves. The others are objects with one key that begins with "$":
+JSON's own types stand for themselves. All other types are objects with one key that begins with "$":
 
     date         {"$date": "2013-01-31"}
     datetime     {"$datetime": "2013-01-31T05:17:00+01:00", "zone": "Europe/Berlin"}, without zone unless it has a name
@@ -30,7 +30,7 @@ _REMEDY = "Use None, bool, int, float, str, date, datetime, Decimal, bytes, list
 
 
 def to_json(value: Any) -> Any:
-    """Return `value` as JSON's own types. Raises StateValueError if it would not read back equal and of the same
+    """Return `value` as JSON's own types. Raises StateValueError if `value` would not read back equal and of the same
     type."""
     return _encode(value, 0)
 

@@ -66,7 +66,8 @@ def place(directory: Path, documents: Sequence[StateDocument], busy_ms: int) -> 
 
 @contextmanager
 def _bounded(directory: Path, busy_ms: int) -> Iterator[Path]:
-    """Yield the partition with the documents. Raises StateLockedError if it stays locked for longer than `busy_ms`."""
+    """Yield the partition with the documents. Raises StateLockedError if the partition stays locked for longer than
+    `busy_ms`."""
     path = home(directory)
     try:
         yield path

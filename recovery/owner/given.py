@@ -25,7 +25,7 @@ class _Extent(NamedTuple):
 
 
 Extents = dict[tuple[str, StepId], dict[str, _Extent]]
-"""By what the rows are and their step: where the value of each key is."""
+"""Where the value of each key is, by the kind of the rows and their step."""
 
 
 class GivenRows:
@@ -40,7 +40,7 @@ class GivenRows:
         self._parts: dict[PartitionIndex, int] = {}
 
     def add(self, epoch: Epoch, part: RowsAhead, directory: Path) -> None:
-        """Keep a part. directory: for the file, which has no name there. Raises StorageError."""
+        """Keep a part of the rows. directory: for a temporary file without a name. Raises StorageError."""
         check_values(value for _, value, _ in part.rows)
         with self._lock:
             if epoch != self._epoch:
@@ -60,7 +60,7 @@ class GivenRows:
             self._parts[part.index] = self._parts.get(part.index, 0) + 1
 
     def of(self, index: PartitionIndex, closing: Closing) -> Given:
-        """Return what came for a partition. Raises StorageError if that is not what was sent."""
+        """Return what came for a partition. Raises StorageError if the file does not hold what was sent."""
         with self._lock:
             mine = self._epoch == closing.epoch
             parts = self._parts.get(index, 0) if mine else 0
@@ -97,12 +97,12 @@ class Given(NamedTuple):
         return {step: SpilledRows(closing.state_rows.get(step, {}), self, (EDITED, step)) for step in steps}
 
     def converted(self, step: StepId, last: Mapping[str, str | None]) -> Mapping[str, Any]:
-        """Return the new values of an edited step. last: those that came with the close."""
+        """Return the new values of an edited step. last: the values that came with the close."""
         return SpilledRows(last, self, (CONVERTED, step))
 
 
 class SpilledRows(Mapping[str, Any]):
-    """Rows of one step: the last ones from memory, the others from the file."""
+    """Rows of one step: the last rows from memory, all earlier rows from the file."""
 
     def __init__(self, last: Mapping[str, Any], given: Given, which: tuple[str, StepId]) -> None:
         self._last = last

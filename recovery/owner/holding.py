@@ -1,4 +1,4 @@
-"""One run that holds an owner's partitions, and what is open for it."""
+"""One run that holds an owner's partitions, and what is open for that run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from recovery.wire.calls import BegunExecution
 
 class Holding:
     """A run's hold on the directory of an owner: the lock, the partitions that it has taken, and the calls that use
-    them. `end` waits for these."""
+    them. `end` waits for these calls."""
 
     def __init__(self, run: str, task_key: bytes, directory: Path, scratch: Path, purpose: str, clock: Clock) -> None:
         """Raises DirectoryLockedError."""
@@ -94,13 +94,14 @@ class Holding:
                 check.cancel()
 
     def wait_closed(self, wait_s: float) -> bool:
-        """Wait until no epoch is being closed, and no call uses the partitions. Return whether that is so."""
+        """Wait until no epoch is being closed, and no call uses the partitions. Return whether this happened within
+        `wait_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._using and not self._closes, wait_s)
 
     def end(self) -> None:
-        """Close everything, when the calls that use it have returned. What they have begun is whole: a transaction of
-        an epoch that not all partitions close is abandoned by the next run."""
+        """Close everything, when the calls that use the partitions have returned. What the calls have begun is whole: a
+        transaction of an epoch that not all partitions close is abandoned by the next run."""
         with self._changed:
             self._ends = True
         self.end_checks()
@@ -124,7 +125,7 @@ def let_go_error() -> OwnerUnreachableError:
     """Return the error for a run that does not hold the partitions, though no later run is known."""
     return OwnerUnreachableError(
         "the owner holds no partitions for this run any more",
-        cause="It was started again, or has not heard of the run for too long.",
+        cause="The owner was started again, or has not heard of the run for too long.",
         remedy="Run the same command again: it continues from the last closed epoch.",
     )
 
@@ -138,7 +139,7 @@ def why_not_held(
         return OwnerUnreachableError(
             "the owner serves partitions of another store now",
             path=directory,
-            cause="It was started with another directory, or another owner listens at this address.",
+            cause="The owner was started with another directory, or another owner listens at this address.",
             remedy="Serve the store's directory there, and run the same command again: it continues from the last "
             "closed epoch.",
         )

@@ -32,7 +32,7 @@ END_S = 5.0
 PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
 STEADY_S = 30.0
-"""A process that ran so long is started again without a pause."""
+"""A process that ran for this long is started again without a pause."""
 WAITING = 512
 """Connections that wait to be accepted."""
 
@@ -59,7 +59,7 @@ class OwnerProcess:
 
         store: the address of the partitions on this host. scratch: the execution's directory. bind, port: where to
         listen; port 0 is a free one. tls_cert, tls_key: PEM files. reads: the partitions' files, by index, for a
-        process that only sends rows. Raises ConfigurationError if it cannot listen there.
+        process that only sends rows. Raises ConfigurationError if the process cannot listen there.
         """
         tls_context(_text(tls_cert), _text(tls_key))
         self.lease = lease
@@ -107,7 +107,7 @@ class OwnerProcess:
         return None if process is None or process.poll() is not None else process.pid
 
     def address(self, host: str, *, deadline_s: float = DEADLINE_S, tls_ca_pem: str | None = None) -> str:
-        """Return the address for tasks, which reach this host under the name `host`. It has no secret."""
+        """Return the address for tasks, which reach this host under the name `host`. The address has no secret."""
         return owner_address(
             location(host, self.port),
             self.lease,

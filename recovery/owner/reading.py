@@ -1,7 +1,7 @@
 """What an owner does for tasks that only read: the rows of a step, for `format("recovery")`.
 
-It is a process of its own, also while a run is under way: a long reading takes neither turns nor memory from the run's
-tasks, and cannot change anything.
+This reading has a process of its own, also while a run is under way: a long reading takes neither turns nor memory from
+the run's tasks, and cannot change anything.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ReadingService:
     """Serves the rows of partitions of this host: a `recovery.wire.service.Service` that writes nothing."""
 
     def __init__(self, partitions: Sequence[Path]) -> None:
-        """partitions: their files, by index."""
+        """partitions: the partitions' files, by index."""
         self._partitions = partitions
 
     def rows(self, call: Rows) -> Iterator[bytes]:

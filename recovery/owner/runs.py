@@ -54,7 +54,7 @@ from recovery.wire.service import Tasks
 ENDING_S = 30.0
 """How long a new run waits for the last calls of the one before it."""
 CHUNK_BYTES = 1 << 20
-"""Of the rows in one message."""
+"""The most bytes of rows in one message."""
 
 
 class OwnedRuns:
@@ -104,9 +104,9 @@ class OwnedRuns:
                 raise OwnerUnreachableError("the owner is being stopped", path=self.directory)
             if self._holding is not None and self._holding.run == run:
                 raise ConfigurationError(
-                    "two of the owners that were named are the same one",
+                    "two of the owners that were named are one owner",
                     path=self.directory,
-                    cause="Two names or addresses lead to it.",
+                    cause="Two names or addresses lead to one owner.",
                     remedy="Name each owner once.",
                 )
             if self._holding is not None:

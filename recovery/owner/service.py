@@ -1,4 +1,4 @@
-"""`recovery serve`: an owner that runs of other hosts hold, one after the other."""
+"""`recovery serve`: an owner that runs of other hosts hold, one run at a time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class OwnerService:
         log: Callable[[str], None] = _say,
     ) -> None:
         """at: "HOST:PORT" or ":PORT", which is the loopback interface. insecure: listen elsewhere without TLS.
-        metrics_at: the same for metrics and probes; None: nowhere.
+        metrics_at: where to serve metrics and probes, in the same form; None: nowhere.
 
         Raises ConfigurationError, NoPartitionsError if there is no such directory.
         """
@@ -130,7 +130,8 @@ def serve(
     insecure: bool = False,
     metrics_at: str | None = None,
 ) -> None:
-    """Serve the partitions in a directory to runs of other hosts, until SIGTERM or Ctrl-C. Call it in the main thread.
+    """Serve the partitions in a directory to runs of other hosts, until SIGTERM or Ctrl-C. Call `serve` in the main
+    thread.
 
     at: "HOST:PORT", or ":PORT" for the loopback interface. token_file: has the secret that runs have, too. tls_cert,
     tls_key: PEM files. scratch_directory: for what need not survive an execution; None: inside the directory.

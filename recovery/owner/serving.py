@@ -1,7 +1,8 @@
 """The owner's process: `python -m recovery.owner`, as `recovery.owner.process` starts it.
 
-It gets everything as one line on its standard input, secrets included, so that neither its arguments nor its
-environment show any. It prints a line when it serves, and ends when its standard input ends: when the driver does.
+The process gets everything as one line on its standard input, secrets included, so that neither its arguments nor its
+environment show any. The process prints a line when it serves, and ends when its standard input ends: when the driver
+does.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """What it prints when it serves."""
+    """What an owner's process prints when it serves."""
 
     port: int
     incarnation: str
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """What it prints when it cannot serve."""
+    """What an owner's process prints when it cannot serve."""
 
     error: str
     found: str

@@ -52,7 +52,7 @@ class Shipping:
             return answer.decode()
 
     def end(self) -> None:
-        """End the process. What it stores then does not count."""
+        """End the process. What the process stores then does not count."""
         self._has_ended = True
         process = self._process
         if process is not None:

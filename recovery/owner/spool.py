@@ -26,7 +26,7 @@ class SpoolMemory:
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> bool:
-        """Take memory if there is some left. Return whether there was."""
+        """Take memory for the messages, and return True; False, and take nothing, if too little is left."""
         with self._lock:
             if size_bytes > self._left:
                 return False
@@ -43,12 +43,12 @@ class MessageSpool:
     """The messages of one apply, for one thread."""
 
     def __init__(self, directory: Path, memory: SpoolMemory, call_bytes: int = CALL_BYTES) -> None:
-        """directory: for the temporary file, which has no name there."""
+        """directory: for a temporary file without a name."""
         self._directory = directory
         self._memory = memory
         self._call_bytes = call_bytes
         self._messages: list[list[bytes]] = [[]]
-        """The frames of each message; the last one is still coming."""
+        """The frames of each message; the last message is still coming."""
         self._taken = 0
         self._file: IO[bytes] | None = None
         self._ends: list[int] = []

@@ -14,7 +14,7 @@ from recovery.storage.history import KeyChange, KeyState, changes_between, state
 
 MOST_ROWS = 10_000
 MOST_CHARS = 4 << 20
-"""Of a record batch; only a batch of one row is larger."""
+"""The most characters of a record batch; only a batch of one row is larger."""
 LONGEST_MS = (1 << 63) // 1000 - 1
 
 STATE_ARROW = pyarrow.schema([
@@ -33,8 +33,8 @@ Batches = Generator[pyarrow.RecordBatch, None, None]
 def step_rows(path: Path, step: str, cut: Cut, since: Cut | None = None) -> Batches:
     """Yield the states of a step as of a cut; with `since`, an older cut, the keys whose state has changed since then.
 
-    They are read in one transaction, which ends with the generator. Raises like `recovery.storage.history.states_at`,
-    and StateValueError for a value that is not text.
+    The states are read in one transaction, which ends with the generator. Raises like
+    `recovery.storage.history.states_at`, and StateValueError for a value that is not text.
     """
     if since is None:
         states = states_at(path, step, cut)

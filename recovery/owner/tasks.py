@@ -24,7 +24,7 @@ class TaskService:
 
     @contextlib.contextmanager
     def store(self) -> Iterator[TaskStore]:
-        """Yield a store for one call. Its deltas are kept for the next one, until the execution ends."""
+        """Yield a store for one call. The store's deltas are kept for the next call, until the execution ends."""
         store, _ = reach(self._address, keep=True)
         try:
             yield store

@@ -1,1 +1,1 @@
-"""Another number of partitions for a store."""
+"""Give a store another number of partitions."""

@@ -1,8 +1,8 @@
 """Repartitioning in place: two directories swap their names in one rename, and the old one is kept beside it.
 
-The directory `db` of store S is kept as `db.S.old`. At first the new directory gets that name, whole; then both swap.
-So a kill before the swap leaves a new directory under the old one's name, which nobody has used: the next attempt sees
-by its store id that it is not S, and removes it.
+The directory `db` of store S is kept as `db.S.old`. At first the new directory gets that name, whole; then both
+directories swap names. So a kill before the swap leaves a new directory under the old one's name, which nobody has
+used: the next attempt sees by its store id that it is not S, and removes it.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def check_exchange(new: Path, verb: str) -> None:
 def swap(directory: Path, new: Path, totals: tuple[int, int]) -> None:
     """Swap the names of a store's directory and of the new one, and make that durable.
 
-    totals: of the operational state that the new one holds. Raises StorageError if it was changed since, or if the file
-    system cannot swap; then `new` is removed.
+    totals: the totals of the operational state in the new directory. Raises StorageError if that state was changed
+    since, or if the file system cannot swap; then `new` is removed.
     """
     first = home(directory)
     # A waiting writer then finds that its file has another name, and writes nothing.
@@ -122,8 +122,8 @@ def clear_unfinished(directory: Path) -> None:
 
 
 def kept_directories(directory: Path) -> list[Path]:
-    """Return the directories that were kept when this one was repartitioned, the newest first. Raises the errors of
-    `read_origins`."""
+    """Return the directories that were kept when this directory was repartitioned, the newest first. Raises the errors
+    of `read_origins`."""
     # A link keeps its name; the directories lie beside the one that it leads to.
     real = Path(os.path.realpath(directory))
     found = (kept_path(real, origin.store_id) for origin in read_origins(real) if origin.how == "repartition")
@@ -131,9 +131,11 @@ def kept_directories(directory: Path) -> list[Path]:
 
 
 def drop_old(directory: str | os.PathLike[str], *, clock: Clock | None = None) -> list[Path]:
-    """Remove the directories that were kept when this one was repartitioned in place; return their paths. Repeatable.
+    """Remove the directories that were kept when this directory was repartitioned in place; return their paths.
+    Repeatable.
 
-    Raises ConfigurationError if one holds files of others, DirectoryLockedError if one is in use, or StorageError.
+    Raises ConfigurationError if a directory holds files of others, DirectoryLockedError if one is in use, or
+    StorageError.
     """
     kept = kept_directories(local_path(directory))
     for path in kept:

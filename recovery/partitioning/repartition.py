@@ -1,4 +1,4 @@
-"""Another number of partitions for a store: a new store with everything that the old one holds.
+"""Give a store another number of partitions: make a new store with everything that the old one holds.
 
 repartition.1  Lock the directory, plan, and make a draft beside the new one.
 repartition.2  Write the new partitions, in several processes, and read them again; sync.
@@ -41,11 +41,11 @@ from recovery.storage.standby import refuse_standby
 
 VERB: How = "repartition"
 FEW_ROWS = 200_000
-"""For so few rows a second process costs more than it saves."""
+"""For fewer rows, a second process costs more than it saves."""
 MOST_PROCESSES = 8
 
 Observer = Callable[[int, int], None]
-"""Called with the rows read so far and those in total; an estimate."""
+"""Called with the number of rows read so far and an estimate of all rows."""
 
 
 def ignore(_done: int, _total: int) -> None:
@@ -97,7 +97,7 @@ class Repartitioned:
     after: Tally
 
     def steps(self) -> list[str]:
-        """Return the steps that have rows, those of the run's own included."""
+        """Return the steps that have rows, the run's own steps included."""
         return self.after.steps()
 
     def of(self, step: str) -> Iterator[tuple[StepTally, StepTally]]:
@@ -175,8 +175,8 @@ def repartition(
     No run may be active in `directory`, which does not change.
 
     The new store has all held epochs, so that runs can go back as before, and timeouts, executions, operational state,
-    measures and the input position. It has an id of its own, and sinks that take part continue with it. Rows and
-    digests of both stores are compared, by step and held epoch.
+    measures and the input position. The new store has an id of its own, and sinks that take part continue with that
+    store. Rows and digests of both stores are compared, by step and held epoch.
 
     new_directory: missing or empty; it appears when it is whole, and what a killed attempt left, the next one removes.
     None: in place: `directory` becomes the new one, in one rename, and the old one is kept beside it until `drop_old`.

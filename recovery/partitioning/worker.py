@@ -1,7 +1,7 @@
 """One process of a repartitioning: `python -m recovery.partitioning`, as `recovery.partitioning.workers` starts it.
 
-It gets its work as one line on its standard input, prints a line for each step it makes, and ends when its standard
-input ends: when the process that started it does.
+The process gets its work as one line on its standard input, prints a line for each step it makes, and ends when its
+standard input ends: when the process that started it does.
 """
 
 from __future__ import annotations

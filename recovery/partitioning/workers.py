@@ -21,8 +21,8 @@ READ_BYTES = 1 << 20
 def do_all(works: Sequence[Work], observe: Callable[[int], None]) -> tuple[Tally, Tally]:
     """Do each work in a process of its own, or a single one in this process; return the tallies before and after.
 
-    observe: is called with the number of rows read since its last call. When this is interrupted, or a process fails,
-    all of them end. Raises the first error.
+    observe: is called with the number of rows read since its last call. When `do_all` is interrupted, or a process
+    fails, all processes end. Raises the first error.
     """
     if len(works) == 1:
         return do(works[0], observe)
@@ -55,7 +55,7 @@ class _Worker:
         self._rest = b""
         self._done = False
         self.ended = False
-        """Whether it has printed all."""
+        """Whether the process has printed all."""
 
     def __enter__(self) -> _Worker:
         command, environment = own_module("recovery.partitioning")

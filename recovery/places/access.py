@@ -1,7 +1,8 @@
 """How buckets are reached: the credentials that the vendors' own tools would use for them.
 
-Backups and operational state reach the same stores through different clients. Both ask here, so that an address and an
-environment that work for one work for the other. Without credentials, the client uses the machine's own identity.
+Backups and operational state reach the same stores through different clients. Both clients ask this module, so that an
+address and an environment that work for one client work for the other client. Without credentials, the client uses the
+machine's own identity.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def s3_access(environ: Mapping[str, str]) -> Access:
 
 
 def azure_access(environ: Mapping[str, str], account: str | None) -> Access:
-    """Return the same for Azure; `account` is the address's. Raises ConfigurationError for a connection string that
+    """Return the access to Azure; `account` is the address's. Raises ConfigurationError for a connection string that
     cannot be read or is of another account."""
     text = environ.get(CONNECTION_STRING)
     if text:
@@ -156,7 +157,7 @@ def azure_access(environ: Mapping[str, str], account: str | None) -> Access:
 
 
 def gs_access(environ: Mapping[str, str]) -> Access:
-    """Return the same for Google Cloud Storage."""
+    """Return the access to Google Cloud Storage."""
     emulator = environ.get("STORAGE_EMULATOR_HOST")
     if emulator:
         endpoint = emulator.rstrip("/") if "://" in emulator else f"http://{emulator.rstrip('/')}"

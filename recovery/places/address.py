@@ -26,7 +26,7 @@ SETTINGS = {
         {"endpoint", "account", "account_name", "blob_storage_authority", "dfs_storage_authority", "enable_tls"}
     ),
 }
-"""What the address of each kind of place may say after a `?`; a client ignores what it has no use for."""
+"""What the address of each kind of place may say after a `?`; a client ignores settings that it has no use for."""
 SHARE = "file://"
 """The file system of a share that all hosts have mounted under the same path."""
 
@@ -97,7 +97,7 @@ def parse_address(text: str, purpose: Purpose) -> PlaceAddress:
         raise refused(f"{parts.scheme}:// is not one of {', '.join(f'{each}://' for each in KINDS)}")
     if "#" in text:
         # The rest is not a part of a path, so two addresses would name one place.
-        raise refused("it holds a #, which ends the path", "Write it as %23 if it is part of a name.")
+        raise refused("it holds a #, which ends the path", "Write # as %23 if it is part of a name.")
     settings = dict(parse_qsl(parts.query, keep_blank_values=True))
     wrong = _objection(parts, kind, settings, purpose)
     if wrong is not None:

@@ -1,5 +1,5 @@
-"""pyarrow, which compresses backups and reaches object stores. It is imported when it is first used: directories can be
-kept, and restored from plain copies, where it is missing."""
+"""pyarrow, which compresses backups and reaches object stores. pyarrow is imported when it is first used: directories
+can be kept, and restored from plain copies, where it is missing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from recovery.places.protocol import CHUNK_BYTES
 
 
 def arrow() -> Any:
-    """Return the package. Raises ConfigurationError if it is not installed."""
+    """Return the package. Raises ConfigurationError if pyarrow is not installed."""
     try:
         import pyarrow
         import pyarrow.fs
     except ModuleNotFoundError:
         raise ConfigurationError(
             "pyarrow is not installed",
-            cause="Backups are compressed with it, and reach object stores through it.",
+            cause="Backups are compressed with pyarrow, and reach object stores through it.",
             remedy="pip install pyarrow; copies of the files, made with cp, are restored without it.",
         ) from None
     return pyarrow
@@ -31,7 +31,8 @@ def or_arrow_error(*kinds: type[Exception]) -> tuple[type[Exception], ...]:
 
 
 def content_of(name: str, read: Callable[[], bytes], shown: str) -> Iterator[bytes]:
-    """Yield the chunks from `read`, decompressed if the name says so. Raises BackupDamagedError if they are damaged."""
+    """Yield the chunks from `read`, decompressed if the name says so. Raises BackupDamagedError if the chunks are
+    damaged."""
     if not name.endswith(".zst"):
         while chunk := read():
             yield chunk

@@ -166,7 +166,8 @@ class DirectoryDocuments:
         failure: type[RecoveryError] = StateBackendError,
         make: Callable[[], None] | None = None,
     ) -> None:
-        """failure: the class of errors. make: makes the directory for the first document; until then there are none."""
+        """failure: the class of errors. make: makes the directory for the first document; until then there are no
+        documents."""
         self.root = root
         # One place has one name, by which it is recognised.
         self.location = f"file://{os.path.realpath(root)}"
@@ -190,7 +191,8 @@ class DirectoryDocuments:
         return FoundObject(content, hashlib.sha256(content).hexdigest())
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """See `DocumentStore.put`. A rename replaces the file; the file is synced before it, its directory after it."""
+        """See `DocumentStore.put`. A rename replaces the file; the file is synced before the rename, the directory
+        after the rename."""
         target = self.root / path
         if self._make_root is not None:
             self._make_root()

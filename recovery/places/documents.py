@@ -24,7 +24,8 @@ class BucketDocuments:
     included."""
 
     _asking_pids: ClassVar[set[int]] = set()
-    """The ids of the processes that have made a request: this one, and those that it was forked from after they had."""
+    """The ids of the processes that have made a request: this process, and the processes from which it was forked after
+    they had."""
 
     def __init__(self, address: PlaceAddress, timeout_s: float, failure: type[RecoveryError], shown: str) -> None:
         """failure, shown: the class of errors, and the place in their texts. Raises ConfigurationError."""
@@ -46,7 +47,7 @@ class BucketDocuments:
             raise ConfigurationError(
                 f"{self.location} cannot be used: {access.unread}",
                 cause="The client of documents reads keys only.",
-                remedy='Get keys for it: eval "$(aws configure export-credentials --format env)"',
+                remedy='Get keys for the profile: eval "$(aws configure export-credentials --format env)"',
             )
         kind = {"s3": store.S3Store, "azure": store.AzureStore, "gs": store.GCSStore}[address.kind]
         try:

@@ -23,7 +23,7 @@ class Failures:
 
     @contextlib.contextmanager
     def of_disk(self, *passed: type[OSError]) -> Iterator[None]:
-        """Raise errors of the operating system as errors of the place; those in `passed` stay what they are."""
+        """Raise errors of the operating system as errors of the place; errors in `passed` stay as they are."""
         try:
             yield
         except passed:
@@ -34,7 +34,7 @@ class Failures:
 
     @contextlib.contextmanager
     def of_hadoop(self, *passed: type[OSError]) -> Iterator[None]:
-        """Do the same for one of Hadoop's file systems."""
+        """Translate the errors of one of Hadoop's file systems."""
         try:
             yield
         except passed:

@@ -28,7 +28,8 @@ _TAG = b"RcvF"
 _ENTRY = struct.Struct("<I16s")
 LARGEST_INDEX = 1 << 30
 LARGEST_FRAME_BYTES = 1 << 20
-"""Of the file. An index that claims larger frames was not made here: unpacking one would take as much memory."""
+"""Of the file. An index that claims larger frames was not made by this package: unpacking such a frame would take as
+much memory."""
 
 
 def pack(block: bytes | memoryview) -> bytes:
@@ -54,7 +55,7 @@ class FrameIndex:
     """Where each frame of an object is, and what it must be."""
 
     def __init__(self, encoded: bytes) -> None:
-        """Raises ValueError if it is not the index of an object."""
+        """Raises ValueError if the data is not the index of an object."""
         if len(encoded) < _SKIPPED.size + _HEAD.size:
             raise ValueError("the index of its frames is cut off")
         magic, length = _SKIPPED.unpack_from(encoded)
@@ -77,7 +78,7 @@ class FrameIndex:
         return self._offsets[first], self._offsets[end] - self._offsets[first]
 
     def unpacked(self, number: int, stored: bytes) -> bytes:
-        """Return the part of the file in a frame. Raises ValueError if it is not what was stored."""
+        """Return the part of the file in a frame. Raises ValueError if the part is not what was stored."""
         _, digest = _ENTRY.unpack_from(self._entries, number * _ENTRY.size)
         if digest_of(stored) != digest:
             raise ValueError("its bytes were changed" if stored else "it is cut off")

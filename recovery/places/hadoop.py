@@ -38,7 +38,7 @@ class HadoopFiles:
 
     def __init__(self, address: str, spark: SparkSession | None = None) -> None:
         """address: the URI of the file system, such as `s3a://bucket`. spark: the session whose settings open it; None:
-        the active one, at the first call. Nothing is reached before that."""
+        the active one, at the first call. No file system is reached before the first call."""
         self._address = address
         self._given = spark
         self._spark: SparkSession | None = None
@@ -90,7 +90,7 @@ class HadoopFiles:
         in milliseconds; nothing if it is missing. Names with a leading dot, and what is below them, are left out.
 
         The answer crosses to this process as one text: a call for each file would take a second for some thousand.
-        That text has the permissions, for which Hadoop starts a process for each file of a mount, and fails if the file
+        The text has the permissions, for which Hadoop starts a process for each file of a mount, and fails if the file
         was renamed meanwhile: so this process lists a mount by itself."""
         if self._address == SHARE:
             return _tree_of_mount(directory)
@@ -160,8 +160,8 @@ class HadoopFiles:
         self._ask(path, lambda fs, at: fs.mkdirs(at))
 
     def _ask(self, path: Path, call: Callable[[Any, Any], T], *missing: T) -> T:
-        """Return what a call with the file system and a path in it does. missing: returned if there is no such file.
-        Translates Java's errors to OSError."""
+        """Return what a call with the file system and a path in it does. missing: what to return if there is no such
+        file. Translates Java's errors to OSError."""
         try:
             fs = self._client()
             return call(fs, self._path(f"{self._address}{path}"))

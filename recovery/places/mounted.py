@@ -1,7 +1,7 @@
 """A directory as the place of backups whose disk may stop answering, such as a share that is mounted.
 
 A call to such a directory blocks until the disk answers again, and nothing interrupts it. A process that serves others
-waits for that in threads of its own, and gives up.
+makes such calls in threads of its own, and gives up on them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def limited(target: Place) -> Place:
 
 
 def answered(call: Callable[[], T], shown: str, moved: Callable[[], int] = lambda: 0) -> T:
-    """Return or raise what a call to a directory does; BackupTargetError if `moved` returns the same for `SILENT_S`."""
+    """Return or raise what a call to a directory does; BackupTargetError if the value of `moved` does not change for
+    `SILENT_S`."""
     try:
         return bounded(call, SILENT_S, moved)
     except TimeoutError:

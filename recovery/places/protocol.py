@@ -1,8 +1,8 @@
 """What a place can do: two protocols, because no client of object stores can do both.
 
 Objects are written once, of any size, and listed: `Place`. Documents are small and written conditionally, only if
-nobody wrote them since they were read: `DocumentStore`. A directory and a bucket have both. docs/dependencies.md says
-why a bucket needs a client for each.
+nobody wrote them since they were read: `DocumentStore`. A directory and a bucket have both kinds. docs/dependencies.md
+says why a bucket needs a client for each.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ CHUNK_BYTES = 4 << 20
 NO_ANSWER_S = 60.0
 """How long a service may take for one call."""
 LARGEST = 256 << 20
-"""The largest document that is read, in bytes. Documents stay far below it; a larger one came from another program."""
+"""The largest document that is read, in bytes. Documents stay far below this size; a larger document came from another
+program."""
 DRAFT = ".draft"
-"""Ends the name of an unfinished object; a killed writer leaves it behind."""
+"""Ends the name of an unfinished object; a killed writer leaves such an object behind."""
 SUFFIXES = (".gz", ".zst")
-"""Suffixes of objects: a directory with one takes the place of an object."""
+"""Suffixes of objects: a directory with such a suffix takes the place of an object."""
 NO_FILE = -1
 """The size of an entry that is a directory, a pipe or a device, which no backup made."""
 
@@ -83,7 +84,7 @@ class Place(Protocol):
     shown: str
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
-        """Write a new object; returns its size. When it returns, the object is durable."""
+        """Write a new object; returns its size. When `write` returns, the object is durable."""
         ...
 
     def read(self, name: str) -> Iterator[bytes]:
@@ -104,7 +105,8 @@ class Place(Protocol):
 
 
 class DocumentStore(Protocol):
-    """A place for documents by path. Raises the error of its caller's class if it cannot be reached or refuses."""
+    """A place for documents by path. Raises an error of the caller's class if the place cannot be reached or
+    refuses."""
 
     location: str
     """The place's one name, however its address was written."""
@@ -114,7 +116,7 @@ class DocumentStore(Protocol):
         ...
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """Write the whole document durably if it is still the `expected` one; None: if it does not exist yet.
+        """Write the whole document durably if the stored one is still `expected`; None: if no document is stored yet.
 
         Raises Conflict otherwise; then nothing was written.
         """

@@ -78,7 +78,7 @@ class IntervalAdvice:
 
 @dataclass(frozen=True, slots=True)
 class PartitionAdvice:
-    """The present and the proposed number of partitions. It is fixed when a store is created."""
+    """The present and the proposed number of partitions. The number is fixed when a store is created."""
 
     present: int
     proposed: int
@@ -206,7 +206,7 @@ def _why_interval(
             f"{format_share(CHEAP)}, so a shorter interval would hardly save any work after a crash."
         )
     elif proposed.overhead > DEAR:
-        end = "That is high: snapshots take much of the processor time. Tolerate more, or touch fewer keys."
+        end = "That share is high: snapshots take much of the processor time. Tolerate more, or touch fewer keys."
     else:
         end = "A shorter interval would cost more, a longer one would take too long to recover."
     return f"{fits}. At the longest interval a snapshot costs {cost}. {end}"
@@ -235,7 +235,8 @@ def _partitions(known: Known) -> PartitionAdvice:
             "for files that hold little. The number is fixed when a store is made, so this is for the next one."
         )
     if skew > 2 and known.live_rows >= 100 * known.partitions:
-        why += f" The largest partition holds {skew:.1f} times the mean: a few keys are much larger than the others."
+        why += f" The largest partition holds {skew:.1f} times the mean: a few keys are much larger than all other "
+        "keys."
     return PartitionAdvice(known.partitions, proposed, skew, why)
 
 

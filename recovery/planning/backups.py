@@ -250,7 +250,7 @@ class _History:
     def kept(self, cut: Cut) -> tuple[Epoch, int | None]:
         """Return the last epoch that the timelines of the newest epoch and `cut` share, and when they parted.
 
-        The time is None when they part at the beginning.
+        The time is None when the timelines part at the beginning.
         """
         newest = self.newest
         if newest is None:

@@ -1,12 +1,13 @@
 """Where Bytewax would resume, and whether that is right: pure functions of its partitions' content.
 
 Bytewax resumes at the lowest frontier of the newest execution's workers, and reads of each key the newest snapshot
-below it. It checks that no partition is missing, and that none has collected past that epoch. It does not notice:
+below it. Bytewax checks that no partition is missing, and that none has collected past that epoch. Bytewax does not
+notice:
 
-- a partition that is an older copy, or was copied without its -wal file. Nothing in it shows that; but a partition with
-  anything of the newest epoch, or of a later one, was present when the epoch was counted;
+- a partition that is an older copy, or was copied without its -wal file. Nothing in the partition shows that; but a
+  partition with anything of the newest epoch, or of a later one, was present when the epoch was counted;
 - snapshots of epochs that were abandoned: an execution wrote them and was killed before it counted the epoch, and the
-  next one, which began at the same epoch, did not write these keys;
+next execution, which began at the same epoch, did not write these keys;
 - partitions of two dataflows, two files of one partition.
 """
 
@@ -104,7 +105,7 @@ def their_position(found: Sequence[TheirPartition], directory: Path, *, no_older
         raise EpochNotHeldError(
             "no execution of it has counted an epoch with state",
             path=directory,
-            cause="No dataflow with state ran on it; or its files were copied without their -wal files.",
+            cause="No dataflow with state ran on the directory; or its files were copied without their -wal files.",
             remedy="Begin with new partitions: python -m recovery init DIR N",
         )
     epoch = _resume_epoch(executions[-1], found)
@@ -157,7 +158,8 @@ def _executions(found: Sequence[TheirPartition]) -> tuple[TheirExecution, ...]:
 
 
 def _resume_epoch(newest: TheirExecution, found: Sequence[TheirPartition]) -> int:
-    """Return the lowest frontier of the workers. One that has not counted any epoch is where the execution began."""
+    """Return the lowest frontier of the workers. A worker that has not counted any epoch is where the execution
+    began."""
     reached: dict[int, int] = {}
     for partition in found:
         for (execution, worker), frontier in (partition.frontiers or {}).items():
@@ -210,7 +212,7 @@ def _quiet(
         path=directory,
         cause="The file is an older copy, or was copied without its -wal file; then Bytewax resumes with state "
         "that is too "
-        "old, and does not notice. Or no key in it changed in that time.",
+        "old, and does not notice. Or no key in the partition changed in that time.",
         remedy="Put the newest file into the directory, with its -wal file. If you know that every file is the "
         "newest: either let "
         "Bytewax go on to the end of its input, where it writes every key, or give " + ASSERTED + ".",

@@ -22,7 +22,7 @@ ABSENT = Absent()
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One member that differs. path: like `total`, `visits[2].page`; empty for the value itself. before, after: ABSENT
+    """One member that differs. path: like `total`, `visits[2].page`; empty for the whole value. before, after: ABSENT
     for a member that is only in the other value."""
 
     path: str

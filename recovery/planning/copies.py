@@ -35,7 +35,7 @@ class Copy:
 
     @property
     def age(self) -> tuple[int, int]:
-        """The newest execution that it knows, and its newest epoch: greater is newer."""
+        """The newest execution that the copy knows, and its newest epoch: greater is newer."""
         return max((each.number for each in self.partition.executions), default=0), self.partition.newest_epoch
 
 
@@ -124,7 +124,7 @@ def _check_one_history(copies: Sequence[Copy]) -> None:
                     f"the copies of {name} at {one.location} and at {other.location} went different ways: "
                     f"execution {each.number} is {known[each.number]} in one and {each.id} in the other",
                     cause="Runs used both copies, each without the other.",
-                    remedy="Decide which one counts, together with the other files of its runs; move the other away.",
+                    remedy="Decide which copy counts, together with all files of its runs; move the other copy away.",
                 )
 
 

@@ -1,7 +1,7 @@
 """Why each file of a directory is used or not, and how to fix it: a pure function for files in any condition.
 
-`plan_resume` decides; this module reports for every file how old it is, whether it limits the others, and which copy
-could replace it.
+`plan_resume` decides; this module reports for every file how old it is, whether it limits the other files, and which
+copy could replace it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ROLES: dict[type[RecoveryError], Role] = {
     LinkedPartitionError: Role.DUPLICATE,
     ForeignPartitionError: Role.FOREIGN,
 }
-"""The roles of files that cannot be used, by the error; others are damaged."""
+"""The roles of files that cannot be used, by the error; files with any other error are damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class _Directory:
         return Explanation(d.path, role, d.oldest_epoch, d.newest, behind_ms, note, fix)
 
     def needed_copy(self, name: str) -> str:
-        """Return text about which copy of a missing partition fits the others."""
+        """Return text about which copy of a missing partition fits the other files."""
         if not self._shared:
             return f"put a copy of {name} there, once the other files fit together"
         if not self._shared_epochs:
@@ -174,7 +174,7 @@ class _Directory:
         return f"it is {over} older than {allowed}; {limit}", fix
 
     def _holds_back(self, d: PartitionDescription) -> tuple[str, str]:
-        note = "holds back the others: its newest epoch is the newest that all share"
+        note = "holds back the other files: its newest epoch is the newest that all share"
         if self._newest is None or d.newest is None:
             return note, ""
         late = format_interval(max(0, self._newest.closed_ms - d.newest.closed_ms) / 1000)

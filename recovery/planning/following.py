@@ -3,8 +3,8 @@
 `age` is the one order of backups, for all that asks which is later: the term of the writer first, then the executions
 that a backup lists and its epoch, and only between backups that have all of that in common their times. Hosts that
 write one after the other may have different clocks. Within a term one directory writes, so its backups are one line,
-and the order is that in which they were made. Of two lines of one term, which older versions could make, the one whose
-first own execution was begun later counts.
+and the order is that in which they were made. Of two lines of one term, which older versions could make, the line
+counts whose first own execution was begun later.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Stage(NamedTuple):
 
 
 def stage_of(descriptions: Sequence[PartitionDescription], taken_ms: int, name: str, term: int = 0) -> Stage:
-    """Return the stage of partitions as of one moment. One of them may lack an execution that begins at that moment."""
+    """Return the stage of partitions as of one moment. A partition may lack an execution that begins at that moment."""
     longest = max(descriptions, key=lambda each: len(each.executions))
     begun = tuple((each.id, each.started_ms) for each in longest.executions)
     return Stage(begun, min(each.newest_epoch for each in descriptions), taken_ms, name, term)
 
 
 def age(stage: Stage) -> tuple[object, ...]:
-    """Return a sort key: a stage is later if it is what became of another one, or is on a timeline that was begun
+    """Return a sort key: a stage is later than another if it continues that stage, or is on a timeline that was begun
     later."""
     begun = tuple((started_ms, identity) for identity, started_ms in stage.executions)
     return stage.term, begun, stage.epoch, stage.taken_ms, stage.name
@@ -55,7 +55,7 @@ def is_later(one: Stage, other: Stage) -> bool:
 
 
 def latest_first(stages: Sequence[tuple[Stage, T]]) -> list[T]:
-    """Return what belongs to stages, that of the latest stage first."""
+    """Return what belongs to stages, the latest stage's first."""
     return [each for _, each in sorted(stages, key=lambda found: age(found[0]), reverse=True)]
 
 
@@ -75,7 +75,7 @@ def lines(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def _continues(one: Stage, other: Stage) -> bool:
-    """Return whether `other` is what became of `one`: all that had begun had begun there."""
+    """Return whether `other` is what became of `one`: all executions that had begun in `one` had begun in `other`."""
     begun = len(one.executions)
     return other.executions[:begun] == one.executions and (len(other.executions) > begun or other.epoch >= one.epoch)
 
@@ -120,7 +120,7 @@ def newer_documents(
 ) -> list[str]:
     """Return the ids of the documents of operational state that a backup has and a directory lacks, sorted: newer ones,
     and others of the same generation. here, there: generation and content by id, of the directory and of the backup; no
-    content: it was removed. Of a document that both have changed, only the generations tell."""
+    content: it was removed. If both have changed a document, only the generations tell which is newer."""
     return sorted(
         state_id
         for state_id, (generation, content) in there.items()
@@ -146,7 +146,7 @@ class ChainPosition(NamedTuple):
 
 class Need(NamedTuple):
     """What a partition needs. files: the position in the chain of the first changes file to fetch; None: all objects
-    of the chain, and why. Nothing at all if there is no file from there on."""
+    of the chain, and why. Nothing at all if no file continues from that position."""
 
     files: int | None
     why: str = ""
@@ -171,7 +171,7 @@ def needed(at: ChainPosition | None, target: ChainPosition, files: Sequence[tupl
 
 
 def same_link(at: ChainPosition, links: Sequence[tuple[int, int]]) -> bool:
-    """Return whether links, each with its number and time, continue the partition: the one that it ends with is among
-    them, or they begin right after it."""
+    """Return whether links, each with its number and time, continue the partition: the link that the partition ends
+    with is among them, or the links begin right after that one."""
     taken_ms = dict(links).get(at.links)
     return links[0][0] == at.links + 1 if taken_ms is None else taken_ms == at.taken_ms

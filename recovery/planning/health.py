@@ -17,7 +17,7 @@ from recovery.planning.values import Execution
 RECENT = 10
 """The number of newest epochs that a target covers: of each value the highest counts."""
 MEANINGFUL_KEYS = 100
-"""Keys per micro-batch below which an update latency has no level: most of it is opening the files."""
+"""Keys per micro-batch below which an update latency has no level: most of the time is opening the files."""
 NOT_MEASURED = "not measured"
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[kMGT]i?B|B)?", re.ASCII)
@@ -43,8 +43,8 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HealthTarget:
-    """A measured quantity with levels. unit: s or bytes. Without levels (None) it is watched only on request. optional:
-    many directories have nothing of the kind, and then there is no finding."""
+    """A measured quantity with levels. unit: s or bytes. Without levels (None) the quantity is watched only on request.
+    optional: many directories have nothing of the kind, and then there is no finding."""
 
     name: str
     title: str
@@ -193,7 +193,7 @@ def _memory(measure: Measure) -> TargetReading:
 
 
 def _finding(target: HealthTarget, readings: Sequence[TargetReading]) -> Finding:
-    """Return the highest value. If only means over few keys were measured, it has no level."""
+    """Return the highest value. If only means over few keys were measured, the value has no level."""
     counting = [each for each in readings if not each.partly or target.level(each.value).severity]
     value = _highest([each.value for each in counting if not each.few])
     if value is not None:
@@ -203,7 +203,7 @@ def _finding(target: HealthTarget, readings: Sequence[TargetReading]) -> Finding
 
 
 def wait_now(targets: Sequence[HealthTarget], wait_s: float) -> Finding:
-    """Return how long a run has waited compared with its target; 0: it does not wait."""
+    """Return how long a run has waited compared with its target; 0: the run does not wait."""
     [target] = [each for each in targets if each.name == "wait"]
     return _finding(target, [TargetReading(wait_s)])
 

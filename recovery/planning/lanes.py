@@ -29,7 +29,7 @@ class Lane:
 
     @property
     def abandoned(self) -> int:
-        """The number of its epochs that no longer count."""
+        """The number of the execution's epochs that no longer count."""
         return self.last - max(self.lived, self.first - 1)
 
 

@@ -21,11 +21,11 @@ from recovery.base.wording import counted
 from recovery.errors import InputLostError, InputRewrittenError, RecoveryError
 
 SHOWN_PARTS = 5
-"""The number of parts that an error names for each source; the others are counted."""
+"""The number of parts that an error names for each source; all further parts are counted."""
 
 
 class PartKind(Enum):
-    """What a part of a source is, with the unit of positions in it. A file is read as a whole: it is one position."""
+    """What a part of a source is, with the unit of positions in it. A file that is read as a whole is one position."""
 
     FILE = "file"
     GROWING_FILE = "byte"
@@ -122,7 +122,7 @@ def loss_of(needed: Needed, there: There | None) -> Loss | None:
 
 
 def losses(needed: Iterable[Needed], there: Mapping[tuple[str, str], There]) -> tuple[Loss, ...]:
-    """Return what is lost of the parts that a run needs. there: what was found, by source and part; without those that
+    """Return what is lost of the parts that a run needs. there: what was found, by source and part; without parts that
     are gone."""
     found = (loss_of(each, there.get((each.source, each.part))) for each in needed)
     return tuple(loss for loss in found if loss is not None)

@@ -57,7 +57,7 @@ class OperatorWork(msgspec.Struct, frozen=True, kw_only=True):
         return self.update_s / self.updated if self.updated else None
 
     def then(self, later: OperatorWork) -> OperatorWork:
-        """Return the work of these micro-batches and of later ones."""
+        """Return the work of these micro-batches and of the later ones together."""
         return OperatorWork(
             updated=self.updated + later.updated,
             update_s=self.update_s + later.update_s,
@@ -228,8 +228,8 @@ def operators_measured(
 ) -> Measure | None:
     """Return the measure that describes Spark's own operators at a snapshot; None: nothing is known of them.
 
-    It is of exactly the snapshot's micro-batch and of an epoch on its timeline: an epoch that edits steps has the
-    micro-batch of the epoch before it, and counts of other runs are ignored. `measures`: oldest first.
+    The measure is of exactly the snapshot's micro-batch and of an epoch on its timeline: an epoch that edits steps has
+    the micro-batch of the epoch before it, and counts of other runs are ignored. `measures`: oldest first.
     """
     parts = timeline(executions, snapshot)
     for measure in reversed(measures):

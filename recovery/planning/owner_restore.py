@@ -15,7 +15,7 @@ from recovery.errors import AlreadyInitializedError
 
 @dataclass(frozen=True, slots=True)
 class LeftRestore:
-    """An owner's part of a restore, all in place, that did not tell it the end.
+    """An owner's part of a restore, all in place, that did not tell the owner the end.
 
     name: the same at all owners. home: the location of the owner of part-0; empty if that cannot be read. was_used: a
     run has begun on one of the files since.
@@ -33,7 +33,8 @@ def allot(count: int, owners: Sequence[str]) -> dict[PartitionIndex, str]:
 
 
 def counts(location: str, left: LeftRestore, has_first: Mapping[str, bool]) -> bool:
-    """Return whether the restore counts that left a part at an owner. If so, its files stay; else they are removed.
+    """Return whether the restore counts that left a part at an owner. If the restore counts, its files stay; else they
+    are removed.
 
     has_first: for each owner that was named, whether part-0 is there. Raises AlreadyInitializedError if only an owner
     that was not named can tell.
@@ -47,6 +48,6 @@ def counts(location: str, left: LeftRestore, has_first: Mapping[str, bool]) -> b
         f"it holds {files} of a restore; only the owner of part-0 knows whether that restore was completed: "
         f"{left.home or 'which one that is cannot be read'}",
         path=location,
-        cause="A restore to this owner and to others was killed, and the others were not all named now.",
+        cause="A restore to this owner and to others was killed, and not all those other owners are named now.",
         remedy="Name the same owners again, in the same way; or move these files away.",
     )

@@ -76,7 +76,7 @@ def _why(
     last: Mapping[str, LastNode] | None,
     plans: Mapping[str, NodePlan],
 ) -> str:
-    """Return why a node runs again; "" when it does not have to."""
+    """Return why a node runs again; "" when the node does not have to run."""
     if last is None:
         return "there was no run before"
     if name not in last:

@@ -59,8 +59,8 @@ class ReplicaState(NamedTuple):
 def lag_of(closed: Iterable[ClosedEpoch], shipped: Shipped, now_ms: int) -> ReplicaLag:
     """Return how far a replica is behind the epochs that a partition holds.
 
-    The number of an execution only grows, and within it that of the epoch. So the order of both tells also after a
-    rewind what was closed later. Epochs that the partition collected are not counted.
+    The number of an execution only grows, and within an execution the number of the epoch. So the order of both tells
+    also after a rewind what was closed later. Epochs that the partition collected are not counted.
     """
     lacking = [
         each.closed_ms for each in closed if (each.execution.number, each.epoch) > (shipped.execution, shipped.epoch)

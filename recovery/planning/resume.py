@@ -1,9 +1,9 @@
 """Where a run resumes: a pure function of the partitions' descriptions.
 
 A run can resume from an epoch that *every* partition holds, closed by the same execution after the same micro-batch.
-An older copy of one file therefore takes all partitions back to an epoch that they share. If the others have collected
-past that, the plan fails and names the file. After a rewind the abandoned epochs have another execution id, so they
-are never mistaken for those of the new timeline with equal numbers.
+An older copy of one file therefore takes all partitions back to an epoch that they share. If the other partitions have
+collected past that epoch, the plan fails and names the file. After a rewind the abandoned epochs have another execution
+id, so they are never mistaken for those of the new timeline with equal numbers.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class ResumePlan:
     def last_clock(self) -> tuple[int, int | None]:
         """The recovery clock's newest reading in any file, and the latest wall time that any epoch implies for it.
 
-        The machine's clock may have been behind when the newest epoch was closed. Its wall time alone could make the
-        time since then seem too long.
+        The machine's clock may have been behind when the newest epoch was closed. The newest epoch's wall time alone
+        could make the time since then seem too long.
         """
         epochs = [closed for d in self.partitions for closed in d.epochs]
         if not epochs:
@@ -91,7 +91,8 @@ def plan_resume(
     found: Sequence[FoundFile], *, flow_id: str | None = None, shared: bool = False, resume_epoch: int | None = None
 ) -> ResumePlan:
     """Return the plan for the files of a directory. flow_id: the flow or pipeline about to run. shared: whether the
-    directory may be bound to another one: it holds only marks, which pipelines share. resume_epoch: rewind to it.
+    directory may be bound to another flow or pipeline: the directory holds only marks, which pipelines share.
+    resume_epoch: rewind to it.
 
     Raises the error of the first unreadable file, NoPartitionsError, ForeignPartitionError, DuplicatePartitionError,
     MissingPartitionsError, FlowMismatchError, InconsistentPartitionsError or EpochNotHeldError.
@@ -142,8 +143,8 @@ def check_set(found: Sequence[FoundFile]) -> tuple[PartitionDescription, ...]:
 
 
 def directory_of(partitions: Sequence[PartitionDescription]) -> Path | None:
-    """Return the directory that has all partitions, which an error about the whole store names; None if they are in
-    several places: none of these has the fault."""
+    """Return the directory that has all partitions, which an error about the whole store names; None if the partitions
+    are in several places: no single place has the fault."""
     parents = {d.path.parent for d in partitions}
     return parents.pop() if len(parents) == 1 else None
 
@@ -169,8 +170,8 @@ def cuts_of(description: PartitionDescription) -> set[Cut]:
 def cut_off(partitions: Sequence[PartitionDescription], shared: set[Cut]) -> dict[Path, Execution]:
     """Return the files that an unfinished start did not reach, with its execution.
 
-    That start was killed after it had abandoned epochs in other files which these still hold. The next start completes
-    it, so these files are not ahead of the others, and the others do not hold them back.
+    The unfinished start was killed after it had abandoned, in other files, epochs that these files still hold. The next
+    start completes it, so these files are not ahead of the rest, and the rest does not hold them back.
     """
     executions = [execution for d in partitions for execution in d.executions]
     last = max(executions, key=lambda e: e.number, default=None)
@@ -217,7 +218,7 @@ def _requested(cuts: set[Cut], resume_epoch: int, directory: Path | None) -> Cut
 
 
 def _inconsistent(partitions: Sequence[PartitionDescription]) -> InconsistentPartitionsError:
-    """Return an error that names the files too old for the others, and by how much."""
+    """Return an error that names the files too old for the rest, and by how much."""
     horizon = max(partitions, key=lambda d: d.collected)
     too_old = [d for d in partitions if d.newest_epoch < horizon.collected]
     if not too_old:
@@ -255,7 +256,7 @@ def _verdict(description: PartitionDescription, chosen: Epoch, shared: Epoch, ne
     ahead = description.newest_epoch - chosen
     limits = newest > shared and description.newest_epoch == shared
     if limits:
-        note = "holds back the others: its newest epoch is the newest that all share"
+        note = "holds back the other files: its newest epoch is the newest that all share"
     elif ahead > 0:
         why = "after the newest shared one" if chosen == shared else "from there on"
         note = f"{counted(ahead, 'epoch')} {why} will be abandoned"

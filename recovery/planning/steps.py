@@ -17,8 +17,8 @@ from recovery.planning.values import StepEdit
 from recovery.values.declaration import Convert, Declaration, Form, misfits
 
 Misread = Callable[[StepId, StepId], str | None]
-"""Given the step that holds states and the flow's step that takes them over, returns which state it cannot read first,
-and why; None when it reads all."""
+"""Given the step that holds states and the flow's step that takes them over, returns the first state that the latter
+cannot read, and why; None when it reads all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def _changed(step: StepId, key: list[str], state: list[str], unread: str | None,
     return StepChangedError(
         f"step {step!r} does not fit its state: {'; '.join(found)}",
         path=path,
-        remedy=f"Change it back, or give {migrate}{keep}or --drop-step {step} to start again without it.",
+        remedy=f"Change the step back, or give {migrate}{keep}or --drop-step {step} to start again without it.",
     )
 
 

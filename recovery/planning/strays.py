@@ -1,8 +1,8 @@
 """Files in a directory that are none of its partitions, or have a wrong name: what each one is, and the commands that
 help.
 
-Pure functions of what reading the directory found. Every command says the same of such a file, because all take the
-words from here.
+Pure functions of what reading the directory found. Every command describes such a file in the same words, because all
+take the words from here.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ def judged(found: Sequence[FoundFile]) -> list[FoundFile]:
 
 def _foreign(d: PartitionDescription, members: Members) -> ForeignPartitionError:
     if d.store_id != members.store_id:
-        found = f"it belongs to store {d.store_id}, the others to store {members.store_id}"
+        found = f"it belongs to store {d.store_id}, the other files to store {members.store_id}"
     else:
-        found = f"it is part-{d.index} of {counted(d.count, 'partition')}, the others are of {members.count}"
+        found = f"it is part-{d.index} of {counted(d.count, 'partition')}, the other files are of {members.count}"
     if d.path.name in members.names():
         remedy = f"Move it away, and put this store's own {d.path.name} there: {_aside(d.path)}"
     else:

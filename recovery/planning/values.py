@@ -27,7 +27,7 @@ class Execution:
 
     @property
     def lease(self) -> Lease:
-        """Its right to write."""
+        """The partition's lease: the right to write."""
         return Lease(self.number, self.id)
 
 
@@ -55,7 +55,7 @@ class ClosedEpoch:
 
     @property
     def is_logged(self) -> bool:
-        """Whether its changes are only logged, not in `snaps` yet."""
+        """Whether the epoch's changes are only logged, not in `snaps` yet."""
         return self.logged_rows is not None
 
     @property
@@ -80,12 +80,12 @@ class PartitionDescription:
 
     @property
     def newest(self) -> ClosedEpoch | None:
-        """The newest closed epoch it holds."""
+        """The newest closed epoch that the partition holds."""
         return self.epochs[-1] if self.epochs else None
 
     @property
     def newest_epoch(self) -> Epoch:
-        """Its number, 0 when none was closed."""
+        """The newest epoch's number, 0 when none was closed."""
         return self.epochs[-1].epoch if self.epochs else NO_EPOCH
 
     @property

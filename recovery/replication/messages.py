@@ -58,8 +58,8 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the process answers: first whether the place can be used, then to each `Ship`. Without a problem it has
-    shipped the epoch. pruning_problem: why older backups could not be removed. lacks: what the place holds and the
+    """What the process answers: first whether the place can be used, then to each `Ship`. Without a problem the process
+    has shipped the epoch. pruning_problem: why older backups could not be removed. lacks: what the place holds and the
     directory does not, and which is lost, a sentence."""
 
     problem: Problem | None = None

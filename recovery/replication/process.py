@@ -1,8 +1,8 @@
 """The driver's side of replication: what is still to be shipped, and the process that ships it.
 
-At most one shipping is under way. It covers every epoch that was closed before it began, so of those that wait only
-their number and the age of the oldest is kept, however long the place is away. After a failure the next attempt follows
-after a pause, which grows.
+At most one shipping is under way. A shipping covers every epoch that was closed before it began, so of those that wait
+only their number and the age of the oldest is kept, however long the place is away. After a failure the next attempt
+follows after a pause, which grows.
 
 The stream waits for nothing here, except with `sync`: then an epoch's output is shown when the epoch is shipped.
 """
@@ -33,9 +33,9 @@ NO_OWNERS = OwnerAccess()
 END_S = 30.0
 """How long the end of a run waits for the last epoch to be shipped."""
 RECORD_S = 5.0
-"""How long it waits besides for that to be recorded."""
+"""How long the run waits besides for the end of a shipping to be recorded."""
 STOP_S = 2.0
-"""How long to wait for the process to end by itself. What it ships then does not count."""
+"""How long to wait for the process to end by itself. What the process ships then does not count."""
 
 
 class _Waiting(NamedTuple):
@@ -108,9 +108,9 @@ class Replication:
     # ---- what the run calls
 
     def ready(self, wait_s: float) -> None:
-        """Wait until it is known whether the place can be used, or `wait_s` have passed. Call it when the run is known
-        to be able to begin, since a takeover stops the writer before. Raises the error if the place cannot be used; an
-        error that may pass, or no answer, only with `sync`."""
+        """Wait until it is known whether the place can be used, or `wait_s` have passed. Call `ready` when the run is
+        known to be able to begin, since a takeover stops the writer before. Raises the error if the place cannot be
+        used; an error that may pass, or no answer, only with `sync`."""
         if self._thread.ident is None:
             self._thread.start()
         with self._changed:
@@ -261,7 +261,7 @@ class Replication:
             self.say(f"older backups in {self._destination} could not be removed: {answer.pruning_problem}")
 
     def _ask(self, wanted: Ship) -> Answer | RecoveryError:
-        """Have something done by the process. Starts it again if it has ended."""
+        """Have something done by the process. Starts the process again if it has ended."""
         process = self._process
         if process is None or process.poll() is not None:
             answer = self._started()
@@ -296,13 +296,14 @@ class Replication:
             f"the newest epoch is closed, but not shipped, so its output is not shown: {why}",
             path=self._destination,
             cause=cause,
-            remedy="Run the same command again when it can be reached: it ships the epoch, then shows its output. "
-            "Without --replicate-sync it shows the output immediately.",
+            remedy="Run the same command again when the place can be reached: the run ships the epoch, then shows its "
+            "output. "
+            "Without --replicate-sync the run shows the output immediately.",
         )
 
 
 def _answer(process: subprocess.Popen[bytes], line: bytes) -> Answer | RecoveryError:
-    """Write a line to the process and return what it answers."""
+    """Write a line to the process and return the process's answer."""
     assert process.stdin is not None
     assert process.stdout is not None
     # It may have ended, or the run may have closed its input.

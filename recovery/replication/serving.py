@@ -1,8 +1,8 @@
 """The shipping process: `python -m recovery.replication`, as `recovery.replication.process` starts it.
 
-It gets everything on its standard input, the address included, so that neither its arguments nor its environment show
-a secret. It ends when its standard input does, even while it ships: when the driver ends. What it was shipping then
-does not count, and the next run ships it.
+The process gets everything on its standard input, the address included, so that neither its arguments nor its
+environment show a secret. The process ends when its standard input does, even while it ships: when the driver ends.
+What the process was shipping then does not count, and the next run ships that epoch.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def _at_owners(task: ReplicationTask) -> SpreadParts | None:
     try:
         place = lasting_place(task.destination)
     except ConfigurationError as error:
-        error.cause = "It would be sent to the owners, and secrets never leave a host."
-        error.remedy = "Leave them out, and give them by the environment, on each host: see docs/backup.md."
+        error.cause = "The secrets would be sent to the owners, and secrets never leave a host."
+        error.remedy = "Leave the secrets out, and give them by the environment, on each host: see docs/backup.md."
         raise
     return SpreadParts(Locations(Path(task.directory), owners), place)
 

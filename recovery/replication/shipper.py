@@ -1,7 +1,8 @@
 """Ships the newest closed epoch of a directory to a place of backups, again and again.
 
 Each shipping is an incremental backup: it covers every epoch since the last one that succeeded, so nothing is queued.
-What it needs lies in the partitions for the backup interval; if it was collected meanwhile, a whole copy is stored.
+What a shipping needs lies in the partitions for the backup interval; if that was collected meanwhile, a whole copy is
+stored.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from recovery.planning.backups import KeepRule
 from recovery.planning.replica import NOTHING, Shipped
 
 LOOK_S = 600.0
-"""How often a shipping looks at all objects and manifests of the place, as a backup command does. In between it asks
-for its own last manifest alone."""
+"""How often a shipping looks at all objects and manifests of the place, as a backup command does. In between a shipping
+asks for its own last manifest alone."""
 PRUNE_S = 300.0
 
 PASSING = (
@@ -62,9 +63,9 @@ class Shipper:
     """Ships one directory to one place. For one thread.
 
     keep: which backups stay; without a rule all do. scratch: where files are made, on the disk of the partitions or one
-    as large. fence: returns this run's term, and raises if it may no longer add to the place. It is called before each
-    manifest is written, and when it is there, before the epoch counts as shipped: what is at the place by then, a later
-    writer has seen. parts: the partitions, if not all are in the directory.
+    as large. fence: returns this run's term, and raises if it may no longer add to the place. `fence` is called before
+    each manifest is written, and when it is there, before the epoch counts as shipped: what is at the place by then, a
+    later writer has seen. parts: the partitions, if not all are in the directory.
     """
 
     def __init__(
@@ -101,8 +102,8 @@ class Shipper:
 
     def lacks(self, executions: Collection[str], epoch: int, since: Collection[str] = ()) -> str | None:
         """Return what the latest backup holds and the directory lacks, as a sentence; None if nothing. executions,
-        epoch: those that have begun on the directory, and its newest epoch. since: if that was at an earlier moment,
-        the executions that have begun since. Raises BackupTargetError."""
+        epoch: the executions that have begun on the directory, and its newest epoch. since: if these are of an earlier
+        moment, the executions that have begun since. Raises BackupTargetError."""
         newest = self._catalog.newest()
         return None if newest is None else lacks(executions, epoch, newest, since)
 

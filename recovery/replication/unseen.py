@@ -20,7 +20,8 @@ LARGEST = 1 << 16
 
 
 class Unseen(msgspec.Struct, frozen=True):
-    """place: its address without credentials. executions: the number begun on the directory. epoch: its newest."""
+    """place: the place's address without credentials. executions: the number begun on the directory. epoch: the
+    directory's newest."""
 
     place: str
     executions: Count
@@ -36,7 +37,7 @@ def begin_unseen(directory: Path, now: Unseen) -> None:
 
 
 def read_unseen(directory: Path) -> Unseen | None:
-    """Return the note; None if the place was looked at since. Raises StorageError, also for an unreadable one."""
+    """Return the note; None if the place was looked at since. Raises StorageError, also for an unreadable note."""
     path = directory / NAME
     content = read_beside(path, LARGEST)
 
@@ -45,7 +46,7 @@ def read_unseen(directory: Path) -> Unseen | None:
             why,
             path=path,
             cause="The file was edited, or another program wrote it.",
-            remedy="Make sure that this directory is not an older copy of another one, then remove the file.",
+            remedy="Make sure that this directory is not an older copy of another directory, then remove the file.",
         )
 
     return None if content is None else decode_json(content, refuse, Unseen)

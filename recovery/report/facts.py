@@ -31,7 +31,7 @@ class Facts:
 
     plan: None when no run can resume from the files; `problem` explains why.
     sizes: per file name, the steps in its newest snapshot; None: the file does not contain them.
-    origins: the stores that this one was made from, the nearest first.
+    origins: the stores that this store was made from, the nearest first.
     replica, replica_lag: what a run that replicates has shipped, and what is not; None: there was no such run.
     waiting: what the run that has the directory waits for; None: there is no run, or it does not wait.
     operator_count, operator_rows: Spark's own operators that have state, and the rows in it; None: not known of all.
@@ -180,7 +180,7 @@ def _operators(
 ) -> tuple[int, int | None]:
     """Return the number of Spark's own operators that have state, and the rows in all of them, if known.
 
-    Reads them only if no step has state.
+    Reads the operators only if no step has state.
     """
     steps = summed(each for each in sizes.values() if each is not None)
     if CHECKPOINT_STEP not in steps or any(not step.startswith(RESERVED_PREFIX) for step in steps):

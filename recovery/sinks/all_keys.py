@@ -66,7 +66,7 @@ class AllKeysSink(DiscardSink):
         if plan_resume(scan(self._directory)).store_id != resume.store_id:
             raise ConfigurationError(
                 f"AllKeysSink reads {self._directory}, which is not the recovery directory of this run",
-                cause="It would show the state of another run.",
+                cause="The sink would show the state of another run.",
                 remedy="Give the sink the same directory as the run.",
             )
 

@@ -23,7 +23,7 @@ _PHASES = ("rollback", "prepare", "publish")
 
 
 class Delivery:
-    """The sink of one execution. If it takes no part in closing epochs, only `write` does anything."""
+    """The sink of one execution. If the sink takes no part in closing epochs, only `write` does anything."""
 
     def __init__(self, sink: Any, resume: Resume, *, recoverable: bool) -> None:
         """`recoverable`: whether epochs are ever closed. Raises ConfigurationError, and the errors of the sink's
@@ -45,7 +45,7 @@ class Delivery:
                 _check_done(sink, "check", check(resume))
         self.single_action = bool(getattr(sink, "single_action", False))
         self.keeps_plan = _declared(sink, "keeps_plan")
-        """What the sink declares; see `Sink`. Some know it after their check."""
+        """What the sink declares; see `Sink`. Some sinks know this only after their check."""
 
     def rollback(self) -> None:
         """Let the sink abandon the output beyond the snapshot, as the partitions have done."""
@@ -69,7 +69,7 @@ class Delivery:
             if left is not None:
                 raise FlowFailedError(
                     f"the sink returned {left}, for micro-batch {batch_id}: it has written nothing",
-                    cause="A call of it only makes that object. Nobody runs it.",
+                    cause="A call of such a function only makes that object. Nobody runs it.",
                     remedy="Let the sink do the work before it returns, then run the same command again: it continues "
                     "from the last closed epoch.",
                 )
@@ -110,7 +110,7 @@ class Delivery:
         """Do nothing: the sink learns of a closed epoch by `publish`."""
 
     def publish(self, epoch: Epoch, batch: BatchId, floor: Epoch) -> None:
-        """Show the output of a closed epoch. If this fails, no later epoch can be prepared in this execution."""
+        """Show the output of a closed epoch. If publishing fails, no later epoch can be prepared in this execution."""
         if self._sink is None:
             return
         try:
@@ -145,13 +145,14 @@ def _check_done(sink: Any, phase: str, result: object) -> None:
     if left is not None:
         raise ConfigurationError(
             f"{type(sink).__name__}.{phase} returned {left}: it has done nothing",
-            cause="A call of it only makes that object. Nobody runs it.",
+            cause="A call of such a function only makes that object. Nobody runs it.",
             remedy="Let the method do the work before it returns.",
         )
 
 
 def _declared(sink: Any, name: str) -> bool:
-    """Whether the sink declares this of its `write`: a class that has another `write` has to declare it again."""
+    """Whether the sink declares the attribute for its own `write`: a class that has another `write` has to declare the
+    attribute again."""
     for each in type(sink).__mro__:
         if name in vars(each):
             return bool(getattr(sink, name))
@@ -161,8 +162,8 @@ def _declared(sink: Any, name: str) -> bool:
 
 
 def _takes_part(sink: Any) -> bool:
-    """Whether the sink has the phases of an EpochSink. Raises ConfigurationError if it has only some of them, or if a
-    call does not run one."""
+    """Whether the sink has the phases of an EpochSink. Raises ConfigurationError if the sink has only some phases, or
+    if a call does not run a phase."""
     missing = [name for name in _PHASES if not callable(getattr(sink, name, None))]
     if not missing:
         if not hasattr(sink, "single_action"):

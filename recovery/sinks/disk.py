@@ -24,7 +24,8 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class Disk:
-    """Operations on real files. Each may raise OSError; tests replace the object to make each one fail."""
+    """Operations on real files. Each operation may raise OSError; tests replace the object to make each operation
+    fail."""
 
     def shown(self, path: Path) -> str:
         """Return the path as an error shows it."""
@@ -46,7 +47,7 @@ class Disk:
             free(descriptor, holder_pid)
 
     def address(self, path: Path) -> str:
-        """Return the path as Hadoop takes it: literally. Escaped, it would name another file."""
+        """Return the path as Hadoop takes it: literally. Escaped, the path would name another file."""
         return f"file:{path}"
 
     def check_writable(self, directory: Path) -> None:
@@ -107,7 +108,7 @@ class Disk:
         self.sync_directory(path.parent)
 
     def write(self, path: Path, data: bytes) -> None:
-        """Create or replace a file. Its content is durable, its name is not; not atomic."""
+        """Create or replace a file. The file's content is durable, its name is not; not atomic."""
         path.unlink(missing_ok=True)
         with os.fdopen(create(path, UMASK.file), "wb") as file:
             file.write(data)

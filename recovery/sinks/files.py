@@ -142,8 +142,8 @@ class FileSink:
         return [self._named(file.name) for entry in self.entries() for file in entry.files]
 
     def damaged(self) -> list[Any]:
-        """Return the published files that are missing or whose content was changed. Reads all of them; at an address it
-        compares their sizes."""
+        """Return the published files that are missing or whose content was changed. On this machine `damaged` reads all
+        files; at an address it compares their sizes."""
         return [self._named(path.name) for path in self._output.damaged()]
 
     def _named(self, name: str) -> Path | str:

@@ -4,7 +4,7 @@ No operation needs more than these: a file is whole once it was created and clos
 leaves the old file, the new one, or both, each whole.
 
     create, replace   1. Create a draft under a name that nothing else uses.
-                      2. Rename it to its name, or, where that is taken, to `.NAME.new`.
+                      2. Rename the draft to its final name, or, where that is taken, to `.NAME.new`.
                       3. Delete the file that is replaced, and rename `.NAME.new` to its name.
                       A reader takes `.NAME.new` where the name is missing, so there is the old content or the new one.
     append            A file of its own, a segment, which is never changed: `.NAME.NUMBER-LEVEL-RANDOM`. The content of
@@ -12,7 +12,8 @@ leaves the old file, the new one, or both, each whole.
                       again as one of the next level, and deleted after that: a crash between repeats content, as the
                       manifest allows.
     rename            Only to names that are used once. If the new name is taken, an earlier rename was interrupted
-                      after its copy: the old file is deleted. If their sizes differ, the copy is made again.
+                      after its copy: the old file is deleted. If the sizes of the two files differ, the copy is made
+                      again.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class OutputOwner:
     """The owner of a directory's output. `sink` is a random id, drawn when the directory is first used.
 
     execution, number, host: of the run that may publish, the last one that began. formers: the stores whose place
-    `store` takes. Older versions wrote none of them.
+    `store` takes. Older versions wrote none of these fields.
     """
 
     sink: str
@@ -141,8 +141,8 @@ def decode_note(text: str) -> FileSinkNote:
 
 
 def decode_owner(text: bytes | None, path: str) -> OutputOwner | None:
-    """Decode the owner; None for a missing file. Raises OutputMismatchError if it was changed, or written by a newer
-    version."""
+    """Decode the owner; None for a missing file. Raises OutputMismatchError if the file was changed, or written by a
+    newer version."""
     if text is None:
         return None
     owner = decode_json(text, lambda why: OutputMismatchError(f"it cannot be read: {why}", path=path), OutputOwner)
@@ -302,7 +302,7 @@ def _check_known(found: OutputContent, owner: OutputOwner, resume: Resume, path:
 def _closed(
     found: OutputContent, owner: OutputOwner, note: FileSinkNote | None, resume: Resume, path: str
 ) -> tuple[ManifestEntry, ...]:
-    """Return the entries of the closed epochs, published or prepared: those that lead to the note."""
+    """Return the entries of the closed epochs, published or prepared: the entries that lead to the note."""
     if note is None:
         older = next((entry for entry in found.entries if entry.epoch < resume.epoch), None)
         if older is not None:
@@ -341,7 +341,7 @@ def _check_files(kept: Sequence[ManifestEntry], found: OutputContent, path: str,
 
 def check_waiting(entry: ManifestEntry, sizes: Mapping[str, int], path: str) -> None:
     """Check that every file of a closed epoch that is about to be published exists with its size, whatever the sink
-    checks of older output: nothing else has its rows. sizes: by name, of prepared files and visible ones."""
+    checks of older output: no other file has its rows. sizes: by name, of prepared files and visible ones."""
     wrong = _wrong(entry.files, sizes)
     if wrong:
         raise OutputMismatchError(

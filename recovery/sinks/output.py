@@ -9,13 +9,13 @@
         └── staged/              files of micro-batches that are not in an epoch yet
 
 Preparing an epoch:
-1. Make its files durable, and collect them in prepared/ under their final names.
-2. Write its entry beside them, durable. Its digest goes into the partitions.
+1. Make the epoch's files durable, and collect them in prepared/ under their final names.
+2. Write the epoch's entry beside the files, durable. The entry's digest goes into the partitions.
 
 Publishing it:
 1. Rename the files to their visible place, one by one, and make that durable.
 2. Add the entry to the manifest, durable.
-3. Remove it from prepared/.
+3. Remove the entry from prepared/.
 
 Going back, when a run starts:
 1. Make the directory this flow's, if it is new, this store's, if that takes the place of the former one, and this
@@ -106,7 +106,7 @@ class OutputDirectory:
         self._entry: ManifestEntry | None = None
 
     def plan(self, resume: Resume) -> OutputPlan:
-        """Return what `rollback` will do; changes nothing. Raises OutputMismatchError if that is impossible, or
+        """Return what `rollback` will do; changes nothing. Raises OutputMismatchError if there is no such plan, or
         SinkRefusedError if this user may not write there."""
         with self._translated():
             for each in (self.path, self._hidden, self._prepared):
@@ -208,11 +208,11 @@ class OutputDirectory:
         is_empty: Callable[[Path, int], bool],
         host_of: Callable[[str], str | None] = lambda _: None,
     ) -> None:
-        """Register the files of a micro-batch; replaces those registered for it before.
+        """Register the files of a micro-batch; replaces the files registered for it before.
 
-        reported: the files by name with their sizes in bytes, as the tasks that wrote them saw them. Other files in the
-        directory are those of attempts that failed. host_of: where the task of a file ran, if it is known.
-        Raises OutputLostError unless each file is here at its size: nothing that a task wrote is left out silently.
+        reported: the files by name with their sizes in bytes, as the tasks that wrote them saw them. All other files in
+        the directory come from attempts that failed. host_of: where the task of a file ran, if it is known. Raises
+        OutputLostError unless each file is here at its size: nothing that a task wrote is left out silently.
         """
         with self._translated():
             check_reported(
@@ -250,7 +250,7 @@ class OutputDirectory:
         return encode(FileSinkNote(self._owner.sink, entry.epoch, entry.digest, self._disk.shown(self.path))).decode()
 
     def publish(self, output: EpochOutput) -> None:
-        """Make the prepared epoch visible. Raises LeaseLostError if a successor has already handled it."""
+        """Make the prepared epoch visible. Raises LeaseLostError if a successor has already handled the epoch."""
         entry = self._entry
         if entry is None:
             return
@@ -302,7 +302,7 @@ class OutputDirectory:
                 )
 
     def damaged(self) -> list[Path]:
-        """Return the listed files that are missing or whose content was changed. Reads all of them, where the disk has
+        """Return the listed files that are missing or whose content was changed. Reads all files, where the disk has
         their SHA-256."""
         found = self.find()
         with self._translated():

@@ -5,11 +5,11 @@ every recovery partition holds the epoch. In the order of events:
 
 1. `rollback(resume)` when an execution starts: publish what was prepared for epochs that turned out closed, take
    back everything else beyond the snapshot.
-2. `write(batch, batch_id)` for each micro-batch: keep it aside, invisible. It may be called again for the same id.
+2. `write(batch, batch_id)` for each micro-batch: keep it aside, invisible. `write` may be called again for the same id.
 3. `prepare(output)` before the partitions are written: make the epoch's output durable, still invisible. The
    transaction that closes the epoch saves the returned note in the partitions.
 4. Every partition holds the epoch.
-5. `publish(output)`: make it visible. A crash may leave only this undone, and then 1 does it.
+5. `publish(output)`: make the output visible. A crash may leave only `publish` undone, and then step 1 does it.
 
 The note ties output to snapshots: going back to an older snapshot brings back that snapshot's note. So a sink that
 finds its place by the note is right after a crash, a rewind or a restored backup.
@@ -111,23 +111,23 @@ class EpochOutput:
 
 
 _Explained: TypeAlias = tuple[str | None, str | None]
-"""The cause of an error, and its remedy; None: those of its class."""
+"""The cause of an error, and its remedy; None: the cause and remedy of the error's class."""
 
 _OLDER_COPY: _Explained = (None, None)
 _REPLACED: _Explained = (
     "The directory was repartitioned, and the flow has run on the new one since.",
-    "Let the new directory go on, and repartition that one for another number of partitions. If it is lost, "
-    "--lose-epochs goes on from this one: what it has closed since is lost.",
+    "Let the new directory go on, and repartition that directory for another number of partitions. If the new "
+    "directory is lost, --lose-epochs goes on from this one: what the new directory has closed since is lost.",
 )
 _REPARTITIONED_TWICE: _Explained = (
     "A directory, or a copy of it, was repartitioned twice, and the flow has run on the other result.",
-    "Let the other directory go on. If it is lost, --lose-epochs goes on from this one: what it has closed since is "
-    "lost.",
+    "Let the other directory go on. If the other directory is lost, --lose-epochs goes on from this one: what the "
+    "other directory has closed since is lost.",
 )
 _ORIGIN_WENT_ON: _Explained = (
-    "The flow has run on the directory that this one was repartitioned from, or on a copy of it, after that.",
-    "Let that directory go on, and repartition that one. If it is lost, --lose-epochs goes on from this one: what it "
-    "has closed since is lost.",
+    "The flow has run on the directory from which this one was repartitioned, or on a copy of it, after that.",
+    "Let that directory go on, and repartition that one. If that directory is lost, --lose-epochs goes on from this "
+    "one: what that directory has closed since is lost.",
 )
 
 
@@ -143,7 +143,7 @@ class Resume:
     note: what `prepare` returned for the newest closed epoch in which this sink took part, None if there is none.
     timeline: which execution closed which epochs below `epoch`.
     floor: as in `EpochOutput`.
-    origins: the stores that this one was forked or repartitioned from, the nearest first.
+    origins: the stores that this store was forked or repartitioned from, the nearest first.
     executions: the ids of all executions that have begun on the partitions; None: not known. What another execution of
         the store has shown must stay: see `check_known`.
     replaced: the stores that take this one's place, and whose output is taken back nevertheless, since `loses`.
@@ -171,12 +171,13 @@ class Resume:
 
     @property
     def stores(self) -> tuple[str, ...]:
-        """The ids of all stores whose output is this one's: its own, and those that were repartitioned to it."""
+        """The ids of all stores whose output is this store's: itself, and the stores that were repartitioned to it."""
         return (self.store_id, *self.formers)
 
     @property
     def formers(self) -> tuple[str, ...]:
-        """The ids of the stores whose place this one takes: those that were repartitioned to it, the nearest first."""
+        """The ids of the stores whose place this store takes: the stores that were repartitioned to it, the nearest
+        first."""
         return continued(self.origins)
 
     @property
@@ -186,8 +187,8 @@ class Resume:
 
     @property
     def forked_from(self) -> tuple[Origin, ...]:
-        """The stores whose output is not this one's, although this one, or one whose place it takes, was forked from
-        them."""
+        """The stores whose output is not this store's, although this store, or a store whose place it takes, was forked
+        from them."""
         return self.origins[len(self.formers) :]
 
     def closed(self, epoch: int, execution_id: str) -> bool:
@@ -195,16 +196,17 @@ class Resume:
         return any(p.execution.id == execution_id and p.first <= epoch <= p.last for p in self.timeline)
 
     def knows(self, execution_id: str) -> bool:
-        """Whether an execution is this one, or began on the partitions before; True if it is not known which did."""
+        """Whether an execution is the present one, or an earlier one on these partitions; True if the earlier ones are
+        not known."""
         return self.executions is None or execution_id == self.execution.id or execution_id in self.executions
 
     def shares(self, store: str, formers: Iterable[str] = ()) -> bool:
-        """Whether output of a store is this one's too: of this store, of one whose place it takes, or of one that takes
-        the place of one of those. formers: the stores whose place `store` takes."""
+        """Whether output of `store` is this store's too: `store` is this store, one whose place this store takes, or
+        one that takes the place of such a store. formers: the stores whose place `store` takes."""
         return not {store, *formers}.isdisjoint(self.stores)
 
     def check_origin(self, target: str, store: str, formers: Iterable[str] = (), *, own: str = "") -> None:
-        """Check that a target, which a store writes to, is not that of a store that this one was forked from.
+        """Check that a target, which a store writes to, is not the target of a store from which this store was forked.
 
         formers: as in `shares`. own: how the sink can have a target of its own; empty: it cannot. Raises
         OutputMismatchError.
@@ -213,7 +215,7 @@ class Resume:
         if origin is not None and not self.shares(store, formers):
             since = f", which was repartitioned from {origin.store_id}" if store != origin.store_id else ""
             raise OutputMismatchError(
-                f"it holds the output of store {store}{since} in {origin.directory}, which this one was forked from",
+                f"it holds the output of store {store}{since} in {origin.directory}, from which this store was forked",
                 path=target,
                 cause="The recovery directory is a fork, and its flow has the sink of the origin.",
                 remedy="Run the fork without output: --no-output"
@@ -231,12 +233,11 @@ class Resume:
         store: str = "",
         formers: Iterable[str] = (),
     ) -> None:
-        """Check that nothing of what an execution has shown at a target is unknown to these partitions: it began on
-        them, and they are no older copy. All sinks ask this one question of the execution that owns their target.
-
-        store: that of the execution, which shares this one's output; "": this one. formers: the stores whose place it
-        takes. number, host: of the execution. epoch: the newest one that it has shown there. 0 and "": unknown. Raises
-        StaleDirectoryError, unless what it has shown may be lost.
+        """Check that nothing of what an execution has shown at a target is unknown to these partitions: the execution
+        began on these partitions, and they are no older copy. All sinks ask this question about the execution that owns
+        their target. store: the execution's store, which shares this store's output; "": this store. formers: the
+        stores whose place it takes. number, host: of the execution. epoch: the newest one that it has shown there. 0
+        and "": unknown. Raises StaleDirectoryError, unless what the execution has shown may be lost.
         """
         lacks = self._lacks(execution_id, epoch, store or self.store_id, formers)
         if lacks is None:
@@ -259,7 +260,8 @@ class Resume:
 
     def newest_of(self, store: str) -> tuple[str, int] | None:
         """Return the id of the newest execution of a store that these partitions know, and the newest epoch that they
-        hold of it; None: not known. store: this one, or one whose place it takes. "": of an older version's record."""
+        hold of it; None: not known. store: this store, or one whose place it takes. "": of an older version's
+        record."""
         if store == self.store_id:
             return self.held
         origin = next(each for each in self.origins if each.store_id == store)
@@ -272,8 +274,8 @@ class Resume:
         if store not in self.stores:
             shared = next(each for each in self.stores if each in formers)
             if shared == self.store_id:
-                return f"is of store {shared}, which that one was repartitioned from", _REPLACED
-            return f"is of store {self.store_id}, repartitioned from {shared} like that one", _REPARTITIONED_TWICE
+                return f"is of store {shared} (that store was repartitioned from it)", _REPLACED
+            return f"is of store {self.store_id}, repartitioned from {shared} like that store", _REPARTITIONED_TWICE
         explained = _OLDER_COPY if store == self.store_id else _ORIGIN_WENT_ON
         if not self.knows(execution_id):
             return "does not know that execution", explained
@@ -300,7 +302,7 @@ class Sink(Protocol):
     single_action: bool
 
     def write(self, batch: DataFrame, batch_id: int) -> Any:
-        """Write one micro-batch. It may come again after a crash."""
+        """Write one micro-batch. The same micro-batch may come again after a crash."""
         ...
 
 
@@ -313,7 +315,8 @@ class EpochSink(Sink, Protocol):
     """
 
     def rollback(self, resume: Resume) -> None:
-        """Leave visible exactly the output of the closed epochs. Repeatable: a crash halfway calls it again."""
+        """Leave visible exactly the output of the closed epochs. Repeatable: after a crash halfway, `rollback` is
+        called again."""
         ...
 
     def prepare(self, output: EpochOutput) -> str:

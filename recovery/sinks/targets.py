@@ -89,7 +89,7 @@ NO_BUCKET = TargetRefusal(
     "no such bucket, warehouse or namespace; no library for such an address",
     (),
     SinkRefusedError,
-    "somebody has to make it, or to correct the address",
+    "somebody has to make the place, or to correct the address",
     "The address is wrong, the bucket was deleted, or Spark lacks the library for such an address.",
     f"Correct the address, make the bucket, or add the library; then {_AGAIN}",
     kinds=("NoSuchNamespaceError", "NotInstalledError"),
@@ -126,7 +126,7 @@ AWAY = TargetRefusal(
     f"When it is there again, {_AGAIN}",
 )
 REFUSALS = (FULL, BUSY, EXPIRED, RIGHTS, READ_ONLY, NO_BUCKET, FORM, ASKS, AWAY)
-"""All rows. Of several that fit, the first one counts."""
+"""All rows. Of several rows that fit, the first one counts."""
 
 
 def refusal_of(error: BaseException) -> TargetRefusal:

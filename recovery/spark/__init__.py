@@ -1,4 +1,5 @@
-"""Everything that uses PySpark. Importing it raises SparkUnavailableError if no supported version is installed."""
+"""Everything that uses PySpark. Importing this package raises SparkUnavailableError if no supported version is
+installed."""
 
 from recovery.spark.jvm.installed import check_installed
 

@@ -34,7 +34,7 @@ ANY = ("0.0.0.0", "::")
 
 
 def is_one_process(master: str) -> bool:
-    """Whether tasks run in the driver's own JVM. Those of `local-cluster[…]` run in others, on the same host."""
+    """Whether tasks run in the driver's own JVM. Tasks of `local-cluster[…]` run in other JVMs, on the same host."""
     return _ONE_PROCESS.fullmatch(master) is not None
 
 
@@ -61,7 +61,7 @@ def check_master(master: str, settings: Mapping[str, str] | None = None) -> None
 
 
 def check_one_host(master: str, what: str) -> None:
-    """Raise ConfigurationError if a session's executors may run on hosts without this one's files. what: the function
+    """Raise ConfigurationError if a session's executors may run on hosts without this host's files. what: the function
     that needs them, and takes a `scratch_directory`."""
     if is_cluster(master):
         raise ConfigurationError(
@@ -106,7 +106,7 @@ class TaskServing:
         return cls(config.serve_at, config.owner_deadline_s, *files)
 
     def at_a_free_port(self) -> TaskServing:
-        """Return the same for a further process on this host."""
+        """Return the settings for a further process on this host, at a free port."""
         return replace(self, at=None if self.at is None else f"{host_and_port(self.at)[0]}:0")
 
     def start(self, settings: Mapping[str, str], make: Callable[..., OwnerProcess]) -> tuple[OwnerProcess, str]:

@@ -1,4 +1,5 @@
-"""Reading the recovery directory of Bytewax 0.20 or 0.21. Nothing in it changes, and no file appears in it."""
+"""Reading the recovery directory of Bytewax 0.20 or 0.21. Nothing in that directory changes, and no file appears
+there."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from recovery.storage.sqlite.file.tables import APPLICATION_ID
 
 PATTERN = "*.sqlite3"
 VERSION = 5
-"""The number of Bytewax's migrations: the same in 0.20 and 0.21."""
+"""The number of Bytewax's migrations: equal in 0.20 and 0.21."""
 COLUMNS = {
     "parts": ("created_at", "part_index", "part_count"),
     "exs": ("created_at", "ex_num", "worker_count", "resume_epoch"),
@@ -76,7 +77,7 @@ class TheirSnapshot(NamedTuple):
 
 @dataclass(slots=True)
 class TheirFile:
-    """One open partition. size_bytes: with its log."""
+    """One open partition. size_bytes: the size with SQLite's log."""
 
     answers: ClassVar[Answers] = {
         Question.SAME: CannotTell("a directory is imported once, and nothing is remembered of it"),
@@ -197,7 +198,7 @@ def _check_tables(connection: apsw.Connection, path: Path) -> None:
             "it is a recovery partition of this package already",
             path=path,
             cause="SRC is not Bytewax's directory.",
-            remedy="Run the flow on it; or name the directory that was given to Bytewax with -r.",
+            remedy="Run the flow on the directory; or name the directory that was given to Bytewax with -r.",
         )
     if others or wrong or version != VERSION:
         what = ", ".join(sorted(others) or wrong) or f"version {version}"

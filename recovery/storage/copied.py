@@ -60,7 +60,7 @@ def copied(locations: Locations, room: Path) -> Path:
 
 
 def _copy(locations: Locations, partitions: Sequence[PartitionDescription], directory: Path) -> None:
-    """Copy these partitions. Their transactions begin within milliseconds of each other, wherever they are."""
+    """Copy these partitions. The copies' transactions begin within milliseconds of each other, wherever they are."""
     with contextlib.ExitStack() as held:
         coming: list[tuple[Generator[Piece, None, None], list[str]]] = []
         for owner in locations.owners:
@@ -79,7 +79,7 @@ def _copy(locations: Locations, partitions: Sequence[PartitionDescription], dire
 
 
 def _receive(pieces: Generator[Piece, None, None], names: Collection[str], directory: Path) -> None:
-    """Write what an owner sends to files of these names. Raises StorageError if it sends anything else."""
+    """Write what an owner sends to files of these names. Raises StorageError if the owner sends anything else."""
     came: list[str] = []
     with contextlib.ExitStack() as opened:
         for piece in pieces:

@@ -2,7 +2,7 @@
 
 A copy is taken through SQLite's backup API from a read transaction. The transactions of all partitions can be
 opened at one moment. Copying may then take any time: each copy is as of that moment, however much is written
-meanwhile. Until it ends, SQLite cannot empty the log beside the file, so the log grows by what the run writes.
+meanwhile. Until copying ends, SQLite cannot empty the log beside the file, so the log grows by what the run writes.
 
 Instead of the whole partition, what changed since an earlier epoch can be written (`write_changes`); `merge` and
 `replay` are for those files.
@@ -72,7 +72,8 @@ def ignore(_done: int, _total: int) -> None:
 
 
 class PinnedPartition:
-    """A partition as of one moment, held by a read transaction until `release`. Creates no file beside it."""
+    """A partition as of one moment, held by a read transaction until `release`. Creates no file beside the
+    partition."""
 
     def __init__(self, path: Path) -> None:
         """Raises what `open_partition` and `describe` raise."""
@@ -150,7 +151,7 @@ class PinnedPartition:
         self, target: Path, link: int, after: Epoch, executions: int, since: Marks, taken_ms: int
     ) -> bool:
         """Write what changed since the epoch `after` as the new changes file `target`, which is not synced. The work is
-        in proportion to that; if epochs made keys of which nothing is noted, also to the state.
+        in proportion to the changes; if epochs made keys without noting them, also to the state.
 
         link: its number in the chain. executions, since: what the chain has already. Returns False if a run began
         meanwhile on a partition that nobody used: `target` is then unusable. The partition must be of this version.
@@ -166,8 +167,8 @@ class PinnedPartition:
         return not self._alone or stamp(self.path) == self._stamp
 
     def clone_to(self, target: Path) -> bool:
-        """Clone the file, with its log, to the new file `target`; return whether that was possible. If not, use
-        `copy_to`, after `discard_copy`.
+        """Clone the file, with its log, to the new file `target`; return whether that was possible. If cloning was not
+        possible, use `copy_to`, after `discard_copy`.
 
         The log may hold more than it did when the transaction began, so the clone is of that moment or a later one.
         Until `release`, a checkpoint moves only what the transaction sees from the log into the file, so both fit
@@ -224,7 +225,8 @@ def discard_copy(path: Path) -> None:
 
 def put_in_place(copy: Path, path: Path) -> None:
     """Give a whole copy, which is synced, the name `path`, in place of the partition there, whose log goes too; if that
-    is a link, where it leads. Nobody else may write to it. If it is cut off, repeat it. Raises StorageError."""
+    is a link, where it leads. Nobody else may write to the partition. If `put_in_place` is cut off, repeat it. Raises
+    StorageError."""
     with translated(path):
         for suffix in ("-wal", "-shm"):
             # SQLite would take it for the log of the new file.
@@ -273,7 +275,7 @@ def settle(path: Path, newest: Epoch, *, store_id: str | None = None) -> Partiti
 
 def describe_copy(path: Path, scratch: Path) -> tuple[PartitionDescription, int]:
     """Return the description of a copied file, including a log beside it, and the time of the last change of its
-    operational state, in milliseconds since 1970. Neither file is changed.
+    operational state, in milliseconds since 1970. Neither the copy nor the log is changed.
 
     Raises what `open_partition` and `describe` raise.
     """

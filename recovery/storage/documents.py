@@ -1,8 +1,8 @@
 """Operational state in a recovery directory: documents by id, immediately durable.
 
-All of them live in `part-0.sqlite3`, so several can change in one transaction, and a copy of the partitions includes
-them. They belong to no epoch, and a rewind does not change them. A removed document leaves a row without content, so
-that its generation continues and an older copy is recognised as older.
+All documents live in `part-0.sqlite3`, so several can change in one transaction, and a copy of the partitions includes
+them. Documents belong to no epoch, and a rewind does not change them. A removed document leaves a row without content,
+so that its generation continues and an older copy is recognised as older.
 
 Rows carry digests and the table has a sum, as snapshots do. Every row read is checked. Before a document is reported
 missing, the whole table is checked: flipped bytes in an id must not make a caller start from scratch.
@@ -132,7 +132,7 @@ def read_prefix(path: Path, prefix: str) -> list[StoredState]:
 
 
 def change_states(path: Path, changes: Mapping[str, Change], now_ms: int, *, busy_ms: int) -> dict[str, StoredState]:
-    """Change documents, all or none, in one transaction that is synced to disk. Return their new versions.
+    """Change documents, all or none, in one transaction that is synced to disk. Return the documents' new versions.
 
     Waits at most `busy_ms` for other writers. Raises BusyPartition, CorruptPartitionError or StorageError, and
     whatever a change raises.
@@ -244,7 +244,7 @@ def writer_of(path: Path) -> int | None:
 
 
 def _successor(state_id: str, old: StoredState | None, content: str | None, now_ms: int) -> StoredState:
-    """Return the next version of a document. Its time never goes back, even if the clock did."""
+    """Return the next version of a document. The version's time never goes back, even if the clock did."""
     if old is None:
         return StoredState(state_id, 1, content, now_ms)
     return StoredState(state_id, old.generation + 1, content, max(now_ms, old.changed_ms))

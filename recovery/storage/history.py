@@ -158,8 +158,8 @@ def values_at(path: Path, step: str, cut: Cut, keys: Sequence[str] | None = None
 
 
 def sizes_at(path: Path, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
-    """Yield the keys of a step in one partition as of a cut, with the size of each value in bytes. Does not read
-    values, so it does not check their digests. Raises like `states_at`."""
+    """Yield the keys of a step in one partition as of a cut, with the size of each value in bytes. Values are not read,
+    so their digests are not checked. Raises like `states_at`."""
     with _reading(path, cut) as connection:
         yield from connection.execute(SIZES, {"step": step, "epoch": cut[0]})
 

@@ -7,7 +7,8 @@ hydrate.3  When all is there, check every digest, as a restore does. Damage is r
 hydrate.4  Make it an ordinary file: give SQLite's log its usual name besides, write the first bytes of a database into
            the file, and remove the lazy file. Connections that are open continue.
 
-Killed anywhere, the next one begins with what is missing. While the place of backups cannot be reached, it waits.
+If hydration is killed anywhere, the next hydration begins with what is missing. While the place of backups cannot be
+reached, hydration waits.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ __all__ = [
 REQUEST_BYTES = 4 << 20
 SYNC_BYTES = 256 << 20
 PATIENCE_S = 15.0
-"""How long a stream may take for its first micro-batch before the rest is fetched beside it."""
+"""How long a stream may take for its first micro-batch before the rest is fetched beside the stream."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 ROLE_WAIT_S = 2.0
 
@@ -93,7 +94,7 @@ class Stop:
         self.wait = self._event.wait
 
     def set(self) -> None:
-        """Let it end soon. Safe to repeat."""
+        """Let the hydration end soon. Safe to repeat."""
         self._event.set()
         check = self._check
         if check is not None:
@@ -177,7 +178,7 @@ class Hydration:
     """The thread that hydrates the partitions of a directory while its store is open."""
 
     def __init__(self, directory: Path) -> None:
-        """directory: whose partitions; those that are whole are left alone."""
+        """directory: the directory of the partitions; whole partitions are left alone."""
         self._directory = directory
         self._may_begin = threading.Event()
         self._stop = Stop()
@@ -189,7 +190,8 @@ class Hydration:
             self._thread.start()
 
     def batch(self) -> None:
-        """Note that a micro-batch begins: after the first one, fetching begins too. Raises what ended it: damage."""
+        """Note that a micro-batch begins: after the first one, fetching begins too. Raises the error that ended the
+        hydration: damage."""
         if self._thread is None:
             return
         self._batches += 1
@@ -199,7 +201,7 @@ class Hydration:
             raise self._problem
 
     def end(self) -> None:
-        """End it; safe to repeat."""
+        """End the hydration; safe to repeat."""
         self._stop.set()
         self._may_begin.set()
         if self._thread is not None:

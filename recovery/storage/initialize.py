@@ -61,7 +61,8 @@ def init_partitions(
 ) -> list[Path]:
     """Create `count` empty recovery partitions in `directory` and return their paths. Creates the directory if needed.
 
-    Only this user may read them. With `umask`, others may too, as far as this process's umask allows.
+    Only this user may read the partitions. With `umask`, other users may read them too, as far as this process's umask
+    allows.
 
     The files are first written and synced in a staging directory, and linked into place last. If anything fails,
     everything created is removed again. If an attempt is killed before all files are in place, the next one clears up.
@@ -124,7 +125,7 @@ def place_restored(
 
     fill: writes and syncs part-0 … part-(N-1) in the staging directory it is given, and returns N.
     newest_execution: the newest execution in any of them; a newer one in a file shows that a run has used the file.
-    The first run on the directory takes the place of another one (`recovery.storage.restored`).
+    The first run on the directory takes the place of another directory (`recovery.storage.restored`).
     Raises what `fill` raises, AlreadyInitializedError, DirectoryLockedError or StorageError.
     """
     return _place(directory, f"{RESTORING}{newest_execution}-{random_id()}", fill, modes)
@@ -132,7 +133,7 @@ def place_restored(
 
 def clear_killed_attempt(directory: Path) -> None:
     """Remove what a killed `init_partitions` or `place_restored` left, if it had not placed all files. Raises
-    DirectoryLockedError while another one is under way, or StorageError."""
+    DirectoryLockedError while another attempt is under way, or StorageError."""
     with translated(directory):
         if directory.is_dir() and any(map(is_staging, directory.iterdir())):
             with alone(directory):
@@ -264,8 +265,8 @@ def _of_others(directory: Path) -> dict[str, str]:
 def _clear_killed_attempt(target: Path) -> None:
     """Remove what a killed `init` or `restore` left: its staging directory, and links to the files in it.
 
-    If every staged file is in place, the attempt had succeeded, and its partitions stay. Whether a restore to several
-    directories had is not known here; then all of it stays.
+    If every staged file is in place, the attempt had succeeded, and its partitions stay. For a restore to several
+    directories, this directory does not show that; then all files stay.
     """
     for staging in filter(is_staging, target.iterdir()):
         executions = restored_executions(staging.name)

@@ -90,14 +90,14 @@ class Locations:
     """The locations of one run or look: its directory and its owners. Without owners, the directory alone.
 
     Several locations may have copies of one partition. `found` chooses among them, and all later calls mean the chosen
-    ones.
+    copies.
     """
 
     def __init__(self, directory: Path, owners: Sequence[Owner] = ()) -> None:
         self.directory = directory
         self.owners = tuple(owners)
         self.notes: tuple[str, ...] = ()
-        """On each copy that is not used."""
+        """A note on each copy that is not used."""
         self.shown: dict[str, str] = {}
         """How errors name each file that is used: with its owner's location, or with the own directory."""
         self._owner_of: dict[PartitionIndex, Owner | None] = {}
@@ -105,7 +105,7 @@ class Locations:
 
     def hold(self, run: str, purpose: str, task_key: bytes) -> None:
         """Have every owner lock its directory, until `release` or the end of this process. The caller holds the lock of
-        the own one. run: a text that nobody else has. Raises DirectoryLockedError."""
+        the run's own directory. run: a text that nobody else has. Raises DirectoryLockedError."""
         for owner in self.owners:
             owner.hold(run, f"{purpose} on {socket.gethostname()}", task_key)
 
@@ -217,7 +217,7 @@ class Locations:
         return PartitionCheck(partition.path) if owner is None else OwnerCheck(owner, partition.path.name)
 
     def owner_of(self, index: PartitionIndex) -> Owner | None:
-        """Return the owner that has a partition; None if it is in the own directory."""
+        """Return the owner that has a partition; None if the partition is in the run's own directory."""
         return self._owner_of.get(index)
 
     def newest(self) -> Snapshot:

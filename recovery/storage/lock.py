@@ -23,7 +23,7 @@ from recovery.storage.standby import refuse_standby
 LOCK_NAME = "recovery.lock"
 FILE_LOCKS = "recovery-*.lock"
 FIRST = "part-0.sqlite3"
-"""The lock file gets this partition's permissions."""
+"""The partition whose permissions the lock file gets."""
 ATTEMPTS = 400
 NAME_ATTEMPTS = 100
 ATTEMPT_INTERVAL_S = 0.005
@@ -52,12 +52,12 @@ class DirectoryLock:
     """The lock of a recovery directory, held from `acquire` until `release` or the death of the process.
 
     The file's text names the holder for people; only the lock itself counts. If a partition is a symbolic link, the
-    link's target is locked too. That excludes other links to the same file, in any directory, and a run on the
-    directory that contains the file.
+    link's target is locked too. The link's lock excludes other links to the same file, in any directory, and a run on
+    the directory that contains the file.
     """
 
     def __init__(self, directory: Path, clock: Clock, purpose: str, *, follows: bool = False) -> None:
-        """follows: to keep a standby current; others may not lock one."""
+        """follows: the lock is taken to keep a standby current; other locks of a standby are refused."""
         self.path = directory / LOCK_NAME
         self.pid = 0
         self._clock = clock
@@ -106,7 +106,7 @@ class DirectoryLock:
             self._files.check()
 
     def release(self) -> None:
-        """Free the lock. Harmless when it is not held."""
+        """Free the lock. Harmless when the lock is not held."""
         for descriptor, shared in reversed(self._taken):
             free(descriptor, self.pid, clear=not shared)
         self._taken.clear()
@@ -181,7 +181,7 @@ def _links(directory: Path) -> list[_Link]:
 def lock_holder(directory: Path) -> dict[str, Any] | None:
     """Return the holder of the lock of `directory`, or of a partition in it that is a link or a link's target.
 
-    None when nobody holds it. Changes nothing.
+    None when nobody holds the lock. Changes nothing.
     """
     links = _links(directory)
     paths = [directory / LOCK_NAME, *(link.lock for link in links)]

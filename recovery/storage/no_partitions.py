@@ -15,7 +15,7 @@ from recovery.errors import ConfigurationError, NoPartitionsError, StorageError
 MOST = 1000
 """The most names of a directory that are read to say what it is."""
 LOCKS = "recovery."
-"""How the names of files begin that commands make before they look."""
+"""How the names of lock files begin, which commands make before they look into a directory."""
 BYTEWAX_TABLES = frozenset(("parts", "exs", "fronts", "commits", "snaps"))
 
 
@@ -93,7 +93,7 @@ def of_bytewax(path: Path, tables: Iterable[str]) -> tuple[str, str] | None:
     return (
         "It is a recovery partition of Bytewax.",
         f"Import Bytewax's directory as a new one: python -m recovery import bytewax {directory} NEW_DIR "
-        "--step THEIRS=OURS. The same with --dry-run writes nothing, and lists the steps.",
+        "--step THEIRS=OURS. This command with --dry-run writes nothing, and lists the steps.",
     )
 
 

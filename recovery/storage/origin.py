@@ -1,6 +1,6 @@
 """Where a store comes from: the document of part-0 that `fork` and `repartition` write into the store that they make.
 
-It lists the store that this one was made from, then the store that that one was made from, and so on.
+The document lists the store's origin, then the origin of that store, and so on.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def origin_of(directory: Path, how: How, plan: ResumePlan, made_ms: int) -> Orig
 
 
 def refuse_made(directory: Path, origin_store: str) -> None:
-    """Raise AlreadyInitializedError, which says so, if a directory holds a store that was made from the one of this id:
-    the command that made it was repeated."""
+    """Raise AlreadyInitializedError if a directory holds a store that was made from the store of this id: the command
+    that made it was repeated, as the error says."""
     for made in _read_quietly(directory / "part-0.sqlite3")[:1]:
         if made.store_id == origin_store:
             raise AlreadyInitializedError(
@@ -113,7 +113,8 @@ def refuse_made(directory: Path, origin_store: str) -> None:
 
 
 def continued(origins: Sequence[Origin]) -> tuple[str, ...]:
-    """Return the ids of the stores that this one takes the place of: those that only repartitioning lies between."""
+    """Return the ids of the stores whose place this store takes: from them to this store there were only
+    repartitionings."""
     return tuple(each.store_id for each in takewhile(lambda each: each.how == "repartition", origins))
 
 
@@ -135,7 +136,7 @@ def _named(file: FoundFile, origins: dict[str, tuple[str, Origin]]) -> FoundFile
         return file
     store_id, origin = origins[file.description.store_id]
     error = ForeignPartitionError(
-        f"a copy of the store that this one was {origin.verb} from: it belongs to store {origin.store_id}, and "
+        f"a copy of the store that this one was {origin.verb} from: the file belongs to store {origin.store_id}, and "
         f"this is store {store_id}",
         path=file.path,
         cause=f"The file was copied here from {origin.directory}, or from a backup of it.",
@@ -165,7 +166,7 @@ def origins_in(stored: StoredState | None, path: Path) -> tuple[Origin, ...]:
         return CorruptPartitionError(
             f"its record of the store's origin cannot be read: {why}",
             path=path,
-            cause="Another program wrote it, or a newer version of recovery.",
+            cause="Another program wrote the record, or a newer version of recovery.",
             remedy=f"Remove the record: python -m recovery state clear DIR {DOCUMENT}",
         )
 

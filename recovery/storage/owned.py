@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 
 class LocatedPartitions(Protocol):
-    """The partitions of one location: `FilePartitions` for a share of them, or an owner's. Arguments and results that
-    are one for each partition are those of `indexes`, in this order."""
+    """The partitions of one location: `FilePartitions` for a share of the store, or an owner's. Arguments and results
+    that are one for each partition are those of `indexes`, in this order."""
 
     indexes: tuple[PartitionIndex, ...]
 
@@ -61,13 +61,14 @@ class LocatedPartitions(Protocol):
 
 
 PART_BYTES = 8 << 20
-"""Of rows that are sent ahead of a close in one call."""
+"""The most bytes of rows that are sent ahead of a close in one call."""
 ROW_BYTES = 16
 """About what a row takes besides key and value."""
 
 
 class SentAhead:
-    """The rows of one epoch on their way to an owner. What is too much for the close goes ahead of it in parts."""
+    """The rows of one epoch on their way to an owner. Rows that are too many for the message of the close go ahead in
+    parts."""
 
     def __init__(self, owner: Owner, epoch: Epoch) -> None:
         self.parts: Counter[PartitionIndex] = Counter()
@@ -285,7 +286,7 @@ class OwnedPartitions:
         self._each(lambda location: location.open(lease, batch))
 
     def check(self, lease: Lease) -> None:
-        """See `PartitionStore.check`. It asks every owner."""
+        """See `PartitionStore.check`. This store asks every owner."""
         self._each(lambda location: location.check(lease))
 
     def seal(self, lease: Lease, batch: BatchId, *, apart: bool = True) -> None:
@@ -293,8 +294,8 @@ class OwnedPartitions:
         self._each(lambda location: location.seal(lease, batch, apart=apart))
 
     def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
-        """See `PartitionStore.close`. Locations clear what they have closed without waiting for others: it is in their
-        partitions, and if another one fails, the run ends."""
+        """See `PartitionStore.close`. Locations clear what they have closed without waiting for others: the content is
+        in their partitions, and if another location fails, the run ends."""
         return self._in_order(
             self._each(lambda location: location.close(lease, [requests[index] for index in location.indexes]))
         )

@@ -79,7 +79,7 @@ def with_files_at(address: str, other: str) -> str:
 
 @lru_cache(maxsize=64)
 def _parsed(address: str) -> Mapping[str, Any]:
-    """Parse an address. Cached, because all tasks of a run get the same one."""
+    """Parse an address. Cached, because all tasks of a run get the same address."""
     found: dict[str, Any] = json.loads(address)
     if found["kind"] == "files":
         places = {PartitionIndex(int(index)): place for index, place in found["partitions"].items()}

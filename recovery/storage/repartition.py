@@ -1,6 +1,6 @@
 """Moving the rows of a store's partitions to another number of partitions, in streams.
 
-The sources are only read, and nobody runs on them. Each new partition is written once, in the order of its keys, and
+The sources are only read, and no run uses them. Each new partition is written once, in the order of its keys, and
 then read again as a whole. Memory holds some thousand rows, whatever the size.
 """
 
@@ -41,11 +41,11 @@ Found = Generator[tuple[Any, ...], None, None]
 Adds = Callable[[DraftPartition, list[tuple[Any, ...]]], None]
 
 CACHE_BYTES = 12 << 20
-"""Of all sources, and of all targets, of one share."""
+"""The cache of all sources of one share together, and of all its targets."""
 SMALLEST_CACHE_BYTES = 64 << 10
 BUFFER_BYTES = 4 << 20
 ROW_OVERHEAD_BYTES = 500
-"""Of a row in Python, besides its key and value."""
+"""What a row takes in Python, besides its key and value."""
 CHUNK_KEYS = 4096
 MOST_COPIES = 8
 """With more partitions in a group, reading their rows once for each costs more than to look each row up."""
@@ -161,7 +161,7 @@ class Targets:
         self._observe(read)
 
     def attach(self, paths: Sequence[Path]) -> None:
-        """Let `copy` and `pull` read from these sources, which are plain. Their result is that of `add`."""
+        """Let `copy` and `pull` read from these sources, which are plain. The result of both calls is that of `add`."""
         for draft in self._drafts.values():
             draft.attach(paths, _cache_bytes(len(paths) * len(self._drafts)))
 
@@ -178,7 +178,7 @@ class Targets:
                 since = until
 
     def pull(self, sources: Sequence[Versions]) -> None:
-        """Write the live rows: only their keys come into Python. This halves the processor time of `add`."""
+        """Write the live rows: only their keys come into Python. `pull` halves the processor time of `add`."""
         keys = [each.keys(number) for number, each in enumerate(sources)]
         buckets = self._buckets(lambda: [[] for _ in sources])
         count = self._count
@@ -207,8 +207,8 @@ class Targets:
         return total
 
     def _buckets(self, new: Callable[[], list[Any]] = list) -> list[Any]:
-        """Return a list for each partition of this share, None for those of other shares of the group, and for all
-        others an object that refuses rows."""
+        """Return a list for each partition of this share, None for those of other shares of the group, and for
+        partitions of other groups an object that refuses rows."""
         share = self._share
         misplaced = _Misplaced()
         return [

@@ -1,9 +1,9 @@
 """The mark of a directory that was restored, or promoted, and that no run has begun on since: `restored.json`.
 
-The user has decided that it takes the place of another directory. So its first run may take back what executions that
-its partitions do not know have shown at the targets of its sinks. Later runs may not, nor may other copies: the mark
-counts for a day, and in the directory that it was made in. A directory that was restored to look at it, and is run by
-mistake much later, takes nothing back.
+The user has decided that the directory takes the place of another directory. So the first run may undo output of
+executions that the directory's partitions do not know. Later runs may not, nor may other copies: the mark counts for a
+day, and in the directory that it was made in. A directory that was restored to look at it, and is run by mistake much
+later, takes nothing back.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def end_restored(directory: Path) -> None:
 
 
 def _content(directory: Path) -> bytes:
-    """Return the mark: the inode of the directory, which another one does not have and one that is moved keeps."""
+    """Return the mark: the inode of the directory, which another directory does not have and a moved directory
+    keeps."""
     with storage_errors(directory):
         return msgspec.json.encode({"directory": str(directory.stat().st_ino)}) + b"\n"

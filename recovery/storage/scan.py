@@ -36,8 +36,8 @@ SUFFIX = ".sqlite3"
 def scan(directory: Path) -> list[FoundFile]:
     """Return every file of `directory` that is, or by its name should be, a recovery partition. Changes nothing.
 
-    A file of the store that this one was made from has an error that says so.
-    Raises NoPartitionsError when no file is.
+    A file of the store from which this store was made has an error that says so. Raises NoPartitionsError when no file
+    is.
     """
     found: list[FoundFile] = []
     try:

@@ -24,7 +24,7 @@ DriverRows = Mapping[StepId, Mapping[str, str | bytes | None]]
 
 Keys = tuple[str, ...]
 States = dict[PartitionIndex, list[str | None]]
-"""States by partition, in the order of the keys that were asked for. None for a key without one."""
+"""States by partition, in the order of the keys that were asked for. None for a key without a state."""
 
 Edited = tuple[str | None, int | None]
 """A value as it is stored, and its timeout in milliseconds since 1970. A value of None discards the key."""
@@ -36,7 +36,8 @@ class Changes(NamedTuple):
     packed: one text per key, "value␟key" or, when `timeouts`, "value␟timeout␟key", with the unit separator
     (U+001F) between. An empty value discards the key; an empty timeout means no timeout.
     key_chars: the length of the keys in characters if all have the same length. Each text is then the key directly
-    followed by the value, which SQLite splits in half the time. It is 0 for texts as above, and if there are timeouts.
+    followed by the value, which SQLite splits in half the time. `key_chars` is 0 for texts as above, and if there are
+    timeouts.
     """
 
     packed: tuple[str, ...]
@@ -53,8 +54,8 @@ class CloseRequest:
         when it is written, so a mapping may read it lazily.
     logged: append the epoch's changes to the partition's log; `fold` is called later. Only without edits.
     state_rows: edited states, per step id and key: value and timeout; None discards the key.
-    notes_made: note the keys that the epoch makes, for which nothing is superseded. Backups find them by that without
-        a scan of the state.
+    notes_made: note the keys that the epoch makes, for which nothing is superseded. By these notes, backups find new
+    keys without a scan of the state.
     """
 
     epoch: Epoch
@@ -131,7 +132,7 @@ class TaskStore(Protocol):
         """Record what `batch` changed, in one transaction for each partition, in the order of their numbers. Replaces
         an earlier apply of the same batch in these partitions completely, also where there are no changes.
 
-        count: of the task. It is recorded with the first partition, because counts are added up.
+        count: of the task. The count is recorded with the first partition, because counts are added up.
         """
         ...
 
@@ -151,7 +152,7 @@ class TaskStore(Protocol):
         ...
 
     def release(self) -> None:
-        """Close everything the object holds open. A later call opens it again."""
+        """Close everything the object holds open. A later call opens what was released again."""
         ...
 
 
@@ -165,8 +166,8 @@ class PartitionStore(Protocol):
         ...
 
     def prepare(self, execution: Execution) -> Path:
-        """Create and return the scratch directory of an execution that is about to begin. Changes nothing else: `start`
-        removes the scratch directories that earlier executions left."""
+        """Create and return the scratch directory of an execution that is about to begin. Preparing changes nothing
+        else: `start` removes the scratch directories that earlier executions left."""
         ...
 
     def start(
@@ -200,18 +201,18 @@ class PartitionStore(Protocol):
         """Refuse everything that `batch` and earlier ones still apply, and seal what they wrote: the epoch's content.
 
         apart: set the content aside, together with what earlier epochs have only logged, so that it can be moved or
-        folded. Otherwise it can only be logged. Quick, whatever the amount of content. Micro-batches may continue when
-        it has returned. The next seal waits until `close`, and `fold` if it is called, have returned. Sealing the same
-        batch again changes nothing, except that it may set the content aside.
+        folded. Content that is not set apart can only be logged. Quick, whatever the amount of content. Micro-batches
+        may continue when `seal` has returned. The next seal waits until `close`, and `fold` if it is called, have
+        returned. Sealing the same batch again changes nothing, except that it may set the content aside.
         """
         ...
 
     def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
-        """Close an epoch: one request per partition, in parallel, each in one transaction. Seals its micro-batch if
-        that was not done. Micro-batches may continue meanwhile, on other threads.
+        """Close an epoch: one request per partition, in parallel, each in one transaction. Seals the epoch's last
+        micro-batch if that was not done. Micro-batches may continue meanwhile, on other threads.
 
         Returns what was done in each partition. Skips a partition in which this execution has already closed the
-        epoch. When it returns, the epoch is durable in every partition, in the file that has the partition's name.
+        epoch. When `close` returns, the epoch is durable in every partition, in the file that has the partition's name.
         Raises LeaseLostError and FileReplacedError.
         """
         ...
@@ -230,16 +231,17 @@ class PartitionStore(Protocol):
         ...
 
     def begin_input(self, lease: Lease, content: str) -> None:
-        """Store, in every partition, where the input begins. When it returns, this is durable in all of them.
+        """Store, in every partition, where the input begins. When `begin_input` returns, the position is durable in all
+        partitions.
 
-        It does not belong to an epoch, so no rewind removes it. Must not run during `close`. Repeatable. Raises
-        LeaseLostError.
+        The position does not belong to an epoch, so no rewind removes it. Must not run during `close`. Repeatable.
+        Raises LeaseLostError.
         """
         ...
 
     def beginning(self) -> str | None:
         """Return where the input begins: the last content given to `begin_input`, or None if it was never called. One
-        partition that has it is enough. Raises CorruptPartitionError."""
+        partition that has the beginning is enough. Raises CorruptPartitionError."""
         ...
 
     def checkpoint(self) -> None:
@@ -268,8 +270,8 @@ class PartitionStore(Protocol):
     def driver_rows(
         self, step: StepId, resume_epoch: Epoch | None = None
     ) -> Generator[tuple[str, str | bytes], None, None]:
-        """Yield the same of any step, one value at a time, in no particular order. They need not fit in memory. Closing
-        the generator early ends its read transaction."""
+        """Yield key and value of each row of any step, one value at a time, in no particular order. The values need not
+        fit in memory. Closing the generator early ends its read transaction."""
         ...
 
     def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:
@@ -286,8 +288,8 @@ class FencingStore(PartitionStore, Protocol):
     """A store whose partitions are all in one directory."""
 
     def fence(self, plan: Callable[[Sequence[PartitionDescription]], Execution]) -> Execution:
-        """Begin the execution that `plan` returns for the partitions, while another one may be closing epochs. Return
-        it.
+        """Begin the execution that `plan` returns for the partitions, while another execution may be closing epochs.
+        Return it.
 
         An epoch that the other execution closes is either seen by `plan` or refused everywhere. If `plan` raises,
         nothing changes and the other execution continues.

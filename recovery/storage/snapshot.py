@@ -37,7 +37,7 @@ class Snapshot:
     """A snapshot of a recovery directory: the files, and the cut that they share.
 
     epochs, executions: the closed epochs that the files held when the snapshot was chosen, and the executions. cuts:
-    the snapshots that they shared. timeline: which execution closed which epochs up to this one.
+    the snapshots that they shared. timeline: which execution closed which epochs up to this snapshot.
     """
 
     paths: tuple[Path, ...]
@@ -143,8 +143,8 @@ class Snapshot:
         return heapq.merge(*every, key=lambda change: change.key)
 
     def check_all_there(self, step: str, key: str) -> None:
-        """Raises CorruptPartitionError if the key's partition lacks rows of the step. Reads all keys of the step
-        there."""
+        """Raises CorruptPartitionError if the key's partition lacks rows of the step. Reads all keys of the step in
+        that partition."""
         check_all_there(self.paths[home_of(step, len(self.paths), key)], step, self.cut)
 
     def steps(self, *, reserved: bool = False) -> list[str]:

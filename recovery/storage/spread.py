@@ -12,7 +12,7 @@ class SpreadTaskStore:
     """Gives each call to the stores that have its partitions, one after the other: a `TaskStore`."""
 
     def __init__(self, stores: Sequence[tuple[Collection[PartitionIndex], TaskStore]]) -> None:
-        """stores: each with the indexes of its partitions. The first one notes gathered micro-batches."""
+        """stores: each with the indexes of its partitions. The first store notes gathered micro-batches."""
         self._stores = [store for _, store in stores]
         self._store_of = {index: store for indexes, store in stores for index in indexes}
 
@@ -55,7 +55,7 @@ class SpreadTaskStore:
             store.release()
 
     def _by_store(self, partitions: Iterable[PartitionIndex]) -> Iterator[tuple[TaskStore, list[PartitionIndex]]]:
-        """Yield each store that is needed, with its partitions among these."""
+        """Yield each store that is needed, with its partitions among the given ones."""
         wanted: dict[int, list[PartitionIndex]] = {}
         for index in partitions:
             wanted.setdefault(id(self._store_of[index]), []).append(index)

@@ -2,7 +2,7 @@
 
 1. A staging directory gets a note that names the home, the owner of part-0, and then the files.
 2. The files are compared with their digests, and synced.
-3. They are linked into place. The home is asked last: then the restore counts.
+3. The files are linked into place. The home is asked last: then the restore counts.
 4. The staging directory is removed, the note last.
 
 Killed before all files are in place, they do not count, and the next restore removes them. Killed between 3 and 4,
@@ -48,7 +48,7 @@ READ_BYTES = 1 << 20
 
 
 class StagedRestore:
-    """What a directory gets of one restore. Its calls may come from several threads, one after the other."""
+    """One directory's part of a restore. Calls may come from several threads, one after the other."""
 
     def __init__(self, directory: Path, name: str, home: str, indexes: Sequence[int], modes: Modes) -> None:
         """Step 1, without the files. name: of the staging directory, the same at all owners. home: the location of the
@@ -116,7 +116,7 @@ class StagedRestore:
             reach("staged.2")
 
     def place(self) -> None:
-        """Step 3. If it fails, nothing is in place. Raises StorageError."""
+        """Step 3. If `place` fails, nothing is in place. Raises StorageError."""
         with self._used():
             placed = link_staged(self._directory, self._staging, self._indexes, self._modes)
             try:
@@ -154,8 +154,8 @@ class StagedRestore:
 
 
 def left(directory: Path) -> list[LeftRestore]:
-    """Remove what restores left that were killed before everything was in place, and describe the others. Raises
-    DirectoryLockedError while partitions are being made there, or StorageError."""
+    """Remove what restores left that were killed before everything was in place, and describe the restores that were
+    not. Raises DirectoryLockedError while partitions are being made there, or StorageError."""
     clear_killed_attempt(directory)
     with translated(directory):
         return [_described(directory, staging) for staging in sorted(filter(is_staging, directory.iterdir()))]
@@ -190,7 +190,7 @@ def _end(directory: Path, staging: Path, *, counts: bool) -> None:
 
 
 def _remove(staging: Path) -> None:
-    """Remove a staging directory. The note comes last: without it nobody knows the home."""
+    """Remove a staging directory. The note goes last: without the note nobody knows the home."""
     for path in sorted(staging.iterdir(), key=lambda each: each.name == HOME):
         path.unlink()
     staging.rmdir()

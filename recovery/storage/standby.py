@@ -1,7 +1,7 @@
-"""The mark of a standby: a directory that follows the backups of another one, and that nothing else may write to.
+"""The mark of a standby: a directory that follows the backups of another directory, and that nothing else may write to.
 
-The mark is a file beside the partitions. It is there before the first partition, and goes when the directory is
-promoted. `recovery.backup.standby.document` knows what else it holds.
+The mark is a file beside the partitions. The mark is there before the first partition, and goes when the directory is
+promoted. `recovery.backup.standby.document` knows what else the mark holds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Mark(msgspec.Struct):
 
 
 def is_standby(directory: Path) -> bool:
-    """Whether a directory follows the backups of another one."""
+    """Whether a directory follows the backups of another directory."""
     return os.path.lexists(directory / NAME)
 
 

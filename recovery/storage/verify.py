@@ -74,7 +74,7 @@ class FullCheck(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Let `run` end early. Harmless after it has ended."""
+        """Let `run` end early. Harmless after the check has ended."""
         ...
 
 
@@ -89,8 +89,8 @@ def run_all(checks: Sequence[FullCheck]) -> list[Verdict]:
 
 
 def damage_behind(error: Exception) -> CorruptPartitionError | None:
-    """Return the error that explains an unexpected one: of a partition that this process opened and whose full check
-    finds damage. None if all of them are sound: then `error` is a defect of this package.
+    """Return the error that explains an unexpected error: the damage of a partition that this process opened and whose
+    full check finds damage. None if all partitions are sound: then `error` is a defect of this package.
 
     SQLite keeps the types of a column, so code that reads a partition relies on them. Only a forger can put a text
     where a number belongs, or a second row where there is one; whatever such a value does, the partition is to blame.
@@ -114,7 +114,7 @@ def damage_behind(error: Exception) -> CorruptPartitionError | None:
 @contextlib.contextmanager
 def naming(copies: Path, whole: str, files: Mapping[str, str] | None = None) -> Iterator[None]:
     """Let errors of the block that name a temporary directory of copies name what was copied: the copies are gone when
-    somebody reads the error. Damage behind an unexpected error becomes a typed one, as in `damage_behind`.
+    somebody reads the error. Damage behind an unexpected error becomes a typed error, as in `damage_behind`.
 
     whole: what the directory stands for. files: what files in it are copies of, by their names; others are in `whole`.
     """
@@ -136,7 +136,7 @@ def naming(copies: Path, whole: str, files: Mapping[str, str] | None = None) -> 
 
 
 class PartitionCheck:
-    """One full check of one partition, in one read transaction. Another thread can cancel it."""
+    """One full check of one partition, in one read transaction. Another thread can cancel the check."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -144,7 +144,7 @@ class PartitionCheck:
         self._cancelled = False
 
     def cancel(self) -> None:
-        """Make `run` raise apsw.InterruptError, now or when it is called. Harmless after it has ended."""
+        """Make `run` raise apsw.InterruptError, now or when it is called. Harmless after the check has ended."""
         self._cancelled = True
         connection = self._connection
         if connection is not None:

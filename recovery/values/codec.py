@@ -34,7 +34,7 @@ MOST_PARTS = 10_000
 
 
 def _is_numpy_scalar(value: Any) -> bool:
-    """Return whether `value` is a NumPy scalar. Without NumPy imported, no value is one."""
+    """Return whether `value` is a NumPy scalar. While NumPy is not imported, no value is a NumPy scalar."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.generic)
 
@@ -52,7 +52,7 @@ def _python_scalar(value: Any) -> Any:
 class StateCodec:
     """Encodes and decodes the state values of one step.
 
-    `encode(value)` returns JSON text. It raises StateValueError for a value that would not come back equal: NaN,
+    `encode(value)` returns JSON text. `encode` raises StateValueError for a value that would not come back equal: NaN,
     tuples, bytes, dicts with keys that are not strings, objects of undeclared types, and instances of subclasses, at
     any depth. For example, a defaultdict would come back as a dict.
     """
@@ -93,7 +93,8 @@ class StateCodec:
 
 
 def _plain_encoder(to_json: Callable[[Any], bytes], decode: Callable[[str], Any]) -> Callable[[Any], str]:
-    """Return `StateCodec.encode` for JSON-like values. It runs for every key, so it avoids attribute lookups."""
+    """Return `StateCodec.encode` for JSON-like values. The encoder runs for every key, so it avoids attribute
+    lookups."""
     dumps = marshal.dumps
 
     def encode(value: Any) -> str:
@@ -338,7 +339,7 @@ def _refusal(write: Callable[[Any], Any], value: Any) -> Exception | None:
 
 
 def _differing(back: Any, value: Any) -> tuple[Any, Any]:
-    """Return the innermost part that comes back as another one, and what it comes back as first."""
+    """Return the innermost part that does not come back equal: first what comes back, then what it was."""
     for _ in range(DEEPEST):
         parts = (dict(_inside(each)) for each in (back, value)) if type(back) is type(value) else ({}, {})
         backs, values = parts

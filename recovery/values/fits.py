@@ -113,7 +113,7 @@ def _read_base64(text: str) -> None:
 
 
 def _type(form: Form) -> Any:
-    """Return a type of this form; Any for what is not looked into."""
+    """Return a type of this form; Any for parts that are not checked."""
     if isinstance(form, str):
         return _TYPES.get(form, Any)
     kind = next(iter(form))

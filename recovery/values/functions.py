@@ -1,7 +1,7 @@
 """Functions that users give: whether a call of one runs its body.
 
-A call of an asynchronous function, or of one with `yield`, only makes an object that would run the body. Who does not
-run that object does nothing, without an error.
+A call of an asynchronous function, or of one with `yield`, only makes an object that would run the body. A caller that
+does not run that object does nothing, without an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check_runs(what: str, function: object, *, may_yield: bool = False) -> None:
 def not_run(result: object) -> str | None:
     """Return what a result is if it stands for work that nobody has done, such as "a coroutine"; None if it does not.
 
-    A coroutine or generator is closed, which runs nothing of it either.
+    A coroutine or generator is closed, which runs nothing of its body either.
     """
     if inspect.iscoroutine(result):
         result.close()

@@ -1,6 +1,6 @@
 """Aggregation in Arrow and NumPy: merge the rows of many keys into the states of those keys.
 
-A kernel processes all keys in one call. Its states and its result are columns; no function here runs per key.
+A kernel processes all keys in one call. A kernel's states and result are columns; no function here runs per key.
 """
 
 from __future__ import annotations

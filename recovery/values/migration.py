@@ -18,8 +18,8 @@ CHUNK_STATES = 10_000
 def converter(step_id: str, migrate: Migrate, state_type: StateType, old: Form) -> Convert:
     """Return a function that converts texts of states of form `old` to texts of states of `state_type`.
 
-    `migrate` gets the old state as plain data, or the object itself if it was pickled. It returns the new state, or
-    None to discard the key. The returned function raises StateValueError, which names step and key.
+    `migrate` gets the old state as plain data, or the object itself if it was pickled. `migrate` returns the new state,
+    or None to discard the key. The returned function raises StateValueError, which names step and key.
     """
     decode = StateCodec(PICKLE if old == PICKLE else None).decode
     encode = StateCodec(state_type).encode
@@ -43,7 +43,7 @@ def converter(step_id: str, migrate: Migrate, state_type: StateType, old: Form) 
 def misread(decode: Callable[[Sequence[str]], object], states: Iterable[tuple[str, str]]) -> str | None:
     """Return a sentence with the first state that `decode` cannot read, its key and the reason; None if it reads all.
 
-    `states` are pairs of key and text. `decode` takes any number of texts, and raises if it cannot read one.
+    `states` are pairs of key and text. `decode` takes any number of texts, and raises if it cannot read a text.
     """
     states = iter(states)
     while chunk := list(islice(states, CHUNK_STATES)):

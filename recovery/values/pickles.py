@@ -30,7 +30,8 @@ LONGEST_NAME = 200
 SPARE = 10_000
 SIZE_PER_BYTE, WORK_PER_BYTE = 100, 10
 """How large a value may be when it is written out, in characters and parts, and how many parts of keys may be hashed,
-for each byte of its pickle. Python's own pickles stay far below, also where a value holds one part many times."""
+for each byte of its pickle. Python's own pickles stay far below this limit, also where a value holds one part many
+times."""
 _KEYS_PER_LOOK = 500
 _SPARE_INSERTING_S, _INSERTING_S = 0.2, 10e-6
 """The processor time that inserting keys may take: once, and for each part of a key."""
@@ -49,7 +50,7 @@ class NamedClassError(ValueError):
 def read(data: bytes, classes: Mapping[str, type]) -> Any:
     """Return the value of a pickle. classes: those that it may call, by their full names, and set and frozenset.
 
-    Raises NamedClassError, or ValueError if it cannot be read or is larger than `check_size` allows."""
+    Raises NamedClassError, or ValueError if the pickle cannot be read or is larger than `check_size` allows."""
     if len(data) > MOST_BYTES:
         raise ValueError(f"it has {len(data):,} bytes, more than {MOST_BYTES:,}")
     try:
@@ -80,7 +81,8 @@ def check_size(value: Any, most: int) -> None:
 
 
 def parts(value: Any) -> Iterator[Any]:
-    """Yield a value and everything in it, as often as it occurs. Endless for a value that contains itself."""
+    """Yield a value and everything in it, as often as it occurs. The iteration is endless for a value that contains
+    itself."""
     return (part for part, _ in _parts(value))
 
 

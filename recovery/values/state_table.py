@@ -1,8 +1,8 @@
 """Convert states of many keys between columns of a declared schema and the JSON texts that SQLite holds.
 
-Each key's state is one JSON object of the schema's columns. It stays readable, and a column that is added later is
-NULL in older states. Both directions run in Arrow's compiled kernels and create no Python object per key. Every value
-decodes to an equal value, or `encode` refuses it.
+Each key's state is one JSON object of the schema's columns. The object stays readable, and a column that is added later
+is NULL in older states. Reading and writing run in Arrow's compiled kernels and create no Python object per key. Every
+value decodes to an equal value, or `encode` refuses it.
 
     bool, integers, float, double   JSON's own form; NaN and infinity have none and are refused
     string                          a string

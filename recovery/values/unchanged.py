@@ -23,11 +23,11 @@ A declared float may be an int, as StateCodec allows."""
 
 _LONGEST = re.compile(r"-[0-9]{4300}").search
 _WHOLE = 1 << 53
-"""A float holds every whole number up to this one."""
+"""A float holds every whole number up to this limit."""
 _CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 _NONE: frozenset[type] = frozenset()
 _EXACT: frozenset[type] = frozenset({NoneType, bool, int, str})
-"""The classes whose instances JSON gives back. It has no NaN and no infinity, so floats are not among them."""
+"""The classes whose instances JSON gives back. JSON has no NaN and no infinity, so floats are not among them."""
 
 
 def is_plain(value: Any) -> bool:
@@ -66,7 +66,8 @@ def is_readable(text: str) -> bool:
 
 
 class _TypeCheck(NamedTuple):
-    """How a part of a declared type is checked: an instance of `exact` comes back, `check` tells for the others."""
+    """How a part of a declared type is checked: an instance of `exact` comes back, `check` decides for all other
+    values."""
 
     exact: frozenset[type]
     check: Check
@@ -79,7 +80,7 @@ def check_of(info: inspect.Type) -> Check | None:
 
 
 def _part(info: inspect.Type, within: tuple[type, ...]) -> _TypeCheck | None:
-    """within: the classes around the part. One that contains itself has no check."""
+    """within: the classes around the part. A type that contains itself has no check."""
     if any(getattr(info, name, None) is not None for name in _CONSTRAINTS):
         return None
     kind = type(info)
@@ -189,7 +190,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _is_moment(value: Any) -> bool:
-    """Return whether a moment has no zone or UTC. One of another zone comes back with its offset instead."""
+    """Return whether a moment has no zone or UTC. A moment of another zone comes back with its offset instead."""
     return type(value) is datetime and (value.tzinfo is None or value.tzinfo is UTC)
 
 

@@ -18,7 +18,7 @@ from recovery.values.codec import StateCodec
 from recovery.values.pickles import parts, read
 
 PLAIN_NAMES = {"builtins.set": set, "builtins.frozenset": frozenset}
-"""Built-in types that older protocols name; later ones have codes for them."""
+"""Built-in types that older protocols name; later protocols have codes for these types."""
 
 
 def _built(value: Any) -> Any:
@@ -32,7 +32,7 @@ _to_json = msgspec.json.Encoder(enc_hook=_built).encode
 
 
 class Unpickler:
-    """Reads pickles. allowed: names like module.Class. Raises ConfigurationError for one that is not a class."""
+    """Reads pickles. allowed: names like module.Class. Raises ConfigurationError for a name that is not a class's."""
 
     def __init__(self, allowed: Collection[str] = ()) -> None:
         self._classes: dict[str, type] = {**PLAIN_NAMES, **{name: _class(name) for name in allowed}}
@@ -59,9 +59,9 @@ class Unpickler:
 
 
 def _class(name: str) -> type:
-    """Import an allowed class. Its module runs: the caller named it."""
+    """Import an allowed class. The class's module runs: the caller named that class."""
     words = name.split(".")
-    cause = "It is misspelt, its module is not on the path, or it is a function."
+    cause = "The name is misspelt, the class's module is not on the path, or the name is a function's."
     for split in range(len(words) - 1, 0, -1):
         module = ".".join(words[:split])
         try:

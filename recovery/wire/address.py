@@ -1,4 +1,4 @@
-"""The address of an owner, as tasks get it. It has no secret: the task key comes with the pickled step."""
+"""The address of an owner, as tasks get it. The address has no secret: the task key comes with the pickled step."""
 
 from __future__ import annotations
 

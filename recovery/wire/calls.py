@@ -50,7 +50,7 @@ class FullCheckResult(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """A part of a copied file. Those of one file follow each other."""
+    """A part of a copied file. The pieces of one file follow each other."""
 
     name: str
     data: bytes
@@ -102,7 +102,7 @@ DRIVER, CONVERTED, EDITED = "driver", "converted", "edited"
 
 
 class RowsAhead(msgspec.Struct, frozen=True, array_like=True):
-    """Rows of one step that a close writes to one partition, sent ahead of it: key, value, timeout of an edited
+    """Rows of one step that a close writes to one partition, sent ahead of that close: key, value, timeout of an edited
     state."""
 
     index: PartitionIndex
@@ -112,7 +112,7 @@ class RowsAhead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Closing(msgspec.Struct, frozen=True, array_like=True):
-    """`CloseRequest`. parts: how many parts with further rows were sent ahead of it."""
+    """A `CloseRequest` as it is sent. parts: how many parts with further rows were sent ahead of it."""
 
     epoch: Epoch
     batch: BatchId
@@ -131,8 +131,9 @@ class OwnerCalls(Protocol):
     """The calls on a connection that has proved itself with the token.
 
     A look asks without holding. A run holds the owner's directory on one connection (`hold`); it is held until that
-    connection ends. Its other connections `join` it. `take` opens partitions, which the calls below it then mean, in
-    the order of their indexes; each does what the method of `PartitionStore` with its name does for these.
+    connection ends. The run's other connections `join` the first. `take` opens partitions, which the calls below it
+    then mean, in the order of their indexes; each does what the method of `PartitionStore` with its name does for
+    these.
     """
 
     def serving(self) -> OwnerStatus:
@@ -172,7 +173,7 @@ class OwnerCalls(Protocol):
         ...
 
     def documents_of(self, prefix: str) -> list[StateDocument]:
-        """Return all documents whose id begins so, removed ones included, sorted by id."""
+        """Return all documents whose id begins with `prefix`, removed documents included, sorted by id."""
         ...
 
     def change_documents(self, changes: list[Changed], now_ms: int, busy_ms: int) -> list[StateDocument] | None:
@@ -219,7 +220,7 @@ class OwnerCalls(Protocol):
         ...
 
     def end_left_restore(self, name: str, counts: bool) -> None:
-        """End one of those. counts: its files stay."""
+        """End a left restore. counts: the restore's files stay."""
         ...
 
     def stage(self, name: str, home: str, indexes: list[PartitionIndex], umask: bool) -> None:
@@ -228,19 +229,19 @@ class OwnerCalls(Protocol):
         ...
 
     def put(self, piece: Piece) -> None:
-        """Add to one of its files."""
+        """Append to one of the restore's files."""
         ...
 
     def check_staged(self, digests: dict[str, str]) -> None:
-        """Compare each of its files with the SHA-256, in hexadecimal, and sync them."""
+        """Compare each of the restore's files with the SHA-256, in hexadecimal, and sync them."""
         ...
 
     def place(self) -> None:
-        """Put its files into place."""
+        """Put the restore's files into place."""
         ...
 
     def end_restore(self, counts: bool) -> None:
-        """End the restore. counts: its files stay; if not, they are removed."""
+        """End the restore. counts: the restore's files stay; if not, they are removed."""
         ...
 
     def describe(self) -> list[PartitionDescription]:

@@ -1,7 +1,7 @@
 """The task's end of the connections: `OwnerTaskStore`, and the connections that a worker process keeps.
 
 Every operation of a task may be repeated, so the client repeats a call whose connection breaks on a new one, until it
-has not reached the owner for the address's deadline. It never repeats a call that the owner refused.
+has not reached the owner for the address's deadline. The client never repeats a call that the owner refused.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MOST_SAID = 300
 _UNPROVEN = (
     "The owner has another token, another version of this package, other TLS settings, or no run; or something else "
     "listens at this address.",
-    "Give the run and all owners the same --token-file and one version, and check the address and --tls-ca. Then run "
+    "Give the run and all owners one --token-file and one version, and check the address and --tls-ca. Then run "
     "the same command again.",
 )
 """Cause and remedy for whatever was said before a proof."""
@@ -279,7 +279,7 @@ class Lines:
 
 
 class Line:
-    """One connection to an owner, made on first use. A new connection in its place has the same name."""
+    """One connection to an owner, made on first use. A connection that replaces this one has the same name."""
 
     def __init__(self, address: OwnerAddress, key: bytes, role: str = messages.TASK) -> None:
         """key: the task key; the token for another role."""
@@ -372,7 +372,7 @@ class Line:
             ) from None
 
     def _prove(self, channel: Channel, facts: list[str]) -> None:
-        """Exchange versions and proofs. facts: gets what both sides know, when they do."""
+        """Exchange versions and proofs. facts: gets the facts that both sides know, once they know them."""
         package = VERSION if self._role == messages.RUN else ""
         hello = messages.Hello(messages.NAME, messages.PROTOCOL, self._role, new_nonce(), package)
         channel.send(Kind.HELLO, messages.write_first(hello))
@@ -414,7 +414,7 @@ def reason_of(error: Exception) -> str:
 _all_lines: dict[tuple[OwnerAddress, bytes], Lines] = {}
 _lock = threading.Lock()
 MOST_ADDRESSES = 8
-"""Owners that a process stays connected to: those of its newest runs."""
+"""Owners that a process stays connected to: the owners of its newest runs."""
 
 
 def _lines_to(address: OwnerAddress, task_key: bytes) -> Lines:

@@ -1,7 +1,7 @@
 """Frames: how messages travel over one connection.
 
 A frame is a length, a kind and a body of at most `FRAME_BYTES`. A message is one frame, or several of the same kind:
-all but the last have the bit `MORE`. So no side ever allocates what the other only claims to send, and a receiver can
+all but the last have the bit `MORE`. So no side ever allocates what its peer only claims to send, and a receiver can
 put the parts of a large message aside without holding it.
 """
 
@@ -23,7 +23,7 @@ FRAME_BYTES = 256 << 10
 MESSAGE_BYTES = 8 << 20
 """Limit of a message; only a message with a single value may be larger."""
 VALUE_BYTES = (1 << 30) + MESSAGE_BYTES
-"""Limit of a message with a single value. SQLite's limit of a value is below it."""
+"""Limit of a message with a single value. SQLite's limit of a value is below this limit."""
 HELLO_BYTES = 4 << 10
 """Limit of the messages before the proof."""
 SILENCE_S = 20.0
@@ -70,7 +70,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.until_s: float | None = None
-        """Moment (`time.monotonic`) at which receiving ends, whatever arrives; None: no such moment."""
+        """Moment (`time.monotonic`) at which receiving ends, whatever arrives; None: receiving has no such end."""
         self.heard_s = time.monotonic()
         """When bytes arrived last."""
         self.sent_bytes = self.received_bytes = 0

@@ -1,8 +1,8 @@
 """Messages between clients and the owner, and errors as messages.
 
-Messages before the proof are JSON, so that every later version can read them; the others are MessagePack. Measured for
-a key and for a value of 20 bytes: 0.005 µs to write and 0.03 µs to read, one or two bytes more than the text. Columns
-of Arrow take 0.03 and 0.03 µs, and four bytes more.
+Messages before the proof are JSON, so that every later version can read them; all later messages are MessagePack.
+Measured for a key and for a value of 20 bytes: 0.005 µs to write and 0.03 µs to read, one or two bytes more than the
+text. Columns of Arrow take 0.03 and 0.03 µs, and four bytes more.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Challenge(msgspec.Struct, frozen=True):
-    """The owner's answer. incarnation: random; another one after a restart."""
+    """The owner's answer. incarnation: random; a new value after a restart."""
 
     name: str
     protocol: tuple[int, int]
@@ -76,7 +76,7 @@ class Refusal(msgspec.Struct, frozen=True):
     cause: str | None = None
     remedy: str | None = None
     proof: str = ""
-    """That the owner says so, while the client still waits for its proof."""
+    """That the owner has refused, while the client still waits for the owner's proof."""
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag_field="call"):
@@ -237,7 +237,7 @@ def as_refusal(error: RecoveryError) -> Refusal:
 
 
 Explain = Callable[[Exception], RecoveryError | None]
-"""Returns the typed error that is behind an unexpected one; None: the unexpected error is a defect."""
+"""Returns the typed error behind an unexpected error; None: the unexpected error is a defect."""
 
 
 def as_typed(error: Exception, explain: Explain, log: Callable[[str], None]) -> RecoveryError:
@@ -273,8 +273,8 @@ def _said(refusal: Refusal) -> tuple[str, ...]:
 
 
 def as_error(refusal: Refusal, owner: str) -> RecoveryError:
-    """Return the error in a message. Its path begins with the owner's location; for an address that hosts share, its
-    text does. The text names a class that is unknown here."""
+    """Return the error in a message. The error's path begins with the owner's location; for an address that hosts
+    share, the error's text does. The text names a class that is unknown here."""
     kind, found, path = error_named(refusal.error), refusal.found, refusal.path
     if kind is None:
         kind, found = StorageError, f"the owner at {owner} refused with {one_line(refusal.error)}: {found}"

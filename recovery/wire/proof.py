@@ -15,8 +15,8 @@ def new_nonce() -> str:
 
 
 def proof(key: bytes, role: str, *facts: str) -> str:
-    """Return the proof that the sender has the key, for its role and for facts that both sides know. These include a
-    nonce of each side, so that no proof can be used again."""
+    """Return the proof that the sender has the key, for its role and for facts that both sides know. The facts include
+    a nonce of each side, so that no proof can be used again."""
     # With lengths, no two lists of facts give the same text.
     text = "".join(f"{len(fact)}:{fact}" for fact in (role, *facts))
     return hmac.new(key, text.encode(), "sha256").hexdigest()

@@ -14,10 +14,10 @@ from recovery.wire.frames import VALUE_BYTES, Channel, Kind, WireError
 
 
 def read_rows(address: OwnerAddress, task_key: bytes, call: messages.Rows) -> Iterator[bytes]:
-    """Yield the rows that a call asks for, as the bytes of Arrow streams. It asks for the next ones when the caller has
-    taken these. Until the first have arrived, it repeats the call on new connections, for the address's deadline. After
-    that, a broken connection raises OwnerUnreachableError, and Spark runs the task again: rows have no order in which
-    reading could continue. Raises the error with which the owner refuses.
+    """Yield the rows that a call asks for, as the bytes of Arrow streams. The function asks for the next rows when the
+    caller has taken the rows before. Until the first have arrived, it repeats the call on new connections, for the
+    address's deadline. After that, a broken connection raises OwnerUnreachableError, and Spark runs the task again:
+    rows have no order in which reading could continue. Raises the error with which the owner refuses.
     """
     line = Line(address, task_key)
     try:
@@ -46,8 +46,8 @@ def _ask(call: messages.Rows | messages.More, channel: Channel) -> bytes:
 
 
 class RowsUnderWay:
-    """The owner's end: the rows that a connection reads. Their read transaction stays open until it has asked for all
-    of them."""
+    """The owner's end: the rows that a connection reads. The read transaction stays open until the connection has asked
+    for all rows."""
 
     def __init__(self) -> None:
         self._rows: Iterator[bytes] | None = None

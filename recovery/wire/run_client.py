@@ -24,7 +24,7 @@ STILL_S = 10.0
 CLASSIFY_S = 5.0
 """How long a run that has lost a connection asks the owner why."""
 LET_GO_S = 1.0
-"""How long the end of a run waits for what it is just telling the owner."""
+"""How long the end of a run waits for the answer to its last message to the owner."""
 PAUSE_S = 0.2
 
 P = ParamSpec("P")
@@ -39,7 +39,7 @@ class Owner:
     """
 
     def __init__(self, address: OwnerAddress, token: bytes) -> None:
-        """address: its deadline is for the first connection."""
+        """address: the deadline in the address is for the first connection."""
         self.address = address
         self.location = address.location
         self.begun: BegunExecution | None = None
@@ -81,7 +81,7 @@ class Owner:
     def stream(
         self, call: Callable[Concatenate[OwnerCalls, P], Iterator[R]], *arguments: P.args, **_: P.kwargs
     ) -> Generator[R, None, None]:
-        """Make a call that yields, and yield. Closing the generator early ends the call."""
+        """Make a call that yields several answers, and yield them. Closing the generator early ends the call."""
         with self._line() as line, self._described():
             channel = self._channel(line)
             channel.send(Kind.CALL, calls.write_call(call.__name__, arguments))
@@ -143,7 +143,7 @@ class Owner:
 
     @contextlib.contextmanager
     def _line(self) -> Iterator[Line]:
-        """Lend a connection of this run. One whose call failed half-way is not used again."""
+        """Lend a connection of this run. A connection whose call failed half-way is not used again."""
         if self._lost is not None:
             raise self._lost
         if self._ended.is_set():

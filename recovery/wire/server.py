@@ -2,7 +2,7 @@
 
 Limits hold whatever clients do. A connection has to prove itself within `PROOF_S`; until then the owner reads at most
 `HELLO_BYTES` from it. If more than `MOST_UNPROVEN` connections have not proved themselves, the owner closes the oldest.
-It serves at most `MOST_CONNECTIONS`.
+The owner serves at most `MOST_CONNECTIONS`.
 
 Beside a driver, tasks are served from the beginning. A service of its own (`recovery serve`) has a token for runs and
 looks, and serves tasks only while a run holds it.
@@ -80,7 +80,8 @@ class OwnerServer:
         self.counts = ServerCounts()
         self._tasks = tasks
         self._earlier: deque[Tasks] = deque(maxlen=MOST_EARLIER)
-        """What served the tasks of runs that have ended: with their keys these get an answer that they believe."""
+        """What served the tasks of runs that have ended: with those runs' keys, the tasks get an answer that they
+        trust."""
         self._listener = listener
         self._lock = threading.Lock()
         self._unproven: dict[Session, None] = {}
@@ -104,7 +105,8 @@ class OwnerServer:
         return self._tasks
 
     def serve_tasks(self, tasks: Tasks | None) -> None:
-        """Serve the tasks of another execution, or of none. Returns when the connections of earlier ones have ended."""
+        """Serve the tasks of another execution, or of none. Returns when the connections of earlier tasks have
+        ended."""
         with self._lock:
             if self._tasks not in (None, tasks):
                 self._earlier.append(self._tasks)
@@ -154,7 +156,7 @@ class OwnerServer:
                 sock.close()
 
     def admit(self, session: Session, line: str) -> Session | None:
-        """Count a session as proven. Return the one that it replaces."""
+        """Count a session as proven. Return the session that the new one replaces."""
         with self._lock:
             if session.tasks is not None and session.tasks is not self._tasks:
                 raise ConnectionAbortedError("the run has ended")
@@ -355,8 +357,8 @@ class Session:
             channel.sock.do_handshake()
 
     def _replace(self, line: str) -> None:
-        """Replace the earlier connection of this name. Its calls that have not begun never will: the first attempt of a
-        call must not run after its repetition."""
+        """Replace the earlier connection of this name. Calls of the earlier connection that have not begun never will:
+        the first attempt of a call must not run after its repetition."""
         replaced = self._server.admit(self, line)
         self.line = line
         if replaced is not None:

@@ -1,7 +1,7 @@
 """The owner's end of a task's connection: its calls, read, done and answered.
 
-At most two calls per processor run at a time; the others wait for a turn. A call that waits for its client holds no
-lock and no turn.
+At most two calls per processor run at a time; all further calls wait for a turn. A call that waits for its client holds
+no lock and no turn.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class TaskCalls:
         self._answers.answer(sent)
 
     def _send_rows(self, call: messages.Rows | messages.More) -> None:
-        """Answer with the next rows. Between two calls they wait in their transaction, without a turn."""
+        """Answer with the next rows. Between two calls the rows wait in their transaction, without a turn."""
         if isinstance(call, messages.Rows):
             self._own((call.partition,))
             self._rows.begin(self.tasks.service.rows(call))

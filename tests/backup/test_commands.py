@@ -120,7 +120,7 @@ def test_a_place_of_backups_is_read_like_a_directory(make_store, tmp_path):
     assert held["oldest_epoch"] == 6
     assert (whole["oldest_epoch"], whole["newest_epoch"], whole["directory"]) == (0, 7, str(tmp_path / "dest"))
     assert ([each["epoch"] for each in whole["versions"]], len(held["versions"])) == ([4, 7], 2)
-    assert "Both are at the same position" in call("diff", store, tmp_path / "dest")
+    assert "A and B are at the same position" in call("diff", store, tmp_path / "dest")
     differences = json.loads(call("diff", tmp_path / "dest", tmp_path / "dest", "--epoch-a", 3, "--json", code=1))
     assert (differences["a"]["epoch"], differences["b"]["epoch"]) == (3, 7)
     assert list(Path(tempfile.gettempdir()).glob("recovery-read-*")) == []

@@ -87,7 +87,7 @@ def pair(make_store):
 def test_the_command(pair, tmp_path):
     """Positions first, counts by step, then the keys; all of them in a file."""
     text = run_diff(*pair, code=1)
-    assert "They are at different positions" in text
+    assert "A and B are at different positions" in text
     assert '{"logOffset":7}' in text
     found = json.loads(run_diff(*pair, "--json", code=1))
     assert found["steps"] == {STEP: {"equal": 1, "changed": 2, "only_in_a": 1, "only_in_b": 0}}
@@ -223,7 +223,7 @@ def test_positions_in_growing_files(make_store, one, other, rows):
     [source] = found["sources"]
     assert [(each["path"], each["a"], each["b"]) for each in source["files"]] == rows
     assert found["same_position"] is source["same"] is (not rows)
-    assert ("Both are at the same position" in text) is (not rows)
+    assert ("A and B are at the same position" in text) is (not rows)
     for path, mine, theirs in rows:
         assert ["0", path, str(mine), str(theirs)] in [line.split() for line in text.splitlines()]
     assert [each.same for each in diff(*made).sources] == [not rows]
@@ -259,7 +259,7 @@ def test_what_counts_as_equal(pair):
 def test_a_copy_is_equal(pair, tmp_path):
     """Another place with the same content; the exit code says so."""
     shutil.copytree(pair[0], tmp_path / "copy")
-    assert "Both are at the same position" in run_diff(pair[0], tmp_path / "copy", code=0)
+    assert "A and B are at the same position" in run_diff(pair[0], tmp_path / "copy", code=0)
 
 
 @settings(max_examples=5)
@@ -361,7 +361,7 @@ def test_positions_without_ticks(make_store):
             position = {CHECKPOINT_STEP: {"offsets/0": OFFSETS + "\n".join(lines)}}
             run.close(0, driver_rows={**position, SOURCES_STEP: {PLACES_KEY: places.to_text()}})
         made.append(directory)
-    assert "Both are at the same position" in run_diff(*made, code=0)
+    assert "A and B are at the same position" in run_diff(*made, code=0)
 
 
 def test_mistakes(pair, tmp_path):

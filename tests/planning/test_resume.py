@@ -364,7 +364,7 @@ class TestMessages:
         found = [describe(Sketch(0, count=2)), describe(Sketch(1, count=3))]
         error = outcome([FoundFile(d.path, d) for d in found])
         assert isinstance(error, ForeignPartitionError)
-        assert "part-1 of 3 partitions, the others are of 2" in str(error)
+        assert "part-1 of 3 partitions, the other files are of 2" in str(error)
 
 
 def test_the_same_epoch_after_another_batch_is_not_the_same_snapshot():

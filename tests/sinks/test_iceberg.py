@@ -83,7 +83,7 @@ def test_a_fork_is_refused(warehouse):
     """The table belongs to its origin."""
     store, _ = two_epochs(warehouse.sink())
     forked = replace(store.resume(), store_id="7a2b", origins=(Origin("fork", store.store_id, 1, 0, 2, "/data/rec"),))
-    with pytest.raises(OutputMismatchError, match="which this one was forked from"):
+    with pytest.raises(OutputMismatchError, match="from which this store was forked"):
         warehouse.sink().check(forked)
 
 

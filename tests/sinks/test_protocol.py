@@ -195,7 +195,7 @@ def test_a_fork_has_no_part_in_the_target_of_its_origin(tmp_path, sink, moves):
     play(world, moves)
     before = world.target.everything()
     for loses in (False, True):
-        with pytest.raises(OutputMismatchError, match="which this one was forked from") as caught:
+        with pytest.raises(OutputMismatchError, match="from which this store was forked") as caught:
             world.run("F", loses=loses)
         assert "--no-output" in caught.value.remedy
     assert world.target.everything() == before
@@ -274,6 +274,6 @@ def test_a_table_whose_history_was_cleaned(tmp_path, monkeypatch, sink, name, mo
         cleaned.setattr(log, "history", lambda *_: CommitHistory((), whole=False))
         with pytest.raises(StaleDirectoryError):
             world.run(name)
-        with pytest.raises(OutputMismatchError, match="which this one was forked from"):
+        with pytest.raises(OutputMismatchError, match="from which this store was forked"):
             world.run("F")
     assert world.target.everything() == before

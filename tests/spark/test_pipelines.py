@@ -209,7 +209,7 @@ def test_full_refresh_and_no_state_update(spark, directory, tmp_path, elsewhere)
     assert again([1]) == ([0], 1, "succeeded")
     for options in ({"resume": True, "full_refresh": True}, {"no_state_update": True}):
         going_back = replace(config, resume_epoch=None if "resume" in options else 1)
-        with pytest.raises(ConfigurationError, match="Run it with one of them"):
+        with pytest.raises(ConfigurationError, match="Run the pipeline with one of them"):
             run_pipeline(pipeline, going_back, spark=spark, **options)
 
 
@@ -547,7 +547,7 @@ pipeline = Pipeline("nightly", [
     assert StateManager(tmp_path / "db").get_hwm("orders") == 4
     for options in (["--resume", "--full-refresh"], ["--no-state-update", "--resume-after", "0"]):
         done = command_line(tmp_path, "jobs.py", "-r", "db", *options)
-        assert (done.returncode, "Run it with one of them" in done.stderr) == (11, True), done.stderr
+        assert (done.returncode, "Run the pipeline with one of them" in done.stderr) == (11, True), done.stderr
     done = command_line(tmp_path, "jobs.py", "-r", "db", "--lose-epochs")
     assert (done.returncode, "is for flows" in done.stderr) == (2, True), done.stderr
     (tmp_path / "flow.py").write_text(

@@ -366,7 +366,7 @@ def test_a_copy_has_run_and_the_directory_was_repartitioned(spark, feed, tmp_pat
     shown, partitions = found(), [path.read_bytes() for path in sorted((tmp_path / "db").glob("part-*"))]
     with pytest.raises(StaleDirectoryError, match="this directory does not know that execution") as caught:
         run_to_end(frame, tmp_path / "db", make(), backup_interval="1h")
-    assert "repartitioned from, or on a copy of it" in caught.value.cause
+    assert "this one was repartitioned, or on a copy of it" in caught.value.cause
     assert found() == shown
     assert [path.read_bytes() for path in sorted((tmp_path / "db").glob("part-*"))] == partitions
     run_to_end(frame, tmp_path / "db", make(), backup_interval="1h", lose_epochs=True)

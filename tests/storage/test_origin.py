@@ -150,5 +150,5 @@ def test_part_0_of_the_origin(pair):
     """Without the record, the stores are named."""
     old, new = pair
     shutil.copy(old / "part-0.sqlite3", new)
-    with pytest.raises(ForeignPartitionError, match="belongs to store 11aa, the others to store 22bb"):
+    with pytest.raises(ForeignPartitionError, match="belongs to store 11aa, the other files to store 22bb"):
         plan_resume(scan(new))

@@ -1,1 +1,1 @@
-"""Standbys: directories that follow the backups of another one, and take over from it."""
+"""Standbys: directories that follow the backups of another directory, and take over from that directory."""

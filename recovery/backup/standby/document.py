@@ -1,8 +1,8 @@
 """What a standby knows of itself: `standby.json`, which also marks the directory.
 
-It names the place, and for each partition how far it has come. Before partitions are changed, it says what they will
-be (`coming`); what is needed for that lies in the directory by then. So a kill at any moment leaves a standby that the
-next call completes without the place.
+The document names the place, and says for each partition which epoch the standby has reached. Before partitions are
+changed, the document says what they will be (`coming`); what is needed for the change lies in the directory before. So
+a kill at any moment leaves a standby that the next call completes without the place.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class At:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all its partitions are there."""
+        """Whether all partitions of the standby are there."""
         return None not in self.positions
 
 
@@ -62,8 +62,8 @@ class Standby:
 
 
 def read_standby(directory: Path) -> Standby | None:
-    """Return the document of a standby, None if the directory is none. Raises CorruptPartitionError for one that this
-    package did not write, UnsupportedVersionError or StorageError."""
+    """Return the document of a standby, None if the directory is none. Raises CorruptPartitionError for a document that
+    this package did not write, UnsupportedVersionError or StorageError."""
     path = directory / NAME
     content = read_beside(path, LARGEST)
     if content is None:
@@ -73,7 +73,7 @@ def read_standby(directory: Path) -> Standby | None:
         return CorruptPartitionError(
             f"it cannot be read: {why}",
             path=path,
-            cause="It was edited or damaged.",
+            cause="The file was edited or damaged.",
             remedy="Remove the directory, and follow the backups into a new one.",
         )
 

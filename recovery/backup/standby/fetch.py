@@ -17,7 +17,7 @@ from recovery.storage.verify import PartitionCheck
 
 
 class FetchedPartition(NamedTuple):
-    """What was fetched for a partition. whole: why all of it was; None: changes, or nothing."""
+    """What was fetched for a partition. whole: why the whole partition was fetched; None: changes, or nothing."""
 
     position: ChainPosition
     objects: int

@@ -4,11 +4,10 @@ follow.1  Lock the directory, and mark it if it is new. Complete what a killed c
           partition that is not as the mark says has to be fetched whole.
 follow.2  List the backups of the place. Choose the latest one, if it is later than what the directory is as of.
 follow.3  Fetch into a directory inside it what each partition lacks: the changes files of its chain since then, merged
-          into one; or, if its chain began again or branched, all of it. Compare it with the manifest; sync it.
-follow.4  Note in the mark what the partitions will be.
-follow.5  Apply it, one partition after the other, in one transaction or one rename each. What a partition holds shows
-          whether this was done before.
-follow.6  Note in the mark that the partitions are that. Remove what was fetched.
+          into one; or, if its chain began again or branched, all of it. Compare each file with the manifest; sync the
+file. follow.4  Note in the mark what the partitions will be. follow.5  Apply what was fetched, one partition after the
+other, in one transaction or one rename each. What a partition holds shows whether this was done before. follow.6  Note
+in the mark that the partitions are that. Remove what was fetched.
 """
 
 from __future__ import annotations
@@ -112,8 +111,8 @@ class Follower:
         """place: the place of backups; None: the one that the directory follows already. preview: a scratch directory,
         to which is fetched what a look would apply; the directory stays as it is.
 
-        Entering it raises DirectoryLockedError, AlreadyInitializedError for a directory with partitions that is no
-        standby, ConfigurationError, CorruptPartitionError or StorageError.
+        Entering the context raises DirectoryLockedError, AlreadyInitializedError for a directory with partitions that
+        is no standby, ConfigurationError, CorruptPartitionError or StorageError.
         """
         if place is not None:
             refuse_itself(place, directory, "standby")
@@ -224,7 +223,7 @@ class Follower:
                     f"it holds {', '.join(there[:4])}, and is not a standby",
                     path=self.directory,
                     cause="The directory is a recovery directory in use, or was one.",
-                    remedy="Follow into another directory, or move this one away.",
+                    remedy="Follow into another directory, or move this directory away.",
                 )
             found = Standby(self._place, shown)
         found = replace(found, place=self._place, shown=shown)
@@ -354,7 +353,7 @@ class Follower:
         self._clear()
 
     def _applied(self, coming: At, index: int, path: Path) -> ChainPosition | None:
-        """Bring a partition to what it will be; None if that is not possible with what was fetched."""
+        """Bring a partition to the state that the mark announces; None if the fetched files do not lead there."""
         target, before = coming.positions[index], self._position(index)
         staged = self._staging / path.name
         if index in coming.whole and staged.exists():
@@ -404,7 +403,8 @@ def _cut_off(directory: Path, coming: At) -> StandbyDirectoryError:
     return StandbyDirectoryError(
         f"a part of its partitions is as of backup {coming.manifest}, to which it was being brought",
         path=directory,
-        cause="A recovery follow was killed. The next one, or a promotion, completes that; a dry run does not.",
+        cause="A recovery follow was killed. The next `follow`, or a promotion, completes the change; a dry run does "
+        "not.",
         remedy="Follow the place once more: python -m recovery follow SRC DIR --once",
     )
 

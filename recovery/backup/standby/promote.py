@@ -1,14 +1,13 @@
 """Make a standby an ordinary directory, which takes over the store.
 
-promote.1  Lock the directory, and complete what a killed call left (follow.1). If it is whole, plan a resume of it: a
-           directory that no run could resume does not stop the writer.
-promote.2  Claim the next term of the place, if its writer is still the one that the standby last saw. From now on that
-           writer is refused: what it stored by now is what it may have published.
-promote.3  Follow the place to its latest backup.
-promote.4  Plan a resume, which has to succeed.
-promote.5  Remove the mark. The first run takes the other directory's place at the sinks as well.
+promote.1  Lock the directory, and complete what a killed call left (follow.1). If the directory is whole, plan a resume
+           of it: a directory that no run could resume does not stop the writer. promote.2  Claim the next term of the
+           place, if its writer is still the one that the standby last saw. From now on that writer is refused: what it
+           stored by now is what it may have published. promote.3  Follow the place to its latest backup. promote.4
+           Plan a resume, which has to succeed. promote.5  Remove the mark. The first run takes the other directory's
+           place at the sinks as well.
 
-It may be repeated at any step: the directory holds the term that it claimed.
+A promotion may be repeated at any step: the directory holds the term that it claimed.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Unseen = Literal["nothing", "unpublished", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """A directory that was promoted, and what is lost by that; or that is the store's writer already.
+    """A directory that was promoted, and what the promotion loses; or a directory that is the store's writer already.
 
     changed: whether a promotion was left to do. backup: the one that it is as of; None: not known. term: the one that
     it holds; None: unfenced. before: the writer that was replaced; None: nobody had claimed a term. missed: later
@@ -129,7 +128,7 @@ def promote(
 
 
 def _whole(follower: Follower) -> At:
-    """Return what the standby is as of. Raises BackupDamagedError unless all of it is there."""
+    """Return what the standby is as of. Raises BackupDamagedError unless the standby is whole."""
     at = follower.at
     assert at is not None
     if not at.is_whole:

@@ -11,7 +11,7 @@ from recovery.base.untrusted_paths import read_named
 from recovery.errors import ConfigurationError
 
 MOST_BYTES = 64 << 10
-"""Of the certificates in a file: every task gets them."""
+"""The most bytes of certificates in a file: every task gets the certificates."""
 MOST_FILE_BYTES = 16 << 20
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _ROUNDS = 10

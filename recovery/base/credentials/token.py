@@ -34,13 +34,14 @@ def read_token(path: Path) -> bytes:
             f"the token cannot be read: {error.strerror or error}",
             path=path,
             cause="",
-            remedy="Make one, and copy it to all hosts: python -c 'import secrets; print(secrets.token_hex())' > FILE",
+            remedy="Make a token, and copy it to all hosts: python -c 'import secrets; print(secrets.token_hex())' > "
+            "FILE",
         ) from error
     if not LEAST_BYTES <= len(token) <= MOST_BYTES:
         raise ConfigurationError(
             f"a token of {len(token)} bytes is too {'short' if len(token) < LEAST_BYTES else 'long'}",
             path=path,
             cause="",
-            remedy="Make one: python -c 'import secrets; print(secrets.token_hex())' > FILE",
+            remedy="Make a token: python -c 'import secrets; print(secrets.token_hex())' > FILE",
         )
     return token

@@ -71,7 +71,7 @@ class _Counted:
 
 def operators_of(sizes: Mapping[str, int], read: Callable[[str], str | bytes]) -> tuple[NativeOperator, ...]:
     """Return the operators in a checkpoint whose files have these sizes, by their number. `read` returns a file's
-    content; it is called for one small file of each operator."""
+    content; `read` is called for one small file of each operator."""
     counted: dict[int, _Counted] = {}
     for path, size in sizes.items():
         found = _FILE.fullmatch(path)
@@ -150,7 +150,7 @@ def _partitions(stores: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _described(content: str | bytes) -> _Described | None:
-    """Parse an operator's own file: its first line is a version, its second JSON. None: it has another form."""
+    """Parse an operator's own file: its first line is a version, its second JSON. None: the file has another form."""
     lines = (content.decode(errors="replace") if isinstance(content, bytes) else content).splitlines()
     try:
         described = msgspec.json.decode(lines[1])

@@ -52,7 +52,7 @@ class _Partition:
 
 @dataclass(slots=True)
 class StateFiles:
-    """The needed files of `state/`. What it has looked up about a query's layout is kept."""
+    """The needed files of `state/`. What was looked up about a query's layout is kept."""
 
     home: CheckpointHome
     held: Mapping[str, HeldFile]
@@ -180,7 +180,7 @@ class StateFiles:
 
 
 def _check_empty(directory: str, names: list[str]) -> None:
-    """Raise UnsupportedPlanError if there are files: without versions they belong to another kind of state store."""
+    """Raise UnsupportedPlanError if there are files: files without versions belong to another kind of state store."""
     if names:
         raise UnsupportedPlanError(
             f"{directory}/{min(names)} is not a file of one of Spark's own state stores",

@@ -1,9 +1,9 @@
 """The seam between operational state and the store of documents that keeps it.
 
-A document is JSON under a state id. Its generation grows by one with every change and never goes back, even when the
-document is removed and made again. Every backend makes the same promises: a write is durable when it returns, and all
-or nothing; of several concurrent writes, each sees the result of the one before it; damaged data raises an error and is
-never taken for missing.
+A document is JSON under a state id. A document's generation grows by one with every change and never goes back, even
+when the document is removed and made again. Every backend makes the same promises: a write is durable when it returns,
+and all or nothing; of several concurrent writes, each sees the result of the one before it; damaged data raises an
+error and is never taken for missing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Change = Callable[[Document | None], Any]
 """Returns the new content, given the current document, or None if there never was one. Returning None removes the
 document.
 
-It may be called again if another writer was faster. Returning the current content writes nothing.
+The function may be called again if another writer was faster. Returning the current content writes nothing.
 """
 
 
@@ -76,7 +76,7 @@ class Backend(Protocol):
     def update(self, changes: Mapping[StateId, Change]) -> dict[StateId, Document]:
         """Change documents; returns their new values, without documents that never existed. Each change is atomic.
 
-        In the recovery directory all changes are one transaction. Elsewhere they are made in the order given. Raises
+        In the recovery directory all changes are one transaction. Elsewhere changes are made in the order given. Raises
         StateLockedError if other writers kept it waiting for too long.
         """
         ...
@@ -90,7 +90,8 @@ class Backend(Protocol):
         ...
 
     def lock(self, name: str, purpose: str) -> AbstractContextManager[None]:
-        """Hold the lock of this name. Raises StateLockedError naming the holder, LeaseLostError if it was lost."""
+        """Hold the lock of this name. Raises StateLockedError naming the holder, LeaseLostError if the lock was
+        lost."""
         ...
 
 
@@ -143,7 +144,7 @@ class DirectoryBackend:
 
     @contextmanager
     def lock(self, name: str, purpose: str) -> Iterator[None]:
-        """See `Backend.lock`. The operating system holds it, and frees it when the process dies."""
+        """See `Backend.lock`. The operating system holds the lock, and frees it when the process dies."""
         from recovery.operational.locks import FileLock
 
         home(self.directory)
@@ -173,12 +174,14 @@ def same_place(one: Backend, other: Backend) -> bool:
 
 
 def to_text(content: Any) -> str | None:
-    """Return content in its stored form. Values that are equal in Python may differ in it: 1, 1.0 and true."""
+    """Return content in the stored form. Values that are equal in Python may differ in the stored form: 1, 1.0 and
+    true."""
     return None if content is None else json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
 def document(stored: StoredState) -> Document:
-    """Return a document as its content is meant. Raises CorruptPartitionError for one that is no JSON."""
+    """Return a stored document with its content as a value. Raises CorruptPartitionError for a document that is no
+    JSON."""
     try:
         content = None if stored.content is None else json.loads(stored.content)
     except (ValueError, RecursionError) as error:

@@ -15,9 +15,9 @@ T = TypeVar("T")
 class StateStore(Protocol):
     """A store of small objects by path, for `StateManager(backend=…)`: a database, a service, a dict.
 
-    The promise that everything rests on is that of `put`: of several writers that expect the same token, one succeeds.
-    Marks, history, scoped state, locks with fencing numbers and digests are built on it. A method that cannot answer
-    raises OSError, which becomes a StateBackendError.
+    All guarantees rest on the promise of `put`: of several writers that expect the same token, one succeeds.
+    Marks, history, scoped state, locks with fencing numbers and digests are built on this store. A method that cannot
+    answer raises OSError, which becomes a StateBackendError.
     """
 
     location: str

@@ -4,8 +4,8 @@
    the next fencing number. The write is conditional, so only one of several succeeds.
 2. Silent means: the object did not change while the waiting process watched it, by that process's own elapsed time.
    Clocks of two machines are never compared, so it does not matter what they show.
-3. The holder renews after a third of the lease by writing the object again. If it could not do so for a whole lease, or
-   finds another holder in the object, it knows that it has lost the lock.
+3. The holder renews after a third of the lease by writing the object again. If the holder could not do so for a whole
+   lease, or finds another holder in the object, it knows that it has lost the lock.
 4. A write under a lease carries the lease's fencing number; an object written under a higher number refuses it.
 """
 
@@ -46,7 +46,7 @@ class LeaseTerms:
 
 
 class HeldLease:
-    """One named lock. Entering waits for it at most `wait_s` seconds; leaving frees it.
+    """One named lock. Entering waits for the lease at most `wait_s` seconds; leaving frees the lease.
 
     Raises StateLockedError naming the holder; on leaving LeaseLostError if the lock was lost meanwhile.
     """

@@ -23,8 +23,8 @@ def migrate(
     pattern: a glob; only documents whose ids match are copied, and then the target may hold others.
 
     Documents that the target already holds must be identical, unless forced. The source stays unchanged. Afterwards
-    both are read again and compared. Raises ConfigurationError, StateLockedError if the source changed meanwhile,
-    CorruptStateError if the target does not hold what was written.
+    both backends are read again and compared. Raises ConfigurationError, StateLockedError if the source changed
+    meanwhile, CorruptStateError if the target does not hold what was written.
     """
     now_ms = (clock or SystemClock()).wall_ms()
     every = _documents(source)
@@ -41,7 +41,7 @@ def migrate(
     if differing and not force:
         raise ConfigurationError(
             f"{target.location} already holds other states: {', '.join(map(repr, differing[:3]))}",
-            cause="It is already in use.",
+            cause="The place is already in use.",
             remedy="Use an empty target; or give --force, which overwrites states of the same id and keeps others.",
         )
     wanted = [document for each, document in documents.items() if there.get(each) != document]

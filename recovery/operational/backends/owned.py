@@ -72,7 +72,8 @@ class OwnerBackend:
             f"the lock {name!r:.80} cannot be held from here",
             path=self.location,
             cause="Partition 0, which has the operational state, is at an owner on another host.",
-            remedy="Run it on that host; or give the operational state a place of its own: --state-backend URI.",
+            remedy="Run the command on that host; or give the operational state a place of its own: --state-backend "
+            "URI.",
         )
 
     @property
@@ -97,13 +98,13 @@ class OwnerBackend:
 
 
 def documents_of(locations: Locations, clock: Clock, retry: RetryPolicy) -> Backend:
-    """Return the operational state that lies with partition 0. locations: that have chosen their copies."""
+    """Return the operational state that lies with partition 0. locations: must have chosen their copies."""
     owner = locations.owner_of(PartitionIndex(0))
     return DirectoryBackend(locations.directory, clock, retry) if owner is None else OwnerBackend(owner, clock, retry)
 
 
 def origins_of(locations: Locations) -> tuple[Origin, ...]:
-    """Return the stores that the store was made from, as `read_origins`. locations: that have chosen their copies."""
+    """Return the stores that the store was made from, as `read_origins`. locations: must have chosen their copies."""
     owner = locations.owner_of(PartitionIndex(0))
     if owner is None:
         return read_origins(locations.directory)

@@ -21,8 +21,8 @@ _ESCAPED = re.compile(rb"=([0-9A-F]{2})")
 
 
 def encode_path(state_id: StateId) -> str:
-    """Return the relative directory of a state id. Different ids never share one, and none lies where another's file
-    does."""
+    """Return the relative directory of a state id. Different ids never share a path, and no path lies where another
+    id's file does."""
     parts = [_encode_part(part) for part in state_id.split("/")]
     path = "/".join(parts)
     return path if len(path) <= LONGEST_PATH else f"{path[:LONGEST_PART].rstrip('/=')}!{_digest(state_id)}"

@@ -215,7 +215,7 @@ def serialize(stored: StoredDocument) -> bytes:
 
 
 def deserialize(content: bytes, path: str) -> StoredDocument:
-    """Return the document that `serialize` encoded. Raises CorruptStateError for a torn or altered one,
+    """Return the document that `serialize` encoded. Raises CorruptStateError for a torn or altered document,
     UnsupportedVersionError."""
     try:
         fields = json.loads(content)

@@ -58,7 +58,8 @@ class RetryPolicy:
         sleep: Callable[[float], None] = time.sleep,
         draw: Callable[[], float] = random.random,
     ) -> T:
-        """Return the result of `attempt`; it is tried again if it raises Busy, and only then. Raises its last Busy."""
+        """Return the result of `attempt`; it is tried again if it raises Busy, and only then. Raises the last Busy of
+        `attempt`."""
         for delay in self.delays:
             try:
                 return attempt()

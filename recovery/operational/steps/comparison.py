@@ -17,7 +17,7 @@ from recovery.storage.history import KeyChange, KeyState
 from recovery.storage.snapshot import Snapshot, snapshot_at
 
 Pair = tuple[str, KeyState | None, KeyState | None]
-"""A key with its states in both snapshots; None: it has none."""
+"""A key with its states in both snapshots; None: the key has no state."""
 
 CHANGED, ONLY_A, ONLY_B = "changed", "only in A", "only in B"
 
@@ -83,7 +83,7 @@ class Diff:
 
     @property
     def same_position(self) -> bool:
-        """Whether both have read the same of each source."""
+        """Whether two snapshots have read the same input of each source."""
         return all(each.same for each in self.sources)
 
 
@@ -103,7 +103,7 @@ def diff(
 
     epoch_a, epoch_b: a held epoch; None: the newest. steps: only these. key: only keys that match this glob.
     tolerance: by how much floats may differ, absolutely or relatively. ignore_fields: names of fields that are not
-    compared, at any depth. every_key: read all keys also where both share a history.
+    compared, at any depth. every_key: read all keys also where the directories share a history.
 
     Raises the errors of planning, EpochNotHeldError, StateNotFoundError for a step that is in neither, and
     CorruptPartitionError, also while differences are read.
@@ -122,7 +122,7 @@ def diff_snapshots(
     every_key: bool,
     observe: Observer = ignore,
 ) -> Diff:
-    """Return the same for two snapshots."""
+    """Return the differences of two snapshots."""
     chosen = steps_of(a, b, steps)
     for step in steps:
         if step not in chosen:
@@ -152,9 +152,9 @@ def compare(
 ) -> Iterator[KeyDifference]:
     """Yield the keys of a step that differ between two snapshots, by key, and add all of them to `counts`.
 
-    pattern: only keys that match this glob. Where both share a history that they hold, it reads only the keys that
-    changed since, and counts the others, but not with a pattern; see `since`. every_key: it reads all of them
-    nevertheless.
+    pattern: only keys that match this glob. Where both snapshots still hold a part of a shared history, `compare` reads
+    only the keys that changed since, and counts all other keys, but not with a pattern; see `since`. every_key: read
+    all keys nevertheless.
     """
     equal = 0
     found_pairs = _all_pairs(a, b, step) if every_key else pairs(a, b, step)
@@ -180,8 +180,8 @@ def compare(
 def since(a: Snapshot, b: Snapshot) -> int | None:
     """Return the epoch from which on a comparison reads what was written; None: it reads all keys.
 
-    That is the older of two snapshots of the same files, or the newest epoch that two stores hold of a history that
-    they share.
+    That epoch is the older of two snapshots of the same files, or the newest epoch that two stores hold of a history
+    that they share.
     """
     if a.paths == b.paths:
         return min(a.epoch, b.epoch)

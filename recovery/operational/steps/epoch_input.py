@@ -57,7 +57,8 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class SourceInput:
-    """What an epoch read of one source, by the source's number in the plan. ranges: None: it is not `appended`."""
+    """What an epoch read of one source, by the source's number in the plan. ranges: None: the source is not
+    `appended`."""
 
     source: str
     ranges: tuple[FileRange, ...] | None
@@ -71,7 +72,7 @@ class SourceInput:
 def epoch_input(at: Snapshot, epoch: int) -> tuple[SourceInput, ...] | None:
     """Return what an epoch read of each source; None if the epoch, or the one before it, is not held any more.
 
-    Raises the errors of reading, and those of a position that cannot be read.
+    Raises the errors of reading, and the errors of a position that cannot be read.
     """
     cuts: dict[int, Cut] = {cut[0]: cut for cut in at.cuts}
     if epoch not in cuts or (epoch - 1 not in cuts and epoch - 1 != NO_EPOCH):
@@ -100,13 +101,14 @@ class SourcePosition:
 
     @property
     def same(self) -> bool:
-        """Whether both have read the same. In growing files that are the same bytes, whatever was written behind."""
+        """Whether both snapshots have read the same input of this source. In growing files this means the same bytes,
+        whatever was written behind them."""
         both = self._offsets()
         return self.a == self.b or (both is not None and _content(both[0]) == _content(both[1]))
 
     @property
     def files(self) -> tuple[FileRead, ...] | None:
-        """The growing files of which both have not read the same; None: of a source of another kind."""
+        """The growing files that the two snapshots have not read equally far; None: a source of another kind."""
         both = self._offsets()
         return None if both is None else tuple(_files(*both))
 
@@ -121,13 +123,14 @@ class SourcePosition:
 
 
 def _content(offset: InputOffset) -> Counter[tuple[int, str]]:
-    """Return what was read of each file. What was seen behind that, and names, belong to nobody's state."""
+    """Return what was read of each file. What was seen behind the read part, and file names, belong to nobody's
+    state."""
     return Counter((each.offset, each.digest) for each in offset.files.values() if each.offset)
 
 
 def _files(one: InputOffset, other: InputOffset) -> Iterator[FileRead]:
-    """Yield the files that are read to different places. A file of the same number and first name is the same: two
-    stores of one history number the files of that history alike. Of others the name decides."""
+    """Yield the files that are read to different places. Files with one number and one first name are one file: two
+    stores that share a history number the files of that history alike. For files without a number, the name decides."""
     left = dict(other.files)
     for number, mine in one.files.items():
         named = left.get(number)
@@ -153,7 +156,7 @@ def _ranges(before: str | None, after: str) -> tuple[FileRange, ...] | None:
 
 
 def _offset(text: str | None) -> InputOffset | None:
-    """Return a position in appended files; None for that of another source, and for none."""
+    """Return a position in appended files; None for another source's position, and without a position."""
     try:
         found = json.loads(text or "null")
     except (ValueError, RecursionError):

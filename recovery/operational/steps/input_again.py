@@ -1,6 +1,6 @@
 """The files that a run which goes back would read again: what can be seen of them without Spark and without the flow.
 
-The run itself looks at all of its input, whatever the source is: `recovery.spark.inputs.look`.
+The run itself looks at all input, whatever the source is: `recovery.spark.inputs.look`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from recovery.storage.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class InputAgain:
-    """Files of this host that a plan reads again. gone: those that are not there. changed: those with another
+    """Files of this host that a plan reads again. gone: files that are not there. changed: files with another
     modification time, or growing files that are shorter than what was read."""
 
     files: int
@@ -86,7 +86,7 @@ def _looked(beyond: Reached) -> Iterator[tuple[str, str]]:
 
 
 def _appended(text: str) -> Iterator[FilePosition]:
-    """Yield the files of a position in appended files; nothing for that of another source."""
+    """Yield the files of a position in appended files; nothing for another source's position."""
     try:
         found = msgspec.json.decode(text)
         if isinstance(found, dict) and "files" in found:

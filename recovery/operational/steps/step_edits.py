@@ -94,7 +94,7 @@ def _check_used(plan: ResumePlan, directory: Path) -> None:
         raise FlowMismatchError(
             "no flow has used it yet, so there is no state to edit",
             path=directory,
-            cause="No flow has run on it.",
+            cause="No flow has run on the directory.",
             remedy="Run the flow once.",
         )
 
@@ -128,8 +128,8 @@ def _check_fits(newest: Snapshot, changes: Mapping[StepKey, Edited]) -> None:
         if unfit is not None:
             raise StateValueError(
                 f"step {step!r:.80}, key {key!r:.120}: this does not fit what it declares, {what:.200}: {unfit:.300}",
-                cause="A run could not read it, or would never look it up.",
-                remedy="Write it as `state get` prints others; `recovery status --json` has the declarations.",
+                cause="A run could not read such a key, or would never look it up.",
+                remedy="Write the key as `state get` prints others; `recovery status --json` has the declarations.",
             )
 
 
@@ -145,8 +145,8 @@ class _NothingToChange(Exception):  # noqa: N818 - not an error
 def _edit_by_force(
     directory: Path, what: str, compute: Callable[[Snapshot], Mapping[StepKey, Edited]], clock: Clock
 ) -> Epoch | None:
-    """Edit during the run until it is fenced. It may close epochs meanwhile: then the changes are computed
-    again, while all partitions are held."""
+    """Edit during a run, by force: until the run is fenced. The run may close epochs meanwhile: then the changes are
+    computed again, while all partitions are held."""
     plan = plan_resume(scan(directory))
     seen, changes = _cut(plan), dict[StepKey, Edited]()
     facts: dict[str, object] = {"what": what}
@@ -192,7 +192,8 @@ def close_audited(
     fence: Callable[[ResumePlan], None] | None = None,
     locations: Locations | None = None,
 ) -> E:
-    """Close an epoch in an execution of its own. Its entry in the run history holds `facts` and the user's name.
+    """Close an epoch in an execution of its own. The entry of that execution in the run history holds `facts` and the
+    user's name.
 
     `close` gets the writer. The caller holds the directory's lock, or fences; with `locations`, it holds them all.
     """

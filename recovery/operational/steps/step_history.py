@@ -42,7 +42,7 @@ class Version:
     first_batch: int | None
     changes: tuple[Difference, ...]
     input: tuple[SourceInput, ...] | None = None
-    """What the epoch read, if it was asked for; None: it was not, or the epoch before is not held."""
+    """What the epoch read; None: nobody asked for it, or the epoch before is not held."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the version as JSON."""

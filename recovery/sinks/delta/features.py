@@ -12,9 +12,10 @@ from recovery.errors import SinkRefusedError
 _KNOWN = {"appendOnly", "invariants", "timestampNtz", "changeDataFeed", "v2Checkpoint"}
 """Features that plain files fit, and that `deltalake` writes."""
 _IN_USE = {"checkConstraints", "columnMapping", "generatedColumns"}
-"""Features that count only where a table uses them, see `_used`: it may list them without."""
+"""Features that count only where a table uses them, see `_used`: a table may list them without using them."""
 _WITH_IDENTITY, _WITH_FEATURES = 6, 7
-"""The writer version that means identity columns, which `deltalake` does not write; and the last one that it knows."""
+"""The writer version that means identity columns, which `deltalake` does not write; and the last version that
+`deltalake` knows."""
 
 
 def check_able(name: str, table: Any, *, merges: bool) -> None:

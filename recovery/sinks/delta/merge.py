@@ -19,7 +19,7 @@ _ROW = "__recovery_row"
 def check_keys(files: FileSystem, written: Sequence[AddedFile], key: Sequence[str]) -> None:
     """Raise FlowFailedError for a NULL key, or two rows of one micro-batch with one key.
 
-    written: Parquet files in `<store>/<execution>/<micro-batch>/` directories. Their keys have to fit in memory.
+    written: Parquet files in `<store>/<execution>/<micro-batch>/` directories. The files' keys have to fit in memory.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -39,7 +39,7 @@ def check_keys(files: FileSystem, written: Sequence[AddedFile], key: Sequence[st
             found = double.select([*key]).slice(0, 1).to_pylist()[0]
             raise FlowFailedError(
                 f"DeltaSink: two rows of one micro-batch have the key {found}",
-                cause="Neither of them is the last one.",
+                cause="Neither row is the last one.",
                 remedy="Reduce the output to one row for each key, or add the columns that tell them apart to key.",
             )
 
@@ -61,7 +61,7 @@ def _read(files: FileSystem, file: AddedFile, columns: Sequence[str] | None = No
 
 
 def merge_rows(table: Any, rows: pa.Table, key: Sequence[str], properties: Any) -> None:
-    """Commit: replace the rows of the table that have these keys, and insert the others."""
+    """Commit: replace the rows of the table that have these keys, and insert all other rows."""
     columns = [name.replace('"', '""') for name in key]
     same = " AND ".join(f'target."{name}" = source."{name}"' for name in columns)
     merger = table.merge(rows, same, "source", "target", commit_properties=properties)

@@ -1,8 +1,9 @@
 """A Delta table, through the package `deltalake`.
 
-Each commit carries two application transactions. One names the output, so that it is committed once. The other names
-the store, with the number of the execution: of two commits that carry the same one, Delta refuses the later unless it
-has seen the earlier. So an execution whose successor has begun cannot commit any more.
+Each commit carries two application transactions. One application transaction names the output, so that the output is
+committed once. The other application transaction names the store, with the number of the execution: of two commits that
+carry the same one, Delta refuses the later unless it has seen the earlier. So an execution whose successor has begun
+cannot commit any more.
 """
 
 from __future__ import annotations
@@ -126,8 +127,8 @@ class DeltaLog(TableLog):
         return table.transaction_version(application) or 0
 
     def executions(self, table: Any, resume: Resume) -> Iterator[tuple[str, str]]:
-        """Yield store and execution of those that the partitions know; of all that have files, if it may have to take
-        back what others have shown."""
+        """Yield store and execution of the executions that the partitions know; of all that have files, if the run may
+        have to take back what others have shown."""
         known = {part.execution.id for part in resume.timeline} | (resume.executions or frozenset())
         yield from product(resume.line, known)
         if resume.loses or resume.executions is None:
@@ -177,7 +178,8 @@ class DeltaLog(TableLog):
         return next((each["commitInfo"] for each in actions if "commitInfo" in each), {})
 
     def _same_as(self, version: int, oldest: int) -> int:
-        """Return the newest version before this one that has the same files; that before `oldest` if none has."""
+        """Return the newest version before `version` that has the same files; the version before `oldest` if none
+        has."""
         from deltalake.exceptions import DeltaError
 
         try:
@@ -292,7 +294,8 @@ class DeltaLog(TableLog):
         return True
 
     def _sync_log(self, after: int = -1) -> None:
-        """Make a local table's log durable from the version behind `after` on. Object stores are so by themselves."""
+        """Make a local table's log durable from the version behind `after` on. Object stores are durable by
+        themselves."""
         if self.local is not None:
             log = self.local / _LOG
             for each in log.glob("*.json"):

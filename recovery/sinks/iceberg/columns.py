@@ -78,8 +78,9 @@ def _text(kind: Any) -> str:
 
 
 def unmapped(table: Any, written: Schema) -> str | None:
-    """Return the first column, or part of one, that the table's name mapping lacks or has for another field; None if
-    it has all. Files that Spark wrote have no field numbers, so a reader finds their columns by this mapping."""
+    """Return the first column, or part of a column, that the table's name mapping lacks or has for another field; None
+    if the mapping has all. Files that Spark wrote have no field numbers, so a reader finds their columns by this
+    mapping."""
     mapping = table.name_mapping()
     if mapping is None:
         return None

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 GROUP = "__recovery_partition"
-"""The column by whose values Spark divides rows into files. It is in the names of directories only."""
+"""The column by whose values Spark divides rows into files. The column is in the names of directories only."""
 _MICROS = {"day": 86_400_000_000, "hour": 3_600_000_000}
 _DATES = {"year": "year({0})", "month": "year({0}) * 12 + month({0})", "day": "{0}"}
 _WHOLE = ("int", "long", "string", "boolean", "date", "timestamp", "timestamptz", "binary")

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 class IcebergSink(TableSink):
     """An EpochSink that appends to an Iceberg table, through the package `pyiceberg`.
 
-    table: its name in the catalog, such as "db.words". It is created with the first rows, without partitions, if it
-        does not exist.
-    catalog: the name of the catalog in the configuration of `pyiceberg`.
+    table: its name in the catalog, such as "db.words". A missing table is created with the first rows, without
+    partitions. catalog: the name of the catalog in the configuration of `pyiceberg`.
     properties: of the catalog, beside those in the configuration: type, uri, warehouse, credentials.
     options: options of Spark's Parquet writer, such as {"compression": "zstd"}.
     fresh: begin a new table although the flow's earlier output is in another.

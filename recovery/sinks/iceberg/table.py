@@ -67,7 +67,8 @@ class IcebergLog(TableLog):
 
     @property
     def warehouse(self) -> str:
-        """Where the catalog keeps its tables, by its properties and its configuration; empty if it alone knows."""
+        """Where the catalog keeps its tables, by the catalog's properties and configuration; empty if the catalog alone
+        knows."""
         from pyiceberg.utils.config import Config
 
         configured: Mapping[str, Any] = Config().get_catalog_config(self._catalog_name) or {}
@@ -140,7 +141,8 @@ class IcebergLog(TableLog):
             f"the table has {found}",
             path=self.name,
             cause="IcebergSink adds files that Spark wrote, and they do not fit this.",
-            remedy=f"Change the table ({change}), or write to another one; then run again: nothing is lost or written "
+            remedy=f"Change the table ({change}), or write to another table; then run again: nothing is lost or "
+            "written "
             "twice.",
         )
 
@@ -170,7 +172,7 @@ class IcebergLog(TableLog):
         return self._state(table, resume).committed.get(application, 0)
 
     def executions(self, table: Any, resume: Resume) -> Iterator[tuple[str, str]]:
-        """Yield store and execution of those that have epochs in the table since the newest start."""
+        """Yield store and execution of all executions that have epochs in the table since the newest start."""
         yield from filter(None, map(execution_of, self._state(table, resume).committed))
 
     def owner(self, table: Any, resume: Resume) -> int:
@@ -178,7 +180,7 @@ class IcebergLog(TableLog):
         return self._state(table, resume).execution
 
     def history(self, table: Any, resume: Resume) -> CommitHistory:
-        """Return the snapshots that were not expired. Those that do not lead to the current one are undone."""
+        """Return the snapshots that were not expired. Snapshots that do not lead to the current one are undone."""
         standing = _ancestors(table)
         leading = {each.snapshot_id for each in standing}
         commits = []
@@ -200,7 +202,7 @@ class IcebergLog(TableLog):
         return CommitHistory(tuple(commits), whole, self._lost(table, standing, resume))
 
     def _lost(self, table: Any, standing: Sequence[Any], resume: Resume) -> str:
-        """Return how it is known that the store's newest snapshot was rolled back, although it has expired."""
+        """Return what shows that the store's newest snapshot was rolled back, although it has expired."""
         state = self._state(table, resume)
         if not state.snapshot or table.snapshot_by_id(state.snapshot) is not None:
             return ""
@@ -317,7 +319,7 @@ class IcebergLog(TableLog):
                     f"{said(error)}",
                     cause="Another process holds the catalog's lock on the table."
                     if passes
-                    else "The catalog protects the table or its branch, or asks something of a commit that this one "
+                    else "The catalog protects the table or its branch, or asks something of a commit that this commit "
                     "does not fulfil.",
                     remedy=None if passes else ASKS.remedy,
                 ) from error

@@ -46,7 +46,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     formers: tuple[str, ...] = ()
 
     def has(self, path: str) -> bool:
-        """Whether a file, by its path below the table, is of the epoch."""
+        """Whether a file, named by its path below the table, is of the epoch."""
         found = written_by(path)
         if found is None:
             return False
@@ -103,7 +103,8 @@ def app_of(store_id: str, execution_id: str) -> str:
 
 
 def execution_of(application: str) -> tuple[str, str] | None:
-    """Return store and execution of the application in whose name epochs are committed; None if it is another one."""
+    """Return store and execution of the application in whose name epochs are committed; None if the application is not
+    a store's."""
     store, _, execution = application.removeprefix("recovery-").removesuffix("-epoch").rpartition("-")
     return (store, execution) if store and app_of(store, execution) == application else None
 

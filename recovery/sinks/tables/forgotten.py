@@ -1,10 +1,10 @@
 """What has to be taken back from a table although its history has forgotten the commits.
 
 The paths of the table's files name store, execution and micro-batch, and a mark counts how many files an execution has
-added. So if as many are in the table as were added since the newest closed epoch, these files are all rows of the
+added. So if as many files are in the table as were added since the newest closed epoch, these files are all rows of the
 abandoned epochs, and nothing else. A commit with which an execution begins takes back what was abandoned until then,
-and lowers the marks. Hence only the execution of the newest closed epoch can have both: epochs to keep, and forgotten
-ones to take back.
+and lowers the marks. Hence only the execution of the newest closed epoch can have epochs to keep and also forgotten
+epochs to take back.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 of one execution.
 
 Each commit names the output, so that it is committed once, and the execution: one whose successor has begun cannot
-commit any more. It also records in its metadata what it did (`Record`). By these records a run finds what it has to
-take back. Marks, which the table keeps when it forgets its history, say what each execution has committed at all.
+commit any more. Each commit also records in its metadata what it did (`Record`). By these records a run finds what it
+has to take back. Marks, which the table keeps when it forgets its history, say what each execution has committed at
+all.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
 TAKEN_OVER = 2**62
-"""In place of the number of a store's newest execution: another store has taken its place."""
+"""In place of the number of a store's newest execution: another store has taken the store's place."""
 BY_HAND = (
     "Resume without going back, or write to a new table. Or take the rows out of the table yourself, and run once with "
     "--lose-epochs: what is still there of them stays."
@@ -158,8 +159,8 @@ class TableLog(ABC):
             raise LeaseLostError(f"execution {number} writes to the table now", path=self.name)
 
     def check_line(self, table: Any, resume: Resume) -> None:
-        """Raise StaleDirectoryError if a store that takes this one's place writes to the table, OutputMismatchError if
-        one does that this one was forked from."""
+        """Raise StaleDirectoryError if a store that takes this store's place writes to the table, OutputMismatchError
+        if a store from which this store was forked writes to it."""
         for origin in resume.forked_from:
             if self.owner_of(table, resume, origin.store_id):
                 resume.check_origin(self.name, origin.store_id, own=self.own)
@@ -169,7 +170,8 @@ class TableLog(ABC):
         taken_over = number == TAKEN_OVER or (number == 0 and next(filter(None, formers), 0) == TAKEN_OVER)
         if taken_over and not resume.replaced:
             raise StaleDirectoryError(
-                "a store that was repartitioned from this one, or from the same one, writes to the table",
+                "a store that was repartitioned from this one, or from the store that this one was repartitioned "
+                "from, writes to the table",
                 path=self.name,
                 cause="A directory was repartitioned, and the flow has run on the result since.",
                 remedy="Let that directory go on; or give this flow another table (fresh=True).",
@@ -192,7 +194,7 @@ class TableLog(ABC):
 
     def taking(self, table: Any, resume: Resume) -> Resume:
         """Return where an execution starts, with the stores whose output it takes back on the user's word although
-        they take this one's place."""
+        those stores take this store's place."""
         if not resume.loses:
             return resume
         records = [commit.record for commit in self.history(table, resume).commits if commit.record is not None]
@@ -200,11 +202,12 @@ class TableLog(ABC):
         return replace(resume, replaced=tuple(sorted(replaced)))
 
     def successor(self, table: Any, resume: Resume) -> Resume:
-        """Return where an execution starts, with a number above that of the table's owner, if it may take its place.
+        """Return where an execution starts, with a number above that of the table's owner, if the execution may take
+        the owner's place.
 
-        The numbers of a directory that was restored may be lower than those of the one that it replaces; and those of
-        two directories may be equal. Raises StaleDirectoryError if the table does not say any more whose execution owns
-        it.
+        The numbers of a directory that was restored may be lower than the numbers of the directory that it replaces;
+        and the numbers of two directories may be equal. Raises StaleDirectoryError if the table does not say any more
+        whose execution owns it.
         """
         number = self.owner(table, resume)
         if resume.execution.number > number or (number == TAKEN_OVER and not resume.replaced):
@@ -219,8 +222,8 @@ class TableLog(ABC):
 
     def check_owner(self, table: Any, resume: Resume) -> None:
         """Check, by what outlasts the table's history, that an execution that has begun on these partitions owns the
-        output, and that they are no older copy. Raises StaleDirectoryError, unless what another one has shown may be
-        lost."""
+        output, and that the partitions are no older copy. Raises StaleDirectoryError, unless what another execution has
+        shown may be lost."""
         owners = ((each, self.owner_of(table, resume, each)) for each in resume.stores)
         store, number = next((each for each in owners if each[1]), ("", 0))
         if number in (0, TAKEN_OVER) or resume.loses or resume.executions is None:
@@ -236,9 +239,10 @@ class TableLog(ABC):
             f"{resume.epoch}",
             path=self.name,
             cause="Another directory of the store has written to the table, and the commits were removed since, by age "
-            "or by maintenance. So it is unknown which rows would have to be taken back.",
-            remedy="Let the other directory go on. If it is not in use any more, run once with --lose-epochs: this one "
-            "goes on, and rows that the other one has added stay in the table.",
+            "or by maintenance. So nobody knows which rows would have to be taken back.",
+            remedy="Let the other directory go on. If the other directory is not in use any more, run once with "
+            "--lose-epochs: "
+            "this directory goes on, and rows that the other one has added stay in the table.",
         )
 
     def commit(
@@ -323,7 +327,8 @@ class TableLog(ABC):
             self.files().delete_dir(path)
 
     def record_of(self, text: str | None) -> Record | None:
-        """Return the record in a commit's metadata. Raises OutputMismatchError if it is none of this package."""
+        """Return the record in a commit's metadata. Raises OutputMismatchError if the record is none of this
+        package."""
         return None if text is None else decode_json(text, self._unreadable, Record)
 
     def _unreadable(self, why: str) -> OutputMismatchError:

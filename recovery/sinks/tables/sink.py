@@ -4,9 +4,10 @@ once.
 Spark's tasks write a micro-batch's Parquet files to their final place below the table, where no commit names them yet.
 Nothing is copied or renamed later, so an object store serves as well as a disk. In the order of events:
 
-1. `write`: files under `recovery-<store>/<execution>/<micro-batch>-<random>/`. Each that a task reports must be there.
-2. `prepare`: make the epoch's files durable. The note in the partitions lists them.
-3. `publish`: one commit adds them.
+1. `write`: files under `recovery-<store>/<execution>/<micro-batch>-<random>/`. Each file that a task reports must be
+there.
+2. `prepare`: make the epoch's files durable. The note in the partitions lists the files.
+3. `publish`: one commit adds the files.
 4. `rollback`, when a run starts: in one commit, take back what abandoned epochs committed, and make this execution the
    output's owner, so that no other one commits any more; then commit what the note lists, if that was not done.
 
@@ -250,8 +251,8 @@ class TableSink:
     def _plan(self, resume: Resume) -> tuple[Any, TableNote | None, Resume]:
         """Return the table, the note to continue from, and where the execution starts. Changes nothing.
 
-        Raises OutputMismatchError if it is not the table in which the snapshot's output is, or if somebody changed it
-        so that the run cannot go on; OutputLostError if files of the newest closed epoch are gone.
+        Raises OutputMismatchError if the table is not the one in which the snapshot's output is, or if somebody changed
+        it so that the run cannot go on; OutputLostError if files of the newest closed epoch are gone.
         """
         note = None
         if resume.note is not None:
@@ -280,19 +281,19 @@ class TableSink:
         return bool(note.files) and not self._log.committed(table, resume, note.once)
 
     def _check_same(self, table: Any, identity: str, which: str) -> None:
-        """Raise OutputMismatchError unless it is the table of this identity."""
+        """Raise OutputMismatchError unless the table has this identity."""
         if table is None or self._log.identity(table) != identity:
             other = "there is no table" if table is None else "it is another table than the one"
             raise self._mismatch(f"{other} that {which}")
 
     def _lost(self, files: Sequence[AddedFile]) -> dict[str, int | None]:
-        """Return those of the files that are not there at their size, with the size that they have."""
+        """Return the files that are missing or have another size, with the size that they have."""
         sizes = self._log.sizes([file.path for file in files])
         return {file.path: sizes.get(file.path) for file in files if sizes.get(file.path) != file.size_bytes}
 
     def _check_files(self, note: TableNote, resume: Resume | None = None) -> None:
-        """Raise OutputLostError unless all files of a closed epoch are there. resume: the user may accept there that
-        they are not."""
+        """Raise OutputLostError unless all files of a closed epoch are there. resume: says whether the user accepts
+        that files are missing."""
         lost = self._lost(note.files)
         if not lost:
             return

@@ -28,13 +28,13 @@ class TakeBack:
     accepts: bool = False
 
     def change(self, log: TableLog) -> Change:
-        """Return the change that does it, which may change nothing."""
+        """Return the change that takes the output back, which may change nothing."""
         return log.remove(self.remove) if self.restore is None else log.restore(self.restore)
 
 
 @dataclass
 class _Found:
-    """What the known history says of the output of a store, and of those whose place it takes.
+    """What the known history says of the output of a store, and of the stores whose place it takes.
 
     done: execution and epoch of what was taken back. abandoned: the epochs that are not closed; present: those of them
     whose rows are in the table, by version, newest first. before: the version before the oldest of these, if it is
@@ -142,7 +142,7 @@ def _check_not_resurrected(log: TableLog, found: _Found, resume: Resume) -> None
 
 def _check_there(log: TableLog, history: CommitHistory, found: _Found, resume: Resume) -> bool:
     """Raise OutputMismatchError if somebody took rows of closed epochs out of the table, other than by deleting or
-    updating rows. Returns True if they did, and the user accepts it."""
+    updating rows. Returns True if somebody did, and the user accepts that."""
     if not found.missing and not history.lost:
         return False
     epochs = sorted(epoch for epoch, _ in found.missing)

@@ -23,7 +23,7 @@ def refused_row(table: UpsertTable, open_session: Open, batch: int, execution: s
     """Return the first row of an epoch, in the order of the keys, that the table does not take with those before it: a
     text to add to an error. Empty if a search of some `limit_s` seconds does not find the row.
 
-    batch, execution: of the epoch. Each try writes the rows up to one; their number is doubled, then halved.
+    batch, execution: of the epoch. Each try writes the rows up to a certain row; their number is doubled, then halved.
     """
     until_s = time.monotonic() + limit_s
     taken, refused = 0, 1
@@ -71,8 +71,8 @@ def refused_value(
     """Return the error that names the column and the row of the first value that could not be staged; None if no value
     caused the failure. types: as for `UpsertSink.stage`.
 
-    This tries the values in a transaction of its own: pg8000 mixes up the server's answers after a value that it could
-    not send.
+    The function tries the values in a transaction of its own: pg8000 mixes up the server's answers after a value that
+    it could not send.
     """
     one = "INSERT INTO {staged} ({column}) VALUES ({value})"
     with contextlib.suppress(*DATABASE_ERRORS), open_session() as database:

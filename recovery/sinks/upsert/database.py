@@ -19,7 +19,7 @@ PLACE = "\0"
 """Marks a value's place in a statement, until the module's own sign is known; no name may contain it."""
 
 _OF_THE_FUNCTION = (LookupError, TypeError, AttributeError, NameError, ImportError, ValueError)
-"""Exceptions that no database's module raises for what a server says."""
+"""Exceptions that no database's module raises for a server's answer."""
 
 COLUMN_TYPES = """
 SELECT format_type(atttypid, atttypmod) FROM pg_attribute
@@ -66,7 +66,7 @@ class Transaction:
         return [column[0] for column in self._cursor.description]
 
     def types(self, table: str) -> list[Any]:
-        """Return the database's types of the columns behind {table}; a copy of the table has the same."""
+        """Return the database's types of the columns behind {table}; a copy of the table has the same types."""
         if self.is_sqlite:
             # SQLite's results have no column types, and a copy's types differ from the table's: compare those of a
             # copy.
@@ -86,7 +86,8 @@ class Transaction:
         return self._names[table]
 
     def exists(self, table: str) -> bool:
-        """Whether the table behind {table} exists. If it does not, the transaction is undone and begun again."""
+        """Whether the table behind {table} exists. If the table does not exist, the transaction is undone and begun
+        again."""
         try:
             self.columns(table)
         except DATABASE_ERRORS as error:
@@ -107,8 +108,8 @@ class Transaction:
             self.run("SET CONSTRAINTS ALL IMMEDIATE")
 
     def limit_waits(self, limit_s: float) -> None:
-        """Wait for each lock no longer than that in this transaction, where the connection does not set a limit of its
-        own and the database knows one."""
+        """Wait for each lock no longer than `limit_s` in this transaction, where the connection does not set a limit of
+        its own and the database knows one."""
         if self.is_postgresql and self.run("SELECT current_setting('lock_timeout')") == [("0",)]:
             self.run(f"SET LOCAL lock_timeout = '{math.ceil(limit_s * 1000)}ms'")
 
@@ -185,7 +186,7 @@ def _connected(connect: Callable[[], Any]) -> Any:
         except _OF_THE_FUNCTION as error:
             raise FlowFailedError(
                 f"UpsertSink: `connect` failed: {headline(error)}",
-                cause="An error in that function, or an argument that the database's module does not take.",
+                cause="There is an error in that function, or an argument that the database's module does not take.",
             ) from error
     if not hasattr(connection, "cursor"):
         raise ConfigurationError(
@@ -224,7 +225,7 @@ def listed(columns: Sequence[str], table: str = "") -> str:
 
 def _module(connection: Any) -> str:
     """Return the name of the database's module, without the underscore that a compiled module may begin with. The
-    connection's class may be derived from that module's."""
+    connection's class may be derived from the module's."""
     names = [kind.__module__.partition(".")[0].lstrip("_") for kind in type(connection).__mro__]
     return next((name for name in names if hasattr(sys.modules.get(name), "paramstyle")), names[0])
 

@@ -1,4 +1,5 @@
-"""What a start has to do to a table, from its record of epochs and the note in the partitions; or why it cannot."""
+"""What a start has to do to a table, from its record of epochs and the note in the partitions; or why the start
+cannot."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ class GoingBack:
 
 
 def plan_going_back(table: UpsertTable, database: Transaction, resume: Resume) -> GoingBack:
-    """Return what `rollback` has to do. Raises OutputMismatchError if that is impossible."""
+    """Return what `rollback` has to do. Raises OutputMismatchError if going back is impossible."""
     note = None if resume.note is None else _decode(table, resume.note)
     last = 0 if note is None else note.epoch
     if not database.exists("owner"):
@@ -95,7 +96,7 @@ def plan_going_back(table: UpsertTable, database: Transaction, resume: Resume) -
 
 
 def _check_staged(table: UpsertTable, database: Transaction, note: UpsertNote, rows: int) -> None:
-    """Check that the rows of a closed epoch that is about to be published are there: nothing else has them."""
+    """Check that the rows of a closed epoch that is about to be published are there: no other table has these rows."""
     [[held]] = database.run(COUNT_STAGED, (note.execution, note.epoch))
     if held != rows:
         raise table.mismatch(
@@ -117,7 +118,7 @@ def _way_back(table: UpsertTable, resume: Resume, epochs: Mapping[int, Sequence[
         )
     return (
         "To go on with this database, go back to the newest epoch that both know: run once with --resume-after "
-        f"{shared}. The epochs after it are computed again, from input that has to be there. Or {otherwise}"
+        f"{shared}. The epochs after that one are computed again, from input that must still exist. Or {otherwise}"
     )
 
 
@@ -128,7 +129,7 @@ def _decode(table: UpsertTable, text: str) -> UpsertNote:
         raise table.mismatch(
             "the flow's output so far was written by another kind of sink",
             "The sink was changed.",
-            "Use the former sink again. To begin again with this one, use a new recovery directory.",
+            "Use the former sink again. To begin again with this table, use a new recovery directory.",
         ) from None
 
 

@@ -66,7 +66,7 @@ LOCKED = Reason(
     SinkFailedError,
     "whoever holds the lock ends; a start waits for the lock by itself",
     "Another connection holds a lock for longer than this one waits.",
-    f"Let that one end its transaction, or let `connect` give connections that wait longer; then {_AGAIN}",
+    f"Let the other connection end its transaction, or let `connect` give connections that wait longer; then {_AGAIN}",
     kinds=("SQLITE_BUSY", "SQLITE_LOCKED"),
     texts=("is locked", "not set lock"),
 )
@@ -112,8 +112,8 @@ READ_ONLY = Reason(
     Again.RUNNING,
     SinkFailedError,
     "a failover ends",
-    "The connection may only read: this user is limited to that, or the server is a standby, as after a failover to "
-    "another one.",
+    "The connection may only read: the user is limited to reading, or the server is a standby, as after a failover to "
+    "another server.",
     f"Let `connect` lead to the primary (target_session_attrs=read-write); then {_AGAIN}",
 )
 LOGIN = Reason(

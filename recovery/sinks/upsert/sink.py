@@ -11,7 +11,7 @@ crash leaves nothing between two steps:
 
 Each step checks inside its transaction the execution's right to write, and that the tables still hold what the steps
 before have committed. A step that fails for a reason that passes is tried again: see `retry`. The names upsert.1 to
-upsert.4 are crash points: that step was committed.
+upsert.4 are crash points: at each, the step of that number was committed.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class UpsertSink:
         long a start waits for a lock if the connection sets no limit.
 
     The rows of an epoch appear when it is closed, in one transaction with the position. Going back restores the rows
-    that they replaced. Four tables beside the user's hold the data for that. The database must support INSERT … ON
-    CONFLICT and window functions, as SQLite, PostgreSQL and DuckDB do.
+    that abandoned epochs replaced. Four tables beside the user's hold the data for going back. The database must
+    support INSERT … ON CONFLICT and window functions, as SQLite, PostgreSQL and DuckDB do.
     """
 
     single_action = False
@@ -253,7 +253,8 @@ class UpsertSink:
         faults.reach("upsert.1")
 
     def prepare(self, output: EpochOutput) -> str:
-        """Record which staged rows are the epoch's; see `EpochSink`. One transaction, after one that is undone."""
+        """Record which staged rows are the epoch's; see `EpochSink`. Stage the rows in one transaction, after a trial
+        that is undone."""
         self._again(lambda: self._try_out(output))
         sink = self._again(lambda: self._record(output))
         self._newest = output.epoch, output.execution.id, 0
@@ -274,7 +275,7 @@ class UpsertSink:
         return str(sink)
 
     def publish(self, output: EpochOutput) -> None:
-        """Write the epoch's rows into the table; see `EpochSink`. One transaction, with the position."""
+        """Write the epoch's rows into the table; see `EpochSink`. Publishes in one transaction, with the position."""
         self._again(lambda: self._publish(output))
         self._newest = output.epoch, output.execution.id, 1
         for batch in [batch for batch in list(self._staged) if batch <= output.batch]:
@@ -293,7 +294,7 @@ class UpsertSink:
 
     def _try_out(self, output: EpochOutput) -> None:
         """Write the epoch's rows and undo it. Rows that the table refuses must be known before the epoch is closed in
-        the partitions: after that, nothing but these rows can follow."""
+        the partitions: after that, no other rows can take their place."""
         epoch, batch, execution = output.epoch, output.batch, output.execution.id
         try:
             with self._session() as database:
@@ -335,7 +336,7 @@ class UpsertSink:
                 raise self._lost(f"that epoch {epoch} was {'published' if published else 'prepared'}")
 
     def _check_staged(self, database: Transaction, output: EpochOutput) -> None:
-        """Check that all rows of an epoch are staged that were."""
+        """Check that all rows that an epoch staged are still there."""
         mark = (output.execution.id, output.batch)
         held = dict(database.run(STAGED, mark))
         for batch, count in list(self._staged.items()):
@@ -362,7 +363,7 @@ class UpsertSink:
             raise type(error)(found, cause=error.cause, remedy=error.remedy) from error.__cause__
 
     def _starting(self, step: Callable[[], Result]) -> Result:
-        """Do a step with which a run starts. The error says who holds a lock that it waits for."""
+        """Do a step with which a run starts. The error says who holds a lock that the start waits for."""
         try:
             return self._again(step)
         except SinkFailedError as error:

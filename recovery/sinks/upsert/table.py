@@ -16,7 +16,7 @@ MARKS = ("recovery_execution", "recovery_batch")
 HISTORY = ("recovery_epoch", "recovery_had")
 """The additional columns of a replaced row."""
 RANK = "recovery_rank"
-"""The additional column of both in statements that select the last or the first of a key's rows."""
+"""The additional column of both tables in statements that select the last or the first of a key's rows."""
 BESIDE = ("_recovery_owner", "_recovery_epochs", "_recovery_staged", "_recovery_replaced")
 """The suffixes of the tables beside the user's."""
 
@@ -74,7 +74,7 @@ class UpsertTable:
                 raise refusal_of_mysql() from error
             cause, remedy = error.cause, error.remedy
             if reason_of(error) is ABSENT:
-                cause = "It does not exist, or this is another database."
+                cause = "The table does not exist, or this is another database."
                 remedy = "Create it first, with a primary key on the key's columns."
             raise type(error)(f"table {self.name} cannot be read: {error.found}", cause=cause, remedy=remedy) from error
         self.refuse_own(columns)

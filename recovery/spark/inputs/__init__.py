@@ -1,1 +1,1 @@
-"""What a run asks of its sources before it starts: whether the input that it has to read is still there."""
+"""What a run asks of its sources before it starts: whether the input that the run has to read is still there."""

@@ -25,7 +25,7 @@ _CAUSE = "The file was removed, compressed, truncated or written again after the
 
 
 class AppendedInput:
-    """The files of one `appended` source: those of the position, and those that were read beyond it."""
+    """The files of one `appended` source: the files of the position, and the files that were read beyond it."""
 
     answers: ClassVar[Answers] = {
         Question.SAME: Checked("a digest of the first and the last bytes that were read of each file", _LOOKS),
@@ -76,7 +76,7 @@ class AppendedInput:
         return Looked(tuple(needed), there, tuple(errors), {self._name: _CAUSE})
 
     def goes_on(self, lost: Sequence[Loss]) -> str | None:
-        """See `StreamInput.goes_on`. A file that is lost is forgotten; one of its name is read as a new one."""
+        """See `StreamInput.goes_on`. A lost file is forgotten; a file of its name is read as a new file."""
         parts = {loss.needed.part for loss in lost if loss.change is not Change.SHORTENED}
         kept = {
             number: each
@@ -89,7 +89,7 @@ class AppendedInput:
 
 
 def _offset(text: str) -> InputOffset | None:
-    """Return a position in appended files; None for that of another source."""
+    """Return a position in appended files; None for another source's position."""
     try:
         found: Any = msgspec.json.decode(text)
         return InputOffset.from_json(found) if isinstance(found, Mapping) and "files" in found else None

@@ -155,13 +155,14 @@ class DeltaInput:
                 f"the Delta table {self._name} no longer has a file that the flow has to read again, of versions "
                 f"{versions.start} to {versions.stop - 1}: {gone[0]}{more}. Nothing was changed",
                 cause="VACUUM removed files of older versions, after the flow had read them.",
-                remedy=f"Put the files back. To go on without their rows, run once with --conf {IGNORE_MISSING}=true. "
+                remedy="Put the files back. To go on without the files' rows, run once with --conf "
+                f"{IGNORE_MISSING}=true. "
                 "Keep VACUUM's retention longer than runs may go back.",
             )
 
 
 def _offset(text: str | None) -> _Offset | None:
-    """Return a position in a Delta table; None for that of another source, and for none."""
+    """Return a position in a Delta table; None for another source's position, and without a position."""
     try:
         return msgspec.json.decode(text or "", type=_Offset)
     except (ValueError, RecursionError, RecoveryError):

@@ -21,15 +21,15 @@ _WILDCARD = re.compile(r"[*?\[{]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _CAUSE = (
     "Retention, or somebody, removed or replaced files that have to be read again. A file that was put right counts as "
-    "the same with its former modification time (touch -d)."
+    "unchanged with its former modification time (touch -d)."
 )
 
 
 class FilesInput:
-    """Files below a path: those that discarded epochs have read, or micro-batches that no epoch closed.
+    """Files below a path: the files that discarded epochs have read, or micro-batches that no epoch closed.
 
-    The logs of the source name them. Files that epochs before the resume epoch have read may be removed: nobody reads
-    them again.
+    The logs of the source name the files. Files that epochs before the resume epoch have read may be removed: nobody
+    reads them again.
     """
 
     answers: ClassVar[Answers] = {
@@ -58,7 +58,7 @@ class FilesInput:
         return Looked(tuple(needed), there, causes={self._path: _CAUSE})
 
     def goes_on(self, lost: Sequence[Loss]) -> str | None:
-        """See `StreamInput.goes_on`. Spark lists what is there."""
+        """See `StreamInput.goes_on`. Spark lists the files that are there."""
         return None
 
     def _needed(self, files: Iterable[LoggedFile], *, timed: bool) -> Iterator[Needed]:

@@ -1,4 +1,5 @@
-"""Topics of Kafka: whether the records from the position on are still there, and the topics the ones read before."""
+"""Topics of Kafka: whether the records from the position on are still there, and whether the topics are those that were
+read before."""
 
 from __future__ import annotations
 
@@ -102,7 +103,7 @@ def _there(topics: Mapping[str, Topic]) -> dict[tuple[str, str], There]:
 
 
 def _offsets(text: str | None) -> Offsets | None:
-    """Return an offset of a Kafka source; None for that of another source, and for none."""
+    """Return an offset of a Kafka source; None for another source's offset, and without an offset."""
     try:
         return msgspec.json.decode(text or "", type=Offsets)
     except (ValueError, RecursionError, RecoveryError):

@@ -22,7 +22,7 @@ KINDS = (FilesInput, AppendedInput, KafkaInput, DeltaInput, IcebergInput, Genera
 
 
 def input_of(stream: Input, resumes: Resumes, spark: SparkSession) -> StreamInput:
-    """Return what looks at a source. Iceberg tables are not among them."""
+    """Return what looks at a source. Iceberg tables are not among these sources."""
     name = stream.format.lower()
     if name in FILE_FORMATS:
         return FilesInput(stream, resumes)

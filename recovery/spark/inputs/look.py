@@ -46,10 +46,10 @@ def look_at_inputs(
     """Check that the input from a restored position on can be read, and change the restored checkpoint where Spark has
     to read on elsewhere, for an accepted loss. Changes nothing else.
 
-    batch: the last one of the restored checkpoint; None: it has none. reached: what was read beyond it. identities:
-    those that the snapshot has. accepted: the names of sources whose loss is accepted. discards: what the start would
-    discard, as text. Raises InputLostError or InputRewrittenError, naming what is lost, and the errors of asking the
-    sources.
+    batch: the last one of the restored checkpoint; None: it has none. reached: what was read beyond the checkpoint.
+    identities: the identities in the snapshot. accepted: the names of sources whose loss is accepted. discards: what
+    the start would discard, as text. Raises InputLostError or InputRewrittenError, naming what is lost, and the errors
+    of asking the sources.
     """
     spark = bound.frame.sparkSession
     of_tables = tables.begin(batch, accepted, reached.offsets)

@@ -2,8 +2,8 @@
 
 Sessions that this package makes name this module as the daemon. For workers of the session's JVM it repeats what
 `startup` has done; executors in other JVMs do not have that environment. A worker whose task was ended finds its socket
-closed, and exits without the traceback that Spark's daemon prints. A worker ends when its daemon does, however that
-ended.
+closed, and exits without the traceback that Spark's daemon prints. A worker ends when its daemon does, however the
+daemon ended.
 
 As in Spark's own daemon, nothing may start a thread before it forks.
 """

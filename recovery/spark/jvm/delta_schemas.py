@@ -1,7 +1,7 @@
 """Columns of a Delta table that are renamed or dropped while a flow reads it: Delta's log of the schemas of a stream.
 
-Delta reads on behind such a change only if the stream has that log (`schemaTrackingLocation`), and wants it below the
-checkpoint. Each run has a checkpoint of its own, so the log lies elsewhere and is used by all runs.
+Delta reads on behind such a change only if the stream has a log of schemas (`schemaTrackingLocation`), and wants that
+log below the checkpoint. Each run has a checkpoint of its own, so the log lies elsewhere and is used by all runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def schema_changed(text: str, table: str) -> RecoveryError | None:
         return InputRewrittenError(
             f"columns of the Delta table {table} were renamed or dropped, or have another type, since the flow read it",
             cause="ALTER TABLE in a table with column mapping. Delta needs a log of the stream's schemas to read on.",
-            remedy='Give the stream one, in a place that stays: .option("schemaTrackingLocation", "/data/schemas"). '
+            remedy="Give the stream a log of schemas, in a place that stays: "
+            '.option("schemaTrackingLocation", "/data/schemas"). '
             "See docs/delta.md#columns-that-are-renamed-or-dropped.",
         )
     if _NOTED in text:

@@ -44,7 +44,7 @@ _OF_FLOW = re.compile(r"SQLSTATE: (?:0A|2[0-9A-Z]|38|39|42|P0)")
 """Codes that the SQL standard has for a statement, for its data, and for functions that it calls."""
 _UNKNOWN = "An error in Spark, or in a connector that the flow uses; the message above describes it."
 _UNANSWERED = re.compile(r"An error occurred while calling \S+")
-"""All that Py4J says of a call whose connection broke; of other failures it says more."""
+"""All that Py4J says of a call whose connection broke; of other failures Py4J says more."""
 _TASK_FAILURE = re.compile(
     r"most recent failure: [^\n]*?: ((?:[a-z]\w*\.)+\w+(?:Exception|Error): .*?)(?=\n\tat |\n\n|\Z)", re.DOTALL
 )
@@ -175,9 +175,9 @@ def _recognised(
 
 
 def _of_worker(text: str) -> RecoveryError | None:
-    """Return the error of this package that ended a task. Of several it is the first one, with what those say that were
-    raised from it: they name the step and the key. An error that was raised while another one was handled, such as one
-    of cleaning up, is not the culprit."""
+    """Return the error of this package that ended a task. Of several errors this is the first, with the notes of the
+    errors that were raised from it, which name the step and the key. An error that was raised while another error was
+    handled, as by cleaning up, is not the culprit."""
     found, end = None, 0
     for match in _WORKER_ERROR.finditer(text):
         kind = error_named(match[1])

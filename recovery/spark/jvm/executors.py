@@ -11,8 +11,8 @@ _MEASURES = ("ProcessTreeJVMRSSMemory", "ProcessTreePythonRSSMemory")
 
 
 def executors_bytes(context: Any) -> int | None:
-    """Return the resident bytes of all live executors together: the most that each has had so far. None: they report
-    none, or not yet. Never raises."""
+    """Return the resident bytes of all live executors together: the most that each has had so far. None: executors
+    report none, or not yet. Never raises."""
     total = 0
     with contextlib.suppress(Exception):
         # Spark may end meanwhile.

@@ -38,7 +38,7 @@ JVM_ENDED = Failure(
     "Spark's JVM has ended",
     SparkFailedError,
     "Spark's JVM has ended: {reason}",
-    "It was killed, for instance for lack of memory, or it crashed.",
+    "The JVM was killed, for instance for lack of memory, or crashed.",
 )
 JVM_SILENT = Failure(
     "the connection to Spark's JVM has broken",
@@ -85,8 +85,8 @@ BAD_OPTION = Failure(
 )
 _MISSING = re.compile(r"^ModuleNotFoundError: No module named '(?P<module>[\w.]+)'", re.MULTILINE)
 _OTHER_PYTHON = (
-    "They run another Python, {python}, than the driver, {this}: PYSPARK_PYTHON names it, or the virtual environment "
-    "was not activated before a session of your own was made."
+    "The workers run another Python, {python}, than the driver, {this}: PYSPARK_PYTHON names it, or the virtual "
+    "environment was not activated before a session of your own was made."
 )
 _THIS_PYTHON = (
     "Set PYSPARK_PYTHON={this} before the session is made, or let recovery make the session: recovery run, "
@@ -132,7 +132,7 @@ RUNNING: Sequence[Failure] = (
         "an executor lacks recovery, or what it needs",
         ExecutorPackageError,
         "{host} lacks the Python module {module}, where recovery {version} is wanted",
-        "Executors have packages of their own, and this one was not installed there.",
+        "Executors have packages of their own, and this package was not installed there.",
         f"{_INSTALL} Modules of the flow are sent with --py-files.",
         _MISSING,
         when=lambda values: _is_needed(values) and not _is_local(values),
@@ -186,7 +186,7 @@ RUNNING: Sequence[Failure] = (
         ExecutorPackageError,
         'Spark does not find format("{format}"): the Python that Spark starts beside the JVM lacks recovery, or what '
         "recovery needs",
-        "That is another Python, {python}, than the driver, {this}: PYSPARK_PYTHON names it, or the virtual "
+        "The workers run another Python, {python}, than the driver, {this}: PYSPARK_PYTHON names it, or the virtual "
         "environment was not activated before a session of your own was made.",
         _THIS_PYTHON,
         re.compile(r"\[DATA_SOURCE_NOT_FOUND\][^\n]*?data source: (?P<format>appended|recovery)\b"),
@@ -204,8 +204,8 @@ RUNNING: Sequence[Failure] = (
         "the Python of the workers ends while it starts",
         ExecutorPackageError,
         "the Python that Spark starts for its workers ended while it started: {reason}",
-        "It is another Python ({python}) than the driver's, {this}; or it lacks PySpark; or something that it imports "
-        "when it starts fails.",
+        "The workers' Python ({python}) is another one than the driver's, {this}; or it lacks PySpark; or something "
+        "that it imports when it starts fails.",
         "Set PYSPARK_PYTHON to a Python with recovery, which all hosts have; on one host, {this}.",
         re.compile(r"Error from python worker:\n(?:[^\n]*\n)*?\s*(?P<reason>[^\n]+)\nPYTHONPATH was:"),
     ),
@@ -213,7 +213,7 @@ RUNNING: Sequence[Failure] = (
         "a Python worker has ended: Python worker exited unexpectedly",
         SparkFailedError,
         "a Python worker ended while it did a task{said}",
-        "It was killed, for instance for lack of memory, or a library that the flow uses crashed.",
+        "The worker was killed, for instance for lack of memory, or a library that the flow uses crashed.",
         f"{_GOES_ON} If it happens again, leave the workers more memory, or let fewer run in parallel: --master "
         "'local[1]'. To see where one crashed: --conf spark.sql.execution.pyspark.udf.faulthandler.enabled=true.",
         re.compile(r"Python worker exited unexpectedly \(crashed\)(?P<said>: .*?(?=\n\tat |\Z)|)", re.DOTALL),
@@ -231,7 +231,7 @@ RUNNING: Sequence[Failure] = (
         "an executor is lost: ExecutorLostFailure",
         SparkFailedError,
         "executor {executor} was lost: {reason}",
-        "It was killed, for instance for lack of memory, or its host or the network failed.",
+        "The executor was killed, for instance for lack of memory, or its host or the network failed.",
         f"{_GOES_ON} If it happens again, give executors more memory: --conf spark.executor.memory=4g, "
         "spark.executor.memoryOverhead=1g.",
         re.compile(r"ExecutorLostFailure \(executor (?P<executor>\S+) [^\n]*?\)(?: Reason: (?P<reason>[^\n]*))?"),
@@ -278,7 +278,7 @@ RUNNING: Sequence[Failure] = (
         "a setting of Spark has an unusable value",
         ConfigurationError,
         "Spark does not take the value {value} of {name}{rest}",
-        remedy="Correct it where it was set: --conf, --properties-file, spark-defaults.conf, or the flow.",
+        remedy="Correct the setting where it was made: --conf, --properties-file, spark-defaults.conf, or the flow.",
         pattern=re.compile(
             r"""\[INVALID_CONF_VALUE[^\]]*\] The value (?P<value>'[^'\n]*') in the config "(?P<name>[^"\n]+)" is """
             r"invalid(?P<rest>\. [^\n]*?(?=\. SQLSTATE| SQLSTATE|$)|)",
@@ -289,7 +289,7 @@ RUNNING: Sequence[Failure] = (
         "a setting of Spark has an unusable value, before Spark 4.1",
         ConfigurationError,
         "Spark does not take the value {value} of {name}: it should be {type}",
-        remedy="Correct it where it was set: --conf, --properties-file, spark-defaults.conf, or the flow.",
+        remedy="Correct the setting where it was made: --conf, --properties-file, spark-defaults.conf, or the flow.",
         pattern=re.compile(r"(?P<name>spark\.[\w.]+) should be (?P<type>\w+), but was (?P<value>\S+)"),
     ),
     BAD_OPTION,

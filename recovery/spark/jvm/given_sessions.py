@@ -19,7 +19,7 @@ COSTS = {
     "spark.python.worker.reuse": "each task starts a Python worker of its own",
     "spark.speculation": "small micro-batches are not gathered in one task",
 }
-"""What another value of a setting costs. None of them changes a result."""
+"""What another value of a setting costs. None of these settings changes a result."""
 
 _logged: weakref.WeakSet[Any] = weakref.WeakSet()
 _log = logging.getLogger("recovery")
@@ -42,7 +42,7 @@ def log_slower_settings(spark: SparkSession) -> None:
 
 
 def slower_settings(given: dict[str, str], master: str) -> dict[str, str]:
-    """Return the settings, with their values, that would make micro-batches faster. given: those of the session."""
+    """Return the settings, with their values, that would make micro-batches faster. given: the session's settings."""
     sparks = {SOCKETS: "false", "spark.python.worker.reuse": "true", "spark.speculation": "false"}
     wanted = {SOCKETS: DEFAULTS[SOCKETS], "spark.python.worker.reuse": "true", "spark.speculation": "false"}
     if not is_cluster(master):

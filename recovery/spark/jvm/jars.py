@@ -1,7 +1,7 @@
 """Jars that a session needs besides Spark's own, such as a connector: files, and packages of Maven.
 
-Spark takes both when its JVM starts, and resolves packages by Ivy. A file that is not there it leaves out silently: the
-flow would fail later, for a class that is missing.
+Spark takes jars and packages when its JVM starts, and resolves packages by Ivy. Spark leaves out a missing file
+silently: the flow would fail later, for a class that is missing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ADDRESS = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]+:")
 
 
 def with_jars(settings: Mapping[str, str], jars: str | None, packages: str | None) -> dict[str, str]:
-    """Return the settings with these jars and packages besides those that they name. Both are lists with commas, as
-    spark-submit takes them."""
+    """Return the settings with these jars and packages besides those that they name. Jars and packages are lists with
+    commas, as spark-submit takes them."""
     found = dict(settings)
     for name, more in ((JARS, jars), (PACKAGES, packages)):
         if more:

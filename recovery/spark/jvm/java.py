@@ -1,4 +1,4 @@
-"""The Java that Spark starts with: the user's own, or a wheel's if that one is too old or missing."""
+"""The Java that Spark starts with: the user's own, or a wheel's if the user's own is too old or missing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def java_version(home: Path) -> int:
 
 
 def _printed_version(java: str | Path) -> int:
-    """The version that this Java prints, or 0: the `java` on the path may be a script that starts another one."""
+    """The version that this Java prints, or 0: the `java` on the path may be a script that starts another Java."""
     try:
         printed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
     except (OSError, subprocess.TimeoutExpired):

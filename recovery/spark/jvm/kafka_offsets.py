@@ -1,4 +1,4 @@
-"""What a Kafka broker says about topics: their ids, and the first and the next offset of each partition.
+"""What a Kafka broker says about topics: the topics' ids, and the first and the next offset of each partition.
 
 Asked through the client that comes with Spark's connector, with the options that the flow gives it. The questions need
 the rights that reading needs.
@@ -33,7 +33,7 @@ class Topic:
 
 
 def topics_at(spark: SparkSession, options: Mapping[str, str], names: Iterable[str]) -> dict[str, Topic]:
-    """Return those of the topics that exist. options: those of a source, by their names in lower case.
+    """Return those topics that exist. options: the options of a source, by their names in lower case.
 
     Raises InputUnavailableError if the broker does not answer, and ConfigurationError for an option that Kafka does not
     take.
@@ -74,7 +74,7 @@ def _client(jvm: Any, options: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _answer(jvm: Any, future: Any) -> Any | None:
-    """Return what a question is answered with; None if there is no such topic."""
+    """Return the broker's answer to a question; None if there is no such topic."""
     try:
         return future.get(ANSWER_S, jvm.java.util.concurrent.TimeUnit.SECONDS)
     except (Py4JError, PySparkException) as error:

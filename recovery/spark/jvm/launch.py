@@ -1,5 +1,5 @@
-"""Launch and end the JVM of this process. Its settings and its error messages are neither lost nor shown to others, and
-it ends with everything that belongs to it."""
+"""Launch and end the JVM of this process. The JVM's settings and error messages are neither lost nor shown to others,
+and the JVM ends with everything that belongs to it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _RESOLVING = re.compile(
     r"|^(Ivy Default Cache set|The jars for the packages stored)|^\S+#\S+ added as a dependency$"
     r"|^\t(confs: |found \S+#|\[SUCCESSFUL |\||-{20}|\d+ artifacts copied|\S+#\S+;\S+ (from|by) )"
 )
-"""What Ivy says about packages that it finds. What it downloads and what it does not find is shown."""
+"""What Ivy says about packages that it finds. What Ivy downloads and what Ivy does not find is shown."""
 _FRAME = re.compile(r"^\s+at |^\s+\.\.\. \d+ (more|common frames omitted)")
 _REASON = re.compile(
     r'^Exception in thread "[^"]*" |^Caused by: |^Error[: ]|^\[?FATAL|Could not create the Java Virtual Machine'
@@ -49,8 +49,9 @@ _REASON = re.compile(
 )
 _ARGUMENTS, _PROPERTIES = "PYSPARK_SUBMIT_ARGS", "--properties-file"
 FIRST_CALL = "pyspark.testing.utils"
-"""A module that PySpark imports with a process's first call of the JVM, to see whether there is NumPy. It takes half a
-second, since it imports pandas, which steps need too: time for it while the JVM starts."""
+"""A module that PySpark imports with a process's first call of the JVM, to see whether there is NumPy. Importing this
+module takes half a second, since it imports pandas, which steps need too: there is time for that while the JVM starts.
+"""
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
 _RETRY_S = 0.2
 _END_S = 5
@@ -118,7 +119,7 @@ class _Starting(subprocess.Popen[bytes]):
 
     def poll(self) -> int | None:
         """Return the exit code; 1 for a JVM that ended with 0 before it was called. PySpark's launch waits forever for
-        such a one, as for `spark-submit --version`."""
+        such a process, as for `spark-submit --version`."""
         code = super().poll()
         return 1 if code == 0 and not self.is_called else code
 
@@ -130,7 +131,8 @@ def _import_meanwhile() -> None:
 
 def _ignore_signals() -> None:
     """Ignore signals in the process that becomes the JVM: if a supervisor sends one to all processes of a run, the
-    driver acts on it. A JVM still ignores what was ignored when it began, and it ends with its standard input."""
+    driver acts on that signal. A JVM still ignores what was ignored when it began, and it ends with its standard
+    input."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
 
@@ -268,10 +270,10 @@ def _adopt(gateway: Any) -> None:
 
 
 class _Listening(socket.socket):
-    """Accepts connections of this user only. Without free file descriptors, it accepts a connection later."""
+    """Accepts connections of this user only. Without free file descriptors, the server accepts a connection later."""
 
     __slots__ = ()
-    """So that a socket that exists can become one of these."""
+    """A class for sockets, so that an existing socket can become one."""
 
     def accept(self) -> tuple[socket.socket, Any]:
         while True:
@@ -289,7 +291,7 @@ class _Listening(socket.socket):
 
 def _answer_own_user(gateway: Any) -> None:
     """Let only this user call the driver's functions. Py4J's server for calls of the JVM begins to listen with the
-    first stream. It asks for no secret, because the JVM's side forgets the secret when it learns the port."""
+    first stream. That server asks for no secret, because the JVM's side forgets the secret when it learns the port."""
     create = gateway._create_callback_server
 
     def created(*arguments: Any) -> Any:

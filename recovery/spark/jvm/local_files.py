@@ -16,7 +16,8 @@ def install(spark: SparkSession) -> None:
     """Make the JVM of a session that this package made set permissions by a system call (LocalFiles.java).
 
     Hadoop caches the first file system that it makes for local files, and gives it to all; LocalFiles takes its place.
-    Change nothing if Spark has another one than the one that LocalFiles extends, or if the native library is available.
+    Change nothing if Spark's class is another one than the one that LocalFiles extends, or if the native library is
+    available.
     """
     jvm = spark._jvm
     assert jvm is not None

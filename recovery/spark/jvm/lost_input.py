@@ -1,7 +1,8 @@
 """Typed errors for input that is gone or was changed, found in what Spark and its connectors say.
 
-Kafka, Delta and Iceberg each have their own words for it. A file that is gone is known by its path only, so the table
-that it belongs to, and the version, come from what Spark says about the sources of its micro-batch. Iceberg names no
+Kafka, Delta and Iceberg each have their own words for lost input. A file that is gone is known by its path only, so the
+table that it belongs to, and the version, come from what Spark says about the sources of its micro-batch. Iceberg names
+no
 table: `IcebergTable[name]: position` stands for each in what the run says about its sources.
 """
 
@@ -66,7 +67,7 @@ def lost_input(
     """Return the error for input that is gone or was changed, if that is what a failure's text says.
 
     reading: what Spark says about the sources of the micro-batch that failed, for failures that say nothing of them.
-    lacking: which of these topics Kafka lacks; empty if it does not say.
+    lacking: which of these topics Kafka lacks; empty if Kafka does not say.
     """
     found = _records_gone(text) or _topic_gone(text, lacking) or _of_delta(text) or _of_iceberg(text, reading)
     if found is not None:
@@ -95,8 +96,8 @@ def _topic_gone(text: str, lacking: Callable[[Collection[str]], Collection[str]]
 
 
 def no_topic(names: Collection[str], *, read: Collection[str], one_of: bool = False) -> RecoveryError:
-    """Return the error for topics that Kafka lacks. read: those that the flow has read. one_of: one of them is lacking,
-    and Kafka does not say which."""
+    """Return the error for topics that Kafka lacks. read: the topics that the flow has read. one_of: one of them is
+    lacking, and Kafka does not say which."""
     texts = ", ".join(sorted(names))
     found = f"Kafka has no topic {texts}" if len(names) == 1 else f"Kafka has none of the topics {texts}"
     if one_of:
@@ -107,8 +108,8 @@ def no_topic(names: Collection[str], *, read: Collection[str], one_of: bool = Fa
         return InputLostError(
             found,
             cause=cause,
-            remedy="Make the topic again only under another name: this one's offsets count as read. To go on without "
-            f"it, take it out of the flow, and run once with {options}.",
+            remedy="Make the topic again only under another name: this topic's offsets count as read. To go on without "
+            f"the topic, take it out of the flow, and run once with {options}.",
         )
     return FlowFailedError(found, cause=cause, remedy="Make the topic, or correct its name.")
 
@@ -163,7 +164,7 @@ def _of_delta(text: str) -> RecoveryError | None:
         table = _delta_tables(text, "reservoirId", other[1])
         return InputRewrittenError(
             f"the Delta table {table} is another table than the one read before, whose id was {other[1]}",
-            cause="It was deleted and made again, or the flow reads another table in its place.",
+            cause="The table was deleted and made again, or the flow reads another table in its place.",
             remedy=f"Put the former table back. {_BEGIN_AGAIN}",
         )
     return None
@@ -194,7 +195,7 @@ def _of_iceberg(text: str, reading: Callable[[], str]) -> RecoveryError | None:
     assert gone is not None
     return InputLostError(
         f"the Iceberg table {table} no longer has a file that the flow had still to read: {gone[1]}",
-        cause="Its snapshot was expired while the flow read it, or somebody removed the file.",
+        cause="The file's snapshot expired while the flow read that snapshot, or somebody removed the file.",
         remedy=f"Put the file back. {_BEGIN_AGAIN} {_KEEP_SNAPSHOTS}",
     )
 
@@ -205,7 +206,7 @@ def table_expired(table: str, snapshot: object, oldest: int | None = None, dated
     return InputLostError(
         f"the Iceberg table {table} no longer has snapshot {snapshot}, from which the flow had to read on"
         f"{f'; its oldest one is {dated}' if oldest else ''}",
-        cause="It was expired before the flow had read on.",
+        cause="The snapshot expired before the flow had read on.",
         remedy=f"{_go_on(snapshot, oldest)} {_BEGIN_AGAIN} {_KEEP_SNAPSHOTS}",
     )
 
@@ -215,7 +216,8 @@ def table_gap(table: str, snapshot: object, oldest: int, dated: str) -> InputLos
     return InputLostError(
         f"the Iceberg table {table} no longer has what comes between snapshot {snapshot}, which the flow has read "
         f"last, and {dated}",
-        cause="The snapshots between were expired before the flow had read them; a tag or a branch has kept that one.",
+        cause="The snapshots between were expired before the flow had read them; a tag or a branch has kept the "
+        "snapshot that is there.",
         remedy=f"{_go_on(snapshot, oldest)} {_BEGIN_AGAIN} {_KEEP_SNAPSHOTS}",
     )
 
@@ -225,8 +227,8 @@ def _go_on(read: object, oldest: int | None) -> str:
         return "The next run says how to go on without what is lost."
     return (
         f'To go on without what was added between, set .option("{LOST_BETWEEN}", "{read},{oldest}"): the flow goes on '
-        "with what the second snapshot and later ones add. Where it has read some of that, as before a rollback, name "
-        "a later snapshot."
+        "with what the second snapshot and later ones add. Where the flow has read some of that, as before a "
+        "rollback, name a later snapshot."
     )
 
 
@@ -247,7 +249,7 @@ def table_replaced(table: str, snapshot: object, dated: str) -> InputRewrittenEr
     return InputRewrittenError(
         f"the Iceberg table {table} no longer has snapshot {snapshot}, which the flow has read last; it begins with "
         f"{dated}",
-        cause="It was rolled back and that snapshot expired, or it was deleted and made again.",
+        cause="The table was rolled back and that snapshot expired, or the table was deleted and made again.",
         remedy="After a rollback, to keep what was counted, name the first snapshot that the flow has not read: "
         f'.option("{LOST_BETWEEN}", "{snapshot},NEXT"). {_BEGIN_AGAIN}',
     )
@@ -257,7 +259,7 @@ def table_emptied(table: str) -> InputRewrittenError:
     """Return the error for an Iceberg table that had snapshots when the flow has read it before, and has none."""
     return InputRewrittenError(
         f"the Iceberg table {table} has no snapshots any more, and the flow has read some",
-        cause="It was replaced, or deleted and made again; or stream-from-timestamp is later than all it has.",
+        cause="The table was replaced, or deleted and made again; or stream-from-timestamp is later than all it has.",
         remedy=f"Put the former table back. {_BEGIN_AGAIN}",
     )
 
@@ -292,7 +294,8 @@ def _delta_positions(text: str) -> str:
 
 
 def _last(position: dict[str, object]) -> object:
-    """Return the last version that a position has files of. Behind the last file of one, it names the next one."""
+    """Return the last version that a position has files of. Behind the last file of a version, a position names the
+    next version."""
     version, index = position.get("reservoirVersion"), position.get("index")
     behind = isinstance(index, int) and index < 0 and not position.get("isStartingVersion")
     return version - 1 if isinstance(version, int) and behind else version
@@ -315,7 +318,7 @@ def _file_gone(file: str, text: str) -> RecoveryError:
             "docs/flow-api.md#tables-beside-a-stream. Do not ignore missing files: the table would lose rows silently.",
         )
     remedy = (
-        "Put the file back. To go on without its rows, and without those of other files that are gone, run once with "
+        "Put the file back. To go on without the rows of this file and of other files that are gone, run once with "
         "--conf spark.sql.files.ignoreMissingFiles=true."
     )
     for table, position in _delta_sources(text):
@@ -330,7 +333,7 @@ def _file_gone(file: str, text: str) -> RecoveryError:
     directory = next((each for each in directories if _is_below(file, each)), None)
     return InputLostError(
         f"a file {f'below {directory} ' if directory else ''}that the flow had still to read is gone: {file}",
-        cause="It was removed, or replaced by other files, while the flow read it.",
+        cause="The file was removed, or replaced by other files, while the flow read it.",
         remedy=remedy,
     )
 

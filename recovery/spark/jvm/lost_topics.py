@@ -1,4 +1,4 @@
-"""Which topics Kafka lacks. When it lacks one of several that a source reads, its error names none."""
+"""Which topics Kafka lacks. When Kafka lacks one of several that a source reads, its error names none."""
 
 from __future__ import annotations
 

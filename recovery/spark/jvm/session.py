@@ -52,7 +52,7 @@ DEFAULTS_OF_ONE_HOST = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
 }
-"""Of masters whose executors run on this host."""
+"""The settings' defaults for masters whose executors run on this host."""
 
 
 _MADE: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -60,8 +60,8 @@ _MADE: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class _Begun(NamedTuple):
-    """A session that is being made. launch: of its JVM; None if this process has one. home: of a Java that leaves an
-    archive of its classes; None if it does not."""
+    """A session that is being made. launch: the launch of the JVM; None if this process has a JVM. home: the home of a
+    Java that leaves an archive of its classes; None if the JVM leaves none."""
 
     arguments: tuple[str, str, dict[str, str]]
     settings: SparkConf
@@ -76,7 +76,7 @@ class _Begun(NamedTuple):
 
 
 _ahead: list[_Begun] = []
-"""What `launching` has begun, until `create_session` takes it: one at most."""
+"""What `launching` has begun, until `create_session` takes that launch: one at most."""
 
 
 @contextlib.contextmanager
@@ -128,7 +128,7 @@ def _begin(name: str, master: str, conf: Mapping[str, str]) -> _Begun:
 
 
 def _taken(name: str, master: str, conf: Mapping[str, str]) -> _Begun | None:
-    """Take what `launching` has begun with these arguments; None if there is no such."""
+    """Take what `launching` has begun with these arguments; None if there is no such launch."""
     if _ahead and _ahead[0].arguments == (name, master, dict(conf)):
         return _ahead.pop()
     _abandon_ahead()
@@ -279,8 +279,9 @@ def _for_cluster() -> dict[str, str]:
 
 
 def _with_startup(python: str | None) -> dict[str, str]:
-    """The `PYTHONPATH` that makes the JVM's Python processes run `startup` first, if `python`, which they run, is this
-    one. Spark starts some of them for each source written in Python, with modules of its own."""
+    """The `PYTHONPATH` that makes the JVM's Python processes run `startup` first, if `python`, which they run, is the
+    Python of this process. Spark starts some Python processes for each source written in Python, with modules of its
+    own."""
     first, path = str(Path(__file__).resolve().with_name("startup")), os.environ.get("PYTHONPATH")
     if not _is_this_python(python):
         return {}

@@ -1,9 +1,10 @@
 """Readers of Python streaming sources, written as Spark 4.2 calls them, for versions before it, too.
 
-Those ask a reader for its newest offset without the start of the micro-batch, and have no Trigger.AvailableNow for it.
-In the plan of a flow, `send_starts` therefore puts a table of this package (StartedTables.java) around that of the
-source: it takes both from Spark, and sends them to the reader first. The reader is in a process that Spark has made for
-it, which passes on unread only what is committed: so both are sent as a commit. `adapted` makes a reader understand it.
+Earlier versions ask a reader for its newest offset without the start of the micro-batch, and have no
+Trigger.AvailableNow for it. In the plan of a flow, `send_starts` therefore puts a table of this package
+(StartedTables.java) around that of the source. Spark gives this table the start and the trigger, and the table sends
+both to the reader first. The reader is in a process that Spark has made for it, which passes on unread only what is
+committed: so start and trigger are sent as a commit, which `adapted` makes a reader understand.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ else:
 
     @dataclass
     class ReadAllAvailable(ReadLimit):
-        """All that there is."""
+        """A read limit without a limit: all input that is there."""
 
     @dataclass
     class ReadMaxBytes(ReadLimit):
@@ -87,7 +88,8 @@ def _with_starts(spark: SparkSession, node: Any, names: tuple[str, ...], tables:
 
 
 def _is_named(node: Any, names: tuple[str, ...]) -> bool:
-    """Whether a node reads such a source. One that the JVM reads (tuning/AppendedLines.java) has the start anyway."""
+    """Whether a node reads such a source. A source that the JVM reads (tuning/AppendedLines.java) has the start
+    anyway."""
     if node.nodeName() != "StreamingRelationV2" or node.sourceName().lower() not in names:
         return False
     return bool(node.table().getClass().getSimpleName() == "PythonTable")

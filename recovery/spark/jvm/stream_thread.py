@@ -84,11 +84,11 @@ def wait_for_source(query: Any) -> Wait | None:
 class CallbackConnection:
     """The connection on which the JVM's thread has called this Python thread, and on which this thread calls the JVM.
 
-    When the JVM's thread has died, nobody answers on it: `cut` ends the wait for an answer.
+    When the JVM's thread has died, nobody answers on the connection: `cut` ends the wait for an answer.
     """
 
     def __init__(self, spark: SparkSession) -> None:
-        """Call it on the thread of the callback."""
+        """Make the object on the thread of the callback."""
         # Without a thread for each Python thread (PYSPARK_PIN_THREAD=false), other threads answer.
         find = getattr(spark.sparkContext._gateway._gateway_client, "get_thread_connection", None)
         self._connection = None if find is None else find()

@@ -1,5 +1,5 @@
-"""What differs between the supported versions of Spark. Code elsewhere is written for the newest one, and takes from
-here what older ones lack. `docs/upgrading.md` says what each version supports.
+"""What differs between the supported versions of Spark. Code elsewhere is written for the newest PySpark, and takes
+from here what older versions lack. `docs/upgrading.md` says what each version supports.
 
 | what | since |
 | --- | --- |
@@ -36,7 +36,7 @@ STATE_WRITER = f"{_STREAMING}{'operators.stateful.' if VERSION >= (4, 1) else ''
 REPLACES_FORMATS = VERSION >= (4, 1)
 """Whether a session can register a Python source under the name of one that Spark has found by itself."""
 NEWEST_JAVA = None if VERSION >= (4, 2) else 23
-"""The newest Java that Spark starts with; None: each that was tried."""
+"""The newest Java that Spark starts with; None: each Java that was tried."""
 
 
 def to_arrow_schema(schema: StructType, timezone: str, prefers_large_types: bool = False) -> pa.Schema:

@@ -99,7 +99,8 @@ class FlowLoads:
 
     @contextlib.contextmanager
     def during(self, spark: SparkSession, batch: BatchId) -> Iterator[None]:
-        """Context manager in which loads belong to this micro-batch; if it fails, they move no mark."""
+        """Context manager in which loads belong to this micro-batch; if the micro-batch fails, the loads move no
+        mark."""
         if self._state is None and not self._spread:
             yield
             return
@@ -284,8 +285,8 @@ class Incremental:
         return bool(comparable(top) < comparable(before))
 
     def _future(self, mark: Any, before: Any, loading: Loading) -> bool:
-        """Return whether the mark, moved or not, lies in the future. Every load reports this, because such a mark skips
-        valid rows."""
+        """Return whether the mark, moved or not, lies in the future. Every load reports a mark in the future, because
+        such a mark skips valid rows."""
         now = datetime.fromtimestamp(loading.clock.wall_ms() / 1000, tz=UTC)
         return is_future(before if mark is None else mark, now)
 
@@ -347,9 +348,9 @@ def incremental(
     micro-batch.
 
     reader: a DataFrame, or a function that makes one from the SparkSession.
-    column: decides what is newer: a number, text, date or timestamp. Rows where it is NULL, NaN or infinite are loaded
-        the first time only; each run reports their number. fallback_column replaces such values. Texts are refused if
-        they are dates or numbers that sort differently as text.
+    column: decides what is newer: a number, text, date or timestamp. Rows whose column is NULL, NaN or infinite are
+        loaded the first time only; each run reports their number. fallback_column replaces such values. Texts are
+        refused if they are dates or numbers that sort differently as text.
     key: the high-water mark; by default the name of the node.
     date_format: the Spark pattern of dates or times in a text column, such as "dd-MMM-yy"; or one of Odibi's names:
         oracle, oracle_sqlserver, sql_server, us, eu, iso.

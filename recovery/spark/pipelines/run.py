@@ -81,11 +81,11 @@ def run_pipeline(
     """Run the nodes of a pipeline in the order of their dependencies; return the outcome of each.
 
     Of `config`, a pipeline uses directory, backup_interval, discard_history, resume_after or resume_epoch (go back:
-    marks as after that epoch), rewind_again, and state_backend. After its write, each node that moved marks closes an
+    marks as after that epoch), rewind_again, and state_backend. After the write, each node that moved marks closes an
     epoch of the directory; with a state backend elsewhere the run sets the marks there. With `resume`, a node is
     skipped if it succeeded in the last run, its definition is unchanged, and no node that it needs runs again. If a
     node fails, those that need it are blocked and the others run. With `full_refresh`, loads begin as if there were no
-    marks, and then move them. With `no_state_update`, no mark moves, and a later run with `resume` ignores this one.
+    marks, and then move them. With `no_state_update`, no mark moves, and a later run with `resume` ignores this run.
     The directory's lock, or a lease of the state backend, allows one run at a time. Without `spark`, SIGTERM, SIGINT or
     SIGHUP end the process immediately; the run history shows the running node as failed.
 
@@ -247,7 +247,7 @@ class _PipelineRun:
             if left is not None:
                 raise ConfigurationError(
                     f"write of node {node.name!r} returned {left}: it has written nothing",
-                    cause="A call of it only makes that object. Nobody runs it.",
+                    cause="A call of such a function only makes that object. Nobody runs it.",
                     remedy="Let write do the work before it returns",
                 )
             rows = _observed(observation)
@@ -317,12 +317,12 @@ class _PipelineRun:
         return self._record.run.pipeline
 
     def _mark_of(self, key: str) -> Any:
-        """Return the mark of a load. Raises ConfigurationError if another pipeline moves it."""
+        """Return the mark of a load. Raises ConfigurationError if another pipeline moves the mark."""
         mark = self._state.find_mark(key)
         if mark is not None and mark.pipeline not in (None, self._name):
             raise ConfigurationError(
                 f"pipeline {mark.pipeline!r:.80} moves the high-water mark {key!r:.80}, and {self._name!r:.80} uses it",
-                cause="Each would skip what the other one has loaded; or the pipeline was renamed.",
+                cause="Each pipeline would skip what the other has loaded; or the pipeline was renamed.",
                 remedy="Give the load a key of its own; or, after renaming, set the mark to its value again: "
                 "python -m recovery hwm set --force DIR KEY VALUE",
             )
@@ -402,12 +402,12 @@ def _check_given(
         )
     if resume and full_refresh:
         raise ConfigurationError(
-            "resume would skip nodes that full_refresh loads again", remedy="Run it with one of them."
+            "resume would skip nodes that full_refresh loads again", remedy="Run the pipeline with one of them."
         )
     if no_state_update and config.rewind_to is not None:
         raise ConfigurationError(
             "resume_after or resume_epoch puts marks back, which no_state_update forbids",
-            remedy="Run it with one of them.",
+            remedy="Run the pipeline with one of them.",
         )
 
 
@@ -429,7 +429,8 @@ def _last(run: Run) -> dict[str, LastNode]:
 def _observed(observation: Observation) -> int | None:
     """Return the number of written rows, which the first action on the frame counted; None without an action.
 
-    Spark reports it a moment after the action. If the number is not available, a node that has written must not fail.
+    Spark reports the number of rows a moment after the action. If the number is not available, a node that has written
+    must not fail.
     """
     with contextlib.suppress(Exception):
         counted = observation._jo.future()

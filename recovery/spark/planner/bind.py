@@ -1,7 +1,7 @@
 """Turn the plan that a user built into the plan that runs: give exchanges their width, and refuse unfit plans.
 
-A streaming DataFrame is immutable and does not know yet how many recovery partitions there are. So `bind` rebuilds its
-analysed plan from the JVM's own plan nodes: below each step's function the placeholder exchange becomes
+A streaming DataFrame is immutable and does not know yet how many recovery partitions there are. So `bind` rebuilds the
+frame's analysed plan from the JVM's own plan nodes: below each step's function the placeholder exchange becomes
 `repartitionById(N, hash % N)`, with a sort within each partition if the rows of a key have an order. Attribute ids do
 not change, so the rest of the plan still fits.
 """
@@ -292,7 +292,7 @@ def _check_native_state(spark: SparkSession) -> None:
         return
     raise UnsupportedPlanError(
         f"Spark's state stores are set to another checkpoint format: {FORMAT_SETTING}={spark.conf.get(FORMAT_SETTING)}",
-        cause="The setting was changed for this session. Its default is 1.",
+        cause="The setting was changed for this session. The setting's default is 1.",
         remedy=f"Leave it out, or set it to 1: --conf {FORMAT_SETTING}=1",
     )
 
@@ -305,8 +305,8 @@ def _keeps_state(node: Any) -> bool:
 
 
 def _check_supported(spark: SparkSession, plan: Any, output_mode: str) -> None:
-    """Run Spark's own check on the plan as the user wrote it. It would refuse the sort that a step may need, so it is
-    switched off when the bound plan starts."""
+    """Run Spark's own check on the plan as the user wrote it. Spark's check would refuse the sort that a step may need,
+    so it is switched off when the bound plan starts."""
     jvm = spark._jvm
     assert jvm is not None
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker

@@ -1,6 +1,6 @@
-"""Iceberg tables that a flow reads. What their source would pass over without a word is an error here.
+"""Iceberg tables that a flow reads. What the tables' source would skip silently is an error here.
 
-The source reads a table's snapshots one by one, and of each what it adds. Two things it does not notice:
+The source reads a table's snapshots one by one, and the rows that each snapshot adds. Two things it does not notice:
 
 - It begins at the oldest snapshot there is, or at the oldest one since a time. Rows from before the oldest one are
   never read if older ones have expired, also if that was after the time.
@@ -70,8 +70,8 @@ class IcebergTable:
         return self.handle.snapshot(snapshot) is not None
 
     def after_loss(self, read: int) -> int | None:
-        """Return the snapshot with which the flow is to go on after `read`; None if it does not say so for that one.
-        Raises ConfigurationError if that snapshot is not in the table, or was read."""
+        """Return the snapshot with which the flow is to go on after `read`; None if the option does not say so for that
+        snapshot. Raises ConfigurationError if that snapshot is not in the table, or was read."""
         if self.lost_between is None or self.lost_between[0] != read:
             return None
         after = self.lost_between[1]
@@ -80,7 +80,7 @@ class IcebergTable:
             raise ConfigurationError(
                 f"{LOST_BETWEEN} names snapshot {after}, which does not lead to the newest one of the Iceberg table "
                 f"{self.name}",
-                cause="It has expired meanwhile, or is another table's.",
+                cause="The snapshot has expired meanwhile, or is another table's.",
                 remedy=f'The oldest one is {_dated(oldest)}: "{read},{oldest.snapshotId()}".',
             )
         if self.has(read) and self._snapshots.isAncestorOf(self.handle, read, after):
@@ -165,7 +165,7 @@ class IcebergInput:
     answers: ClassVar[Answers] = {
         Question.SAME: Checked("whether the snapshot that was read last leads to the newest one", _LOOKS),
         Question.THERE: Checked("the snapshot that was read last, and the next one", _LOOKS),
-        Question.CHANGED: Checked("the same, for the last snapshot that discarded epochs have read as well", _LOOKS),
+        Question.CHANGED: Checked("whether the last snapshot is there that discarded epochs have read as well", _LOOKS),
         Question.ABLE: Checked("whether the oldest snapshot has rows that none adds, before a first read", _LOOKS),
         Question.OWNER: DoesNotApply(),
     }
@@ -241,13 +241,14 @@ class IcebergInput:
 def _left_out(table: IcebergTable, read: int, after: int) -> str:
     return (
         f"Iceberg table {table.name}: the flow goes on with snapshot {after}. What was added since snapshot {read}, "
-        "and before that one, is left out."
+        "and before the snapshot that it goes on with, is left out."
     )
 
 
 def _next_after(table: IcebergTable, read: int, accepted: bool) -> int | None:
     """Return the snapshot with which the flow goes on if the loss of what comes before it is accepted; None: the table
-    can be read on from `read`. Raises if it cannot, and nothing, or not what was lost, is accepted."""
+    can be read on from `read`. Raises if the table cannot be read on, and nothing, or not what was lost, is
+    accepted."""
     try:
         _check_leads_on(table, read)
     except InputLostError as error:
@@ -302,8 +303,8 @@ def _check_whole(table: IcebergTable) -> None:
             f"the Iceberg table {table.name} has rows that were added before its oldest snapshot, {_dated(oldest)}",
             cause="Older snapshots were expired. The source reads what snapshots add, so it would leave these rows "
             "out.",
-            remedy=f'To go without them, set .option("{_FROM}", "{oldest.timestampMillis()}"). To have them counted, '
-            "read a copy of the table, whose snapshots add all of its rows.",
+            remedy=f'To go on without these rows, set .option("{_FROM}", "{oldest.timestampMillis()}"). To have '
+            "them counted, read a copy of the table, whose snapshots add all of its rows.",
         )
 
 

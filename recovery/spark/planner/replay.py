@@ -1,7 +1,7 @@
 """Check that the sources of a flow can be read again from a position, as a run after a crash does.
 
 Such a run gives a source the offsets of the last closed epoch. A source that has its rows in memory only, or that
-removes what has been processed, has no rows for these offsets: the run fails, and so does every later one.
+removes what has been processed, has no rows for these offsets: the run fails, and so does every later run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recovery.spark.jvm.plan_nodes import walk
 
 _IN_MEMORY = {
     "TextSocketTable": "Input from a connection exists only in the memory of the process that read it.",
-    "MemoryStreamTable": "Its rows exist only in the memory of the process that added them.",
+    "MemoryStreamTable": "The rows of a memory stream exist only in the memory of the process that added them.",
 }
 """Spark's sources that cannot replay, by the class of their table, and why. A source may have several names."""
 _REMEDY = (

@@ -47,7 +47,7 @@ def run(
     SIGTERM, SIGINT or SIGHUP finish the running micro-batch, close the epoch and return; a second one ends the process
     immediately. So does one before the stream has started, unless the session is the caller's. `config` None runs
     without recovery. `spark`: the caller's session, which stays open; None: make a session with `master` and `conf`,
-    and stop it at the end. `replicate`: that setting of `config`. Raises RecoveryErrors.
+    and stop it at the end. `replicate`: in place of that setting of `config`. Raises RecoveryErrors.
     """
     clock = clock or SystemClock()
     check_flow(flow, "run")
@@ -88,7 +88,7 @@ def _stop_session(session: Any | None) -> None:
 @contextlib.contextmanager
 def _ending_immediately(temporary: Path | None) -> Iterator[None]:
     """Until the stream has started, end the process on a signal. The next run repairs what is half done, as after a
-    kill. `temporary`: a directory to remove, because no next run would find it."""
+    kill. `temporary`: a directory to remove, because no next run would find that directory."""
 
     def clean() -> None:
         abandon_launch()

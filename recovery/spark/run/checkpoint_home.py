@@ -25,7 +25,7 @@ def checkpoint_home(address: str | None, scratch: Path, store_id: str, lease: Le
 def discard_earlier(address: str | None, store_id: str, leases: Iterable[Lease]) -> None:
     """Remove what executions of this directory left at the address, because they were killed. Raises OSError.
 
-    leases: executions that are known to be of this directory: one of a copy of it may be under way.
+    leases: executions that are known to be of this directory: an execution of a copy of the directory may be under way.
     """
     found = None if address is None else file_system(address, "scratch_directory")
     if found is not None:

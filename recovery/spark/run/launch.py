@@ -33,7 +33,7 @@ UNCHECKED = {
 }
 _starting = threading.Lock()
 STOP_S = 60.0
-"""How long a stop waits for the thread of Spark's query: a source that plans may not let itself be interrupted."""
+"""How long a stop waits for the thread of Spark's query: a source that plans may not react to an interrupt."""
 
 
 def launch(
@@ -88,7 +88,7 @@ def stop_query(query: Any, released: threading.Event) -> None:
 
 def expect_no_state(execution: Any) -> None:
     """Tell Spark that the micro-batch under way, which a stopping run does not process, writes no state of Spark's own
-    operators. Spark 4.3 asks its coordinator about that before it notices that it was stopped, and a missing answer
+    operators. Spark 4.3 asks its coordinator about state before it notices that it was stopped, and a missing answer
     would make a failure of the stop. execution: what `running` returns."""
     with contextlib.suppress(Py4JError, AttributeError, *JVM_GONE):
         execution.streamingQuery().progressReporter().shouldValidateStateStoreCommit().set(False)
@@ -141,7 +141,7 @@ def _is_interrupted(query: Any) -> bool:
 @contextlib.contextmanager
 def _session_settings(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
     """Apply settings while a query starts, which copies them; then restore the session's own. One start at a time:
-    otherwise one would remove the other's settings, or save them as those of the session."""
+    otherwise one would remove the other's settings, or save the other's settings as the session's own."""
     with _starting:
         before = {key: spark.conf.get(key, None) for key in settings}
         try:

@@ -19,7 +19,7 @@ class Mailboxes:
     """The mailboxes of the steps that declare timeouts."""
 
     def __init__(self, steps: Sequence[RegisteredStep], store: PartitionStore, lease: Lease) -> None:
-        """Raises ConfigurationError if another query has one of them."""
+        """Raises ConfigurationError if another query has one of the mailboxes."""
         waiting = [s.definition for s in steps if s.definition.timeouts]
         self._steps = [definition.step_id for definition in waiting]
         self._files = [definition.mailbox for definition in waiting]

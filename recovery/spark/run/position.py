@@ -38,7 +38,7 @@ from recovery.storage.origin import Origin
 from recovery.storage.seam import PartitionStore
 
 IDENTITIES_KEY = "identities"
-"""The row of step `$sources` that says which topics those of the position were: their ids, by their names."""
+"""The row of step `$sources` that says which topics the position speaks of: the topics' ids, by name."""
 
 
 class RecoveredPosition(NamedTuple):
@@ -121,8 +121,8 @@ def readable(
     accepted: Sequence[str],
     left: Iterable[Path],
 ) -> tuple[RecoveredPosition, dict[str, str], tuple[str, ...]]:
-    """Check that the input can be read from a position on; return the position without the lost input that is accepted,
-    what that leaves out, by source, and what else to say. Changes nothing but the restored checkpoint.
+    """Check that the input can be read from a position on. Returns the position without the lost input that is
+    accepted; what is left out, by source; and further texts for the user. Changes nothing but the restored checkpoint.
 
     left: checkpoints of killed runs on this host. Raises what `look_at_inputs` raises.
     """

@@ -54,7 +54,7 @@ class Prepared:
     start.2  Read every partition and plan. Nothing is written before this has succeeded.
     start.3  Make a fresh scratch checkpoint of the saved position and the state of Spark's own operators, and look at
              the input (start.3.looked). Then begin the execution in every partition, one transaction each, abandoning
-             what lies beyond the plan; then the sink does the same.
+             what lies beyond the plan; then the sink goes back, too.
     start.4  Close an epoch that renames, drops and converts the state of steps, if any needs it.
     start.5  In the first micro-batch that reads a source: make durable where it starts
              (`recovery.spark.run.source_starts`).
@@ -119,7 +119,7 @@ class Prepared:
 
     def record_run(self, execution: Execution, clock: Clock) -> None:
         """Record that the execution began, in the run history and, for a rewind, among the rewinds. Must come before
-        the execution can close an epoch. `release` records how it ended."""
+        the execution can close an epoch. `release` records how the run ended."""
         if self.temporary is None:
             note_start(self.plan, self.config, clock, self._documents())
             self.record = FlowRecord(self._history(), execution, clock)
@@ -154,12 +154,12 @@ class Prepared:
 
 
 class BackgroundCheck:
-    """A full check of all partitions beside the run. It must pass before the first epoch is closed, and ends the run if
-    it finds damage.
+    """A full check of all partitions beside the run. The check must pass before the first epoch is closed, and ends the
+    run if it finds damage.
 
-    It gives way to the stream. A check that takes longer than a moment begins at `begin`, after the first micro-batch,
-    when somebody waits for it, or after `PATIENCE_S`: the first output after a resume should not wait for a reader of
-    everything. Its threads have a lower priority.
+    The check gives way to the stream. A check that takes longer than a moment begins at `begin`, after the first
+    micro-batch, when somebody waits for it, or after `PATIENCE_S`: the first output after a resume should not wait for
+    a reader of everything. The check's threads have a lower priority.
     """
 
     def __init__(self, checks: Sequence[FullCheck]) -> None:

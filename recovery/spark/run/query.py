@@ -87,7 +87,8 @@ class Begun:
 class RecoveryQuery:
     """A running flow with recovery partitions, made by `start`.
 
-    It ends when the input ends (trigger available-now), by `stop`, or by an error, which `await_termination` raises.
+    The query ends when the input ends (trigger available-now), by `stop`, or by an error, which `await_termination`
+    raises.
     """
 
     def __init__(self, begun: Begun, clock: Clock) -> None:
@@ -164,10 +165,10 @@ class RecoveryQuery:
         return True
 
     def stop(self) -> None:
-        """Finish the running micro-batch, close the epoch, and end the flow. Raises what went wrong while doing so.
+        """Finish the running micro-batch, close the epoch, and end the flow. Raises what went wrong while stopping.
 
-        Called by the flow's own sink or observer, it returns immediately. The run ends when they have returned, and
-        `await_termination` raises what goes wrong then.
+        Called by the flow's own sink or observer, `stop` returns immediately. The run ends when the calls have
+        returned, and `await_termination` raises what goes wrong then.
         """
         if self._status.is_own_thread():
             threading.Thread(target=self._finish, name="stop", daemon=True).start()
@@ -287,7 +288,7 @@ class RecoveryQuery:
     # ---- epochs
 
     def _end_epoch(self, alive: Callable[[], bool]) -> None:
-        """End the epoch; the stream waits until that is done."""
+        """End the epoch; the stream waits until the epoch is closed."""
         batch, began_s = self._closer.finished, self._clock.elapsed_s()
         self._closer.end_epoch(alive)
         self.meter.paused(batch, self._clock.elapsed_s() - began_s)
@@ -336,8 +337,8 @@ class RecoveryQuery:
             self._waits.look(query, self._under_way.batch)
 
     def _cancel_batch(self) -> None:
-        """End the running micro-batch. Its tasks would try for long to reach an owner that no longer knows the run, or
-        would never begin."""
+        """End the running micro-batch. Otherwise the micro-batch's tasks would try for long to reach an owner that no
+        longer knows the run, or would never begin."""
         while not self._finished:
             if self._closer.lock.acquire(timeout=CANCEL_S):
                 self._closer.lock.release()
@@ -390,9 +391,9 @@ class RecoveryQuery:
 
     @contextlib.contextmanager
     def _after_batch(self) -> Iterator[None]:
-        """Wait for the running micro-batch, and let no other begin within this context. A micro-batch for which no
-        executor works is given up. One whose stream has died cannot count: its calls into the JVM are cut, and a sink
-        that does not return is left alone."""
+        """Wait for the running micro-batch, and let no other micro-batch begin within this context. A micro-batch for
+        which no executor works is given up. One whose stream has died cannot count: its calls into the JVM are cut, and
+        a sink that does not return is left alone."""
         died_s: float | None = None
         while not self._closer.lock.acquire(timeout=LOOK_S):
             if has_died(self._status.query):

@@ -27,7 +27,7 @@ REPLICATED_KEEPS_S = 600.0
 be away for so long without a whole copy afterwards."""
 READY_S = 5.0
 READY_SYNC_S = 120.0
-"""How long a start waits for the place's first answer. It was asked before Spark started."""
+"""How long a start waits for the place's first answer. The place was asked before Spark started."""
 
 
 def replicated(config: RecoveryConfig | None, place: str | os.PathLike[str] | None) -> RecoveryConfig | None:
@@ -94,7 +94,8 @@ class ReplicatedClosing:
 
     def begun(self) -> None:
         """Before the sink goes back, which shows what was closed and not shown: ship the snapshot that the run begins
-        from. With sync, wait for that, and first for the rest of a lazy restore; raises if it fails."""
+        from. With sync, wait for the first shipping, and before that for the rest of a lazy restore; raises if either
+        fails."""
         if self._replication is not None:
             if self._replication.sync and hydrating(self._replication.directory):
                 self._replication.say("--replicate-sync: fetching the rest of the lazy restore first")
@@ -115,6 +116,6 @@ class ReplicatedClosing:
             self._replication.wait(self._is_ending)
 
     def closed(self) -> None:
-        """Last, for each closed epoch: have it shipped, unless it is."""
+        """Last, for each closed epoch: have the epoch shipped, unless it was shipped before."""
         if self._replication is not None and not self._replication.sync:
             self._replication.closed()

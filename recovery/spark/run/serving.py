@@ -28,7 +28,7 @@ class TaskAccess:
     def __init__(
         self, context: SparkContext, store: PartitionStore, execution: Execution, scratch: Path, config: RecoveryConfig
     ) -> None:
-        """Call it when the execution has begun. scratch: the execution's directory. Raises the errors of
+        """Make the object when the execution has begun. scratch: the execution's directory. Raises the errors of
         `TaskServing.start`."""
         self.address = store.address(execution.lease)
         self._owner: OwnerProcess | None = None

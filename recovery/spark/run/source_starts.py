@@ -25,10 +25,10 @@ class SourceStarts:
     Called in the callback of a micro-batch, before a task or the sink has seen anything of it:
 
     1. Compare the log of offsets of this micro-batch with the previous one: do any sources begin?
-    2. Take their starts from Spark's plan of the micro-batch.
-    3. Before the very first micro-batch, write the position before it into every partition (`start.5.partition`). It
-       is not an epoch, so epochs count from 1 whatever the sources are. Otherwise close an epoch as of the previous
-       micro-batch, with the starts in its position.
+    2. Take the starts of these sources from Spark's plan of the micro-batch.
+    3. Before the very first micro-batch, write the position before it into every partition (`start.5.partition`). That
+       position is not an epoch, so epochs count from 1 whatever the sources are. Otherwise close an epoch as of the
+       previous micro-batch, with the starts in its position.
     4. The start is durable in every partition (`start.5`): the micro-batch may count.
 
     A crash before 4 leaves the start in some partitions or in none. Nothing has seen the micro-batch by then, so the

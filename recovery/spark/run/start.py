@@ -121,7 +121,7 @@ def start_prepared(
     observer: Observer | None,
     clock: Clock,
 ) -> RecoveryQuery:
-    """Do the part of `start` that needs Spark. Releases `prepared` if it fails."""
+    """Do the part of `start` that needs Spark. Releases `prepared` if the start fails."""
     flow_id = prepared.flow_id
     try:
         check_runs("the observer", observer)

@@ -22,7 +22,7 @@ from recovery.storage.seam import PartitionStore
 
 
 class RunStatus:
-    """The status of one run. Any of its threads may read and change it."""
+    """The status of one run. Any thread of the run may read and change the status."""
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ class UnderWay:
     @contextlib.contextmanager
     def in_sink(self) -> Iterator[None]:
         """Within this context, the flow's sink writes; the micro-batch may be abandoned. Raises SparkFailedError at the
-        end if it was: then it must not count."""
+        end if the micro-batch was abandoned: it must not count then."""
         self._set_in_sink(True)
         try:
             yield
@@ -63,7 +63,7 @@ class UnderWay:
                 raise SparkFailedError(f"micro-batch {self.batch} was abandoned, because Spark's stream had ended")
 
     def cut(self) -> None:
-        """Let the callback's call into the JVM raise an error. For a JVM that will not answer."""
+        """Let the callback's call into the JVM raise an error. Used when the JVM will not answer."""
         connection = self._connection
         if connection is not None:
             connection.cut()

@@ -1,4 +1,4 @@
-"""`--until`: end a run of a fork after the same input that its origin had read."""
+"""`--until`: end a run of a fork after exactly the input that its origin had read."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ class Until:
     def lay_out(
         self, checkpoint: Path, batch: BatchId | None, sources: SourcePlaces, config: RecoveryConfig
     ) -> BatchId:
-        """Let the next micro-batch in `checkpoint` end at the position; return the last micro-batch of the run: this
-        one, or `batch`, if that has reached the position. Raises ConfigurationError, SparkCheckpointError,
+        """Let the next micro-batch in `checkpoint` end at the position; return the last micro-batch of the run: the
+        next one, or `batch`, if that has reached the position. Raises ConfigurationError, SparkCheckpointError,
         FlowMismatchError."""
         with tempfile.TemporaryDirectory(prefix="recovery-until-") as name:
             reached = Path(name) / "checkpoint"
@@ -133,7 +133,7 @@ class Until:
         if not self.on_its_way:
             raise ConfigurationError(
                 f"since it was forked, this store has read other input than the origin had read at {self.shown}",
-                cause="A run without until (--until), or with another one, processed input here.",
-                remedy="Fork the origin again, or go back to where this one was forked: --resume-after.",
+                cause="A run without until (--until), or with another position, processed input here.",
+                remedy="Fork the origin again, or go back to where this store was forked: --resume-after.",
             )
         return last

@@ -1,14 +1,15 @@
 """The driver's side of a Python data source: answer its questions in the session where it is used.
 
 Spark plans a Python source in a process beside the driver, without a session. With the address and the token of the
-driver's JVM the source could do anything, and it would have to reimplement `native_state` in calls of the JVM. So it
-asks the process that registered it, over a socket that only this user can open, and `native_state` itself answers:
+driver's JVM the source could do anything, and it would have to reimplement `native_state` in calls of the JVM. So the
+source asks the process that registered it, over a socket that only this user can open, and `native_state` itself
+answers:
 
 1. `schema`: the driver makes the frame of native state, keeps it under a number, and returns its types.
 2. `files`: the driver computes the frame, once. The frame's tasks write its rows as Arrow, which has all of Spark's
    types. The source's own tasks read these files.
 3. `rows`, on a cluster: the driver starts a process that sends the rows of a directory's steps to tasks on other hosts,
-   and returns its address and key. It runs until the driver ends, or another Spark context is used.
+   and returns its address and key. That process runs until the driver ends, or another Spark context is used.
 4. `place`: the driver restores the newest backup at a place of backups, once, and returns the directory of the copy.
 
 The files are in the temporary directory of Spark's driver, which Spark removes when its JVM ends. The socket is in a
@@ -198,7 +199,8 @@ def _server(path: Path, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> s
             return of_trusted_user(request)
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Ignore the error: the asking process has ended, or reports that this one had no thread to answer."""
+            """Ignore the error: the asking process has ended, or reports that the serving process had no thread to
+            answer."""
 
     server = Server(str(path), Handler)
     server.daemon_threads = True

@@ -28,7 +28,7 @@ def register(spark: SparkSession, config: RecoveryConfig | None = None) -> None:
 
 
 def register_serving(spark: SparkSession, serving: TaskServing | None) -> None:
-    """Do the same; serving: how executors on other hosts reach this one, None: by default."""
+    """Register the formats. serving: how executors on other hosts reach this process, None: by default."""
     check_classic(spark)
     if not versions.REPLACES_FORMATS and find_spec("pyspark_recovery") is not None:
         raise ConfigurationError(

@@ -31,8 +31,8 @@ def compare_operator(
 ) -> Iterator[KeyDifference]:
     """Yield the keys of an operator that differ between two snapshots, by key, and add all of them to `counts`.
 
-    Reads all keys of both. A key is the text of its only column, or a JSON object of its columns. A timer is compared
-    by itself: it can only be on one side. Raises what `native_state` raises.
+    Reads all keys of both snapshots. A key is the text of its only column, or a JSON object of its columns. A timer is
+    compared by itself: a timer can only be on one side. Raises what `native_state` raises.
     """
     check_classic(spark)
     check_one_host(spark.sparkContext.master, "diff")

@@ -1,6 +1,6 @@
 """The part of `format("recovery")` for the state of Spark's own operators: ask the driver, and read files.
 
-It runs in Spark's planner and tasks. `recovery.spark.sources.driver_relay` answers, and explains this design.
+This part runs in Spark's planner and tasks. `recovery.spark.sources.driver_relay` answers, and explains this design.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def native_frame(options: Mapping[str, str], address: DriverAddress | None) -> N
 
 
 def known(address: DriverAddress | None, otherwise: str) -> DriverAddress:
-    """Return the driver's address. Raises ConfigurationError if the source does not know it; otherwise: what to do
-    instead of registering it."""
+    """Return the driver's address. Raises ConfigurationError if the source does not know the option; otherwise: what to
+    do instead of registering it."""
     if address is None:
         raise ConfigurationError(
             'format("recovery") does not know the session that it is used in',
-            cause="Spark found it by its name: nobody registered it in this session.",
+            cause="Spark found the format by its name: nobody registered it in this session.",
             remedy=f"Call recovery.register(spark) first; {otherwise}.",
         )
     return address
@@ -143,8 +143,8 @@ class NativeReader(DataSourceReader):
 
 
 def check_is_here(host: str) -> None:
-    """Raise ConfigurationError if a task reads files of a host, as `this_host` names it, on another one: a file of the
-    same name there would be another directory's."""
+    """Raise ConfigurationError if a task reads files of a host, as `this_host` names it, on another host: a file of the
+    same name there would belong to another directory."""
     if host != this_host():
         raise ConfigurationError(
             f'format("recovery") reads files of host {host.partition(" ")[0]}, and a task of it runs on {host_name()}',

@@ -1,7 +1,8 @@
 """The state of Spark's own operators at any held epoch, read with Spark's `statestore` source from its checkpoint.
 
 A frame reads its checkpoint only when it is computed, so the checkpoint stays until the interpreter exits: in a
-temporary directory of this process, or at an address that all hosts reach. That of an epoch is made once at each place.
+temporary directory of this process, or at an address that all hosts reach. The checkpoint of an epoch is made once at
+each place.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from recovery.storage.snapshot import Snapshot, snapshot_at, snapshots_at
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
 """What Spark raises: the second, when a task failed."""
 EQUAL = "equal"
-"""The change of a key that is the same in both frames."""
+"""The kind of change of a key whose value is equal in both frames."""
 
 
 def native_state(
@@ -98,7 +99,7 @@ def frames_by_key(
     place: tuple[str, str] | None = None,
 ) -> tuple[DataFrame, DataFrame]:
     """Return the state in two snapshots, of the same directory or of two, a row for each key. A side on which the
-    operator has no state yet is empty. Raises what `native_state` raises, of `after` if it is on neither."""
+    operator has no state yet is empty. Raises what `native_state` raises, of `after` if the key is in neither frame."""
     there = [any(each.number == wanted.operator for each in held_operators(at)) for _, at in (before, after)]
     if there == [True, False]:
         frame = _read(spark, *before, wanted, place, by_key=True)
@@ -130,7 +131,7 @@ def _place(spark: SparkSession, scratch_directory: str | None, function: str) ->
     """Return the file system and the path of the place for checkpoints; None: a directory of this host."""
     found = None if scratch_directory is None else file_system(scratch_directory, "scratch_directory")
     if scratch_directory is not None and found is None:
-        raise incomplete(scratch_directory, "scratch_directory", "Leave it out on one host.")
+        raise incomplete(scratch_directory, "scratch_directory", "Leave the option out on one host.")
     if found is None:
         check_one_host(spark.sparkContext.master, function)
     return found
@@ -138,7 +139,7 @@ def _place(spark: SparkSession, scratch_directory: str | None, function: str) ->
 
 def of_key(frame: DataFrame, key: str) -> DataFrame:
     """Return the rows of a state frame whose key is `key`: a JSON object of the key's columns, or the text of a key of
-    one text column. Raises ConfigurationError if it is neither."""
+    one text column. Raises ConfigurationError if `key` is neither."""
     schema = frame.schema["key"].dataType
     fields = schema.fields if isinstance(schema, StructType) else []
     if not key.lstrip().startswith("{") and len(fields) == 1:
@@ -251,8 +252,8 @@ def compared(before: DataFrame, after: DataFrame, timers: bool) -> DataFrame:
 
 
 def _same(left: DataFrame, one: str, right: DataFrame, other: str) -> Any:
-    """Return the condition that two columns are equal. It compares JSON for maps, which Spark cannot compare, and for
-    different types, such as one that got a new field."""
+    """Return the condition that two columns are equal. The condition compares JSON for maps, which Spark cannot
+    compare, and for different types, such as one that got a new field."""
     types = left.schema[one].dataType, right.schema[other].dataType
     if types[0] == types[1] and not _has_map(types[0]):
         return F.col(one).eqNullSafe(F.col(other))
@@ -308,7 +309,7 @@ class _Checkpoints:
 
 def _copied(directory: Path, at: Snapshot, target: Path, system: str, path: str) -> str:
     """Write a snapshot's checkpoint at an address that all hosts reach, by way of `target`; return its URI. Spark's JVM
-    removes it when it ends."""
+    removes the copy when the JVM ends."""
     files = HadoopFiles(system)
     root = Path(path, f"recovery-state-{secrets.token_hex(8)}")
     home = HadoopHome(files, system, root, target)

@@ -36,8 +36,9 @@ class RestoredPlaces:
     def restored(self, place: str) -> Path:
         """Return a directory with the newest backup at a place, with all epochs that its chains hold.
 
-        It is removed when two newer backups of the place were restored, or by `close`. Copies and backups that cannot
-        be used are reported as a RuntimeWarning. Raises NoBackupError, BackupTargetError, and what `restore` raises.
+        The directory is removed when two newer backups of the place were restored, or by `close`. Copies and backups
+        that cannot be used are reported as a RuntimeWarning. Raises NoBackupError, BackupTargetError, and what
+        `restore` raises.
         """
         with self._lock:
             if place not in self._places:

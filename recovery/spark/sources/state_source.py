@@ -57,7 +57,7 @@ class RecoveryDataSource(DataSource):
 
     @classmethod
     def of(cls, address: DriverAddress | None) -> type[RecoveryDataSource]:
-        """Return the class to register in one session. Spark pickles it by value for its other processes."""
+        """Return the class to register in one session. Spark pickles the class by value for its other processes."""
         return type(cls.__name__, (cls,), {"address": address})
 
     @classmethod
@@ -91,7 +91,8 @@ class StatePartition(InputPartition):
 
 @dataclass
 class OwnedPartition(InputPartition):
-    """The same on a cluster: the address of the process that sends its rows, the key to it, and what to ask for."""
+    """A `format("recovery")` partition on a cluster: the address of the process that sends its rows, the key to it, and
+    what to ask for."""
 
     address: str
     task_key: bytes

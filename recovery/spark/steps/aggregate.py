@@ -120,8 +120,9 @@ class AggregateStep:
     def all_keys(self, spark: SparkSession, directory: str | Path, epoch: int | None = None) -> DataFrame:
         """Return a batch frame with the aggregates of all keys, in the columns of the step's output.
 
-        They are as of the newest closed epoch, or as of `epoch`, which the partitions must still hold. Epoch 0 gives no
-        rows. Raises ConfigurationError if the step was not yet applied to a frame, from which its types come.
+        The aggregates are as of the newest closed epoch, or as of `epoch`, which the partitions must still hold. Epoch
+        0 gives no rows. Raises ConfigurationError if the step was not yet applied to a frame, from which its types
+        come.
         """
         applied = self._applied
         if applied is None:
@@ -165,9 +166,9 @@ class AppliedAggregation:
 def aggregate(step_id: str, *, key: Keys, migrate: Migrate | None = None, **columns: Aggregate) -> AggregateStep:
     """Running aggregates per key, for `DataFrame.transform`: `aggregate("spent", key="user", total=sum_("price"))`.
 
-    columns: an aggregate from `recovery.aggregates` for each output column. The output has the key's columns and
-    these, with one row for each key that had rows in the micro-batch. To output all keys each time an epoch is closed,
-    use `AllKeysSink`.
+    columns: an aggregate from `recovery.aggregates` for each output column. The output has the key's columns and the
+    aggregates, with one row for each key that had rows in the micro-batch. To output all keys each time an epoch is
+    closed, use `AllKeysSink`.
 
     The state of a key is a JSON object of plain values, with the guarantees of any step. The next start reports an
     aggregate that was added, removed or changed under the same name; `migrate`, as in `stateful_arrow`, converts the

@@ -39,8 +39,8 @@ def stateful_arrow(
 
     new_states: a table of the key's columns and those of `state_schema`, with rows in any order. A key that is left out
     keeps its state; a key with true in a column `_discard` is discarded. None changes nothing. output: a table of the
-    columns of `output`, or None. Tables may come from Arrow, Polars, pandas or DuckDB, or be dicts of columns. They may
-    still contain the columns that the step added.
+    columns of `output`, or None. Tables may come from Arrow, Polars, pandas or DuckDB, or be dicts of columns. Returned
+    tables may still contain the columns that the step added.
 
     state_schema: booleans, numbers, decimals, strings, binary, dates, timestamps, and arrays of those. Columns that
     are added later are NULL in older states. order_by, migrate: as in `stateful`; `migrate` returns a dict of the

@@ -74,7 +74,8 @@ def locate_key(frame: DataFrame, step_id: str, key: Keys) -> tuple[DataFrame, Ke
 
 
 def position_of(frame: DataFrame, step_id: str, name: str) -> int:
-    """Return the position of a column of the input. Raises ConfigurationError if it has none of that name."""
+    """Return the position of a column of the input. Raises ConfigurationError if the input has no column of that
+    name."""
     if name not in frame.columns:
         raise ConfigurationError(f"step {step_id!r}: its input has no column {name!r}, only {frame.columns}")
     return int(frame.columns.index(name))

@@ -17,7 +17,7 @@ from recovery.errors import ConfigurationError
 def check_sendable(step_id: StepId, sent: object, function: Any) -> None:
     """Check that `sent`, what is sent to the workers for a step, can be pickled. PySpark would print a traceback.
 
-    Raises ConfigurationError. It lists the globals and closure variables of the user's `function` that cannot be
+    Raises ConfigurationError. The error lists the globals and closure variables of the user's `function` that cannot be
     pickled."""
     error = _refusal(sent)
     if error is not None:

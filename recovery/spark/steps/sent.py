@@ -1,6 +1,6 @@
 """The function that Spark sends to its workers for a step.
 
-It is pickled by value and imports nothing of this package before it has checked which version the worker has.
+The function is pickled by value and imports nothing of this package before it has checked which version the worker has.
 Otherwise a worker without the package, or with another version, would fail somewhere in the unpickling.
 """
 
@@ -21,8 +21,8 @@ Sent = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 def sent(definition: StepDefinition, name: str) -> Sent:
     """Return the function for the tasks of a step. name: its name in the plan. Raises what pickling raises.
 
-    In a worker it raises ExecutorPackageError if the worker has another version of this package, and an ImportError
-    that names the host for a module that the worker lacks: the driver knows what that means.
+    In a worker the function raises ExecutorPackageError if the worker has another version of this package, and an
+    ImportError that names the host for a module that the worker lacks: the driver knows what that means.
     """
     # By value: the worker unpickles these only after the check.
     pickled, wanted = cloudpickle.dumps(definition), VERSION

@@ -70,7 +70,7 @@ def _type(step_id: str, kind: T.DataType) -> Any:
     if found is None:
         raise ConfigurationError(
             f"step {step_id!r}: a state cannot have a part of the type {name}",
-            cause="There is no Python value for it that a state can hold.",
+            cause="There is no Python value for this type that a state can hold.",
             remedy="Declare another type for it, such as string.",
         )
     return found

@@ -73,7 +73,8 @@ def stateful(
 
     `update(key, rows, state)` is called once per key and micro-batch. `key` is the value of the key column, or a tuple
     for several columns; `rows` are the key's rows as named tuples of the input's columns; `state` is a `GroupState`.
-    It yields or returns tuples in the order of `output` (a DDL string or StructType), or returns None for no rows.
+    `update` yields or returns tuples in the order of `output` (a DDL string or StructType), or returns None for no
+    rows.
 
     state: None keeps plain JSON-like values; a dataclass, NamedTuple or other type keeps values of that type, and
     fields added later need defaults; columns, as a DDL string or StructType, keep tuples with these parts; "pickle"
@@ -276,8 +277,8 @@ def _copied(value: Any) -> Any:
 
 
 def struct(step_id: str, output: str | T.StructType, what: str = "output") -> T.StructType:
-    """Return `output` as a schema. Raises ConfigurationError if it is not one, has no columns or two of the same name,
-    or has a column whose type has no values in Python."""
+    """Return `output` as a schema. Raises ConfigurationError if `output` is not a schema, has no columns or two of the
+    same name, or has a column whose type has no values in Python."""
     try:
         parsed = output if isinstance(output, T.StructType) else T.StructType.fromDDL(output)
     except Exception as error:

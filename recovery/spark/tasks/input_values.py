@@ -19,7 +19,7 @@ from recovery.values.tables import text_of
 
 
 class Unfit:
-    """A value that Python cannot represent. Any use of it raises StateValueError, which names it."""
+    """A value that Python cannot represent. Any use of such a value raises StateValueError, which names the value."""
 
     __slots__ = ("_found",)
 
@@ -126,7 +126,7 @@ def _value(step_id: str, name: str, column: pa.Array, place: int) -> Any:
 
 
 def _unfit(values: list[Any]) -> Iterator[int]:
-    """Yield the indices of the Unfit values. A list that is not a `Values` has none and is not searched."""
+    """Yield the indices of the Unfit values. A list that is not a `Values` has no unfit value and is not searched."""
     if isinstance(values, Values):
         yield from (place for place, value in enumerate(values) if type(value) is Unfit)
 

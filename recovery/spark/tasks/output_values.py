@@ -26,7 +26,8 @@ from recovery.spark.steps.column_types import _OFFSET, arrow_zone
 from recovery.values.tables import refuse_null
 
 Fit: TypeAlias = Callable[[Any], Any]
-"""A function that returns a value which Arrow converts without changing it, or raises. It is not called for None."""
+"""A function that returns a value which Arrow converts without changing it, or raises. The function is not called for
+None."""
 
 _NUMBERS = {int, type(None)}
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)

@@ -19,8 +19,8 @@ from recovery.errors import LeaseLostError, RecoveryError, StorageError
 from recovery.host import private
 
 NOTES_PROPERTY = "recovery.failed"
-"""Local property with the prefix of the files for the errors. Unset for a user's own master, whose retries all run:
-whoever asks for retries may rely on them."""
+"""Local property with the prefix of the files for the errors. Unset if the user chose the master, whose retries then
+all run: whoever asks for retries may rely on them."""
 
 
 class FailedBeforeError(Exception):

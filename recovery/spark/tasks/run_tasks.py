@@ -69,12 +69,12 @@ def run_tasks(
 
     After an exchange over `tasks` Spark partitions these are the recovery partitions whose number modulo `tasks` is
     the Spark partition's number; if rows were gathered instead, all. `connect` takes whether rows were gathered, that
-    is, whether the task is one of many small ones. It returns a store, which opens nothing yet, and the number of
-    recovery partitions.
+    is, whether the task is one of many small ones. `connect` returns a store, which opens nothing yet, and the number
+    of recovery partitions.
 
     A gathered task may run twice: as another attempt, or in another job that Spark runs for the same plan. The plan
-    below it also runs again and may give other keys. So the second run undoes what the first left in partitions that
-    the second does not touch.
+    below the task also runs again and may give other keys. So the second run undoes what the first left in partitions
+    that the second does not touch.
     """
     step = definition.step_id
     given = (each for each in batches if each.num_rows)

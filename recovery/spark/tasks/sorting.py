@@ -115,8 +115,9 @@ class _Order:
 def _order(values: pa.Array) -> pa.Array:
     """Return the indices that sort the values by their bytes, NULL first; equal values keep their order.
 
-    Arrow sorts numbers faster than strings. If there are few distinct values, sort only those, and the rows by their
-    rank. If values differ in only a few bytes, as ids of one kind do, use those bytes as the numbers.
+    Arrow sorts numbers faster than strings. If there are few distinct values, sort only the distinct values, and then
+    the rows by their value's rank. If values differ in only a few bytes, as ids of one kind do, use those bytes as the
+    numbers.
     """
     numbers = None
     if len(values) > SAMPLE_ROWS:

@@ -40,7 +40,7 @@ from recovery.values.keys import encode_key, is_escaped, partition_of
 CHUNK_ROWS = 16_384
 SORTED_BYTES = 32 << 20
 STATE_BYTES = 1_000_000_000 - (1 << 16)
-"""The most bytes of a state with its key: SQLite's limit for a value, with room for the other columns."""
+"""The most bytes of a state with its key: SQLite's limit for a value, with room for the columns beside it."""
 REPLACED = "\ufffd"
 """The character that Spark writes into JSON for bytes that are not valid UTF-8."""
 
@@ -412,8 +412,8 @@ def _by_value(values: Mapping[K, V]) -> list[tuple[V, list[K]]]:
 
 @contextlib.contextmanager
 def _paused_collector() -> Iterator[None]:
-    """Disable cyclic garbage collection while a chunk's rows are created. It would scan all of them repeatedly, take a
-    third of a task's time, and find nothing. `run` collects between chunks."""
+    """Disable cyclic garbage collection while a chunk's rows are created. The collector would scan all rows repeatedly,
+    take a third of a task's time, and find nothing. `run` collects between chunks."""
     enabled = gc.isenabled()
     gc.disable()
     try:

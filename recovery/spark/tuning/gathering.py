@@ -8,8 +8,8 @@ trusted, and a micro-batch that turns out large is processed all the same. A run
 of its sources report that there is little to read. Between such tasks their process keeps the deltas open: see
 `recovery.storage.deltas.open_deltas`.
 
-What it buys: of a micro-batch of a hundred rows, 59 ms become 43 with two partitions, and 67 become 48 with sixteen. It
-loses from ten thousand rows on: 92 ms become 98 with two partitions.
+What gathering buys: of a micro-batch of a hundred rows, 59 ms become 43 with two partitions, and 67 become 48 with
+sixteen. Gathering loses from ten thousand rows on: 92 ms become 98 with two partitions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FEW_ROWS = 2000
 LONG_S = 0.25
 PAUSE = 20
 """Number of micro-batches that are exchanged after a gathered one that took long, and longer than exchanged ones do;
-twice as many after the next such one."""
+twice as many after the next such micro-batch."""
 MOST_PAUSE = 1280
 MOST_BYTES = 1 << 20
 """Most bytes to read, as far as sources report them, behind a small micro-batch."""

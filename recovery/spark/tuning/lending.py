@@ -3,18 +3,18 @@
 A function may read its batch in part, twice, in threads or not at all, so it gets a copy of the rows. For a small
 micro-batch the copy is a second job that takes as long as the step; for a large one it is memory. So a class in the JVM
 (Lending.java) notes how often each partition of a frame is begun and read to its end, and by how many stages: several
-would run the partitions one after the other. After a micro-batch whose copy was read once and completely by one stage,
-the sink gets the plan of the next one. If it reads only a part of that, the plan runs once more; if it reads a
-partition twice, the step has run twice. State stays exact, because a task may be repeated. But from then on the sink
-gets copies until the run ends.
+stages would run the partitions one after the other. After a micro-batch whose copy was read once and completely by one
+stage, the sink gets the plan of the next one. If the sink reads only a part of that plan's result, the plan runs once
+more; if it reads a partition twice, the step has run twice. State stays exact, because a task may be repeated. But from
+then on the sink gets copies until the run ends.
 
 The notes are in the driver's JVM, so this needs tasks that run there. The flow has one step, in the last stage, or
 none: only there do jobs from other threads of the sink find the run. Spark's own stateful operators must not be
 repeated in one micro-batch.
 
-What it buys: with a function as the sink, a micro-batch of a hundred rows takes 35 ms instead of 53, and one of 500,000
-rows with 320,000 keys 0.90 times the processor time. A run's first micro-batch, with a copy, takes half a second longer
-than without: the JVM loads and compiles what it needs for that.
+What lending buys: with a function as the sink, a micro-batch of a hundred rows takes 35 ms instead of 53, and one of
+500,000 rows with 320,000 keys 0.90 times the processor time. A run's first micro-batch, with a copy, takes half a
+second longer than without: the JVM loads and compiles what it needs for that.
 """
 
 from __future__ import annotations

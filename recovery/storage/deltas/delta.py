@@ -1,15 +1,15 @@
 """Deltas: the state touched since the last closed epoch, one scratch file per step and partition.
 
-A delta need not survive a crash: the recovery partitions do. So it is never synced. But it is journalled, because a
-task that is killed within its transaction must leave no trace of it. Every row keeps the value before the newest batch
-that touched it, and the value after, so a task that runs again sees what the first attempt saw.
+A delta need not survive a crash: the recovery partitions do. So a delta is never synced. But a delta is journalled,
+because a task that is killed within its transaction must leave no trace of the transaction. Every row keeps the value
+before the newest batch that touched it, and the value after, so a task that runs again sees what the first attempt saw.
 
-A delta has two tables of touched keys, which take turns. Tasks write to the active one. When an epoch ends with batch
+A delta has two tables of touched keys, which take turns. Tasks write to the active table. When an epoch ends with batch
 b, the delta is sealed: from then on it refuses tasks of b and before. If the touched keys are to be moved into the
 partition, they are set apart: in the same transaction the other table becomes the active one, and rows that tasks of
 b+1 wrote early move there. The table set apart no longer changes, so it can be moved while micro-batches continue. A
-read looks into the active table, then that one, then the partition. An epoch that is only logged stays in the active
-table, to which the next epochs add.
+read looks into the active table, then the table set apart, then the partition. An epoch that is only logged stays in
+the active table, to which the next epochs add.
 
 A delta belongs to one execution, which `meta` names. A task's transaction checks `meta`, so zombie tasks are refused.
 """
@@ -33,8 +33,8 @@ from recovery.storage.sqlite.file.statements import rows, snapshot, transaction,
 
 TABLES = ("touched_0", "touched_1")
 PAGE_BYTES = 8192
-"""Twice SQLite's default: a micro-batch that touches many keys searches a shallower tree; one that touches few writes
-more."""
+"""Twice SQLite's default: a micro-batch that touches many keys searches a shallower tree; a micro-batch that touches
+few keys writes more."""
 
 CACHE_BYTES = 16 << 20
 BASE_CACHE_BYTES = 2000 << 10
@@ -291,7 +291,7 @@ class Delta:
         """Return the states of `keys` before `batch`.
 
         The check reads from the delta first, so the delta's snapshot is taken before the partition's. The closer
-        commits to the partition before it clears the delta. So at least one of the two shows each value.
+        commits to the partition before it clears the delta. So at least one of delta and partition shows each value.
         """
         with translated(self._partition), snapshot(self._connection):
             meta = self._check(batch)
@@ -366,7 +366,7 @@ class Delta:
         apart: set apart the rows touched since the last time this was done. The cost does not depend on the number of
         rows, except when tasks of the next batch were early: then all rows are scanned. Otherwise the rows stay where
         they are, and must be read before tasks of the batch after the next one write.
-        Sealing the same batch again changes nothing, except that it may set the rows apart. If they were cleared
+        Sealing the same batch again changes nothing, except that it may set the rows apart. If the rows were cleared
         since, the table is empty.
         """
         with self._lock, translated(self.path), transaction(self._connection):

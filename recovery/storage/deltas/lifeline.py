@@ -2,7 +2,7 @@
 
 The driver listens on a Unix socket, which takes no thread: connections wait in the socket's queue until the driver
 accepts them. When the execution or the driver's process ends, the connection ends. A thread of the task process waits
-for that, releases what the process held, and then closes its side, for which the driver waits.
+for the end of the driver's side, releases what the process held, and then closes its side, for which the driver waits.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from recovery.host.peers import of_trusted_user
 MOST_WAITING = 256
 """How many processes may connect before the driver accepts them."""
 MOST_HELD = 256
-"""How many connections the driver holds. It closes further ones immediately, so those processes keep nothing and the
-driver does not run out of file descriptors."""
+"""How many connections the driver holds. The driver closes further connections immediately: those processes keep
+nothing, and the driver does not run out of file descriptors."""
 WAIT_S = 5.0
 """How long the driver waits at most for the task processes to release what they hold."""
 
@@ -100,7 +100,7 @@ class Lifeline:
 
 
 def _has_ended(holder: socket.socket) -> bool:
-    """Return whether the other side has ended. It never sends anything before."""
+    """Return whether the other side has ended. The other side never sends anything before it ends."""
     holder.setblocking(False)
     try:
         holder.recv(1)
@@ -121,7 +121,7 @@ def _listening(address: str) -> socket.socket | None:
 
 
 def _socket(begin: Callable[[socket.socket], None]) -> socket.socket | None:
-    """Return a Unix socket after calling `begin` on it, or None if either fails."""
+    """Return a Unix socket after calling `begin` on it, or None if making the socket or `begin` fails."""
     try:
         made = socket.socket(socket.AF_UNIX)
     except (OSError, AttributeError):

@@ -1,8 +1,8 @@
 """Deltas that a Python worker keeps open between small tasks, for which opening takes longer than the work.
 
-They are kept only while their execution is active, and closed before its driver gives up the directory. Otherwise they
-would be the last to have partitions open, and the partitions' logs would stay behind. A kept delta is reused only if
-its paths still lead to the files it opened: SQLite writes to a removed file without an error.
+Open deltas are kept only while their execution is active, and closed before its driver gives up the directory.
+Otherwise such deltas would be the last to have partitions open, and the partitions' logs would stay behind. A kept
+delta is reused only if its paths still lead to the files it opened: SQLite writes to a removed file without an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from recovery.storage.deltas.lifeline import hold
 MOST_KEPT = 128
 """Each delta needs seven open files; the default limit of a process is 1,024."""
 CACHE_BYTES = 32 << 20
-"""For all kept deltas of a step together, and at most as much again for the partitions below them."""
+"""The cache of all kept deltas of a step together; the partitions below the deltas get at most as much again."""
 MOST_CACHE_BYTES = 4 << 20
 
 
@@ -69,8 +69,8 @@ class KeptDeltas:
 
 
 def _close(delta: Delta) -> None:
-    """Close a delta and ignore errors. Its task has finished; an error would fail another task, or leave other deltas
-    open."""
+    """Close a delta and ignore errors. The delta's task has finished; an error would fail another task, or leave other
+    deltas open."""
     with contextlib.suppress(Exception):
         delta.close()
 

@@ -45,7 +45,7 @@ class Scratch:
         self._stale = "ex-*" if Path(os.path.realpath(root)).parent == directory else f"{self._prefix}*"
         self._path: Path | None = None
         self.files: Watch | None = None
-        """Of the execution in use: files that must stay in their places."""
+        """Files of the execution in use that must stay in their places."""
 
     @property
     def path(self) -> Path:
@@ -54,8 +54,8 @@ class Scratch:
         return self._path
 
     def make(self, execution: Execution) -> Path:
-        """Make and return the directory of an execution, which is in use from now on. Those of others stay: they say
-        what killed runs have read."""
+        """Make and return the directory of an execution, which is in use from now on. The directories of other
+        executions stay: they say what killed runs have read."""
         self._path = self._path_for(execution)
         with storage_errors(self._path):
             make_directories(self._path.parent, modes_beside(self._modes_of))

@@ -1,11 +1,12 @@
-"""The pages of a partition that a lazy restore has begun: which are in the file, and where the others come from.
+"""The pages of a partition that a lazy restore has begun: which are in the file, and where the missing pages come from.
 
-While its pages are fetched, a partition consists of
+While the pages of a partition are fetched, the partition consists of
 
 part-N.sqlite3           the file, of its full size, with holes. In place of SQLite's first 16 bytes it has `NOT_WHOLE`,
                          so a tool that opens it finds no database.
 part-N.sqlite3-lazy      the source of the pages, the index of its frames, and a byte per page
-part-N.sqlite3-lazy-wal  SQLite's log. Under its usual name, a tool that opens the file would move the log into it.
+part-N.sqlite3-lazy-wal  SQLite's log. Under the log's usual name, a tool that opens the file would move the log into
+it.
 
 A page is absent, fetched, or kept. What makes this safe, whatever is killed at whatever moment:
 
@@ -69,8 +70,8 @@ class PageSource(msgspec.Struct, frozen=True):
 
 
 class HydrationProgress(NamedTuple):
-    """How many bytes a partition has, and how many of them are in the file. place: where the others come from.
-    is_whole: it is an ordinary file."""
+    """How many bytes a partition has, and how many of them are in the file. place: where the missing bytes come from.
+    is_whole: the partition is an ordinary file."""
 
     path: Path
     place: str
@@ -103,11 +104,11 @@ def create_lazy(path: Path, source: PageSource, encoded_index: bytes, first: byt
 
 
 class Pages:
-    """The pages of one partition, for all its connections in this process. Other processes have their own."""
+    """The pages of one partition, for all its connections in this process. Other processes have their own `Pages`."""
 
     def __init__(self, side: Path) -> None:
-        """side: see `lazy_path`. Raises FileNotFoundError if all pages are there; StorageError, also if it is another
-        user's, or CorruptPartitionError."""
+        """side: see `lazy_path`. Raises FileNotFoundError if all pages are there; StorageError, also if the file is
+        another user's, or CorruptPartitionError."""
         self.path = Path(str(side).removesuffix(SUFFIX))
         self.side = side
         self._fd = os.open(side, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -165,7 +166,7 @@ class Pages:
 
     @property
     def progress(self) -> HydrationProgress:
-        """How much of the partition is there."""
+        """How much of the partition is fetched."""
         there = self.count - self._marks().count(ABSENT)
         return HydrationProgress(self.path, self.source.place, there * self.page_bytes, self.count * self.page_bytes)
 
@@ -335,7 +336,7 @@ def _index_of_pages(encoded: bytes, page_bytes: int) -> FrameIndex:
 
 
 def without_header(content: bytes, offset: int) -> tuple[bytes, int]:
-    """Return what to write to the file, without its first bytes: whether it is whole is decided there."""
+    """Return what to write to the file, without its first bytes, which decide whether the file is whole."""
     if offset >= len(HEADER):
         return content, offset
     return content[len(HEADER) - offset :], len(HEADER)

@@ -1,8 +1,8 @@
 """SQLite's file system for partitions whose pages are still being fetched.
 
-It opens `part-N.sqlite3-lazy`, and means `part-N.sqlite3`: so SQLite's log gets a name of its own. What SQLite reads is
-fetched first. Everything else, locks and the log's index among it, is that of the usual file system, so connections
-of both kinds can use a file together from the moment on at which all of it is there.
+This file system opens `part-N.sqlite3-lazy`, and means `part-N.sqlite3`: so SQLite's log gets a name of its own. What
+SQLite reads is fetched first. Everything else, locks and the log's index among it, is that of the usual file system, so
+connections of both kinds can use a file together from the moment on at which all of it is there.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class LazyFiles(apsw.VFS):
         return super().xAccess(pathname, flags)
 
     def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802
-        """Remove a file; a log with both of its names."""
+        """Remove a file; a log is removed under both of its names."""
         if filename.endswith(_LOG):
             usual = _usual(filename)
             if Path(usual).exists():

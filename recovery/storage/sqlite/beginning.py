@@ -1,8 +1,9 @@
 """Where the input begins: one row, the same in every partition, durable before the first micro-batch may count.
 
-It is epoch 0: the position before any micro-batch, with no state. Unlike other epochs it is complete in each partition,
-so one of them is enough: nothing is lost if a start is killed before it has written all of them, or if a file is
-replaced by an older copy. If rows differ, the newest counts. No rewind removes the row, and it is never collected.
+That position is epoch 0: the position before any micro-batch, with no state. Unlike other epochs it is complete in each
+partition, so one of them is enough: nothing is lost if a start is killed before it has written all of them, or if a
+file is replaced by an older copy. If rows differ, the newest counts. No rewind removes the row, and it is never
+collected.
 """
 
 from __future__ import annotations

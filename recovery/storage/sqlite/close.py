@@ -133,7 +133,7 @@ def log_epoch(
 ) -> ClosedPartition:
     """Close an epoch in this partition by appending its changes to the log: one transaction, synced to disk.
 
-    It does what `close_epoch` does, but leaves updating `snaps` and collecting to `fold`, and makes no edits.
+    `log_epoch` does what `close_epoch` does, but leaves updating `snaps` and collecting to `fold`, and makes no edits.
     The cost is proportional to what was touched since the last fold, and does not depend on the partition's content.
     If a transaction is already open, in which only deltas were read, this continues it.
     """
@@ -238,8 +238,8 @@ def _closing_row(
     request: CloseRequest,
     totals: CloseSums,
 ) -> ClosedEpoch:
-    """Return the row of the epoch. Its sums are the previous live rows, minus superseded, plus written ones. Also
-    updates the steps' sizes."""
+    """Return the row of the epoch. The row's sums are those of the previous live rows, minus superseded, plus written
+    ones. Also updates the steps' sizes."""
     superseded = digest = 0
     for step, count, high, low, size_bytes in rows(connection, SUPERSEDED, (request.epoch,)):
         superseded, digest = superseded + count, digest + combine(high, low)

@@ -1,7 +1,7 @@
 """The values that the columns of the small tables may hold.
 
 A digest shows only that a row is as somebody wrote it, and anybody can compute one. A number that no run writes could
-overflow, make a loop endless, or lie beyond any date. And a file can hold values of other types than its tables
+overflow, make a loop endless, or lie beyond any date. A file can also hold values of other types than its tables
 declare. So each value is checked before it is used.
 """
 

@@ -89,7 +89,7 @@ def insert_parts(
 
 
 def set_store(connection: apsw.Connection, store_id: str) -> None:
-    """Make the partition one of another store. Inside the caller's transaction."""
+    """Make the partition a part of another store. Inside the caller's transaction."""
     [(index, count, _, flow_id, created_ms, _)] = rows(connection, PARTS)
     parts = (index, count, store_id, flow_id, created_ms)
     connection.execute("UPDATE parts SET store_id = ?, digest = ?", (store_id, record_digest(*parts)))
@@ -127,8 +127,8 @@ def known_steps(connection: apsw.Connection, path: Path, resume_epoch: Epoch | N
 def step_values(
     connection: apsw.Connection, path: Path, step: StepId, resume_epoch: Epoch | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield all keys and values of a step, as of the newest closed epoch or as the resume epoch will find them. They
-    are read lazily."""
+    """Yield all keys and values of a step, as of the newest closed epoch or as the resume epoch will find them. Keys
+    and values are read lazily."""
     with translated(path), snapshot(connection), overlaid(connection, path):
         if resume_epoch is not None:
             yield from connection.execute(VALUES_BEFORE, {"step": step, "epoch": resume_epoch})
@@ -151,7 +151,7 @@ def closed_epoch(
 
 
 def is_newest(connection: apsw.Connection, lease: Lease) -> bool:
-    """Return whether no execution began after this one."""
+    """Return whether no execution began after the given one."""
     newest = rows(connection, "SELECT ex_num, ex_id FROM exs ORDER BY ex_num DESC LIMIT 1")
     return newest == [(lease.number, lease.id)]
 
@@ -159,7 +159,7 @@ def is_newest(connection: apsw.Connection, lease: Lease) -> bool:
 def next_epoch_after(
     connection: apsw.Connection, path: Path, lease: Lease, request: CloseRequest
 ) -> ClosedEpoch | None:
-    """Return the newest epoch if the requested one may be closed after it, or is the same. Raises LeaseLostError,
+    """Return the newest epoch if the requested epoch may be closed after it, or is that epoch. Raises LeaseLostError,
     CorruptPartitionError."""
     if not is_newest(connection, lease):
         raise LeaseLostError(f"execution {lease.number} may not close an epoch any more", path=path)

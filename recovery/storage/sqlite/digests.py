@@ -2,8 +2,8 @@
 
 Every row of `snaps` and `superseded` carries a digest of all its other columns. Every epoch carries the sum of the
 digests of the rows that were live when it closed, and of the rows it superseded. SQLite computes both itself, with
-extensions that apsw ships, so they cost no Python per row. A digest is the first 60 bits of a SHA-1. It guards against
-accidents, not against an attacker who can write the file.
+extensions that apsw ships, so they cost no Python per row. A digest is the first 60 bits of a SHA-1. A digest guards
+against accidents, not against an attacker who can write the file.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def row_digest_sql(step: str, key: str, epoch: str, value: str, timeout: str) ->
     """Return an SQL expression for the digest of a row, given the expressions of its columns. See `load_digests`.
 
     The digested text includes the length of the key and the type of the value, so no two different rows of a step have
-    the same text. `concat_ws` builds it in a third of the time of `||`. The only quick conversion from hexadecimal to
-    an integer goes through the bytes of a double; four leading zero bits keep it from being NaN.
+    the same text. `concat_ws` builds the text in a third of the time of `||`. The only quick conversion from
+    hexadecimal to an integer goes through the bytes of a double; four leading zero bits keep it from being NaN.
     """
     parts = (step, f"length({key})", key, _present(epoch), f"typeof({value})", _present(timeout), _present(value))
     text = f"concat_ws(char(31), {', '.join(parts)})"

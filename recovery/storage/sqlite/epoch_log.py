@@ -187,7 +187,8 @@ def _append(connection: apsw.Connection, epoch: Epoch, step: StepId, number: int
 
 
 def _chunk_digest(epoch: int, step: bytes, number: int, row_count: int, content: bytes) -> int:
-    """Return the digest of a row of `changes`. It covers a SHA-1 of the content, which is quicker than the content."""
+    """Return the digest of a row of `changes`. The digest covers a SHA-1 of the content, which is quicker than the
+    content."""
     return record_digest(epoch, step.decode(errors="replace"), number, row_count, hashlib.sha1(content).hexdigest())
 
 
@@ -204,8 +205,9 @@ def logged_steps(connection: apsw.Connection) -> set[StepId]:
 
 @contextlib.contextmanager
 def overlaid(connection: apsw.Connection, path: Path) -> Iterator[None]:
-    """Let queries of `snaps` and `superseded` return the same rows as if everything was folded. Inside a transaction
-    that only reads. The cost is proportional to the log. Raises CorruptPartitionError if the log is damaged."""
+    """Let queries of `snaps` and `superseded` return the same rows as if everything was folded. To be used inside a
+    transaction that only reads. The cost is proportional to the log. Raises CorruptPartitionError if the log is
+    damaged."""
     if not is_logged(connection):
         yield
         return

@@ -73,7 +73,7 @@ class ExecutionDeltas(dict[StepId, list[Delta]]):
         return {step: f"{self._schema(step)}.{deltas[index].set_apart()}" for step, deltas in self.items()}
 
     def clear_apart(self, index: int) -> None:
-        """Delete what a partition's deltas set apart: its file has it now."""
+        """Delete what a partition's deltas set apart: the partition's file has these rows now."""
         for deltas in self.values():
             deltas[index].clear()
 

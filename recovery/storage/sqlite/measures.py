@@ -1,9 +1,9 @@
 """Measurements stored in the partitions: the size of each step's state, and one row per epoch that a run measured.
 
-`sizes` is part of the snapshot: each transaction that changes `snaps` updates it too. So it is exact after a crash and
-after a rewind, and reading the size of the state needs no scan. A full check compares the two.
+`sizes` is part of the snapshot: each transaction that changes `snaps` updates it too. So `sizes` is exact after a crash
+and after a rewind, and reading the size of the state needs no scan. A full check compares the two.
 
-`measures` are facts, like operational state: only in part-0, and no rewind removes them. They are written without
+`measures` are facts, like operational state: only in part-0, and no rewind removes them. Measures are written without
 waiting for the disk, after an epoch is closed and before its log is moved into the file, which also syncs them.
 """
 
@@ -39,7 +39,8 @@ WHERE substr(step_id, 1, {len(RESERVED_PREFIX)}) <> '{RESERVED_PREFIX}' ORDER BY
 
 
 def change_sizes(connection: apsw.Connection, changes: Mapping[str, tuple[int, int]]) -> None:
-    """Add the rows and bytes that steps gained or lost to `sizes`. Inside the transaction that changes `snaps`."""
+    """Add the rows and bytes that steps gained or lost to `sizes`. To be called inside the transaction that changes
+    `snaps`."""
     for step, (count, size_bytes) in changes.items():
         if count or size_bytes:
             connection.execute(CHANGE_SIZE, (step, count, size_bytes))
@@ -87,7 +88,7 @@ def check_measures(connection: apsw.Connection) -> list[str]:
 def add_measure(connection: apsw.Connection, path: Path, measure: Measure) -> None:
     """Store a measure and delete outdated ones, in one transaction that does not wait for the disk.
 
-    The connection is a writer's: it waits for the disk again afterwards.
+    The connection is a writer's: the connection waits for the disk again afterwards.
     """
     with translated(path):
         connection.pragma("synchronous", "NORMAL")
@@ -108,5 +109,6 @@ def measure_of(_id: int, _execution: int, _epoch: int, _measured_ms: int, conten
 
 
 def has_measures(connection: apsw.Connection) -> bool:
-    """Return whether the file has these tables. An older file may lack them until a writer of this version opens it."""
+    """Return whether the file has these tables. An older file may lack these tables until a writer of this version
+    opens it."""
     return bool(connection.pragma("user_version") >= 3)

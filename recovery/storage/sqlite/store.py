@@ -54,7 +54,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PartitionShare:
-    """Partitions of a store that lie in one directory: which ones, and how many the store has. There may be none."""
+    """Partitions of a store that lie in one directory: which ones, and how many the store has. A directory may have no
+    partitions."""
 
     directory: Path
     indexes: tuple[PartitionIndex, ...]
@@ -64,8 +65,8 @@ class PartitionShare:
 class FilePartitions:
     """The driver's view of the partitions of one directory, while it holds the directory's lock.
 
-    Where the others lie elsewhere, `recovery.storage.owned` puts the views together. Then results and arguments that
-    are one for each partition are those of `indexes`, in this order.
+    Where other partitions lie elsewhere, `recovery.storage.owned` puts the views together. Then results and arguments
+    that are one for each partition are those of `indexes`, in this order.
     """
 
     def __init__(

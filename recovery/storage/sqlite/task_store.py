@@ -140,7 +140,8 @@ class FileTaskStore:
 
     @contextlib.contextmanager
     def _delta_of(self, step: StepId, partition: PartitionIndex) -> Iterator[Delta]:
-        """Open the task's delta. If a successor has removed it, an error means a lost lease, not a failed disk."""
+        """Open the task's delta. If a successor has removed the delta, an error means a lost lease, not a failed
+        disk."""
         place = step, partition
         delta = self._deltas.get(place)
         path = delta_path(self._scratch, step, partition) if delta is None else delta.path
@@ -173,7 +174,7 @@ class FileTaskStore:
 
 @lru_cache(maxsize=1024)
 def delta_path(scratch: Path, step: StepId, index: int) -> Path:
-    """Return where a delta is. Cached, because an owner asks for it with every call."""
+    """Return where a delta is. Cached, because an owner asks for the path with every call."""
     return scratch / f"{file_name(step)}-{index}.delta"
 
 

@@ -1,6 +1,6 @@
 """An archive of the JVM's classes, so that Spark starts in half the time.
 
-Most of Spark's start goes into reading some fifteen thousand classes from its jars. The JVM can map them from a file
+Most of Spark's start goes into reading some fifteen thousand classes from its jars. The JVM can map classes from a file
 instead ("class data sharing"). From Java 25 on ("AOT cache") the file also records how often their methods ran, and
 with what, in flows like the user's, so that the JVM compiles them well sooner. The JVM itself checks that this build of
 Java wrote the file from jars with these times and sizes; if not, it starts without the file. So a stale archive costs
@@ -36,7 +36,8 @@ CLASSES, PROFILES = ".jsa", ".aot"
 COMPILED = "java-"
 """Begins the names of the files with this package's own classes (`recovery.spark.jvm.cache.class_cache`)."""
 COMPILED_FILES = f"*{COMPILED}{'[0-9a-f]' * 32}*"
-"""Matches these files, and drafts of them that killed processes left, but no file of others in the same directory."""
+"""Matches these archives, and drafts of them that killed processes left, but no file of others in the same
+directory."""
 PROFILING_JAVA = 25
 
 _TRAINING_S = 600
@@ -44,15 +45,15 @@ _DUMP_S = 1200
 _OF_THE_KIND = re.compile(
     r"-Xshare|SharedArchive|ArchiveClassesAtExit|SharedClassListFile|DumpLoadedClassList|-XX:AOT|FlightRecord"
 )
-"""User options that set up class sharing: together with the archive's options the JVM may refuse to start. Or that
-record the JVM: with an archive, Java 17 ended by a segmentation fault."""
+"""User options that set up class sharing: together with the archive's options the JVM may refuse to start. Also options
+that record the JVM: with an archive, Java 17 ended by a segmentation fault."""
 _LATER_COMPILATION = (
     "-XX:Tier4InvocationThreshold=15000",
     "-XX:Tier4MinInvocationThreshold=1800",
     "-XX:Tier4CompileThreshold=45000",
     "-XX:Tier4BackEdgeThreshold=120000",
 )
-"""Three times Java's own thresholds. Its second compiler takes a quarter of a short run's processor time, mostly for
+"""Three times Java's own thresholds. Java's second compiler takes a quarter of a short run's processor time, mostly for
 code that hardly runs again. Without profiles, small micro-batches would be slow for longer."""
 QUIET = "-Xlog:cds*=off -Xlog:aot*=off"
 """Keeps Java 25 and newer from saying why they do not use an archive."""
@@ -95,7 +96,8 @@ def archive_options(path: Path | None, given: str) -> str:
 
 def is_readable(path: Path) -> bool:
     """Whether there is an archive that this user may read and that only this user and root can have written: the JVM
-    runs what is in it. Another user's may lie where this one may not look: that is no error of a run."""
+    runs what is in it. Another user's archive may lie where this user may not look: such an archive is no error of a
+    run."""
     with contextlib.suppress(OSError):
         real = Path(os.path.realpath(path))
         home = real.parent.stat()
@@ -205,8 +207,8 @@ def _dump(java_home: Path, class_path: str, options: list[str], archive: Path) -
 
 
 def plain_environment() -> dict[str, str]:
-    """This process's environment without options for Java: an archive fits only the garbage collector it was made with,
-    and options for a second archive would conflict."""
+    """This process's environment without options for Java: an archive fits only the garbage collector that it was made
+    with, and options for a second archive would conflict."""
     return {name: text for name, text in os.environ.items() if name not in _OPTION_VARIABLES}
 
 

@@ -1,7 +1,7 @@
 """The code of this package's Java classes, kept from one start to the next, so that each source is compiled once.
 
-Each source has a file in the cache directory, which can be removed at any time. Its name is a digest of all that the
-code depends on: the source, this package, Java, Spark and its jars. A file is not used if its content has another
+Each source has a file in the cache directory, which can be removed at any time. The file's name is a digest of all that
+the code depends on: the source, this package, Java, Spark and its jars. A file is not used if its content has another
 digest than it says, or if another user may have written it. This process gives the JVM the code that it has checked;
 the JVM never opens the file.
 """
@@ -30,7 +30,7 @@ _READABLE = 0o644
 
 def compiled_once(jvm: Any, text: str, compiled: Callable[[], dict[str, bytes]]) -> dict[str, bytes]:
     """Return the code of the classes of the source `text`, by their names: as an earlier process has compiled them
-    for such a JVM, if that is kept, or else as `compiled` returns them, which is then kept."""
+    for such a JVM, if that is kept, or else as `compiled` returns them, and that code is then kept."""
     key = key_of(jvm, text)
     found = read(key)
     if found is None:

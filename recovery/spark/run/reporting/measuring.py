@@ -33,7 +33,8 @@ PROGRESS_PERIOD_S = 0.01
 
 
 class InputCount:
-    """Counts the input of finished micro-batches when Spark reports them, each once. Several threads call it."""
+    """Counts the input of finished micro-batches when Spark reports them, each once. Several threads call this
+    object."""
 
     def __init__(
         self,

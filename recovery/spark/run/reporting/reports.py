@@ -17,7 +17,7 @@ from recovery.spark.run.status import RunStatus
 
 
 class Reports:
-    """The reports of one run. Several threads call it; the observer hears one event at a time."""
+    """The reports of one run. Several threads call this object; the observer hears one event at a time."""
 
     def __init__(
         self,

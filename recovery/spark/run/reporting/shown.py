@@ -46,7 +46,7 @@ def end_line(summary: RunSummary, error: BaseException | None) -> str:
 
 
 class NotebookLine:
-    """The status line of a run below the notebook cell that started it. Problems with showing it do no harm."""
+    """The status line of a run below the notebook cell that started it. Problems with showing the line do no harm."""
 
     def __init__(self, flow: str, display: Callable[..., Any]) -> None:
         """display: IPython's function."""

@@ -26,7 +26,7 @@ stages, and than Spark's scheduler takes to place tasks."""
 
 
 class Waits:
-    """What one run waits for. `look` is for one thread; the others may call the rest."""
+    """What one run waits for. `look` is for one thread; every thread may call the other methods."""
 
     def __init__(
         self, spark: SparkSession, config: RecoveryConfig, execution: int, clock: Clock,

@@ -46,11 +46,11 @@ def connect(path: Path, mode: Mode) -> apsw.Connection:
     """Return a connection to any SQLite file of this package, with the busy timeout set and without checks. Views and
     triggers are off, except temporary ones. Functions and limits are those for untrusted files.
 
-    "unshared" reads only the file, without its log and without locks. Correct only while nobody writes to it.
-    "aside" reads it with its log, without locks and without an index file of the log. Correct only if nobody can
-    create that index, so that no process, in particular not this one, has the database open. "rwc" creates the file,
-    which must not exist, readable for this user alone.
-    Raises StorageError if the file cannot be opened, or if this process was forked while the file was open.
+    "unshared" reads the database file alone, without SQLite's log and without locks. "unshared" is correct only while
+    nobody writes to the file. "aside" reads the file with its log, without locks and without an index file of the log.
+    Correct only if nobody can create that index, so that no process, in particular not this one, has the database open.
+    "rwc" creates the file, which must not exist, readable for this user alone. Raises StorageError if the file cannot
+    be opened, or if this process was forked while the file was open.
     """
     flags = {
         "unshared": apsw.SQLITE_OPEN_READONLY,
@@ -116,7 +116,7 @@ def open_database(path: Path, query: str, open_uri: Callable[[str], T]) -> T:
 def use_log(connection: apsw.Connection, path: Path) -> None:
     """Put the file into WAL mode, so that readers of a closed snapshot do not wait for the writer of the next one.
 
-    A copy made by VACUUM INTO has lost the mode. Raises StorageError if the file system does not support it.
+    A copy made by VACUUM INTO has lost the mode. Raises StorageError if the file system does not support the log.
     """
     mode = connection.pragma("journal_mode", "WAL")
     if mode != "wal":

@@ -42,13 +42,14 @@ def is_left_alone(path: Path) -> bool:
 
 
 def reading_mode(path: Path) -> Literal["unshared", "ro"]:
-    """Return the mode that reads a file without creating another one beside it. Without a log, the file is complete."""
+    """Return the mode that reads a file without creating another file beside it. Without a log, the file is
+    complete."""
     return "ro" if has_log(path) or is_lazy(path) else "unshared"
 
 
 def beside(path: Path, suffix: Literal["-wal", "-shm", "-journal"]) -> Path:
-    """Return the path of SQLite's own file that belongs to `path`. For a symbolic link, it lies beside the target.
-    While the pages of a partition are being fetched, its log has another name."""
+    """Return the path of SQLite's own file that belongs to `path`. For a symbolic link, that file lies beside the
+    target. While the pages of a partition are being fetched, its log has another name."""
     if suffix != "-shm" and is_lazy(path):
         return Path(f"{lazy_path(path)}{suffix}")
     return Path(f"{os.path.realpath(path)}{suffix}")

@@ -38,7 +38,7 @@ def partition_path(directory: Path, index: int) -> Path:
 
 def open_partition(path: Path, mode: Literal["unshared", "ro", "rw"]) -> apsw.Connection:
     """Return a connection to a recovery partition, after checking that this version can read it and that it has exactly
-    the tables of its version under their names. Ctrl-C interrupts queries on it.
+    the tables of its version under their names. Ctrl-C interrupts queries on the connection.
 
     If the log's index is missing and cannot be created, as in a read-only directory, the log is read without it.
     Raises CorruptPartitionError, ForeignPartitionError, UnsupportedVersionError or StorageError, and, for writing,
@@ -115,8 +115,8 @@ def _checked_version(connection: apsw.Connection, path: Path) -> int:
 
 
 def migrate(connection: apsw.Connection, path: Path) -> None:
-    """Migrate a file of an older version to the present one, in one transaction. A concurrent second call finds it
-    done."""
+    """Migrate a file of an older version to the present one, in one transaction. A concurrent second call finds the
+    migration done."""
     with translated(path), transaction(connection):
         for version in range(connection.pragma("user_version"), SCHEMA_VERSION):
             connection.execute(MIGRATIONS[version]).fetchall()
@@ -124,8 +124,8 @@ def migrate(connection: apsw.Connection, path: Path) -> None:
 
 
 def has_states(connection: apsw.Connection) -> bool:
-    """Return whether the file has the tables of operational state. An older file may lack them until a writer of this
-    version opens it."""
+    """Return whether the file has the tables of operational state. An older file may lack these tables until a writer
+    of this version opens it."""
     return bool(connection.pragma("user_version") >= 2)
 
 

@@ -20,9 +20,9 @@ def read_partition(path: Path, read: Callable[[apsw.Connection], T]) -> T:
     """Return the result of `read` on a partition, without changing anything or creating a file beside it.
 
     Ordinarily even a reader creates a log and its index, and leaves them behind. A file without a log is complete by
-    itself, so it is read alone. If somebody wrote to it meanwhile, it is read again in the ordinary way. A log without
-    an index, as of a copy, gets one, unless the directory is read-only.
-    Raises what `open_partition` and `read` raise.
+    itself, so it is read alone. If somebody wrote to the file meanwhile, the file is read again in the ordinary way. A
+    log without an index, as of a copy, gets one, unless the directory is read-only. Raises what `open_partition` and
+    `read` raise.
     """
     if not is_left_alone(path):
         return _read(path, "ro", read)

@@ -37,7 +37,7 @@ def transaction(connection: apsw.Connection, *, joined: bool = False) -> Iterato
 def snapshot(connection: apsw.Connection) -> Iterator[None]:
     """Run one read transaction: its statements see each attached file as of the first statement that reads from it.
 
-    Inside another transaction it is part of that one.
+    Inside another transaction this snapshot is part of that transaction.
     """
     if connection.in_transaction:
         yield

@@ -183,8 +183,8 @@ INSERT INTO sizes SELECT step_id, count(*), sum({ROW_BYTES}) FROM snaps GROUP BY
 """
 
 MIGRATIONS = {1: CREATE_STATES, 2: CREATE_MEASURES + MEASURE_SNAPS, 3: "", 4: CREATE_CHANGES, 5: CREATE_BEGINNING}
-"""SQL that turns a file of one version into one of the next. The second reads the state once, to count it. The third
-changes nothing: version 4 omits new keys from `superseded`, and older programs would miss these rows."""
+"""SQL that turns a file of one version into one of the next. The second migration reads the state once, to count it.
+The third changes nothing: version 4 omits new keys from `superseded`, and older programs would miss these rows."""
 
 
 OBJECTS = "SELECT type, name, tbl_name, sql FROM sqlite_schema"

@@ -2,7 +2,7 @@
 
 The operating system lets anybody remove, move and replace files that are in use. SQLite then writes to the files that
 it opened, without an error. So code that closes epochs compares the file at each path with the open one, by device and
-inode. It costs one to three microseconds per file.
+inode. The comparison costs one to three microseconds per file.
 
 The check only calls stat: opening a database and closing it outside SQLite would drop SQLite's locks.
 """
@@ -26,8 +26,8 @@ ATTEMPTS = 3
 THROUGH_LINKS = "RECOVERY_THROUGH_LINKS"
 """The variable that allows writing through links into a directory that is a store itself."""
 STAGED_IN = (".init-*", ".restore-*")
-"""Where `init` and `restore` create partitions. They get their final names by hard links, so a file has two names for a
-moment."""
+"""Where `init` and `restore` create partitions. Partitions get their final names by hard links, so a file has two names
+for a moment."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,8 @@ class Watch:
         self._files.append(watched)
 
     def add_open(self, path: Path, descriptor: int) -> None:
-        """Watch the open file of a descriptor, which is not a database. Raises FileReplacedError if it is gone."""
+        """Watch the open file of a descriptor, which is not a database. Raises FileReplacedError if the file is
+        gone."""
         watched, held = _watched(path), os.fstat(descriptor)
         watched.device, watched.inode = held.st_dev, held.st_ino
         self._files.append(watched)
@@ -177,7 +178,8 @@ def refuse_link_into_store(path: Path) -> None:
             f"it is a link into {there}, which has all partitions itself",
             path=path,
             cause="The directory was copied with its links, or somebody sent it: what is written here would go there.",
-            remedy=f"To write there, name {there}, or set {THROUGH_LINKS}=1. For files of its own, copy the directory "
+            remedy=f"To write there, name {there}, or set {THROUGH_LINKS}=1. For a directory with files of its own, "
+            "copy the directory "
             "with cp -rL, or restore it.",
         )
 
@@ -212,7 +214,7 @@ def _is(path: Path, found: os.stat_result) -> bool:
 
 
 def missing_file(path: Path) -> StorageError:
-    """Return the error for a missing partition. For a link, it names the target."""
+    """Return the error for a missing partition. For a link, the error names the target."""
     if path.is_symlink():
         return StorageError(
             f"it is a link to {os.path.realpath(path)}, where no file is",

@@ -1,11 +1,11 @@
 """What changed in a partition between two backups, as an SQLite file: the *changes file*.
 
-It holds one or more links, each from an epoch of one backup to the newest epoch of the next: the rows that each epoch
-wrote, the keys that it discarded, its row of `epochs`, and the executions that began. A link is made without reading
-the state: what was replaced is at the end of `superseded`, and its keys lead to what is there now. The sums in `epochs`
-prove that nothing is left out: an epoch's live rows are those of the epoch before, without what it superseded, and with
-what it wrote. Only keys that an epoch made have nothing in `superseded`. If the sums show that some are missing, the
-state is scanned for them.
+A changes file holds one or more links, each from an epoch of one backup to the newest epoch of the next: the rows that
+each epoch wrote, the keys that it discarded, its row of `epochs`, and the executions that began. A link is made without
+reading the state: what was replaced is at the end of `superseded`, and its keys lead to what is there now. The sums in
+`epochs` prove that nothing is left out: an epoch's live rows are those of the epoch before, without what it superseded,
+and with what it wrote. Only keys that an epoch made have nothing in `superseded`. If the sums show that some are
+missing, the state is scanned for them.
 
 Operational state, measures and the beginning of the input belong to no epoch: they are as of the file's last link.
 """
@@ -106,9 +106,9 @@ CREATE TABLE measures (
     content TEXT NOT NULL, digest INTEGER NOT NULL
 ) STRICT;
 """
-"""`changed` has a row for each key that an epoch touched: its new value, or NULL if it was discarded. made:
+"""`changed` has a row for each key that an epoch touched: its new value, or NULL if the key was discarded. made:
 `superseded` says that the key did not exist before. `epochs` of a chain's first link also has the epochs before it.
-`totals` has no row if operational state did not change. The other tables are those of a partition."""
+`totals` has no row if operational state did not change. All other tables are those of a partition."""
 
 # What epochs after one wrote: what was replaced again since, and what is there now of the keys that were touched.
 WRITTEN = """
@@ -270,7 +270,8 @@ def replace_unlinked(connection: apsw.Connection) -> None:
 
 @contextlib.contextmanager
 def attached(connection: apsw.Connection, path: Path) -> Iterator[None]:
-    """Attach a changes file for reading. Raises CorruptPartitionError if it is not one of this version."""
+    """Attach a changes file for reading. Raises CorruptPartitionError if the file is not a changes file of this
+    version."""
     with translated(path):
         connection.execute("ATTACH ? AS " + ATTACHED, (file_uri(path, "?mode=ro&immutable=1&vfs=unix"),))
     try:
@@ -297,7 +298,7 @@ def read_links(path: Path) -> list[ChainLink]:
 
 
 def _check(connection: apsw.Connection, schema: str, path: Path) -> None:
-    """Raises CorruptPartitionError or UnsupportedVersionError if it is not a changes file of this version."""
+    """Raises CorruptPartitionError or UnsupportedVersionError if the file is not a changes file of this version."""
     with translated(path):
         application = value(connection, f"PRAGMA {schema}.application_id")
         version = value(connection, f"PRAGMA {schema}.user_version")

@@ -48,7 +48,7 @@ SELECT (SELECT count(*) FROM snaps WHERE snap_epoch = :epoch)
 MOST_ATTACHED = 64
 """Sources times targets; SQLite attaches at most 125 files to a connection."""
 DOCUMENTS = ("states", "totals", "measures")
-"""The tables that only part-0 fills, and that its rows are copied into unchanged."""
+"""The tables that only part-0 fills, into which its rows are copied unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class StoreRecord:
 
 
 class DraftPartition:
-    """A new partition file; until `finish` it is worthless, and a crash leaves any part of it. Its rows come in the
-    order of its keys, so that they are appended. Used by one thread."""
+    """A new partition file; until `finish` it is worthless, and a crash leaves any part of it. The draft's rows come in
+    the order of its keys, so that they are appended. Used by one thread."""
 
     def __init__(self, path: Path, cache_bytes: int) -> None:
         self.path = path
@@ -141,7 +141,7 @@ class DraftPartition:
         except apsw.ConstraintError as error:
             raise CorruptPartitionError(
                 f"a row does not fit into the new {self.path.name}: {error}",
-                cause="A partition holds a row that belongs to another one, or that no run writes.",
+                cause="A partition holds a row that belongs to another partition, or that no run writes.",
                 remedy="See which: python -m recovery verify DIR",
             ) from error
         except apsw.Error:
@@ -149,7 +149,7 @@ class DraftPartition:
                 raise
 
     def finish(self, index: PartitionIndex, store: StoreRecord) -> Tally:
-        """Make it partition `index` of a store, complete and synced, and return what it holds. Closes it.
+        """Make the draft partition `index` of a store, complete and synced, and return what it holds. Closes it.
 
         Every row is read again. Raises CorruptPartitionError if one does not match its digest.
         """
@@ -196,7 +196,7 @@ class DraftPartition:
         return tally
 
     def abandon(self) -> None:
-        """Close it without finishing it. Safe to repeat."""
+        """Close the draft without finishing it. Safe to repeat."""
         self._connection.close()
 
 

@@ -40,7 +40,7 @@ class Tally:
         _add(self.written, ((step, epoch, (sign * rows, sign * combine(*sums))) for step, epoch, rows, *sums in found))
 
     def ended(self, found: Iterable[Row]) -> None:
-        """Add rows that were superseded, by the epoch that did so."""
+        """Add rows that were superseded, by the epoch that superseded them."""
         _add(self.superseded, ((step, epoch, (rows, combine(*sums))) for step, epoch, rows, *sums in found))
 
     def add(self, other: Tally) -> None:

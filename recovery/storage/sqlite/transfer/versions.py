@@ -115,7 +115,7 @@ class Versions:
 
 def check_complete(connection: apsw.Connection, path: Path, held: PartitionDescription) -> None:
     """Raise CorruptPartitionError unless the rows of a partition are as many as its epochs say, with the same digests.
-    That each row matches its own digest is not checked."""
+    Whether each row matches its own digest is not checked."""
     folded = next((closed for closed in held.epochs if closed.epoch == held.folded_epoch), None)
     [(count, *sums)] = rows(connection, f"SELECT {SUM_SQL} FROM main.snaps")
     problem = None
