@@ -105,9 +105,9 @@ class _LeaseDocument:
 class _Held:
     """What a directory knows of the term that it holds at a place, or is about to claim. before: the term before, which
     is still the place's if the claim was cut off. directory: the inode of the directory, which a copy of the directory
-    does not have; "" if an older version claimed. others: the same for other places, the one claimed last first. address:
-    by which the place of a bucket is found again; "" for a directory, for an address that holds credentials, and if an
-    older version claimed."""
+    does not have; "" if an older version claimed. others: the same for other places, the one claimed last first.
+    address: by which the place of a bucket is found again; "" for a directory, for an address that holds credentials,
+    and if an older version claimed."""
 
     place: _Text
     nonce: _Text
