@@ -200,7 +200,8 @@ RUNNING: Sequence[Failure] = (
         "of this user: ulimit -u, ulimit -n.",
         re.compile(
             r'(?:Cannot run program "|Error from python worker:\n)(?s:.{0,8000}?)\b(?P<reason>Cannot allocate memory'
-            r"|Not enough space|Resource temporarily unavailable|Too many open files|MemoryError|can't start new thread)"
+            r"|Not enough space|Resource temporarily unavailable|Too many open files|MemoryError"
+            r"|can't start new thread)"
         ),
         re.compile(r"PythonWorkerFactory|PythonUtils|PythonRunner"),
     ),
