@@ -13,8 +13,8 @@ MOST_LINES = 20
 LONGEST_LINE = 2000
 _BEGIN = "Traceback (most recent call last):\n"
 _FRAME = re.compile(r'  File "(?P<file>[^"\n]+)", line (?P<line>\d+)[^\n]*\n(?:    [^\n]*\n|  \[[^\n]*\n)*')
-_END = re.compile(r"\n\s*\n?\tat |(?:\s+SQLSTATE: \w{5})+\s*(?:\n=== Streaming Query|\Z)")
-_PLAN = re.compile(r"\s+SQLSTATE: \w{5}(;( line \d+ pos \d+;)?\s*(\n.*)?)?\Z", re.DOTALL)
+_END = re.compile(r"(?<!\n)\n\s*\n?\tat |(?<!\s)(?:\s+SQLSTATE: \w{5})+\s*(?:\n=== Streaming Query|\Z)")
+_PLAN = re.compile(r"(?<!\s)\s+SQLSTATE: \w{5}(;( line \d+ pos \d+;)?\s*(\n.*)?)?\Z", re.DOTALL)
 """The end of a Spark message: a code, and after a semicolon the plan that the analyser rejected. An error's place in a
 SQL text comes without a semicolon."""
 _NOTE = re.compile(r"\nin (step '.*', .*, micro-batch \d+|the sink, micro-batch \d+)\s*\Z")

@@ -129,6 +129,33 @@ def test_a_file_system_that_does_not_answer(spark, tmp_path):
         run(flow, RecoveryConfig(tmp_path / "db"), spark=spark)
 
 
+def test_a_connection_of_the_observers_own(spark, feed, tmp_path):
+    """It is the observer that failed, and not Spark's JVM; the next run goes on."""
+
+    def observer(event):
+        raise ConnectionRefusedError(111, "the pager does not answer")
+
+    feed.add_random(1)
+    with pytest.raises(FlowFailedError, match=r"the pager does not answer \(test_spark_errors.py, line"):
+        run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", observer=observer)
+    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db")
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+def test_logs_of_java_in_the_input(spark, feed, tmp_path):
+    """A value that Spark cannot cast, and a message of the flow's own function, may quote another Java program."""
+    feed.add([("java.lang.OutOfMemoryError: Java heap space", 1)])
+    numbers = feed.frame(spark).selectExpr("cast(key as int) as key", "value")
+    with pytest.raises(FlowFailedError, match="CAST_INVALID_INPUT"):
+        run_to_end(numbers.transform(totals_step()), tmp_path / "db")
+
+    def update(key, rows, state):
+        raise ValueError(f"{key}\n\tat com.shop.Cart.add(Cart.java:1)\nrecovery.errors is no module of the shop")
+
+    with pytest.raises(FlowFailedError, match=r"ValueError: java\.lang\.OutOfMemoryError"):
+        run_to_end(feed.frame(spark).transform(totals_step(update=update)), tmp_path / "db2")
+
+
 @pytest.mark.long
 def test_executors_that_are_killed_again_and_again(ran):
     """They are Spark's, and the next run goes on."""

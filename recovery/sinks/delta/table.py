@@ -282,7 +282,7 @@ class DeltaLog(TableLog):
             now = self.open()
             if now is not None:
                 check_able(self.name, now, merges=False)
-                if now.version() == before or isinstance(error, DeltaProtocolError):
+                if now.version() == before:
                     raise SinkRefusedError(
                         f"the Delta table {self.name} does not take a commit after version {before}, and nobody else "
                         f"committed: {said(error)}",

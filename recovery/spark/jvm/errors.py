@@ -49,8 +49,9 @@ _TASK_FAILURE = re.compile(
     r"most recent failure: [^\n]*?: ((?:[a-z]\w*\.)+\w+(?:Exception|Error): .*?)(?=\n\tat |\n\n|\Z)", re.DOTALL
 )
 _WORKER_ERROR = re.compile(
-    r"recovery\.errors\.(\w+Error): (.*?)(?:\n\s*\n|\n\tat |\s+SQLSTATE: \w{5}|\n=== |\Z)", re.DOTALL
+    r"^recovery\.errors\.(\w+Error): (.*?)(?:\n\s*\n|\n\tat |\s+SQLSTATE: \w{5}|\n=== |\Z)", re.DOTALL | re.MULTILINE
 )
+"""An error of this package at the end of a traceback. The flow's code and its messages may contain such a name too."""
 
 
 def may_still_close(error: BaseException | None) -> bool:

@@ -192,6 +192,20 @@ RUNNING: Sequence[Failure] = (
         re.compile(r"\[DATA_SOURCE_NOT_FOUND\][^\n]*?data source: (?P<format>appended|recovery)\b"),
     ),
     Failure(
+        "a host can start no more Python workers",
+        SparkFailedError,
+        "Spark cannot start Python workers: {reason}",
+        "A host has no memory left for another process, or this user may have no more processes or open files there.",
+        f"{_GOES_ON} If it happens again, let fewer workers run in parallel: --master 'local[1]', or raise the limits "
+        "of this user: ulimit -u, ulimit -n.",
+        re.compile(
+            r'(?:Cannot run program "|Error from python worker:\n)(?s:.{0,8000}?)\b(?P<reason>Cannot allocate memory'
+            r"|Not enough space|Resource temporarily unavailable|Too many open files|MemoryError"
+            r"|can't start new thread)"
+        ),
+        re.compile(r"PythonWorkerFactory|PythonUtils|PythonRunner"),
+    ),
+    Failure(
         "Spark cannot start the Python of its workers",
         ExecutorPackageError,
         "Spark cannot start Python workers: {program}: {reason}",

@@ -52,9 +52,20 @@ class Failure:
 
 _TRACEBACK = re.compile(
     r"(?<!\n  )Traceback \(most recent call last\):\n.*?"
-    r"(?=\n: (?:[a-z]\w*\.)+[A-Z]|\n\s*\n?\tat |\n\s*\nDriver stacktrace|\nCaused by: |\n=== |\Z)",
+    r"(?=\n: (?:[a-z]\w*\.)+[A-Z]|\n\s*\n?\tat org\.apache\.spark\.|\n\s*\nDriver stacktrace|\n=== |\Z)",
     re.DOTALL,
 )
+"""A traceback up to Spark's first frame: an error's message may contain frames and causes of other Java programs."""
+_LONGEST_LINE = 4000
+"""The characters of a line that are searched: some patterns take the square of a line's length, and a line of Spark's
+may contain a value of any size."""
+_OF_DATA = re.compile(
+    r"\[(?!INVALID_CONF_VALUE|STREAM_FAILED)[A-Z][A-Z0-9_.]{3,}\] (?:(?!\n\tat org\.apache\.|SQLSTATE: ).){0,20000}"
+    r"SQLSTATE: (?:2\w|39|P0)\w{3}|\n== SQL [^\n]* ==\n.*?(?=\n\s*\n|\n\tat org\.apache\.|\n== |\Z)",
+    re.DOTALL,
+)
+"""What Spark says of a value, what it passes on from a function of the flow, and the flow's SQL that it quotes: such a
+text may contain any words."""
 _HOST = re.compile(r"\((?P<host>\S+) executor (?!driver\b)\S+\)")
 _CODE = re.compile(r"\s+SQLSTATE: \w{5}|: {4}")
 """The end of a reason: Spark's code, or what Hadoop says a second time."""
@@ -70,8 +81,9 @@ def has_traceback(text: str) -> bool:
 def failure_of(text: str, rows: Sequence[Failure], reading: Callable[[], str] = str) -> RecoveryError | None:
     """Return the error of the first row that fits a text of Spark's; None if no row does. reading: returns what Spark
     says about the sources of the micro-batch that failed."""
+    text = "\n".join(map(_cut, text.split("\n")))
     said = [_said(found[0]) for found in _TRACEBACK.finditer(text)]
-    of_java, of_python = _TRACEBACK.sub("", text), "\n".join(said)
+    of_java, of_python = _OF_DATA.sub("", _TRACEBACK.sub("", text)), "\n".join(said)
     for row in rows:
         assert row.pattern is not None
         where = of_python if row.in_python else of_java
@@ -108,11 +120,18 @@ class _Names(dict[str, str]):
         return _SHOWN.get(name, name.upper())
 
 
+def _cut(line: str) -> str:
+    """Return a line without the middle of one that is too long to be searched."""
+    half = _LONGEST_LINE // 2
+    return line if len(line) <= _LONGEST_LINE else f"{line[:half]} … {line[-half:]}"
+
+
 def _said(traceback: str) -> str:
-    """Return what a traceback says after its last frame."""
+    """Return the first line of what a traceback says after its last frame, and the note of the host."""
     lines = traceback.split("\n")
     frames = [place for place, line in enumerate(lines) if line.startswith(("  ", "Traceback (most"))]
-    return "\n".join(lines[frames[-1] + 1 :] if frames else lines)
+    first, *more = lines[frames[-1] + 1 :] or [""]
+    return "\n".join([first, *(line for line in more if line.startswith("on host "))])
 
 
 def _groups(match: re.Match[str]) -> dict[str, str]:

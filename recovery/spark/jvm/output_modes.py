@@ -59,7 +59,7 @@ _REFUSALS = (
         'Flow(..., output_mode="{first}"), which may be left out when it is "append".',
     ),
     _refusal(
-        r"(?P<operator>\w+GroupsWithState|applyInPandasWithState) in (?P<own>\w+) mode is not supported with "
+        r"\b(?P<operator>\w+GroupsWithState|applyInPandasWithState) in (?P<own>\w+) mode is not supported with "
         r"(?P<mode>\w+) output mode",
         "The flow's operator was declared with outputMode {own}, and the flow has {mode}.",
         'Flow(..., output_mode="{own}"), or declare the operator with outputMode {mode}.',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
@@ -89,6 +90,13 @@ RUNS = {
         51,
         'Spark does not find format("appended"): the Python that Spark starts beside the JVM lacks recovery, or what '
         "recovery needs",
+    ),
+    "a host can start no more Python workers": (
+        LOCAL
+        + 'java.io.IOException: Cannot run program "/opt/python": error=11, Resource temporarily unavailable\n\tat '
+        "org.apache.spark.api.python.PythonWorkerFactory.startDaemon(PythonWorkerFactory.scala:1)",
+        54,
+        "Spark cannot start Python workers: Resource temporarily unavailable",
     ),
     "Spark cannot start the Python of its workers": (
         LOCAL
@@ -286,6 +294,20 @@ def test_each_row_says_what_to_do(row: Failure):
             "requests.ConnectionError: java.net.ConnectException: Connection refused",
         ),
         ("RuntimeError: Python worker failed to connect back", "RuntimeError: Python worker failed to connect back"),
+        (
+            "ValueError: bad line\nCaused by: java.lang.OutOfMemoryError: heap\n\tat com.shop.Cart.add(Cart.java:1)\n"
+            "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)",
+            "ValueError: bad line\nCaused by: java.lang.OutOfMemoryError: heap",
+        ),
+        (
+            "ValueError: a log says recovery.errors.LeaseLostError: lost",
+            "ValueError: a log says recovery.errors.LeaseLostError: lost",
+        ),
+        ("shop.recovery.errors.LeaseLostError: lost", "shop.recovery.errors.LeaseLostError: lost"),
+        (
+            f"ImportError: no plugin\nModuleNotFoundError: No module named '{__name__}'",
+            f"ImportError: no plugin\nModuleNotFoundError: No module named '{__name__}'",
+        ),
         ("ModuleNotFoundError: No module named 'no_such'", "ModuleNotFoundError: No module named 'no_such'"),
         ("ModuleNotFoundError: No module named 'json.nothing'", "ModuleNotFoundError: No module named 'json.nothing'"),
     ],
@@ -308,6 +330,45 @@ def test_what_spark_says_of_the_flows_sql_is_the_flows(text):
     """By the codes of the SQL standard for statements, for data and for functions."""
     assert as_recovery_error(PySparkException(text)).exit_code == 35
     assert as_recovery_error(AnalysisException("[TABLE_OR_VIEW_NOT_FOUND] …")).exit_code == 35
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "java.lang.OutOfMemoryError: Java heap space",
+        "a\njava.io.IOException: No space left on device\n\tat com.shop.Cart.add(Cart.java:1)\n",
+        "ExecutorLostFailure (executor 3 exited) Reason: x",
+        "Python worker failed to connect back",
+        "spark.some.number should be int, but was x",
+        "[WARNING] java.lang.StackOverflowError",
+    ],
+)
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{LOCAL}org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] The value '{{words}}' of the type "
+        f'"STRING" cannot be cast to "INT" because it is malformed. SQLSTATE: 22018\n== SQL (line 1, position 1) ==\n'
+        f"cast(concat('{{words}}', id) as int)\n^^^^^^^^^^^^^^\n{STACK}",
+        f"{LOCAL}org.apache.spark.SparkRuntimeException: [USER_RAISED_EXCEPTION] {{words}} SQLSTATE: P0001{STACK}",
+        f"{LOCAL}org.apache.spark.SparkRuntimeException: [DUPLICATED_MAP_KEY] Duplicate map key {{words}} was found, "
+        f"please check the input data. SQLSTATE: 23505{STACK}",
+        f"{STREAM}[CAST_INVALID_INPUT] The value '{{words}}' of the type \"STRING\" cannot be cast. SQLSTATE: 22018\n"
+        "=== Streaming Query ===\n SQLSTATE: XXKST",
+    ],
+    ids=["value", "raise_error", "key", "stream"],
+)
+def test_values_are_not_taken_for_failures(text, words):
+    """Whatever the flow's data, and the SQL that Spark quotes, contain: many a flow reads logs of Java programs."""
+    assert as_recovery_error(PySparkException(text.format(words=words))).exit_code == 35
+
+
+@pytest.mark.parametrize("value", ["a", "a.", " ", "\n", "word ", "[A_B] "])
+def test_a_value_of_any_size(value):
+    """The time does not grow with the square of a line: this one took minutes."""
+    text = f"{LOCAL}[CAST_INVALID_INPUT] The value '{value * (200_000 // len(value))}' is malformed{STACK}"
+    began_s = time.process_time()
+    as_recovery_error(PySparkException(text))
+    assert time.process_time() - began_s < 20
 
 
 @pytest.mark.parametrize(

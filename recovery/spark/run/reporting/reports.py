@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from recovery.base.ids import BatchId
+from recovery.base.tracebacks import essence_of, is_from_gateway
 from recovery.epochs.closer import EpochClosed
+from recovery.errors import FlowFailedError
 from recovery.metrics.meter import BatchMeasure
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.reporting.events import BatchDone, Event, InputCounted, Observer, RunSummary, Stopping
@@ -51,7 +53,7 @@ class Reports:
                 if self._line is not None:
                     self._line.observe(event)
                 if self._observer is not None:
-                    self._observer(event)
+                    self._tell(event)
 
     def ended(self) -> None:
         """Show in a notebook how the run ended."""
@@ -62,7 +64,18 @@ class Reports:
         """Tell the observer that the signal with this number ends the run, and which micro-batch the run waits for."""
         if self._observer is not None:
             # Without the lock for events: the run may be waiting for an observer.
-            self._observer(Stopping(number, batch))
+            self._tell(Stopping(number, batch))
+
+    def _tell(self, event: Event) -> None:
+        """Call the observer. A connection of its own that breaks, or a reader of its output that is gone, says nothing
+        about Spark's JVM."""
+        assert self._observer is not None
+        try:
+            self._observer(event)
+        except ConnectionError as error:
+            if is_from_gateway(error):
+                raise
+            raise FlowFailedError(essence_of(error)) from error
 
     @property
     def counted_batch(self) -> BatchId:
