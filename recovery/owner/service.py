@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from recovery.base.addresses import host_and_port
@@ -86,8 +87,14 @@ class OwnerService:
             log,
         )
         self._server = OwnerServer(
-            self._listener, None, runs=self.runs, token=token, tls=tls, explain=damage_behind, log=log
-        )
+            self._listener,
+            None,
+            runs=self.runs,
+            token=token,
+            tls=tls,
+            explain=partial(damage_behind, within=directory),
+            log=log,
+        )  # fmt: skip
         self._endpoint = None if metrics_at is None else _endpoint(metrics_at)
         self._server.start()
         if self._endpoint is not None:

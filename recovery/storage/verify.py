@@ -88,7 +88,7 @@ def run_all(checks: Sequence[FullCheck]) -> list[Verdict]:
     return each(lambda check: check.run(), checks, at_once=AT_ONCE, name="check")
 
 
-def damage_behind(error: Exception) -> CorruptPartitionError | None:
+def damage_behind(error: Exception, within: Path | None = None) -> CorruptPartitionError | None:
     """Return the error that explains an unexpected error: the damage of a partition that this process opened and whose
     full check finds damage. None if all partitions are sound: then `error` is a defect of this package.
 
@@ -96,10 +96,15 @@ def damage_behind(error: Exception) -> CorruptPartitionError | None:
     where a number belongs, or a second row where there is one; whatever such a value does, the partition is to blame.
     It causes no error of the operating system, and none that has an exit code, such as a mistake on the command line:
     for these nothing is checked, because a check reads whole partitions.
+
+    within: check the partitions of this directory only, because the process serves others, too.
     """
     if isinstance(error, apsw.InterruptError | MemoryError | OSError) or hasattr(error, "exit_code"):
         return None
+    served = None if within is None else {path.resolve() for path in within.glob("part-*.sqlite3")}
     for path in opened_paths():
+        if served is not None and path.resolve() not in served:
+            continue
         try:
             PartitionCheck(path).run().raise_if_damaged()
         except CorruptPartitionError as damage:

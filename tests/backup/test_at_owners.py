@@ -206,7 +206,7 @@ class TestRefused:
 
     def test_one_owner_twice(self, hosts, backups):
         again = ["--owner", f"localhost:{hosts.spread.services[0].port}"]
-        assert "the same one" in hosts.restore(backups, *again, code=11)
+        assert "are one owner" in hosts.restore(backups, *again, code=11)
         assert hosts.names() == [[], []]
 
     def test_options_that_do_not_fit(self, hosts, backups):

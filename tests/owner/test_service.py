@@ -133,7 +133,7 @@ class TestHolding:
     def test_an_owner_under_two_names_is_refused(self, service):
         run, again = client(service.port), client(service.port)
         run.hold("one", "a run", KEY)
-        with pytest.raises(ConfigurationError, match="the same one"):
+        with pytest.raises(ConfigurationError, match="are one owner"):
             again.hold("one", "a run", KEY)
         run.release()
 

@@ -78,13 +78,14 @@ class TestScan:
 
     @pytest.mark.parametrize("what", ["missing", "empty", "file"])
     def test_no_partition_at_all_is_an_error_of_its_own(self, tmp_path, what):
-        """A directory that was never initialised, or is none, says how to make the partitions."""
+        """A directory that was never initialised, says how to make the partitions; a file is no directory."""
         path = tmp_path / "db"
         if what == "empty":
             path.mkdir()
         elif what == "file":
             path.write_text("")
-        with pytest.raises(NoPartitionsError, match="recovery init") as raised:
+        way_out = "Name the recovery directory" if what == "file" else "recovery init"
+        with pytest.raises(NoPartitionsError, match=way_out) as raised:
             scan(path)
         assert raised.value.path == str(path)
 

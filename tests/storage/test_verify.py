@@ -12,6 +12,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from recovery import init_partitions
 from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.storage import verify
 from recovery.storage.scan import scan
@@ -376,3 +377,17 @@ def test_partitions_are_not_checked_for_what_they_cannot_cause(error, monkeypatc
     """A check reads all of them, which takes as long as the state is large."""
     monkeypatch.setattr(verify, "opened_paths", lambda: pytest.fail("it looks at partitions"))
     assert verify.damage_behind(error) is None
+
+
+def test_only_the_partitions_of_a_directory_explain_what_went_wrong_there(tmp_path, monkeypatch):
+    """An owner that serves one store blames no file of another one that its process has opened."""
+    for name in ("mine", "other"):
+        init_partitions(tmp_path / name, 1)
+        with Driver(tmp_path / name) as run:
+            run.apply(0, {"a": "1"})
+            run.close(0)
+    alter(tmp_path / "other" / "part-0.sqlite3", "UPDATE snaps SET ser_change = '2'")
+    opened = [tmp_path / name / "part-0.sqlite3" for name in ("mine", "other")]
+    monkeypatch.setattr(verify, "opened_paths", lambda: opened)
+    assert verify.damage_behind(TypeError("no")).path == str(opened[1])
+    assert verify.damage_behind(TypeError("no"), tmp_path / "mine") is None
