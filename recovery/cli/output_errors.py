@@ -1,4 +1,4 @@
-"""Errors of a command's own output, told apart from those of its work."""
+"""Errors of a command's own output, as opposed to errors of the command's work."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def db(tmp_path, monkeypatch):
 @pytest.mark.parametrize("words", ASKED, ids=" ".join)
 @pytest.mark.parametrize("as_json", [False, True])
 def test_nobody_can_answer(db, words, as_json):
-    """A script is told which option answers, in JSON too, and nothing has changed; with that option it works."""
+    """The error names the option that answers, in JSON too, and nothing has changed; with the option the command works."""
     before = content(db, "x"), content(db, "y")
     words = [str(db) if word == "DIR" else word for word in words]
     command = [sys.executable, "-m", "recovery", *words]
@@ -117,7 +117,7 @@ def test_an_answer_in_a_pipe_counts(db):
 
 
 def test_a_process_without_standard_input(db):
-    """Its standard input is closed: the error is the same."""
+    """A command whose standard input is closed names the option that answers, too."""
     code = "import os, sys; os.close(0); os.execv(sys.executable, sys.argv[1:])"
     words = [sys.executable, "-m", "recovery", "state", "clear", str(db), "x"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, timeout=60)

@@ -1,4 +1,4 @@
-"""The same command with files and with owners gives the same result: the owners are real processes."""
+"""A command gives one result, whether the partitions are files of this host or at owners, which are real processes."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_status(kinds, tmp_path):
 
 
 def test_a_checkpoint(kinds, tmp_path):
-    """Its list and its export, as of each held epoch that has one."""
+    """`checkpoint show` and `export` give at owners what they give for files, at each epoch with a checkpoint."""
     before = kinds.everything()
     for epoch in (1, 4):
         files, owners = both(kinds, f"checkpoint show DIR --epoch {epoch}", tmp_path)
@@ -282,7 +282,7 @@ class TestAnImportOfBytewax:
 
 
 def test_new_partitions(tmp_path):
-    """They go to owners that have none, and a run begins there; a second time, they are named."""
+    """`init` brings new partitions to owners without any, and a run begins there; a second `init` names them all."""
     new = SpreadDirectory(tmp_path / "db", ((), (), ()))
     try:
         first, second = (f"127.0.0.1:{each.port}" for each in new.services)

@@ -21,14 +21,14 @@ SETTINGS = settings_of(RecoveryConfig)
 
 
 def test_every_field_is_declared():
-    """Also what has no option has a help text."""
+    """Each field of RecoveryConfig has a help text, also a field without an option."""
     assert set(SETTINGS) == {each.name for each in fields(RecoveryConfig)}
     assert all(each.help.endswith((".", ")")) for each in SETTINGS.values())
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_option_of_a_field(name):
-    """Its names, its help and its default are the field's."""
+    """An option has the names, the help and the variables that its field declares."""
     field = SETTINGS[name]
     if not field.flags:
         assert name not in OPTIONS

@@ -246,7 +246,7 @@ def test_rows_of_others_that_hinder_going_back(database):
 
 
 class TestStarts:
-    """A connection that cannot be made: what a person must correct is told apart from what passes."""
+    """A connection that cannot be made: the class says whether a person must correct something, or the cause passes."""
 
     def refused(self, connect, error, reason, found="", **options) -> None:
         sink = UpsertSink(connect, "words", ["word"], **options)

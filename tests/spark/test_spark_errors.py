@@ -1,4 +1,4 @@
-"""What failed is told apart where it failed, in real runs: Spark, its workers, a source, a setting, or the flow's own
+"""In real runs, the class of an error says what failed: Spark, Spark's workers, a source, a setting, or the flow's own
 code."""
 
 from __future__ import annotations
