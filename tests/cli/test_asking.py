@@ -93,7 +93,7 @@ def db(tmp_path, monkeypatch):
 @pytest.mark.parametrize("words", ASKED, ids=" ".join)
 @pytest.mark.parametrize("as_json", [False, True])
 def test_nobody_can_answer(db, words, as_json):
-    """The error names the option that answers, in JSON too, and nothing has changed; with the option the work is done."""
+    """The error names the option that answers, also in JSON, and nothing changed; with the option the command works."""
     before = content(db, "x"), content(db, "y")
     words = [str(db) if word == "DIR" else word for word in words]
     command = [sys.executable, "-m", "recovery", *words]
