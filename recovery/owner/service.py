@@ -69,12 +69,7 @@ class OwnerService:
         host = host.strip("[]") or "127.0.0.1"
         tls = tls_context(*(None if path is None else str(path) for path in (tls_cert, tls_key)))
         if tls is None and not insecure and not _is_loopback(host):
-            raise ConfigurationError(
-                f"{location(host, port)} is open to other hosts, and states would cross the network in plain text",
-                cause="No certificate was given.",
-                remedy="Give one (--tls-cert FILE --tls-key FILE), or listen on the loopback interface; or say "
-                "that the network is yours alone: --insecure",
-            )
+            raise _plain_text(location(host, port))
         allow_open_files(MOST_CONNECTIONS + FILES_OF_DELTAS)
         self._log = log
         self._listener = _listening(host, port)
@@ -175,6 +170,15 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _plain_text(where: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{where} is open to other hosts, and states would cross the network in plain text",
+        cause="No certificate was given.",
+        remedy="Give one (--tls-cert FILE --tls-key FILE), or listen on the loopback interface; or say "
+        "that the network is yours alone: --insecure",
+    )
 
 
 def _listening(host: str, port: int) -> socket.socket:
