@@ -113,11 +113,15 @@ class Kafka:
             first, after = consumer.beginning_offsets(places), consumer.end_offsets(places)
             return {place.partition: (first[place], after[place]) for place in places}
 
-    def records(self, *topics: str) -> list[Any]:
-        """All records that the topics hold, read without Spark."""
+    def committed(self, *topics: str) -> list[Any]:
+        """All records that a reader of committed transactions sees, read without Spark."""
+        return self.records(*topics, isolation_level="read_committed")
+
+    def records(self, *topics: str, **options: Any) -> list[Any]:
+        """All records that the topics hold, read without Spark. options: of the consumer."""
         found: list[Any] = []
         deadline = time.monotonic() + 120
-        with self._consumer() as consumer:
+        with self._consumer(**options) as consumer:
             for place in [place for topic in topics for place in self._places(topic)]:
                 consumer.assign([place])
                 consumer.seek_to_beginning(place)
@@ -138,10 +142,10 @@ class Kafka:
         return [TopicPartition(topic, number) for number in self.partitions(topic)]
 
     @contextlib.contextmanager
-    def _consumer(self) -> Iterator[Any]:
+    def _consumer(self, **options: Any) -> Iterator[Any]:
         from kafka import KafkaConsumer
 
-        consumer = KafkaConsumer(bootstrap_servers=self.servers, enable_auto_commit=False)
+        consumer = KafkaConsumer(bootstrap_servers=self.servers, enable_auto_commit=False, **options)
         try:
             yield consumer
         finally:
