@@ -13,7 +13,7 @@ import subprocess
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ auto.create.topics.enable=false
 log.retention.check.interval.ms=500
 log.segment.delete.delay.ms=100
 file.delete.delay.ms=100
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+allow.everyone.if.no.acl.found=true
 """
 
 
@@ -60,6 +62,8 @@ class Kafka:
     servers: str
     admin: Any
     _producer: Any
+    restart: Callable[[], None]
+    """Kill the broker, and start it again with its data."""
     topics: set[str] = field(default_factory=set)
 
     def create(self, topic: str, partitions: int = 2, **settings: str) -> str:
@@ -162,24 +166,31 @@ class Kafka:
 
 
 @contextlib.contextmanager
-def broker(directory: Path) -> Iterator[Kafka]:
-    """A broker of its own, which keeps its data in this directory."""
+def broker(directory: Path, **more: object) -> Iterator[Kafka]:
+    """A broker of its own, which keeps its data in this directory. more: of its settings, with underscores for dots."""
     kafka = pytest.importorskip("kafka", reason="kafka-python is not installed (the test extra has it)")
     if not CONNECTOR:
         pytest.skip(needs_jars.kwargs["reason"])
     port, controller = free_port(), free_port()
     settings = directory / "server.properties"
-    settings.write_text(_SETTINGS.format(port=port, controller=controller, directory=directory))
+    added = "".join(f"{name.replace('_', '.')}={value}\n" for name, value in more.items())
+    settings.write_text(_SETTINGS.format(port=port, controller=controller, directory=directory) + added)
     java = [str(java_home() / "bin" / "java"), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{JARS}/*"]
     environment = {name: text for name, text in os.environ.items() if name != "JAVA_TOOL_OPTIONS"}
     formatted = [*java, "kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", str(settings)]
     subprocess.run(formatted, check=True, capture_output=True, env=environment, timeout=120)
-    with running([*java, "kafka.Kafka", str(settings)], port, env=environment):
+    with contextlib.ExitStack() as process:
+
+        def start() -> None:
+            process.close()
+            process.enter_context(running([*java, "kafka.Kafka", str(settings)], port, env=environment))
+
+        start()
         servers = f"127.0.0.1:{port}"
         producer = kafka.KafkaProducer(bootstrap_servers=servers, acks="all", metadata_max_age_ms=200)
         admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
         try:
-            yield Kafka(servers, admin, producer)
+            yield Kafka(servers, admin, producer, start)
         finally:
             producer.close(timeout=5)
             admin.close()

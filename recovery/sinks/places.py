@@ -1,4 +1,4 @@
-"""Where FileSink writes, and KafkaSink stages rows: a directory of this machine, a share that all hosts have mounted, or another file system."""
+"""Where FileSink writes and KafkaSink stages: a directory of this machine, a share of all hosts, an object store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A topic of a real broker as the target of a KafkaSink that runs without Spark, and a reader that knows nothing of it."""
+"""A topic of a real broker as the target of a KafkaSink that runs without Spark, with a reader of another library."""
 
 from __future__ import annotations
 

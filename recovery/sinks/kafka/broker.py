@@ -32,6 +32,10 @@ OWN_OPTIONS = {
 _QUIET = {"log_level": 0}
 _RECONNECTS = ("_TRANSPORT", "_ALL_BROKERS_DOWN")
 """What a client says, and tries again."""
+_READING = {
+    "group.id": "recovery", "isolation.level": "read_committed", "enable.auto.commit": False,
+    "enable.partition.eof": True, "auto.offset.reset": "earliest", "fetch.wait.max.ms": 10,
+}  # fmt: skip
 _PRODUCING = {
     # Keys go to the partitions to which Java's clients send them.
     "partitioner": "murmur2_random", "linger.ms": 20, "transaction.timeout.ms": TRANSACTION_MS,
@@ -56,7 +60,11 @@ class Broker:
         self._kafka, self._admin_module = confluent_kafka, confluent_kafka.admin
         self._target = target
         self._options = {**_QUIET, **options, "bootstrap.servers": target.servers, "error_cb": self._hear}
+        self._patience_s = PATIENCE_S
         self._admin: Any = None
+        self._reader: Any = None
+        self._read = 0
+        self._newest: bytes | None = None
         self._said: Any = None
 
     # ---- topics
@@ -101,14 +109,14 @@ class Broker:
         """Make the control topic. only_try: let the broker say whether it would. Raises SinkRefusedError."""
         control = self._target.control
         topic = self._admin_module.NewTopic(control, 1, -1, config={"cleanup.policy": "compact"})
-        asked = self._asked().create_topics([topic], request_timeout=PATIENCE_S, validate_only=only_try)
+        asked = self._asked().create_topics([topic], request_timeout=self._patience_s, validate_only=only_try)
         with self.translated(f"making control topic {control} (one partition, cleanup.policy=compact)"):
             try:
-                asked[control].result(PATIENCE_S)
+                asked[control].result(self._patience_s)
             except self._kafka.KafkaException as error:
                 if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                     raise
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self._patience_s
         while not only_try and self._described(control) is None:
             if time.monotonic() > deadline:
                 raise self._late(f"control topic {control} was made, and is not there yet")
@@ -116,11 +124,11 @@ class Broker:
 
     def _described(self, topic: str) -> Any:
         asked = self._asked().describe_topics(
-            self._kafka.TopicCollection([topic]), include_authorized_operations=True, request_timeout=PATIENCE_S
+            self._kafka.TopicCollection([topic]), include_authorized_operations=True, request_timeout=self._patience_s
         )
         with self.translated(f"looking at topic {topic}"):
             try:
-                return asked[topic].result(PATIENCE_S)
+                return asked[topic].result(self._patience_s)
             except self._kafka.KafkaException as error:
                 if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
                     raise
@@ -137,10 +145,10 @@ class Broker:
         """Return a topic's settings; nothing if this user may not see them."""
         kind = self._admin_module.ConfigResource.Type.TOPIC
         resource = self._admin_module.ConfigResource(kind, topic)
-        asked = self._asked().describe_configs([resource], request_timeout=PATIENCE_S)
+        asked = self._asked().describe_configs([resource], request_timeout=self._patience_s)
         with self.translated(f"looking at the settings of topic {topic}"):
             try:
-                found = asked[resource].result(PATIENCE_S)
+                found = asked[resource].result(self._patience_s)
             except self._kafka.KafkaException as error:
                 if error.args[0].name() not in ("TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"):
                     raise
@@ -157,37 +165,42 @@ class Broker:
         asked = self._asked().list_offsets(
             {place: self._admin_module.OffsetSpec.latest()},
             isolation_level=self._kafka.IsolationLevel.READ_UNCOMMITTED,
-            request_timeout=PATIENCE_S,
+            request_timeout=self._patience_s,
         )
         with self.translated(f"looking at control topic {control}"):
-            end = asked[place].result(PATIENCE_S).offset
-        reading = {
-            "group.id": "recovery", "isolation.level": "read_committed", "enable.auto.commit": False,
-            "enable.partition.eof": True, "auto.offset.reset": "earliest", "fetch.wait.max.ms": 10,
-        }  # fmt: skip
-        consumer = self._made(self._kafka.Consumer, reading)
-        try:
-            with self.translated(f"reading control topic {control}"):
-                consumer.assign([self._kafka.TopicPartition(control, 0, self._kafka.OFFSET_BEGINNING)])
-                return self._newest(consumer, end)
-        finally:
-            consumer.close()
+            end = asked[place].result(self._patience_s).offset
+        with self.translated(f"reading control topic {control}"):
+            if self._reader is None:
+                self._reader = self._made(self._kafka.Consumer, _READING)
+                self._reader.assign([self._kafka.TopicPartition(control, 0, self._kafka.OFFSET_BEGINNING)])
+            else:
+                self._reader.resume([place])
+            try:
+                self._read_to(end)
+            finally:
+                self._reader.pause([place])
+        return self._newest
 
-    def _newest(self, consumer: Any, end: int) -> bytes | None:
-        name, newest = self._target.name.encode(), None
-        until = time.monotonic() + PATIENCE_S + TRANSACTION_MS / 1000
-        while True:
-            message = consumer.poll(POLL_S)
+    def _read_to(self, end: int) -> None:
+        """Read the control topic up to an offset; nothing if it was read so far before."""
+        until = time.monotonic() + self._patience_s + TRANSACTION_MS / 1000
+        while self._read < end:
+            message = self._reader.poll(POLL_S)
             error = None if message is None else message.error()
             if error is not None and error.name() == "_PARTITION_EOF":
-                if message.offset() >= end:
-                    return newest
+                self._read = message.offset()
             elif error is not None and error.name() not in ("GROUP_AUTHORIZATION_FAILED", *_RECONNECTS):
                 raise self._kafka.KafkaException(error)
-            elif message is not None and error is None and message.key() == name:
-                newest = message.value()
+            elif message is not None and error is None and message.key() == self._target.name.encode():
+                self._newest = message.value()
             if time.monotonic() > until:
                 raise self._late(f"the records of control topic {self._target.control} up to {end} do not come")
+
+    def rest(self) -> None:
+        """Close the client that reads the control topic; a later look opens another one."""
+        if self._reader is not None:
+            self._reader.close()
+        self._reader, self._read, self._newest = None, 0, None
 
     # ---- clients
 
@@ -199,7 +212,7 @@ class Broker:
         producer = self._made(self._kafka.Producer, own)
         timeout_s = int(own.get("transaction.timeout.ms", TRANSACTION_MS)) / 1000
         with self.translated(f"beginning transactions as {transactional_id!r}"):
-            producer.init_transactions(PATIENCE_S)
+            producer.init_transactions(self._patience_s)
         return Transactions(self, producer, timeout_s)
 
     def _asked(self) -> Any:

@@ -16,7 +16,6 @@ from recovery.base.untrusted_json import Count, decode_json
 from recovery.errors import OutputMismatchError
 from recovery.sinks.protocol import Resume
 
-
 MOST_SHOWN = 64
 """How many executions a marker remembers."""
 
@@ -222,8 +221,8 @@ def _check_owner(target: KafkaTarget, marker: Marker, resume: Resume) -> None:
             f"{target.name!r}; this is flow {resume.flow_id!r} on {resume.store_id}",
             "Two flows use one name, or the recovery directory was created a second time: its flow would produce all "
             "records again.",
-            f"Run the flow on recovery directory {marker.store}. Two flows may write to one topic under two names: "
-            "KafkaSink(…, name='…').",
+            f"Run the flow on recovery directory {marker.store}. Two flows may write to one topic under two names, and "
+            "a new name produces everything from the beginning: KafkaSink(…, name='…').",
         )
     if marker.topic != target.topic:
         raise target.mismatch(

@@ -31,7 +31,7 @@ class BrokerRefusal:
 
 FENCED = BrokerRefusal(
     "another producer has begun with this `transactional.id`",
-    ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "FENCED_INSTANCE_ID"),
+    ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "_FATAL", "_STATE"),
     LeaseLostError,
     "the later run owns the topic's output",
     "This run was suspended or cut off, or a copy of its directory was started, and another run has taken over.",
@@ -70,7 +70,7 @@ IMPOSSIBLE = BrokerRefusal(
     "transactions are not possible: the broker is too old or limits them, or cannot keep the topic of transactions",
     (
         "UNSUPPORTED_VERSION", "_UNSUPPORTED_FEATURE", "INVALID_TRANSACTION_TIMEOUT", "INVALID_REPLICATION_FACTOR",
-        "POLICY_VIOLATION", "INVALID_CONFIG", "UNSUPPORTED_FOR_MESSAGE_FORMAT", "TRANSACTIONAL_ID_NOT_FOUND",
+        "POLICY_VIOLATION", "INVALID_CONFIG", "UNSUPPORTED_FOR_MESSAGE_FORMAT",
     ),
     SinkRefusedError,
     "somebody has to change the broker's settings, or those of the sink",

@@ -20,6 +20,7 @@ RECORDS_PER_FILE = 100_000
 HEADER_BYTES = 10
 """The most that the lengths of a header take."""
 _OPTIONS = {"maxRecordsPerFile": str(RECORDS_PER_FILE)}
+_PAIRS = "headers=\"array(struct('name' AS key, cast(x AS binary) AS value))\""
 _NESTED = ("array", "struct", "map", "variant")
 
 
@@ -66,7 +67,7 @@ def as_records(batch: DataFrame, columns: RecordColumns) -> DataFrame:
             "headers",
             given,
             "array<struct<key:string,value:binary>>",
-            "Build it as for Spark's Kafka sink: headers=\"array(struct('name' AS key, cast(x AS binary) AS value))\".",
+            f"Give {_PAIRS}.",
         )
     if types["partition"] not in ("void", "tinyint", "smallint", "int"):
         raise _unfit("partition", types["partition"], "an int", "Cast it: partition='cast(… AS int)'.")

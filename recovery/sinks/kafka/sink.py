@@ -22,7 +22,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,7 +31,7 @@ from recovery.base import faults
 from recovery.base.ids import Lease
 from recovery.base.outside import Answers, CannotTell, Checked, Moment, Question
 from recovery.base.printable import one_line
-from recovery.errors import ConfigurationError, LeaseLostError, RecoveryError, SinkFailedError
+from recovery.errors import ConfigurationError, LeaseLostError, OutputMismatchError, RecoveryError, SinkFailedError
 from recovery.hadoop.reports import host_of_task
 from recovery.sinks.kafka.broker import OWN_OPTIONS, Broker, Transactions
 from recovery.sinks.kafka.marker import (
@@ -39,6 +39,7 @@ from recovery.sinks.kafka.marker import (
     KafkaTarget,
     Marker,
     Producing,
+    decode_kafka_note,
     decode_marker,
     encode_marker,
     plan_producing,
@@ -165,6 +166,8 @@ class KafkaSink:
         plan = self._plan(resume, there=there)
         if plan.note is not None:
             self._staged.find(plan.note)
+        elif plan.marker is None and self._target.fresh and resume.note is not None:
+            self._check_former(resume.note)
         self._staged.check_writable()
         if not there:
             self._broker.make_control(only_try=True)
@@ -192,6 +195,7 @@ class KafkaSink:
             self._produce(*found)
         self._staged.use(marker.sink)
         self._staged.begin()
+        self._broker.rest()
         self._prepared = None
         faults.reach("kafka.5")
 
@@ -208,7 +212,12 @@ class KafkaSink:
         """Make the epoch's rows durable; see `EpochSink`."""
         marker = self._marker
         assert marker is not None, "rollback comes first"
-        records, digest = self._staged.prepare(output.epoch, output.execution.id, output.batch)
+        try:
+            records, digest = self._staged.prepare(output.epoch, output.execution.id, output.batch)
+        except SinkFailedError:
+            # A later run removes what earlier ones have staged.
+            self._check_owner()
+            raise
         note = KafkaNote(
             marker.sink, self._target.topic, self._target.name, output.epoch, output.execution.id, digest,
             records.rows, marker.records + records.rows, marker.epoch, marker.closed_by,
@@ -229,7 +238,8 @@ class KafkaSink:
         faults.reach("kafka.4")
 
     def release(self) -> None:
-        """Let the producer go; see `EpochSink`."""
+        """Let the clients go; see `EpochSink`."""
+        self._broker.rest()
         self._transactions = None
 
     # ---- the steps
@@ -245,6 +255,22 @@ class KafkaSink:
         if plan.marker is not None:
             self._staged.use(plan.marker.sink)
         return plan
+
+    def _check_former(self, text: str) -> None:
+        """Check that the former output lacks no closed epoch, as far as its staged records say it. Raises
+        OutputMismatchError."""
+        try:
+            note = decode_kafka_note(text, self._target)
+        except OutputMismatchError:
+            # Another kind of sink wrote it.
+            return
+        if note is not None and self._staged.has(note):
+            raise self._target.mismatch(
+                f"a new output would begin, and closed epoch {note.epoch} ({note.rows} records) may not be produced "
+                f"into topic {note.topic} yet: its staged records are here",
+                "The last run was killed between closing the epoch and producing it.",
+                f"Run the flow once with its former sink (topic {note.topic}, name {note.name!r}) and no new input.",
+            )
 
     def _claim(self, marker: Marker) -> None:
         """Record that this execution owns the topic's output."""
@@ -281,37 +307,34 @@ class KafkaSink:
         faults.reach("kafka.3")
 
     @contextlib.contextmanager
-    def _committing(self, doing: str) -> Any:
+    def _committing(self, doing: str) -> Iterator[Transactions]:
         """Open a transaction, which the block commits. Raises LeaseLostError if another run has begun since."""
         assert self._transactions is not None, "rollback comes first"
         transactions = self._transactions
         try:
             with transactions.transaction(doing):
                 yield transactions
-        except RecoveryError as error:
-            owner = self._owner()
-            execution = self._execution
-            if owner is not None and execution is not None and owner.execution != execution.id:
-                raise LeaseLostError(
-                    one_line(
-                        f"its output belongs to execution {owner.number} ({owner.execution}) on {owner.host} now, not "
-                        f"to execution {execution.number} ({execution.id})"
-                    ),
-                    path=self._target.path,
-                ) from None
-            if isinstance(error, LeaseLostError) and transactions.age_s > transactions.timeout_s:
-                raise SinkFailedError(
-                    f"{doing}: the broker ended the transaction, which was open for {transactions.age_s:.0f} s",
-                    path=self._target.path,
-                    cause="The process was suspended, or the broker is too slow for transaction.timeout.ms "
-                    f"({transactions.timeout_s:g} s).",
-                    remedy="Run the same command again: nothing is lost or produced twice. If it happens again, lower "
-                    "records_per_transaction, or raise transaction.timeout.ms in options.",
-                ) from None
-            raise
+        except LeaseLostError:
+            self._check_owner()
+            raise SinkFailedError(
+                f"{doing}: the broker has ended the transaction, which began {transactions.age_s:.0f} s ago",
+                path=self._target.path,
+                cause="The process was suspended, the broker is too slow for transaction.timeout.ms "
+                f"({transactions.timeout_s:g} s), or another run is about to take over.",
+                remedy="Run the same command again: nothing is lost or produced twice. If it happens again, lower "
+                "records_per_transaction, or raise transaction.timeout.ms in options.",
+            ) from None
 
-    def _owner(self) -> Marker | None:
-        """Return the newest marker, if it can be read."""
+    def _check_owner(self) -> None:
+        """Raise LeaseLostError if another execution has claimed the topic, as far as the marker can be read."""
+        execution, owner = self._execution, None
         with contextlib.suppress(RecoveryError):
-            return decode_marker(self._broker.marker(), self._target)
-        return None
+            owner = decode_marker(self._broker.marker(), self._target)
+        if owner is not None and execution is not None and owner.execution != execution.id:
+            raise LeaseLostError(
+                one_line(
+                    f"its output belongs to execution {owner.number} ({owner.execution}) on {owner.host} now, not to "
+                    f"execution {execution.number} ({execution.id})"
+                ),
+                path=self._target.path,
+            ) from None

@@ -154,6 +154,12 @@ class StagedRecords:
             self._disk.replace(self._home / _list_name(epoch, execution), data)
         return records, hashlib.sha256(data).hexdigest()
 
+    def has(self, note: KafkaNote) -> bool:
+        """Whether the list of an epoch is here: it is removed when all records are in the topic."""
+        self.use(note.kafka)
+        with self._translated():
+            return self._disk.read(self._home / _list_name(note.epoch, note.execution)) is not None
+
     def find(self, note: KafkaNote) -> RecordsList:
         """Return the list of a closed epoch. Raises OutputMismatchError unless all its records are here."""
         path = self._home / _list_name(note.epoch, note.execution)
