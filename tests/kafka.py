@@ -98,6 +98,12 @@ class Kafka:
         for each in sent:
             each.get(timeout=30)
 
+    def send_by_key(self, topic: str, records: Iterable[tuple[bytes, bytes]]) -> None:
+        """Add records (key, value), each to the partition of its key, in their order."""
+        for key, value in records:
+            self._producer.send(topic, key=key, value=value)
+        self._producer.flush(timeout=60)
+
     def remove_before(self, topic: str, partition: int, offset: int) -> None:
         """Remove the records before an offset, as retention does."""
         from kafka import TopicPartition

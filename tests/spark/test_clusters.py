@@ -12,6 +12,7 @@ from recovery import (
     DiscardSink,
     FileSink,
     IcebergSink,
+    KafkaSink,
     OwnerRefusedError,
     RecoveryConfig,
     RecoveryError,
@@ -102,6 +103,12 @@ def test_how_many_tasks_run_at_the_same_time(master, settings, limit):
 
 REFUSED = [
     (Planned(FileSink("out")), r"FileSink\('[^']*out'\)", ConfigurationError, "s3a://"),
+    (
+        Planned(KafkaSink("t", servers="h:1", staging="staged")),
+        r"KafkaSink\('t', .*staged'\) stages its rows in a directory of the driver's host",
+        ConfigurationError,
+        "staging='s3a://bucket/staged'",
+    ),
     (
         Planned(FileSink("file:///mnt/share/out"), [Input("appended", {"path": "/logs"})]),
         "/logs",
