@@ -579,12 +579,27 @@ def test_a_topic_whose_limit_was_lowered_after_the_row_was_staged(kafka, topic, 
     run = Run(store, target.sink())
     run.write(record(b"k", b"7" + b" " * 5000))
     limit("1000")
+    wait_until(lambda: refuses(kafka, target.topic, 5000))
     with pytest.raises(SinkRefusedError, match="MSG_SIZE_TOO_LARGE") as caught:
         run.close()
     assert "max.message.bytes" in caught.value.remedy
     limit("100000")
+    wait_until(lambda: not refuses(kafka, target.topic, 5000))
     Run(store, target.sink())
     assert target.shown() == [("k", 7)]
+
+
+def refuses(kafka: Kafka, topic: str, size: int) -> bool:
+    """Whether the broker refuses a record of this size, by a transaction that is aborted."""
+    settings = {"bootstrap.servers": kafka.servers, "transactional.id": "probe", "log_level": 0}
+    producer = confluent_kafka.Producer(settings)
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    found: list[object] = []
+    producer.produce(topic, b"x" * size, on_delivery=lambda error, _: found.append(error))
+    producer.flush(30)
+    producer.abort_transaction(30)
+    return found != [None]
 
 
 @pytest.mark.parametrize(

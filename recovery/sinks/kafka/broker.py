@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from recovery.errors import ConfigurationError, SinkFailedError, SinkRefusedError
@@ -255,13 +255,12 @@ class Broker:
         )
 
     @contextlib.contextmanager
-    def translated(self, doing: str, heard: Callable[[], Any] = lambda: None) -> Iterator[None]:
-        """Raise the errors of `reasons` for those of librdkafka. heard: returns an error that a callback got before, if
-        there is one; it says more."""
+    def translated(self, doing: str) -> Iterator[None]:
+        """Raise the errors of `reasons` for those of librdkafka."""
         try:
             yield
         except (self._kafka.KafkaException, TimeoutError) as error:
-            said, self._said = heard() or self._said, None
+            said, self._said = self._said, None
             late = self._kafka.KafkaError(self._kafka.KafkaError._TIMED_OUT)
             answer = error.args[0] if isinstance(error, self._kafka.KafkaException) else late
             raise broker_error(answer, self._target.topic, doing, said) from None
@@ -272,7 +271,6 @@ class Transactions:
 
     def __init__(self, broker: Broker, producer: Any, timeout_s: float) -> None:
         self._broker, self._producer, self.timeout_s = broker, producer, timeout_s
-        self._failed: Any = None
         self._began_s = 0.0
 
     @property
@@ -284,9 +282,9 @@ class Transactions:
     def transaction(self, doing: str) -> Iterator[None]:
         """Begin a transaction, which the block has to commit. Aborts it if the block fails. Raises the errors of
         `reasons`. doing: what the block does, for errors."""
-        self._failed, self._began_s = None, time.monotonic()
+        self._began_s = time.monotonic()
         try:
-            with self._broker.translated(doing, lambda: self._failed):
+            with self._broker.translated(doing):
                 self._producer.begin_transaction()
                 yield
         except BaseException:
@@ -310,7 +308,7 @@ class Transactions:
     def _add(self, topic: str, value: bytes | None, key: bytes | None, more: dict[str, Any]) -> None:
         while True:
             try:
-                self._producer.produce(topic, value, key, on_delivery=self._delivered, **more)
+                self._producer.produce(topic, value, key, **more)
                 return
             except BufferError:
                 # The broker is slower than this loop.
@@ -319,13 +317,9 @@ class Transactions:
                     raise TimeoutError from None
 
     def commit(self, control: str, name: str, marker: bytes) -> None:
-        """Commit the records of the transaction together with the marker."""
-        self._producer.produce(control, marker, name.encode(), partition=0, on_delivery=self._delivered)
+        """Commit the records of the transaction together with the marker. Fails if the broker has refused a record."""
+        self._producer.produce(control, marker, name.encode(), partition=0)
         self._producer.commit_transaction(max(self.timeout_s, PATIENCE_S))
-
-    def _delivered(self, error: Any, _message: Any) -> None:
-        if error is not None and self._failed is None:
-            self._failed = error
 
 
 def _number(text: str | None) -> int | None:

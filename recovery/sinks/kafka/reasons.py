@@ -97,7 +97,7 @@ def broker_refusal(error: Any) -> BrokerRefusal:
 
 def broker_error(error: Any, topic: str, doing: str, said: Any = None) -> RecoveryError:
     """Return the error that a run ends with. error: a KafkaError. doing: what was being done. said: the KafkaError that
-    a callback got before, which often says more."""
+    the client reported before, which often says more."""
     causes = [each for each in (said, error) if each is not None]
     chosen = next((each for each in causes if broker_refusal(each) is not AWAY), error)
     refusal = broker_refusal(chosen)
