@@ -17,6 +17,8 @@ from recovery.sinks.kafka.staged import TopicLimits
 
 PATIENCE_S = 30.0
 """How long a broker may take to answer."""
+OTHERS_S = 90.0
+"""How long a transaction of another sink may keep the newest marker unread: longer than Kafka lets it last."""
 POLL_S = 0.2
 TRANSACTION_MS = 60_000
 """Kafka's own default of transaction.timeout.ms."""
@@ -183,7 +185,7 @@ class Broker:
 
     def _read_to(self, end: int) -> None:
         """Read the control topic up to an offset; nothing if it was read so far before."""
-        until = time.monotonic() + self._patience_s + TRANSACTION_MS / 1000
+        until = time.monotonic() + OTHERS_S
         while self._read < end:
             message = self._reader.poll(POLL_S)
             error = None if message is None else message.error()
@@ -293,8 +295,13 @@ class Transactions:
             raise
 
     def send(self, topic: str, records: Iterable[tuple[Any, ...]]) -> None:
-        """Add records to the transaction: key, value, headers, partition, timestamp."""
-        for key, value, headers, partition, timestamp in records:
+        """Add records to the transaction: key and value, or key, value, headers, partition and timestamp."""
+        add = self._add
+        for key, value, *others in records:
+            if not others:
+                add(topic, value, key)
+                continue
+            headers, partition, timestamp = others
             more: dict[str, Any] = {}
             if headers is not None:
                 more["headers"] = [(pair["key"], pair["value"]) for pair in headers]
@@ -302,10 +309,10 @@ class Transactions:
                 more["partition"] = partition
             if timestamp is not None:
                 more["timestamp"] = timestamp
-            self._add(topic, value, key, more)
+            add(topic, value, key, **more)
         self._producer.poll(0)
 
-    def _add(self, topic: str, value: bytes | None, key: bytes | None, more: dict[str, Any]) -> None:
+    def _add(self, topic: str, value: bytes | None, key: bytes | None, **more: Any) -> None:
         while True:
             try:
                 self._producer.produce(topic, value, key, **more)

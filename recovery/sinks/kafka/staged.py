@@ -180,8 +180,9 @@ class StagedRecords:
         return found
 
     def chunks(self, records: RecordsList, skip: int, most: int) -> Iterator[list[tuple[Any, ...]]]:
-        """Yield the records of an epoch in their order, without the first ones, in lists of some thousand, or `most`.
-        Raises OutputMismatchError for a file whose content was changed."""
+        """Yield the records of an epoch in their order, without the first ones, in lists of some thousand, or `most`:
+        as key and value where a file has nothing else. Raises OutputMismatchError for a file whose content was changed.
+        """
         for file in records.files:
             if skip >= file.rows:
                 skip -= file.rows
@@ -203,8 +204,10 @@ class StagedRecords:
                     cause=_LOST_CAUSE,
                     remedy=_way_out(records.epoch),
                 )
+            plain = all(table.column(name).null_count == table.num_rows for name in COLUMNS[2:])
+            names = COLUMNS[:2] if plain else COLUMNS
             for batch in table.slice(skip).to_batches(max_chunksize=min(most, ROWS_PER_CHUNK)):
-                yield list(zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True))
+                yield list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
             skip = 0
 
     def forget(self, records: RecordsList) -> None:
