@@ -12,7 +12,7 @@ from typing import Any
 
 from recovery.errors import ConfigurationError, SinkFailedError, SinkRefusedError
 from recovery.sinks.kafka.marker import KafkaTarget
-from recovery.sinks.kafka.reasons import broker_error
+from recovery.sinks.kafka.reasons import IMPOSSIBLE, broker_error
 from recovery.sinks.kafka.staged import TopicLimits
 
 PATIENCE_S = 30.0
@@ -213,8 +213,14 @@ class Broker:
         own = {**_PRODUCING, "batch.size": batch_bytes, **self._options, "transactional.id": transactional_id}
         producer = self._made(self._kafka.Producer, own)
         timeout_s = int(own.get("transaction.timeout.ms", TRANSACTION_MS)) / 1000
-        with self.translated(f"beginning transactions as {transactional_id!r}"):
-            producer.init_transactions(self._patience_s)
+        doing = f"beginning transactions as {transactional_id!r}"
+        try:
+            with self.translated(doing):
+                producer.init_transactions(self._patience_s)
+        except SinkFailedError as error:
+            # They have just answered about the topics.
+            cause = "The brokers answer, and none of them coordinates transactions; they may be too few for that."
+            raise SinkFailedError(error.found, path=error.path, cause=cause, remedy=IMPOSSIBLE.remedy) from None
         return Transactions(self, producer, timeout_s)
 
     def _asked(self) -> Any:
