@@ -127,7 +127,7 @@ class World:
 # ---- kills
 
 
-@pytest.mark.parametrize("point", some(POINTS, "kafka.3.sent", "kafka.3.part"))
+@pytest.mark.parametrize("point", some(POINTS, "kafka.3.part"))
 def test_killed_at_each_step(target, tmp_path, point):
     """And again while the next run begins: each record comes once, in the order of its key."""
     target.options["records_per_transaction"] = 2
@@ -151,9 +151,11 @@ def test_killed_at_any_moment(kafka, topic, tmp_path):
     lot = random.Random(seed)
     target = TopicTarget(kafka, tmp_path / "staged", topic(), records_per_transaction=lot.choice([1, 3, 1000]))
     world = World(tmp_path, target)
-    hit = 0
-    for _ in range(KILLS):
-        for _ in range(lot.randrange(3)):
+    hit = tried = 0
+    while hit < KILLS:
+        tried += 1
+        assert tried <= 20 + 10 * KILLS
+        for _ in range(lot.randrange(1, 3)):
             world.grow(lot.randrange(1, 9))
         if lot.random() < 0.05:
             kafka.restart()
@@ -163,8 +165,7 @@ def test_killed_at_any_moment(kafka, topic, tmp_path):
         hit += result != 0
     assert world.run() == 0
     world.check()
-    print(f"{hit} kills hit, {len(world.wanted)} records")
-    assert hit
+    print(f"{hit} kills of {tried} runs, {len(world.wanted)} records")
 
 
 # ---- the broker
@@ -207,7 +208,7 @@ def test_a_transaction_that_takes_too_long(target):
     assert target.order() == {"a": [1, 2, 3]}
 
 
-@pytest.mark.parametrize("same_staging", [True, False])
+@pytest.mark.parametrize("same_staging", some([True, False], False))
 def test_a_run_that_wakes_up_late_is_fenced(target, tmp_path, same_staging):
     """A copy of its directory has run: none of its records is committed, and the error names the owner."""
     store = Store(past=[])
@@ -267,6 +268,7 @@ def test_records_keep_their_parts(kafka, target):
     assert len(found) == 3
 
 
+@pytest.mark.long
 def test_an_epoch_without_records(target):
     """It has a marker as well, so the next one follows it."""
     store = Store()
@@ -303,6 +305,7 @@ def test_a_run_that_goes_back_is_refused_and_untouched(kafka, target, tmp_path):
     assert target.order()["a"] == [0, 1, 2, 3, 9, 10]
 
 
+@pytest.mark.long
 def test_a_whole_directory_from_an_earlier_backup(target, tmp_path):
     """The run is refused, and neither partitions nor topic nor staged rows have changed."""
     world = World(tmp_path, target)
@@ -320,6 +323,7 @@ def test_a_whole_directory_from_an_earlier_backup(target, tmp_path):
     assert world.run(lose_epochs=True).exit_code == OutputMismatchError.exit_code
 
 
+@pytest.mark.long
 def test_the_other_copy_goes_on_with_an_epoch_that_it_has_not_produced(target):
     """Two copies ran, and the first had closed an epoch in vain: with --lose-epochs that epoch is produced, too."""
     store = Store(past=[])
@@ -339,6 +343,7 @@ def test_the_other_copy_goes_on_with_an_epoch_that_it_has_not_produced(target):
     assert target.order() == {"a": [1, 3, 2, 4]}
 
 
+@pytest.mark.long
 def test_a_fork_a_new_directory_and_a_repartitioned_one(target):
     """Only the store that takes the place of the former one goes on."""
     store = Store(past=[])
@@ -355,6 +360,7 @@ def test_a_fork_a_new_directory_and_a_repartitioned_one(target):
     assert target.order() == {"a": [1, 2]}
 
 
+@pytest.mark.long
 def test_two_flows_may_share_a_topic_under_two_names(target):
     """Their markers and staged rows have nothing to do with each other."""
     one, two = Store(), Store(store_id="77")
@@ -368,6 +374,7 @@ def test_two_flows_may_share_a_topic_under_two_names(target):
     assert target.order() == {"a": [1, 3, 5], "b": [2, 4]}
 
 
+@pytest.mark.long
 def test_another_topic_is_a_new_output_only_on_request(target, topic):
     """And not while the former one lacks records."""
     store, other = Store(), topic()
@@ -408,7 +415,7 @@ def _without_list(target: TopicTarget) -> None:
     next(target.path.glob("*/epoch-*.json")).unlink()
 
 
-@pytest.mark.parametrize("damage", [_removed, _changed, _without_list])
+@pytest.mark.parametrize("damage", some([_removed, _changed, _without_list], _removed))
 def test_staged_rows_of_a_closed_epoch_that_are_gone(target, damage):
     """Refused before anything of the epoch is produced; with the files back, the epoch is produced."""
     store = Store()
@@ -428,6 +435,7 @@ def test_staged_rows_of_a_closed_epoch_that_are_gone(target, damage):
     assert target.order() == {"a": [1, 2, 3]}
 
 
+@pytest.mark.long
 def test_a_control_topic_that_was_made_again(kafka, target):
     """Whether the newest epoch was produced is unknown: refused."""
     store = Store()
@@ -440,6 +448,7 @@ def test_a_control_topic_that_was_made_again(kafka, target):
         Run(store, target.sink())
 
 
+@pytest.mark.long
 def test_a_control_topic_with_records_of_others(kafka, target):
     """Refused, with the name of the topic."""
     control = kafka.create(f"{target.topic}-markers", 1, cleanup_policy="compact")
@@ -479,6 +488,7 @@ def test_what_a_broker_lacks_is_refused_before_the_start(kafka, topic, tmp_path)
     assert "no.such.option" in unknown.found
 
 
+@pytest.mark.long
 def test_a_right_that_is_missing(kafka, target):
     """Refused with the name of the topic; a grant later the same start works."""
     from confluent_kafka import admin
@@ -518,6 +528,7 @@ def test_a_broker_that_cannot_keep_transactions(tmp_path):
         assert target.shown() == []
 
 
+@pytest.mark.long
 def test_no_broker_at_all(tmp_path):
     """The start ends with 37 within the time that it gives a broker, and says where nobody answers."""
     sink = KafkaSink(
@@ -529,21 +540,28 @@ def test_no_broker_at_all(tmp_path):
     assert caught.value.exit_code == 37
 
 
+LARGE = {"max_message_bytes": "2000"}, record(b"big", b"x" * 3000), "larger than the topic takes"
+
+
 @pytest.mark.parametrize(
-    ("settings", "bad", "words"),
-    [
-        ({"max_message_bytes": "2000"}, record(b"big", b"x" * 3000), "larger than the topic takes"),
-        ({"cleanup_policy": "compact"}, record(None, b"x"), "without a key, and the topic is compacted"),
-        ({}, record(b"k", b"x", partition=2), "for a partition that is not one of the topic's 2"),
-        (
-            {"message_timestamp_after_max_ms": "1000"},
-            record(b"k", b"x", timestamp=int(time.time() * 1000) + 10_000_000),
-            "with a time further ahead",
-        ),
-    ],
+    "case",
+    some(
+        [
+            LARGE,
+            ({"cleanup_policy": "compact"}, record(None, b"x"), "without a key, and the topic is compacted"),
+            ({}, record(b"k", b"x", partition=2), "for a partition that is not one of the topic's 2"),
+            (
+                {"message_timestamp_after_max_ms": "1000"},
+                record(b"k", b"x", timestamp=int(time.time() * 1000) + 10_000_000),
+                "with a time further ahead",
+            ),
+        ],
+        LARGE,
+    ),
 )
-def test_a_row_that_the_topic_does_not_take(kafka, topic, tmp_path, settings, bad, words):
+def test_a_row_that_the_topic_does_not_take(kafka, topic, tmp_path, case):
     """It is found when it is staged: the epoch is not closed, and the error names the row."""
+    settings, bad, words = case
     target = TopicTarget(kafka, tmp_path / "staged", topic(**settings))
     store = Store()
     run = Run(store, target.sink())
@@ -555,6 +573,7 @@ def test_a_row_that_the_topic_does_not_take(kafka, topic, tmp_path, settings, ba
     assert target.order() == {"a": [1, 3]}
 
 
+@pytest.mark.long
 def test_a_topic_with_small_batches(kafka, topic, tmp_path):
     """librdkafka's batches are larger than the topic takes unless they are bounded."""
     target = TopicTarget(kafka, tmp_path / "staged", topic(max_message_bytes="2000"))
@@ -562,6 +581,7 @@ def test_a_topic_with_small_batches(kafka, topic, tmp_path):
     assert len(target.shown()) == 50
 
 
+@pytest.mark.long
 def test_a_topic_whose_limit_was_lowered_after_the_row_was_staged(kafka, topic, tmp_path):
     """The run ends with 56 and the setting's name; with the setting back, the epoch is produced once."""
     from confluent_kafka import admin
