@@ -84,6 +84,7 @@ class Broker:
         )
         creates = settings.get("message.timestamp.type") == "CreateTime"
         return TopicLimits(
+            id=str(found.topic_id),
             partitions=len(found.partitions),
             bytes_of_record=None if largest is None else largest - RECORD_OVERHEAD,
             needs_key="compact" in settings.get("cleanup.policy", ""),

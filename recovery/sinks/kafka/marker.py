@@ -33,9 +33,9 @@ class ShownEpochs:
 class Marker:
     """What a sink has produced, and which execution may go on.
 
-    sink: a random id, drawn when the name is first used. execution, number, host: of the run that may produce. epoch:
-    the newest epoch with records in the topic, which execution `closed_by` closed; 0: none. produced: how many of its
-    `total` records are in the topic. part: the number of its transactions so far. records: all records since the sink
+    sink: a random id, drawn when the name is first used. topic_id: that the broker gave the topic. execution, number,
+    host: of the run that may produce. epoch: the newest epoch with records in the topic, which execution `closed_by`
+    closed; 0: none. produced: how many of its `total` records are in the topic. part: the number of its transactions so far. records: all records since the sink
     began. shown: which epochs of which executions are in the topic, the newest executions only.
     """
 
@@ -54,12 +54,13 @@ class Marker:
     part: Count = 0
     records: Count = 0
     shown: tuple[ShownEpochs, ...] = ()
+    topic_id: str = ""
 
-    def owned_by(self, resume: Resume, host: str) -> Marker:
+    def owned_by(self, resume: Resume, host: str, topic_id: str) -> Marker:
         """Return the marker that an execution begins with."""
         execution = resume.execution
         return replace(
-            self, store=resume.store_id, execution=execution.id, number=execution.number, host=host,
+            self, topic_id=topic_id, store=resume.store_id, execution=execution.id, number=execution.number, host=host,
             formers=resume.formers,
         )  # fmt: skip
 
@@ -167,8 +168,9 @@ def decode_kafka_note(text: str | None, target: KafkaTarget) -> KafkaNote | None
     )
 
 
-def plan_producing(target: KafkaTarget, marker: Marker | None, resume: Resume) -> Producing:
-    """Return what a start does. Raises OutputMismatchError or StaleDirectoryError where it can do nothing exact."""
+def plan_producing(target: KafkaTarget, marker: Marker | None, resume: Resume, topic_id: str) -> Producing:
+    """Return what a start does. topic_id: of the topic that is there. Raises OutputMismatchError or StaleDirectoryError
+    where a start can do nothing exact."""
     if marker is None and target.fresh:
         return Producing(None)
     note = decode_kafka_note(resume.note, target)
@@ -177,6 +179,14 @@ def plan_producing(target: KafkaTarget, marker: Marker | None, resume: Resume) -
             raise _unknown(target, note)
         return Producing(None)
     _check_owner(target, marker, resume)
+    if marker.records and marker.topic_id != topic_id and not resume.accepts_loss:
+        raise target.mismatch(
+            f"the topic was deleted and made again since: the {marker.records} records of the epochs up to "
+            f"{marker.epoch} went to the former one",
+            "Somebody deleted the topic, or the servers are those of another cluster.",
+            "Give the right servers, or restore the topic. To go on with the new one, without these records: "
+            "--lose-epochs, for one run.",
+        )
     if note is not None and note.kafka != marker.sink:
         raise target.mismatch(
             f"control topic {target.control} knows another output under the name {target.name!r} than the snapshot, "

@@ -53,7 +53,8 @@ def write_records(batch: DataFrame, columns: RecordColumns, address: str) -> Non
 
 
 def as_records(batch: DataFrame, columns: RecordColumns) -> DataFrame:
-    """Return the records: key, value, headers, partition, timestamp in milliseconds, and size in bytes."""
+    """Return the records: key, value, headers, partition, timestamp in milliseconds, and size in bytes: -1 where a
+    header has no name."""
     from pyspark.sql import functions as F
 
     chosen = _chosen(batch, columns)
@@ -80,6 +81,7 @@ def as_records(batch: DataFrame, columns: RecordColumns) -> DataFrame:
     else:
         pairs = headers.cast("array<struct<key:string,value:binary>>")
         size = size + F.coalesce(F.aggregate(pairs, F.lit(0), lambda sum, pair: sum + _bytes_of_pair(pair)), F.lit(0))
+        size = F.when(F.exists(pairs, lambda pair: pair["key"].isNull()), F.lit(-1)).otherwise(size)
     return chosen.select(
         key.cast("binary").alias("key"),
         value.cast("binary").alias("value"),

@@ -78,7 +78,8 @@ class KafkaSink:
     keeps_plan = True
     answers: ClassVar[Answers] = {
         Question.SAME: Checked(
-            "the random id in the marker of the control topic with that in the snapshot's note",
+            "the random id in the marker of the control topic with that in the snapshot's note; the topic's id with "
+            "that in the marker",
             (Moment.START, Moment.GOING_BACK),
         ),
         Question.THERE: Checked(
@@ -163,7 +164,7 @@ class KafkaSink:
         """Raise if `rollback` would be impossible; see `EpochSink`."""
         limits = self._broker.limits()
         there = self._broker.has_control()
-        plan = self._plan(resume, there=there)
+        plan = self._plan(resume, limits, there=there)
         if plan.note is not None:
             self._staged.find(plan.note)
         elif plan.marker is None and self._target.fresh and resume.note is not None:
@@ -182,14 +183,14 @@ class KafkaSink:
         self._execution = resume.execution
         self._transactions = self._broker.transactions(self._transactional_id, self._limits)
         # Nobody else can commit any more, so what is read now is final.
-        plan = self._plan(resume, there=True)
+        plan = self._plan(resume, self._limits, there=True)
         if plan.stays:
             resume.say(f"{self._target.path}: {plan.stays}")
         found = None if plan.note is None else (plan.note, self._staged.find(plan.note))
         marker = plan.marker or Marker(
             secrets.token_hex(8), self._target.topic, resume.store_id, resume.flow_id, "", 0, ""
         )
-        self._claim(marker.owned_by(resume, socket.gethostname()))
+        self._claim(marker.owned_by(resume, socket.gethostname(), self._limits.id))
         faults.reach("kafka.5.claimed")
         if found is not None:
             self._produce(*found)
@@ -248,10 +249,10 @@ class KafkaSink:
     def _transactional_id(self) -> str:
         return f"recovery.{self._target.control}.{self._target.name}"
 
-    def _plan(self, resume: Resume, *, there: bool) -> Producing:
+    def _plan(self, resume: Resume, limits: TopicLimits, *, there: bool) -> Producing:
         """Return what a start does. there: whether the control topic is."""
         marker = decode_marker(self._broker.marker() if there else None, self._target)
-        plan = plan_producing(self._target, marker, resume)
+        plan = plan_producing(self._target, marker, resume, limits.id)
         if plan.marker is not None:
             self._staged.use(plan.marker.sink)
         return plan

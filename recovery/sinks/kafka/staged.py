@@ -64,9 +64,10 @@ class RecordsList:
 
 
 class TopicLimits(NamedTuple):
-    """What the topic takes. bytes_of_record, latest_ms: None: not known. needs_key: the topic is compacted. latest_ms:
-    how far the time of a record may be ahead."""
+    """What the topic takes. id: that the broker gave the topic when it was made. bytes_of_record, latest_ms: None: not
+    known. needs_key: the topic is compacted. latest_ms: how far the time of a record may be ahead."""
 
+    id: str
     partitions: int
     bytes_of_record: int | None
     needs_key: bool
@@ -220,10 +221,6 @@ class StagedRecords:
             with contextlib.suppress(OSError):
                 self._disk.remove_tree(self._rows / records.execution / f"{batch:08}")
 
-    def waiting(self) -> int:
-        """Return how many rows are staged, and not yet produced."""
-        return sum(file.rows for files in list(self._staged.values()) for file in files)
-
     def _table(self, path: Path, data: bytes | None) -> Any:
         import pyarrow.parquet as pq
 
@@ -272,6 +269,14 @@ def _broken(metadata: Any, limits: TopicLimits) -> Iterator[tuple[Callable[[dict
     sizes, numbers, times = (_range(metadata, name) for name in ("size", "partition", "timestamp"))
     if largest is not None and sizes is not None and sizes[1] > largest:
         yield lambda row: row["size"] > largest, f"larger than the topic takes ({largest} bytes: max.message.bytes)"
+    if sizes is not None and sizes[0] < 0:
+        yield lambda row: row["size"] < 0, "with a header without a name"
+    if times is not None and times[0] <= 0:
+        # librdkafka takes 0 for now, and the broker refuses what is below.
+        yield (
+            lambda row: row["timestamp"] is not None and row["timestamp"] <= 0,
+            "with a time that is not after 1970-01-01 00:00:00 UTC",
+        )
     if limits.needs_key and _has_null(metadata, "key"):
         yield lambda row: row["key"] is None, "without a key, and the topic is compacted"
     if numbers is not None and not (numbers[0] >= 0 and numbers[1] < partitions):
