@@ -35,8 +35,9 @@ class Marker:
 
     sink: a random id, drawn when the name is first used. topic_id: that the broker gave the topic. execution, number,
     host: of the run that may produce. epoch: the newest epoch with records in the topic, which execution `closed_by`
-    closed; 0: none. produced: how many of its `total` records are in the topic. part: the number of its transactions so far. records: all records since the sink
-    began. shown: which epochs of which executions are in the topic, the newest executions only.
+    closed; 0: none. produced: how many of its `total` records are in the topic. part: the number of its transactions so
+    far. records: all records since the sink began. shown: which epochs of which executions are in the topic, the newest
+    executions only.
     """
 
     sink: str
@@ -280,8 +281,8 @@ def _gone_back(target: KafkaTarget, marker: Marker, note: KafkaNote | None, resu
             f"this run would go back to epoch {resume.epoch}, and {behind} (the newest of execution "
             f"{marker.closed_by}): they cannot be removed, and would be produced a second time",
             "The run was told to go back, or the partitions were restored from an earlier time.",
-            f"Restore partitions that hold epoch {marker.epoch}. If readers of the topic can bear these records twice: "
-            "--lose-epochs, for one run.",
+            f"Leave out --resume-after, or restore partitions that hold epoch {marker.epoch}. If readers of the topic can "
+            "bear these records twice: --lose-epochs, for one run.",
         )
     stays = f"{behind}; they stay there, and this run produces these epochs again"
     if note is None:
