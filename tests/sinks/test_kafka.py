@@ -7,15 +7,18 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from recovery.base.ids import Epoch, ExecutionNumber, Lease
 from recovery.errors import (
     ConfigurationError,
     FlowFailedError,
@@ -26,9 +29,19 @@ from recovery.errors import (
     SinkRefusedError,
     StaleDirectoryError,
 )
+from recovery.planning.timeline import TimelinePart
+from recovery.sinks.kafka.marker import (
+    KafkaNote,
+    KafkaTarget,
+    Marker,
+    Producing,
+    ShownEpochs,
+    encode_marker,
+    plan_producing,
+)
 from recovery.sinks.kafka.reasons import AWAY, BROKER_REFUSALS
 from recovery.sinks.kafka.sink import KafkaSink
-from recovery.sinks.protocol import EpochOutput
+from recovery.sinks.protocol import EpochOutput, Resume
 from recovery.storage.initialize import init_partitions
 from tests.faults.minirun import CLOSE_POINTS, START_POINTS
 from tests.faults.sources import FilesSource
@@ -399,6 +412,65 @@ def test_another_topic_is_a_new_output_only_on_request(target, topic):
     Run(store, KafkaSink(other, **moved, fresh=True)).epoch(("b", 3))
     assert target.order() == {"a": [1, 2]}
     assert [each.value for each in target.kafka.committed(other)] == [b"3"]
+
+
+# ---- the plan of a start
+
+TARGET = KafkaTarget("t", "t", "c", "h:1", fresh=False)
+MARKER = Marker("5", "t", "5e1f", "flow", "e2", 2, "h", (), 3, "e2", 4, 4, 1, 20, (ShownEpochs("e2", 1, 3),), "id")
+NOTE = KafkaNote("5", "t", "t", 3, "e2", "d", 4, 20, 2, "e2")
+NEXT = KafkaNote("5", "t", "t", 4, "e2", "d", 6, 26, 3, "e2")
+
+
+@pytest.mark.parametrize(
+    ("marker", "note", "accepts", "expected"),
+    [
+        (None, None, False, Producing(None)),
+        (MARKER, NOTE, False, Producing(MARKER)),
+        (replace(MARKER, produced=1), NOTE, False, Producing(replace(MARKER, produced=1), NOTE)),
+        (MARKER, NEXT, False, Producing(MARKER, NEXT)),
+        (replace(MARKER, epoch=0, records=0), None, False, Producing(replace(MARKER, epoch=0, records=0))),
+        # The epoch before lacks records, and no list has them any more.
+        (replace(MARKER, produced=1, records=17), NEXT, False, "knows epoch 3 as the newest one, with 1 of 4 records"),
+        # The topics are older than the partitions.
+        (replace(MARKER, epoch=1, records=9), NOTE, False, "knows epoch 1 as the newest one"),
+        (replace(MARKER, epoch=0, records=0, produced=0, total=0), NOTE, False, "knows epoch 0 as the newest one"),
+        # Going back, to the beginning too; and an epoch of the same number that another execution closed.
+        (MARKER, replace(NOTE, epoch=2, records=16), False, "back to epoch 5, and 4 records of epoch 3 are in"),
+        (MARKER, None, False, "back to epoch 5, and 20 records of epochs 1 to 3 are in"),
+        (MARKER, replace(NOTE, execution="e1"), False, "back to epoch 5"),
+        (replace(MARKER, sink="6"), NOTE, False, "knows another output under the name 't'"),
+        (replace(MARKER, topic="u"), NOTE, False, "the name 't' belongs to topic u"),
+        (replace(MARKER, topic_id="old"), NOTE, False, "the topic was deleted and made again"),
+        # Accepted: an epoch that was produced is not again, and one that was not is.
+        (
+            MARKER, replace(NOTE, epoch=2, rows=3, records=16), True,
+            replace(MARKER, epoch=2, produced=3, total=3, records=16),
+        ),
+        (
+            MARKER, replace(NOTE, execution="e1", after_by="e0"), True,
+            (replace(MARKER, epoch=2, closed_by="e0", produced=0, total=0, records=16), "produces"),
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_start_does(marker, note, accepts, expected):
+    """A function of the marker and the note."""
+    text = None if note is None else encode_marker(note).decode()
+    lease = Lease(ExecutionNumber(3), "e3")
+    timeline = (TimelinePart(Lease(ExecutionNumber(2), "e2"), Epoch(1), Epoch(4)),)
+    resume = Resume(Epoch(5), text, lease, "5e1f", "flow", Epoch(0), timeline, accepts_loss=accepts)
+    if isinstance(expected, str):
+        with pytest.raises(OutputMismatchError, match=re.escape(expected)) as caught:
+            plan_producing(TARGET, marker, resume, "id")
+        assert caught.value.path == "topic t"
+        return
+    found = plan_producing(TARGET, marker, resume, "id")
+    if isinstance(expected, Producing):
+        assert found == expected
+        return
+    begun, produces = expected if isinstance(expected, tuple) else (expected, "")
+    assert (found.marker, found.note) == (begun, note if produces else None)
+    assert "stay there" in found.stays
 
 
 # ---- what is missing or damaged

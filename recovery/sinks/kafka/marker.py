@@ -281,7 +281,7 @@ def _gone_back(target: KafkaTarget, marker: Marker, note: KafkaNote | None, resu
             f"this run would go back to epoch {resume.epoch}, and {behind} (the newest of execution "
             f"{marker.closed_by}): they cannot be removed, and would be produced a second time",
             "The run was told to go back, or the partitions were restored from an earlier time.",
-            f"Leave out --resume-after, or restore partitions that hold epoch {marker.epoch}. If readers of the topic can "
+            f"Leave out --resume-after, or restore partitions that hold epoch {marker.epoch}. If readers can "
             "bear these records twice: --lose-epochs, for one run.",
         )
     stays = f"{behind}; they stay there, and this run produces these epochs again"
