@@ -62,8 +62,7 @@ class Kafka:
     servers: str
     admin: Any
     _producer: Any
-    restart: Callable[[], None]
-    """Kill the broker, and start it again with its data."""
+    _start: Callable[[], None]
     topics: set[str] = field(default_factory=set)
 
     def create(self, topic: str, partitions: int = 2, **settings: str) -> str:
@@ -75,6 +74,11 @@ class Kafka:
         self.topics.add(topic)
         self._await(lambda: len(self.partitions(topic)) == partitions)
         return topic
+
+    def restart(self) -> None:
+        """Kill the broker, and start it again with its data; returns when it answers."""
+        self._start()
+        self._await(lambda: self.topics <= set(self.admin.list_topics()), 60)
 
     def grow(self, topic: str, partitions: int) -> None:
         """Give a topic more partitions."""
