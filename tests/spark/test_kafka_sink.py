@@ -67,10 +67,14 @@ def test_rows_become_records(spark, kafka, topic, tmp_path):
 
 
 def test_columns_by_their_names_in_the_order_of_their_key(spark, kafka, topic, tmp_path):
-    """As for Spark's own sink: key and value. A second run goes on; keys go where Java's clients send them."""
+    """As for Spark's own sink: key and value. A second run goes on, with the directory as a path instead of an address;
+    keys go where Java's clients send them."""
     add(tmp_path, 1, *(f"k{n % 7},{n}" for n in range(100)))
     frame = rows_of(spark, tmp_path).selectExpr("name AS key", "cast(n AS string) AS value")
-    run_to_end(frame, tmp_path / "db", made(kafka, topic, tmp_path))
+    staging = f"file://{tmp_path}/staged"
+    sink = KafkaSink(topic, servers=kafka.servers, staging=staging)
+    assert sink.shared
+    run_to_end(frame, tmp_path / "db", sink)
     add(tmp_path, 2, *(f"k{n % 7},{n}" for n in range(100, 200)))
     add(tmp_path, 3)
     run_to_end(frame, tmp_path / "db", made(kafka, topic, tmp_path))
