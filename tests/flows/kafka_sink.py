@@ -9,3 +9,13 @@ def make(servers, source, output, staging):
         return records(spark, servers, subscribe=source, maxOffsetsPerTrigger=20).select("key", "value")
 
     return Flow("pass", build, sink=KafkaSink(output, servers=servers, staging=staging, records_per_transaction=7))
+
+
+def lines(path, servers, output, staging):
+    """The same for lines key,value of files."""
+
+    def build(spark):
+        lines = spark.readStream.option("maxFilesPerTrigger", 1).text(path)
+        return lines.selectExpr("split(value, ',')[0] AS key", "split(value, ',')[1] AS value")
+
+    return Flow("pass", build, sink=KafkaSink(output, servers=servers, staging=staging, records_per_transaction=7))

@@ -50,7 +50,7 @@ from tests.kafka import Kafka, broker, needs_jars
 from tests.shares import some
 from tests.sinks.support import Closed, Store
 from tests.sinks.tables import Batch
-from tests.sinks.topics import TopicTarget, record
+from tests.sinks.topics import TopicTarget, record, write_records
 from tests.stores import content
 from tests.waiting import wait_until
 
@@ -62,6 +62,12 @@ POINTS = [
     "kafka.5.claimed", "kafka.5",
 ]  # fmt: skip
 _numbers = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def rows_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets pyarrow write the staged rows in place of Spark, in forks too."""
+    monkeypatch.setattr("recovery.sinks.kafka.sink.write_records", write_records)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recovery.hadoop.reports import REPORTS
-from recovery.sinks.kafka import sink
 from recovery.sinks.kafka.sink import KafkaSink
 from tests.kafka import Kafka
 
@@ -57,8 +56,7 @@ class TopicTarget:
         self.kafka, self.path, self.topic, self.options = kafka, path, topic, options
 
     def sink(self, **options: Any) -> KafkaSink:
-        """A sink of the target, which writes without Spark."""
-        sink.write_records = write_records
+        """A sink of the target."""
         settings = {"servers": self.kafka.servers, "staging": self.path, "control": f"{self.topic}-markers"}
         return KafkaSink(self.topic, **{**settings, **self.options, **options})
 
