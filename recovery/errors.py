@@ -193,8 +193,8 @@ class LinkedPartitionError(RecoveryError):
     exit_code = 14
     default_cause = "The directory was copied by hard links (cp -l, rsync --link-dest), or a tool copies that way."
     default_remedy = (
-        "Give this directory a file of its own while nobody uses either name: "
-        "cp part-N.sqlite3 copy && mv copy part-N.sqlite3"
+        "Give this directory a file of its own while nobody uses either name: copy the file to a new name (cp), and "
+        "rename the copy to the old one (mv)."
     )
 
 
