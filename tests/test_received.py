@@ -127,7 +127,7 @@ ELSEWHERE = {
     "checkpoint/position.py": "a checkpoint of this execution, or one whose files LocalPlace.sizes has looked at",
     "checkpoint/restore.py": "files that this function has just written",
     "checkpoint/sources.py": "files that this function has just written",
-    "native/exporting.py": "files that this function has just written",
+    "operators/exporting.py": "files that this function has just written",
     "hadoop/home.py": "files of this execution",
     "backup/at_owners.py": "copies in this process's scratch directory",
     "backup/objects.py": "copies in this process's scratch directory",

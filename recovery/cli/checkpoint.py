@@ -17,7 +17,7 @@ from recovery.base.wording import counted
 from recovery.checkpoint.places import CheckpointPlace, LocalPlace, is_uri
 from recovery.cli.checkpoint_progress import CheckpointProgress
 from recovery.cli.common import directory_argument, format_size, json_option, print_json, say
-from recovery.cli.native import (
+from recovery.cli.operators import (
     operators_at,
     operators_text,
     print_state,
@@ -30,9 +30,9 @@ from recovery.cli.option import option
 from recovery.cli.owners import locations, owner_options, to_read
 from recovery.cli.places import directory_and
 from recovery.cli.settings import settings_options
-from recovery.native.exporting import ExportedCheckpoint, export
-from recovery.native.held import held_files
-from recovery.native.importing import Imported, import_checkpoint
+from recovery.operators.exporting import ExportedCheckpoint, export
+from recovery.operators.held import held_files
+from recovery.operators.importing import Imported, import_checkpoint
 from recovery.storage.locations import OwnerAccess
 from recovery.storage.snapshot import snapshot_at
 

@@ -20,8 +20,8 @@ from recovery.base.clock import SystemClock
 from recovery.checkpoint.places import LocalPlace
 from recovery.cli import main
 from recovery.errors import SparkCheckpointError
-from recovery.native.exporting import export
-from recovery.native.importing import import_checkpoint
+from recovery.operators.exporting import export
+from recovery.operators.importing import import_checkpoint
 from tests.backup.emulators import BUCKET, moto
 from tests.flows import windows
 from tests.renaming import renaming
@@ -281,7 +281,7 @@ def test_files_that_are_renamed_while_they_are_listed(spark, tmp_path):
 @pytest.mark.skipif(not JARS, reason="no jars of S3A: mvn -f .ci/s3a/pom.xml, as .ci/run does")
 def test_an_object_store(tmp_path):
     """By the commands: exported to S3 and imported from there; what is there is not written over."""
-    from tests.native.support import held, job, write_job
+    from tests.operators.support import held, job, write_job
 
     write_job(tmp_path / "job", batch=3)
     for name in ("db", "again"):
@@ -306,7 +306,7 @@ def test_an_object_store(tmp_path):
 def test_another_file_system(spark, tmp_path):
     """A checkpoint is exported to a URI and imported from it, through Hadoop: what is there afterwards is the same."""
     from recovery.hadoop.checkpoint import HadoopPlace
-    from tests.native.support import held, job, write_job
+    from tests.operators.support import held, job, write_job
 
     write_job(tmp_path / "job", batch=3)
     init_partitions(tmp_path / "db", 2)

@@ -19,7 +19,7 @@ from recovery.cli import main
 from recovery.spark.jvm.versions import REPLACES_FORMATS
 from recovery.spark.sources import native_state
 from recovery.spark.sources.formats import register
-from tests.flows.native import BUSY, STORES, events, join, timers, tumbling, write_events
+from tests.flows.operators import BUSY, STORES, events, join, timers, tumbling, write_events
 from tests.owner.served import Served, spread, token_file
 from tests.owner.served import recovery as called
 from tests.spark.support import run_to_end, set_to

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError
 from recovery.cli import main
 from recovery.errors import StorageError
 from recovery.hadoop.checkpoint import HadoopPlace
-from tests.native.support import place, write_job
+from tests.operators.support import place, write_job
 
 
 def session(path):

@@ -25,7 +25,7 @@ from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.places import CheckpointPlace, CheckpointTransfer, Observer, ignore, newest_batch, vanished
 from recovery.checkpoint.position import missing_entry, position_files
 from recovery.checkpoint.rows import Content, held_file, row_objection
-from recovery.checkpoint.state_stores.operators import NativeOperator, missing_store, operators_of
+from recovery.checkpoint.state_stores.operators import StatefulOperator, missing_store, operators_of
 from recovery.checkpoint.state_stores.state_files import MOST_METADATA_BYTES, StateFiles
 from recovery.errors import (
     AlreadyInitializedError,
@@ -58,7 +58,7 @@ class Imported:
     begun: BatchId | None
     files: int
     size_bytes: int
-    operators: tuple[NativeOperator, ...]
+    operators: tuple[StatefulOperator, ...]
 
 
 def import_checkpoint(
@@ -189,7 +189,7 @@ def _check_paths(place: CheckpointPlace, paths: Collection[str]) -> None:
             )
 
 
-def _check_stores(place: CheckpointPlace, sizes: Mapping[str, int], operators: Sequence[NativeOperator]) -> None:
+def _check_stores(place: CheckpointPlace, sizes: Mapping[str, int], operators: Sequence[StatefulOperator]) -> None:
     missing = missing_store(sizes, operators)
     if missing is not None:
         raise SparkCheckpointError(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from recovery.base.ids import BatchId
 from recovery.checkpoint.places import CheckpointPlace, Observer, ignore
-from recovery.checkpoint.state_stores.operators import NativeOperator, operators_of
-from recovery.native.held import materialise
+from recovery.checkpoint.state_stores.operators import StatefulOperator, operators_of
+from recovery.operators.held import materialise
 from recovery.storage.snapshot import snapshot_at
 from recovery.storage.verify import check_all
 
@@ -27,7 +27,7 @@ class ExportedCheckpoint:
     batch: BatchId
     files: int
     size_bytes: int
-    operators: tuple[NativeOperator, ...]
+    operators: tuple[StatefulOperator, ...]
     steps: tuple[str, ...]
 
 

@@ -26,16 +26,16 @@ from recovery.errors import (
     StorageError,
     UnsupportedPlanError,
 )
-from recovery.native.exporting import export
-from recovery.native.importing import import_checkpoint
 from recovery.operational.steps.step_edits import edit_states
+from recovery.operators.exporting import export
+from recovery.operators.importing import import_checkpoint
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
 from recovery.storage.snapshot import snapshot_at
 from tests.checkpoint.support import write
 from tests.faults.minirun import child, die_at, wait
-from tests.native.support import held, job, place, write_job
+from tests.operators.support import held, job, place, write_job
 from tests.stores import Driver, alter, paths_of, problems, query
 
 CLOCK = SystemClock()
