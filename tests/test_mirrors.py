@@ -46,8 +46,8 @@ COVERED_BY = {
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",
     "checkpoint/test_capture.py": "checkpoint.home checkpoint.restore checkpoint.rows",
     "checkpoint/test_sources.py": "checkpoint.position",
-    "operators/test_import_and_export.py": """checkpoint.state_stores.state_files checkpoint.places checkpoint.relocate
-        operators.choose operators.exporting operators.held operators.importing""",
+    "operators/test_import_and_export.py": """checkpoint.directories checkpoint.relocate
+        checkpoint.state_stores.state_files operators.choose operators.exporting operators.held operators.importing""",
     "faults/test_clocks.py": "base.clock",
     "faults/test_hostile_files.py": "base.threads",
     "importing/test_bytewax.py": "cli.import_bytewax cli.import_group importing.positions",
@@ -154,7 +154,7 @@ COVERED_BY = {
     "backup/test_drill.py": "cli.drill",
     "operators/test_progress.py": "cli.checkpoint cli.checkpoint_progress cli.operators cli.status_line",
     "metrics/test_progress.py": "cli.progress",
-    "operational/test_commands.py": """cli.hwm cli.places cli.state cli.state_common cli.state_files
+    "operational/test_commands.py": """cli.hwm cli.operational cli.state cli.state_common cli.state_files
         cli.state_transfer operational.exports""",
     "operational/test_comparison.py": "cli.diff cli.diff_output",
     "spark/test_delta_source.py": "spark.jvm.delta_schemas",

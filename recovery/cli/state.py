@@ -15,6 +15,14 @@ from recovery.base.reserved import RESERVED_PREFIX
 from recovery.cli.asking import ask, check_editor
 from recovery.cli.common import echo_json, format_time, json_option, print_json, say
 from recovery.cli.hwm import VALUES
+from recovery.cli.operational import (
+    chosen_access,
+    chosen_backend,
+    chosen_locations,
+    directory_and,
+    open_state,
+    state_options,
+)
 from recovery.cli.operators import (
     print_state,
     refused_operator_option,
@@ -23,14 +31,6 @@ from recovery.cli.operators import (
     variable_option,
 )
 from recovery.cli.option import option
-from recovery.cli.places import (
-    chosen_access,
-    chosen_backend,
-    chosen_places,
-    directory_and,
-    open_state,
-    state_options,
-)
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import (
     RETENTION,
@@ -364,7 +364,7 @@ def _steps(directory: str) -> list[str]:
         return []
     if not chosen_access().owners:
         return snapshot_at(Path(directory)).steps()
-    places = chosen_places(directory)
+    places = chosen_locations(directory)
     sizes = [places.sizes(file.description) or {} for file in places.found() if file.description is not None]
     return sorted({step for each in sizes for step in each if not step.startswith(RESERVED_PREFIX)})
 

@@ -18,10 +18,10 @@ from recovery.base.printable import one_line
 from recovery.base.untrusted_paths import read_named
 from recovery.cli.asking import ask
 from recovery.cli.common import INTERVAL, json_option, print_json, say
+from recovery.cli.operational import chosen_access, directory_and, open_state, state_options
 from recovery.cli.operators import refused_operator_option
 from recovery.cli.option import ParsedType, option
 from recovery.cli.owners import locations, to_read
-from recovery.cli.places import chosen_access, directory_and, open_state, state_options
 from recovery.errors import ConfigurationError, CorruptStateError, StateValueError
 from recovery.operational.scopes import NEVER
 from recovery.operational.targets import DocumentTarget, Name, StateTarget, StepTarget, unknown_step

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from recovery.base.reserved import CHECKPOINT_STEP
-from recovery.checkpoint.places import CheckpointTransfer, Observer, ignore
+from recovery.checkpoint.directories import CheckpointTransfer, Observer, ignore
 from recovery.checkpoint.restore import RestoredCheckpoint, restore
 from recovery.checkpoint.rows import Content, file_of, row_objection
 from recovery.checkpoint.state_stores.operators import StatefulOperator, operators_of
