@@ -112,7 +112,7 @@ class RecoveryError(Exception):
         return _rebuild, (type(self), self.found, self.path, self.cause, self.remedy)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same facts for programs."""
+        """Return the error's facts as JSON values."""
         return {
             "error": type(self).__name__,
             "exit_code": self.exit_code,

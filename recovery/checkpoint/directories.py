@@ -74,7 +74,7 @@ class CheckpointDirectory(Protocol):
 
 
 class LocalCheckpoint:
-    """A directory of this machine. A written checkpoint is renamed to its final path."""
+    """A `CheckpointDirectory` of this machine. A written checkpoint is renamed to its final path."""
 
     def __init__(self, path: Path, random_id: Callable[[], str]) -> None:
         self.path = path
@@ -83,7 +83,6 @@ class LocalCheckpoint:
         self._random_id = random_id
 
     def sizes(self) -> dict[str, int]:
-        """See `CheckpointDirectory.sizes`."""
         found: dict[str, int] = {}
         with storage_errors(self.path):
             for directory, directories, files in os.walk(self.path, onerror=_raise):
@@ -101,11 +100,9 @@ class LocalCheckpoint:
 
     @contextlib.contextmanager
     def here(self, batch: BatchId, scratch: Path, observe: Observer = ignore) -> Iterator[Path]:
-        """See `CheckpointDirectory.here`."""
         yield self.path
 
     def check_vacant(self) -> None:
-        """See `CheckpointDirectory.check_vacant`."""
         with storage_errors(self.path):
             if self.path.is_dir() and not any(self.path.iterdir()):
                 return
@@ -114,7 +111,6 @@ class LocalCheckpoint:
 
     @contextlib.contextmanager
     def writing(self, observe: Observer = ignore) -> Iterator[Path]:
-        """See `CheckpointDirectory.writing`."""
         self.check_vacant()
         target = Path(os.path.realpath(self.path))
         draft = target.with_name(f".{target.name}.draft-{self._random_id()}")

@@ -132,7 +132,7 @@ def directory_and(words: Sequence[str], names: Sequence[str], *, more: bool = Fa
 
 
 def directories(words: Sequence[str], names: Sequence[str]) -> tuple[Path, list[Path]]:
-    """Return what `directory_and` returns, where all further arguments are paths too."""
+    """Return DIR and the arguments called `names`, which are paths too, from the command line."""
     directory, rest = directory_and(words, names)
     ctx = click.get_current_context()
     first, *others = (DIRECTORY.convert(each, None, ctx) for each in (directory, *rest))

@@ -50,7 +50,6 @@ class HadoopCheckpoint:
             self.location = self._files.qualified(self._root)
 
     def sizes(self) -> dict[str, int]:
-        """See `CheckpointDirectory.sizes`."""
         if self._is_local:
             # Hadoop would start a process for each file, for its permissions, and fail if it is renamed meanwhile.
             return LocalCheckpoint(self._root, self._random_id).sizes()
@@ -59,7 +58,6 @@ class HadoopCheckpoint:
 
     @contextlib.contextmanager
     def here(self, batch: BatchId, scratch: Path, observe: Observer = ignore) -> Iterator[Path]:
-        """See `CheckpointDirectory.here`."""
         with copied(self.sizes(), self._fetch, batch, scratch, observe) as copy:
             yield copy
 
@@ -71,7 +69,6 @@ class HadoopCheckpoint:
             raise vanished(self.shown, path) from None
 
     def check_vacant(self) -> None:
-        """See `CheckpointDirectory.check_vacant`."""
         with self._failures.of_hadoop():
             # The root of a file system cannot be renamed to.
             if not self._root.name or not self._files.is_vacant(self._root):
@@ -79,7 +76,7 @@ class HadoopCheckpoint:
 
     @contextlib.contextmanager
     def writing(self, observe: Observer = ignore) -> Iterator[Path]:
-        """See `CheckpointDirectory.writing`. The block writes a local directory, which is copied there when it ends."""
+        """Provide a local path where the block creates a directory, which is copied to this one when the block ends."""
         self.check_vacant()
         scratch = Path(tempfile.gettempdir())
         with storage_errors(scratch), tempfile.TemporaryDirectory(prefix="recovery-checkpoint-", dir=scratch) as home:
