@@ -133,7 +133,7 @@ def named(words: tuple[str, ...], step: str | None, key: str | None) -> tuple[st
 def with_content(
     words: tuple[str, ...], step: str | None, key: str | None, input_file: str | None
 ) -> tuple[str, Name, Any]:
-    """Return what `named` returns, and the JSON of the last word or of a file."""
+    """Return DIR, the name of a state, and the JSON of the last word or of a file."""
     if input_file is not None:
         directory, name = named(words, step, key)
         with naming_file(input_file, "Put JSON into the file, as `python -m recovery state get` prints it."):
