@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from recovery.base.printable import one_line
@@ -17,15 +18,16 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class TargetRefusal:
+class Refusal:
     """Why a target cannot be written to.
 
-    means: what the target says, and why: why the run ends with `error`, both for the documentation. kinds: names of
-    exceptions. texts: parts of what is said, in lower case.
+    means: what the target says, and why: why the run ends with `error`, both for the documentation. codes: numbers of
+    the operating system's errors, or SQLSTATEs. kinds: how the names of exceptions begin. texts: parts of what is said,
+    in lower case.
     """
 
     means: str
-    errnos: tuple[int, ...]
+    codes: tuple[int | str, ...]
     error: type[RecoveryError]
     why: str
     cause: str
@@ -33,8 +35,12 @@ class TargetRefusal:
     kinds: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
 
+    def fits(self, kinds: Collection[str], text: str) -> bool:
+        """Return whether this is why, by the kinds of an error or by what is said, in lower case."""
+        return any(kind.startswith(self.kinds) for kind in kinds) or any(part in text for part in self.texts)
 
-FULL = TargetRefusal(
+
+FULL = Refusal(
     "no room: the disk is full, a quota is used up",
     (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
     SinkFailedError,
@@ -43,7 +49,7 @@ FULL = TargetRefusal(
     f"Make room or raise the quota; then {_AGAIN}",
     texts=("no space left", "quota exceeded", "quotaexceeded"),
 )
-BUSY = TargetRefusal(
+BUSY = Refusal(
     "another process holds the lock",
     (errno.EBUSY, errno.EAGAIN),
     SinkFailedError,
@@ -51,7 +57,7 @@ BUSY = TargetRefusal(
     "Another process uses the output, or hangs while it holds the lock.",
     f"Let that process end; then {_AGAIN}",
 )
-EXPIRED = TargetRefusal(
+EXPIRED = Refusal(
     "credentials that have expired",
     (),
     SinkFailedError,
@@ -61,7 +67,7 @@ EXPIRED = TargetRefusal(
     kinds=("AuthorizationExpiredError",),
     texts=("expiredtoken", "token has expired", "expired token"),
 )
-RIGHTS = TargetRefusal(
+RIGHTS = Refusal(
     "this user may not write there, or the credentials are wrong",
     (errno.EACCES, errno.EPERM),
     SinkRefusedError,
@@ -76,7 +82,7 @@ RIGHTS = TargetRefusal(
         "status code: 401", "noawscredentials", "no aws credentials",
     ),
 )  # fmt: skip
-READ_ONLY = TargetRefusal(
+READ_ONLY = Refusal(
     "the file system may only be read",
     (errno.EROFS,),
     SinkRefusedError,
@@ -85,7 +91,7 @@ READ_ONLY = TargetRefusal(
     f"Mount it for writing, after a check of the disk; then {_AGAIN}",
     texts=("read-only file system",),
 )
-NO_BUCKET = TargetRefusal(
+NO_BUCKET = Refusal(
     "no such bucket, warehouse or namespace; no library for such an address",
     (),
     SinkRefusedError,
@@ -98,7 +104,7 @@ NO_BUCKET = TargetRefusal(
         "unsupportedfilesystemexception", "classnotfoundexception",
     ),
 )  # fmt: skip
-FORM = TargetRefusal(
+FORM = Refusal(
     "a path that cannot be used: a file in the place of a directory, a name that is too long, a loop of links",
     (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.EXDEV, errno.EOPNOTSUPP),
     SinkRefusedError,
@@ -107,7 +113,7 @@ FORM = TargetRefusal(
     f"Move it away, or give the sink another place; then {_AGAIN}",
     texts=("parentnotdirectoryexception", "is not a directory", "not a directory", "filealreadyexistsexception"),
 )
-ASKS = TargetRefusal(
+ASKS = Refusal(
     "a table, or its catalog, that asks for something else than the sink writes",
     (),
     SinkRefusedError,
@@ -117,7 +123,7 @@ ASKS = TargetRefusal(
     kinds=("DeltaProtocolError", "SchemaMismatchError", "BadRequestError", "ValidationError", "ValidationException"),
     texts=("unsupported table features", "unsupported minimum reader version", "unsupported minimum writer version"),
 )
-AWAY = TargetRefusal(
+AWAY = Refusal(
     "anything else: the share or the host is gone, the service is down, the disk fails",
     (),
     SinkFailedError,
@@ -129,18 +135,15 @@ REFUSALS = (FULL, BUSY, EXPIRED, RIGHTS, READ_ONLY, NO_BUCKET, FORM, ASKS, AWAY)
 """All rows. Of several rows that fit, the first one counts."""
 
 
-def refusal_of(error: BaseException) -> TargetRefusal:
+def refusal_of(error: BaseException) -> Refusal:
     """Return the row for an error of a file system, an object store, or the library of a table format."""
     chain = [error, *([error.__cause__] if error.__cause__ is not None else [])]
     kinds = {kind.__name__ for each in chain for kind in type(each).__mro__}
     text = "\n".join(map(str, chain)).lower()
     found = _OS_ERROR.search(text)
     number = int(found[1]) if found is not None else getattr(error, "errno", None)
-    by_number = next((each for each in REFUSALS if number in each.errnos), None)
-    return by_number or next(
-        (each for each in REFUSALS if not kinds.isdisjoint(each.kinds) or any(part in text for part in each.texts)),
-        AWAY,
-    )
+    by_number = next((each for each in REFUSALS if number in each.codes), None)
+    return by_number or next((each for each in REFUSALS if each.fits(kinds, text)), AWAY)
 
 
 def said(error: BaseException) -> str:
