@@ -18,7 +18,7 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class TargetRefusal:
     """Why a target cannot be written to.
 
     means: what the target says, and why: why the run ends with `error`, both for the documentation. codes: numbers of
@@ -40,7 +40,7 @@ class Refusal:
         return any(kind.startswith(self.kinds) for kind in kinds) or any(part in text for part in self.texts)
 
 
-FULL = Refusal(
+FULL = TargetRefusal(
     "no room: the disk is full, a quota is used up",
     (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
     SinkFailedError,
@@ -49,7 +49,7 @@ FULL = Refusal(
     f"Make room or raise the quota; then {_AGAIN}",
     texts=("no space left", "quota exceeded", "quotaexceeded"),
 )
-BUSY = Refusal(
+BUSY = TargetRefusal(
     "another process holds the lock",
     (errno.EBUSY, errno.EAGAIN),
     SinkFailedError,
@@ -57,7 +57,7 @@ BUSY = Refusal(
     "Another process uses the output, or hangs while it holds the lock.",
     f"Let that process end; then {_AGAIN}",
 )
-EXPIRED = Refusal(
+EXPIRED = TargetRefusal(
     "credentials that have expired",
     (),
     SinkFailedError,
@@ -67,7 +67,7 @@ EXPIRED = Refusal(
     kinds=("AuthorizationExpiredError",),
     texts=("expiredtoken", "token has expired", "expired token"),
 )
-RIGHTS = Refusal(
+RIGHTS = TargetRefusal(
     "this user may not write there, or the credentials are wrong",
     (errno.EACCES, errno.EPERM),
     SinkRefusedError,
@@ -82,7 +82,7 @@ RIGHTS = Refusal(
         "status code: 401", "noawscredentials", "no aws credentials",
     ),
 )  # fmt: skip
-READ_ONLY = Refusal(
+READ_ONLY = TargetRefusal(
     "the file system may only be read",
     (errno.EROFS,),
     SinkRefusedError,
@@ -91,7 +91,7 @@ READ_ONLY = Refusal(
     f"Mount it for writing, after a check of the disk; then {_AGAIN}",
     texts=("read-only file system",),
 )
-NO_BUCKET = Refusal(
+NO_BUCKET = TargetRefusal(
     "no such bucket, warehouse or namespace; no library for such an address",
     (),
     SinkRefusedError,
@@ -104,7 +104,7 @@ NO_BUCKET = Refusal(
         "unsupportedfilesystemexception", "classnotfoundexception",
     ),
 )  # fmt: skip
-FORM = Refusal(
+FORM = TargetRefusal(
     "a path that cannot be used: a file in the place of a directory, a name that is too long, a loop of links",
     (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.EXDEV, errno.EOPNOTSUPP),
     SinkRefusedError,
@@ -113,7 +113,7 @@ FORM = Refusal(
     f"Move it away, or give the sink another place; then {_AGAIN}",
     texts=("parentnotdirectoryexception", "is not a directory", "not a directory", "filealreadyexistsexception"),
 )
-ASKS = Refusal(
+ASKS = TargetRefusal(
     "a table, or its catalog, that asks for something else than the sink writes",
     (),
     SinkRefusedError,
@@ -123,7 +123,7 @@ ASKS = Refusal(
     kinds=("DeltaProtocolError", "SchemaMismatchError", "BadRequestError", "ValidationError", "ValidationException"),
     texts=("unsupported table features", "unsupported minimum reader version", "unsupported minimum writer version"),
 )
-AWAY = Refusal(
+AWAY = TargetRefusal(
     "anything else: the share or the host is gone, the service is down, the disk fails",
     (),
     SinkFailedError,
@@ -135,7 +135,7 @@ REFUSALS = (FULL, BUSY, EXPIRED, RIGHTS, READ_ONLY, NO_BUCKET, FORM, ASKS, AWAY)
 """All rows. Of several rows that fit, the first one counts."""
 
 
-def refusal_of(error: BaseException) -> Refusal:
+def refusal_of(error: BaseException) -> TargetRefusal:
     """Return the row for an error of a file system, an object store, or the library of a table format."""
     chain = [error, *([error.__cause__] if error.__cause__ is not None else [])]
     kinds = {kind.__name__ for each in chain for kind in type(each).__mro__}

@@ -17,7 +17,7 @@ from recovery import DeltaSink, FileSink
 from recovery.errors import SinkFailedError, SinkRefusedError
 from recovery.sinks import targets
 from recovery.sinks.delivery import Delivery
-from recovery.sinks.targets import REFUSALS, Refusal, refusal_of, said, target_error
+from recovery.sinks.targets import REFUSALS, TargetRefusal, refusal_of, said, target_error
 from tests.sinks.support import Store
 from tests.sinks.tables import Run, two_epochs
 
@@ -53,7 +53,7 @@ def a_long_name(place: Path) -> Path:
     return place / ("n" * 256)
 
 
-WAYS: dict[str, tuple[Callable[[Path], Path], Refusal]] = {
+WAYS: dict[str, tuple[Callable[[Path], Path], TargetRefusal]] = {
     "a file": (a_file, targets.FORM),
     "below a file": (below_a_file, targets.FORM),
     "a loop of links": (a_loop, targets.FORM),
@@ -161,7 +161,7 @@ SAID = [
 
 
 @pytest.mark.parametrize(
-    ("error", "refusal"), SAID, ids=lambda value: value.means if isinstance(value, Refusal) else ""
+    ("error", "refusal"), SAID, ids=lambda value: value.means if isinstance(value, TargetRefusal) else ""
 )
 def test_what_is_said(error, refusal):
     """By number where there is one that says more than that something failed, otherwise by name and text."""

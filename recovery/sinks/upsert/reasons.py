@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from recovery.errors import RecoveryError, SinkFailedError, SinkRefusedError
-from recovery.sinks.targets import Refusal
+from recovery.sinks.targets import TargetRefusal
 
 POSTGRESQL = ("psycopg", "psycopg2", "pg8000")
 """The modules of connections to PostgreSQL."""
@@ -31,7 +31,7 @@ class Again(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reason(Refusal):
+class Reason(TargetRefusal):
     """Why a database refuses a statement.
 
     codes: SQLSTATEs, or the class of some, which has two characters. kinds: classes of exceptions, or beginnings of
