@@ -292,6 +292,11 @@ class Line:
         self._name = secrets.token_hex(16)
         self.channel: Channel | None = None
 
+    @property
+    def incarnation(self) -> str:
+        """The text that names the owner's process; empty before the connection."""
+        return self.facts[2] if self.facts else ""
+
     def call(self, work: Callable[[Channel], T]) -> T:
         """See `Lines.call`."""
         deadline_s = self._address.deadline_s

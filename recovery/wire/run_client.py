@@ -55,8 +55,8 @@ class Owner:
 
     def hold(self, run: str, purpose: str, task_key: bytes) -> None:
         """Lock the owner's directory for a run, until `release` or the end of this process. Raises
-        DirectoryLockedError."""
-        line = self._connected()
+        DirectoryLockedError. Owners that are locked together are locked in the order of `incarnation`."""
+        line = self._taken()
         try:
             key = masked(task_key, self._token, *line.facts)
             self._on(line, OwnerCalls.hold.__name__, (run, purpose, key))
@@ -71,6 +71,13 @@ class Owner:
             each.drop()
         self._keeper = threading.Thread(target=self._keep, name=f"hold-{self.location}", daemon=True)
         self._keeper.start()
+
+    def incarnation(self) -> str:
+        """Connect, and return the text that names the owner's process, under whichever address it was reached."""
+        # A connection that idled may have been to an earlier process. `hold` takes the newest one.
+        line = self._connected()
+        self._give(line)
+        return line.incarnation
 
     def ask(self, call: Callable[Concatenate[OwnerCalls, P], R], *arguments: P.args, **_: P.kwargs) -> R:
         """Make a call of `OwnerCalls` and return its result."""
@@ -148,16 +155,7 @@ class Owner:
             raise self._lost
         if self._ended.is_set():
             raise self._unreachable("the run has released it")
-        with self._lock:
-            line = self._idle.pop() if self._idle else None
-        if line is None:
-            line = self._connected()
-            try:
-                if self._run is not None:
-                    self._on(line, OwnerCalls.join.__name__, (self._run, self.begun))
-            except BaseException:
-                line.drop()
-                raise
+        line = self._taken()
         try:
             yield line
         except RecoveryError as error:
@@ -170,6 +168,20 @@ class Owner:
             line.drop()
             raise
         self._give(line)
+
+    def _taken(self) -> Line:
+        """Return an idle connection, or a new one, which joins the run."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        line = self._connected()
+        try:
+            if self._run is not None:
+                self._on(line, OwnerCalls.join.__name__, (self._run, self.begun))
+        except BaseException:
+            line.drop()
+            raise
+        return line
 
     def _give(self, line: Line) -> None:
         with self._lock:

@@ -8,9 +8,11 @@ import platform
 import re
 import shutil
 import signal
+import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ from recovery.errors import (
     RecoveryError,
 )
 from recovery.owner.service import OwnerService
-from recovery.storage.locations import OwnerAccess
+from recovery.storage.locations import Locations, OwnerAccess
 from recovery.storage.lock import DirectoryLock
 from recovery.wire import server
 from recovery.wire.address import OwnerAddress
@@ -136,6 +138,43 @@ class TestHolding:
         with pytest.raises(ConfigurationError, match="are one owner"):
             again.hold("one", "a run", KEY)
         run.release()
+
+    @pytest.mark.parametrize("others_name", ["127.0.0.1", "localhost"])
+    def test_of_two_runs_that_begin_together_one_gets_all_owners(self, make_store, tmp_path, monkeypatch, others_name):
+        """They name the owners in opposite orders, and perhaps under other names; both try a first owner before either
+        tries a second one."""
+        away = spread(make_store(2), ((0,), (1,)))
+        owners = [OwnerService(each, "127.0.0.1:0", token_file(tmp_path), log=lambda _: None) for each in away]
+        together, whole, tried = threading.Barrier(2), Owner.hold, set()
+
+        def hold(owner: Owner, run: str, purpose: str, task_key: bytes) -> None:
+            try:
+                whole(owner, run, purpose, task_key)
+            finally:
+                if run not in tried:
+                    tried.add(run)
+                    together.wait(20)
+
+        def begin(run: str) -> str:
+            named = [client(each.port, host="127.0.0.1" if run == "one" else others_name) for each in owners]
+            locations = Locations(tmp_path, named if run == "one" else named[::-1])
+            try:
+                locations.hold(run, f"run {run}", KEY)
+                return "goes on"
+            except DirectoryLockedError as error:
+                # It has locked nothing: the other run has all owners.
+                return f"{error.exit_code}, {sum(run in each.runs.serving().holder for each in owners)} locked"
+            finally:
+                together.wait(20)
+                locations.release()
+
+        monkeypatch.setattr(Owner, "hold", hold)
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                assert sorted(pool.map(begin, ("one", "two"))) == ["40, 0 locked", "goes on"]
+        finally:
+            for each in owners:
+                each.stop(0.1)
 
     def test_a_silent_run_loses_the_directory(self, service, monkeypatch):
         """Frozen for long, it finds that another one has begun."""
