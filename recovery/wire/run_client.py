@@ -11,7 +11,14 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from recovery.errors import LeaseLostError, OwnerRefusedError, OwnerUnreachableError, RecoveryError, StorageError
+from recovery.errors import (
+    LeaseLostError,
+    OwnerRefusedError,
+    OwnerUnreachableError,
+    RecoveryError,
+    StorageError,
+    UnsupportedPlanError,
+)
 from recovery.wire import calls, messages
 from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import BegunExecution, OwnerCalls
@@ -142,8 +149,9 @@ class Owner:
             yield
         except RefusedError as refused:
             error = messages.as_error(refused.refusal, self.location)
-            # An error without a path is this owner's, too.
-            error.path = error.path or self.location
+            # An error without a path is this owner's, too, unless the flow is at fault.
+            if not isinstance(error, UnsupportedPlanError):
+                error.path = error.path or self.location
             raise error from None
         except (OSError, WireError) as error:
             raise self._why(reason_of(error)) from error

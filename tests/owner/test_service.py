@@ -12,8 +12,10 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,13 +23,18 @@ from recovery.base.ids import Lease
 from recovery.errors import (
     ConfigurationError,
     DirectoryLockedError,
+    EpochNotHeldError,
+    FlowMismatchError,
     LeaseLostError,
+    MissingPartitionsError,
     NoPartitionsError,
     OwnerRefusedError,
     OwnerUnreachableError,
     RecoveryError,
+    UnsupportedPlanError,
 )
 from recovery.owner.service import OwnerService
+from recovery.planning.resume import plan_resume
 from recovery.storage.locations import Locations, OwnerAccess
 from recovery.storage.lock import DirectoryLock
 from recovery.wire import server
@@ -376,6 +383,38 @@ def test_every_error_of_an_owner_names_its_location(service, store_dir):
         run.ask(OwnerCalls.take, "x", [0], 2)
     assert str(error.value.path).startswith(f"127.0.0.1:{service.port}/")
     run.release()
+
+
+WHOLE_STORE: dict[str, tuple[type[RecoveryError], Callable[[SpreadDirectory], object]]] = {
+    "an owner is not named": (MissingPartitionsError, lambda places: _plan(places, owners=1)),
+    "another flow": (FlowMismatchError, lambda places: _plan(places, flow_id="other")),
+    "an epoch that is not held": (EpochNotHeldError, lambda places: _plan(places, resume_epoch=9)),
+    "more steps than a partition takes": (
+        UnsupportedPlanError, lambda places: Driver(places, [f"step {number}" for number in range(200)])
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WHOLE_STORE)
+def test_an_error_about_the_whole_store_begins_with_no_owner(make_store, what):
+    """No single owner has the fault."""
+    kind, work = WHOLE_STORE[what]
+    places = SpreadDirectory(make_store(4), ((), (0, 1), (2, 3)))
+    try:
+        with Driver(places) as run:
+            run.apply(0, {"a": "1"})
+            run.close(0)
+        with pytest.raises(kind) as error:
+            work(places)
+        assert error.value.path is None
+        assert not str(error.value).startswith("127.0.0.1:")
+    finally:
+        places.close()
+
+
+def _plan(places: SpreadDirectory, owners: int = 2, **wanted: Any) -> None:
+    named = places.locations().owners[:owners]
+    plan_resume(Locations(places.places[0], named).found(), **wanted)
 
 
 def test_threads_may_begin_together(tmp_path):
