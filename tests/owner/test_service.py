@@ -39,7 +39,7 @@ from recovery.storage.locations import Locations, OwnerAccess
 from recovery.storage.lock import DirectoryLock
 from recovery.wire import server
 from recovery.wire.address import OwnerAddress
-from recovery.wire.calls import OwnerCalls
+from recovery.wire.calls import OwnerCalls, PartitionCalls
 from recovery.wire.run_client import Owner
 from tests.owner.served import TOKEN, Served, recovery, spread, token_file
 from tests.stores import KEY, Driver, SpreadDirectory, run_python
@@ -200,7 +200,7 @@ class TestHolding:
                 assert time.monotonic() < until_s
                 time.sleep(0.05)
         with pytest.raises((LeaseLostError, OwnerUnreachableError)):
-            run.ask(OwnerCalls.describe)
+            run.ask(PartitionCalls.describe)
         other.release()
         run.release()
 
@@ -423,12 +423,13 @@ def test_threads_may_begin_together(tmp_path):
 import sys, threading
 sys.setswitchinterval(1e-6)
 from recovery.wire import calls
-body, gate = calls.encode([calls.DescribedFile("part-0.sqlite3")]), threading.Barrier(16)
+from recovery.wire.declared import encode
+body, gate = encode([calls.DescribedFile("part-0.sqlite3")]), threading.Barrier(16)
+call = calls.ASKED.write_call(calls.OwnerCalls.found)[1]
 def begin():
     gate.wait()
-    for name in ("found", "facts"):
-        calls.verb(name)
-    calls.verb("found").result.decode(body)
+    verb, _ = calls.ASKED.read_call(call)
+    verb.decode(body)
 threads = [threading.Thread(target=begin) for _ in range(16)]
 for each in threads: each.start()
 for each in threads: each.join()
