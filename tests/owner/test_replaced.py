@@ -20,7 +20,7 @@ from recovery.owner.holding import why_not_held
 from recovery.storage.owned import OwnerPartitions
 from recovery.storage.scan import scan
 from recovery.wire import run_client, server
-from recovery.wire.calls import BegunExecution
+from recovery.wire.calls import BegunExecution, PartitionCalls
 from recovery.wire.client import OwnerTaskStore
 from tests.faults.minirun import STARTS, MiniRun, child, killed_afterwards, wait
 from tests.owner.histories import BATCHES, PATIENCE_S, UNHURRIED, History
@@ -32,10 +32,10 @@ from tests.waiting import wait_until
 FROZEN_AT: dict[str, tuple[type, str]] = {
     "a task reads": (OwnerTaskStore, "read"),
     "a task applies": (OwnerTaskStore, "apply"),
-    "a micro-batch is opened": (OwnerPartitions, "open"),
-    "an epoch is sealed": (OwnerPartitions, "seal"),
+    "a micro-batch is opened": (PartitionCalls, "open"),
+    "an epoch is sealed": (PartitionCalls, "seal"),
     "an epoch is closed": (OwnerPartitions, "close"),
-    "the owners are asked": (OwnerPartitions, "check"),
+    "the owners are asked": (PartitionCalls, "check"),
 }
 """What a driver is about to do when it is frozen."""
 FROZEN = "frozen"
@@ -123,15 +123,17 @@ class Drivers:
 
 
 def freeze(owner: type, call: str) -> None:
-    """Have this process stop before this call."""
-    work = getattr(owner, call)
+    """Have this process stop before this call, which may be one that `OwnerPartitions.ask` makes."""
+    place, method = (OwnerPartitions, "ask") if owner is PartitionCalls else (owner, call)
+    work = getattr(place, method)
 
-    def stopped(*arguments, **named):
-        setattr(owner, call, work)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        return work(*arguments, **named)
+    def stopped(self, *arguments, **named):
+        if method == call or arguments[0] is getattr(owner, call):
+            setattr(place, method, work)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return work(self, *arguments, **named)
 
-    setattr(owner, call, stopped)
+    setattr(place, method, stopped)
 
 
 @pytest.mark.parametrize("successor", some(SUCCESSORS, "has ended"))
@@ -259,7 +261,7 @@ def test_another_token_than_before(history, tmp_path):
 
     def to_be_frozen(run: MiniRun) -> None:
         if run.next_batch == FROZEN_IN:
-            freeze(OwnerPartitions, "seal")
+            freeze(PartitionCalls, "seal")
 
     frozen = drivers.run(drivers.first, to_be_frozen)
     with killed_afterwards(frozen):
