@@ -28,7 +28,7 @@ from recovery.cli.common import (
 )
 from recovery.cli.config_options import threshold_option
 from recovery.cli.native import operators_at, operators_text
-from recovery.cli.owners import locations, owner_options, say_links, shown_path
+from recovery.cli.owners import locations, owner_options, owners_text, say_links, shown_path
 from recovery.cli.tables import table
 from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with_path
 from recovery.host.processes import describe_holder
@@ -44,6 +44,7 @@ from recovery.storage.lock import lock_holder
 from recovery.storage.scan import links_of, step_names
 from recovery.storage.snapshot import Snapshot
 from recovery.values.declaration import Declaration, shown
+from recovery.wire.looking import seen_owners
 
 READ_ATTEMPTS = 5
 
@@ -65,11 +66,14 @@ def status(directory: Path, thresholds: dict[str, str], access: OwnerAccess, as_
     places = locations(directory, access)
     with contextlib.ExitStack() as held:
         held.callback(places.release)
-        gathered = gather(directory, parse_targets(thresholds), SystemClock().wall_ms(), places)
+        clock = SystemClock()
+        owners = seen_owners(places.owners, clock)
+        gathered = gather(directory, parse_targets(thresholds), clock.wall_ms(), places, owners=owners)
         facts = {
             **collect_status(places, list(gathered.found), gathered.sizes),
             "origins": [each.as_json() for each in gathered.origins],
             "standby": facts_of(directory),
+            "owners": [each.as_json() for each in owners],
             **collect_health(gathered),
         }
     if as_json:
@@ -128,6 +132,12 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
         say(f"epochs after {oldest} are only logged; keys and sizes are as of epoch {oldest}")
     say(one_line(f"steps: {', '.join(facts['steps']) or 'none yet'}"))
     say(health_text(gathered.health))
+    if gathered.owners:
+        say()
+        say(owners_text(gathered.owners))
+        for each in gathered.owners:
+            say(one_line(f"{each.location}: {f'held by {each.holder}' if each.holder else 'no run has it'}"))
+        say()
     if facts["waiting"]:
         say(one_line(f"waiting since {format_time(facts['waiting']['since_ms'])}: {facts['waiting']['what']}"))
     if facts["replica"]:

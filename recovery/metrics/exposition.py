@@ -9,6 +9,7 @@ from typing import Literal
 from recovery.metrics.meter import RunTotals
 from recovery.planning.health import Finding, HealthTarget, Level, wait_now
 from recovery.planning.measures import Measure, OperatorWork
+from recovery.planning.owner_facts import SeenOwner, owner_findings
 from recovery.planning.replica import ReplicaState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -56,6 +57,7 @@ def families(
     backup_objects: int | None = None,
     replica: ReplicaState | None = None,
     wait_s: float = 0.0,
+    owners: Sequence[SeenOwner] = (),
 ) -> Iterator[Family]:
     """Yield all metrics of a run. Metrics without a value yet have no sample."""
     info = {"flow": about.flow, "execution": str(about.execution), "version": about.version}
@@ -90,7 +92,10 @@ def families(
     if replica is not None:
         yield from _replica(replica)
     yield _gauge("wait_seconds", "Time that the run has waited for executors or a source; 0: it does not.", wait_s)
-    yield from _targets(about.targets, (*totals.findings, wait_now(about.targets, wait_s)))
+    # An owner is seen more often than an epoch is closed.
+    epochs = [each for each in totals.findings if each.where is None]
+    now = (wait_now(about.targets, wait_s), *owner_findings(owners, about.targets))
+    yield from _targets(about.targets, (*epochs, *now))
 
 
 def _gauge(name: str, help_text: str, value: float | None) -> Family:

@@ -16,6 +16,7 @@ from recovery.operational.backends.owned import origins_of
 from recovery.planning.advice import Known
 from recovery.planning.health import Finding, HealthTarget, findings, unsaved_s
 from recovery.planning.measures import Measure, StepSize, summed
+from recovery.planning.owner_facts import SeenOwner, owner_findings
 from recovery.planning.replica import ReplicaLag, Shipped, lag_of
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
@@ -33,6 +34,7 @@ class Facts:
     sizes: per file name, the steps in its newest snapshot; None: the file does not contain them.
     origins: the stores that this store was made from, the nearest first.
     replica, replica_lag: what a run that replicates has shipped, and what is not; None: there was no such run.
+    owners: the owners that were asked, with what they say of themselves.
     waiting: what the run that has the directory waits for; None: there is no run, or it does not wait.
     operator_count, operator_rows: Spark's own operators that have state, and the rows in it; None: not known of all.
     """
@@ -55,6 +57,7 @@ class Facts:
     replica: LastReplica | None = None
     replica_lag: ReplicaLag | None = None
     waiting: Waiting | None = None
+    owners: tuple[SeenOwner, ...] = ()
 
     @property
     def described(self) -> list[PartitionDescription]:
@@ -84,11 +87,12 @@ def gather(
     locations: Locations | None = None,
     *,
     home: Path | None = None,
+    owners: Sequence[SeenOwner] = (),
 ) -> Facts:
     """Read all facts about a directory, even if a part is damaged. Raises NoPartitionsError, StorageError.
 
     locations: the directory, and owners that have other partitions; then also raises what `Locations.found` does. home:
-    the directory of the run, whose copies `directory` has.
+    the directory of the run, whose copies `directory` has. owners: what its owners say of themselves.
     """
     home = home or directory
     locations = locations or Locations(directory)
@@ -121,10 +125,13 @@ def gather(
         backup=backup,
         holder=holder,
         links=links_of(home),
-        health=findings(
-            measures, targets, state_bytes=state_bytes, backup_lag_s=lag_s, unsaved_s=waiting_s,
-            replica_lag_s=None if behind is None else behind.seconds,
-            wait_s=None if waiting is None else max(0, now_ms - waiting.since_ms) / 1000,
+        health=(
+            *findings(
+                measures, targets, state_bytes=state_bytes, backup_lag_s=lag_s, unsaved_s=waiting_s,
+                replica_lag_s=None if behind is None else behind.seconds,
+                wait_s=None if waiting is None else max(0, now_ms - waiting.since_ms) / 1000,
+            ),
+            *owner_findings(owners, targets),
         ),
         problems=tuple(problems),
         operator_count=operators,
@@ -133,6 +140,7 @@ def gather(
         replica=replica,
         replica_lag=behind,
         waiting=waiting,
+        owners=tuple(owners),
     )  # fmt: skip
 
 

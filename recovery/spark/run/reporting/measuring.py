@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from recovery.backup.note import LastBackup, last_backup
@@ -17,6 +18,7 @@ from recovery.errors import RecoveryError
 from recovery.metrics.exposition import About, Family, exposition, families
 from recovery.metrics.memory import ProcessMemory, measure_memory
 from recovery.metrics.meter import Meter
+from recovery.metrics.owners import seen_families
 from recovery.planning.health import Finding, parse_targets, unsaved_s
 from recovery.planning.measures import Measure
 from recovery.planning.replica import ReplicaState
@@ -149,6 +151,7 @@ class RunMeasures:
         self._directory = prepared.config.path
         self._endpoint = prepared.endpoint
         self._replication = prepared.replication
+        self._places = prepared.places
         self._execution = execution
         self._executions = (*before, execution)
         self._clock = clock
@@ -167,7 +170,7 @@ class RunMeasures:
         the partitions."""
         self._keep(self.meter.started(resume_s))
         if self._endpoint is not None:
-            self._endpoint.serve(lambda: exposition(self._families()))
+            self._endpoint.serve(lambda: exposition(chain(self._families(), seen_families(self._places.seen))))
 
     def closed(self, closed: EpochClosed) -> tuple[Finding, ...]:
         """Keep the measure of a closed epoch, and return the targets that it misses. Called on the thread that writes
@@ -178,7 +181,7 @@ class RunMeasures:
         replica = self._replica()
         measure, missed = self.meter.closed(
             closed.epoch, closed.batch, closed.duration_s, closed.partitions, lag_s,
-            None if replica is None else replica.lag.seconds,
+            None if replica is None else replica.lag.seconds, self._places.seen,
         )  # fmt: skip
         self._keep(measure)
         return missed
@@ -204,6 +207,7 @@ class RunMeasures:
             backup_objects=None if backup is None else backup.chain,
             replica=self._replica(),
             wait_s=self.wait_s(),
+            owners=self._places.seen,
         )
 
     def _replica(self) -> ReplicaState | None:
