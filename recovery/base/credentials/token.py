@@ -31,6 +31,10 @@ def read_tokens(path: Path) -> tuple[bytes, ...]:
     """Return the tokens in a file, one or two, each a line without white space around it: the first is the one to ask
     with. Warns if all users can read the file. Raises ConfigurationError."""
     warn_if_shared(path, "the token")
+    return _tokens(path)
+
+
+def _tokens(path: Path) -> tuple[bytes, ...]:
     try:
         lines = read_named(path, MOST_BYTES).split(b"\n")
     except OSError as error:
@@ -72,5 +76,5 @@ class TokenFile:
     def __call__(self) -> bytes:
         """Return the token. A file that has none any more, as while it is written, leaves the last one in use."""
         with contextlib.suppress(ConfigurationError):
-            self._last = read_tokens(self._path)[0]
+            self._last = _tokens(self._path)[0]
         return self._last
