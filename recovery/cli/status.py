@@ -35,6 +35,7 @@ from recovery.host.processes import describe_holder
 from recovery.planning.going_back import after_text
 from recovery.planning.health import Finding, Level, parse_targets, worst
 from recovery.planning.measures import StepSize, measure_json
+from recovery.planning.owner_facts import SeenOwner
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.report.facts import Facts, gather
@@ -132,12 +133,7 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
         say(f"epochs after {oldest} are only logged; keys and sizes are as of epoch {oldest}")
     say(one_line(f"steps: {', '.join(facts['steps']) or 'none yet'}"))
     say(health_text(gathered.health))
-    if gathered.owners:
-        say()
-        say(owners_text(gathered.owners))
-        for each in gathered.owners:
-            say(one_line(f"{each.location}: {f'held by {each.holder}' if each.holder else 'no run has it'}"))
-        say()
+    _say_owners(gathered.owners)
     if facts["waiting"]:
         say(one_line(f"waiting since {format_time(facts['waiting']['since_ms'])}: {facts['waiting']['what']}"))
     if facts["replica"]:
@@ -163,6 +159,15 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
                 ),
             )
         )
+
+
+def _say_owners(owners: Sequence[SeenOwner]) -> None:
+    if owners:
+        say()
+        say(owners_text(owners))
+        for each in owners:
+            say(one_line(f"{each.location}: {f'held by {each.holder}' if each.holder else 'no run has it'}"))
+        say()
 
 
 def _standby_text(facts: Mapping[str, Any]) -> str:

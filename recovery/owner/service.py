@@ -15,7 +15,6 @@ from recovery.base.addresses import host_and_port
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.wording import counted
 from recovery.errors import ConfigurationError, NoPartitionsError, RecoveryError
-from recovery.host.loopback import is_loopback, loopback_warning
 from recovery.host.open_files import allow_open_files
 from recovery.host.signals import StopSignals
 from recovery.metrics.endpoint import HEALTH, READY, MetricsEndpoint
@@ -24,6 +23,7 @@ from recovery.owner.runs import OwnedRuns
 from recovery.owner.serving import FILES_OF_DELTAS, STACK_BYTES, port_of
 from recovery.owner.watch.credentials import CredentialFiles
 from recovery.owner.watch.facts import facts_of, status_of, text
+from recovery.owner.watch.loopback import is_loopback, loopback_warning
 from recovery.planning.owner_facts import OwnerFacts
 from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.verify import damage_behind
@@ -97,15 +97,18 @@ class OwnerService:
         if self._endpoint is not None:
             self._endpoint.serve(lambda: text(self.facts()), self._not_ready)
             log(f"metrics at {self._endpoint.url}, probes at {HEALTH} and {READY}")
-        at = location(host, self.port)
-        listens = location(*self._listener.getsockname()[:2])
-        log(
-            f"serving {directory} at {at}, {'' if listens == at else f'listening at {listens}, '}"
+        self._say_where(host)
+
+    def _say_where(self, host: str) -> None:
+        """Log where the service listens, and a warning if no other host reaches it there by its name."""
+        at, listens = location(host, self.port), location(*self._listener.getsockname()[:2])
+        self._log(
+            f"serving {self.runs.directory} at {at}, {'' if listens == at else f'listening at {listens}, '}"
             f"{self.credentials.text(self._clock)}; {counted(len(self.runs.scan()), 'partition')}"
         )
         warning = loopback_warning(host)
         if warning is not None:
-            log(f"warning: {warning}")
+            self._log(f"warning: {warning}")
 
     def facts(self) -> OwnerFacts:
         """Return the facts of the service at this moment."""

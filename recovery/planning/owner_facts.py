@@ -140,11 +140,16 @@ class SeenOwner(NamedTuple):
         return values.get(target.name)
 
 
-def owner_findings(owners: Sequence[SeenOwner], targets: Sequence[HealthTarget]) -> tuple[Finding, ...]:
-    """Return the targets about owners, each with its worst value and the owner that has it."""
+def owner_findings(
+    owners: Sequence[SeenOwner], targets: Sequence[HealthTarget], certificate_end_s: float | None = None
+) -> tuple[Finding, ...]:
+    """Return the targets about owners, each with its worst value and the owner that has it. certificate_end_s: of the
+    run's own certificate; None: it has none."""
     found = []
     for target in targets:
         values = [(value, owner.location) for owner in owners if (value := owner.value(target)) is not None]
+        if target.name == "certificate" and certificate_end_s is not None:
+            values.append((certificate_end_s, "this run"))
         if values:
             value, where = min(values) if target.low else max(values)
             found.append(Finding(target, value, target.level(value), where=where))

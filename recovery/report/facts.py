@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,14 +107,10 @@ def gather(
     operators, operator_rows = _operators(locations, sizes, measures) if problem is None else (0, None)
     backup, replica = last_backup(home), last_replica(home)
     behind = _behind(replica, found, now_ms)
-    state_bytes = _state_bytes(sizes, max((file.description.count for file in found if file.description), default=0))
-    lag_s = None if backup is None else max(0, now_ms - backup.finished_ms) / 1000
-    began = (execution for file in found if file.description for execution in file.description.executions)
-    waiting_s = unsaved_s(began, now_ms)
     holder = lock_holder(home)
     waiting = None if holder is None else _waiting(home, found)
     origins = _origins(locations, problems) if problem is None else ()
-    return Facts(
+    facts = Facts(
         directory=home,
         now_ms=now_ms,
         found=tuple(found),
@@ -125,14 +121,7 @@ def gather(
         backup=backup,
         holder=holder,
         links=links_of(home),
-        health=(
-            *findings(
-                measures, targets, state_bytes=state_bytes, backup_lag_s=lag_s, unsaved_s=waiting_s,
-                replica_lag_s=None if behind is None else behind.seconds,
-                wait_s=None if waiting is None else max(0, now_ms - waiting.since_ms) / 1000,
-            ),
-            *owner_findings(owners, targets),
-        ),
+        health=(),
         problems=tuple(problems),
         operator_count=operators,
         operator_rows=operator_rows,
@@ -141,7 +130,26 @@ def gather(
         replica_lag=behind,
         waiting=waiting,
         owners=tuple(owners),
-    )  # fmt: skip
+    )
+    return replace(facts, health=_health(facts, targets))
+
+
+def _health(facts: Facts, targets: Sequence[HealthTarget]) -> tuple[Finding, ...]:
+    """Return the facts compared with the targets."""
+    now_ms, backup, behind, waiting = facts.now_ms, facts.backup, facts.replica_lag, facts.waiting
+    began = (execution for each in facts.described for execution in each.executions)
+    return (
+        *findings(
+            facts.measures,
+            targets,
+            state_bytes=facts.state_bytes,
+            backup_lag_s=None if backup is None else max(0, now_ms - backup.finished_ms) / 1000,
+            unsaved_s=unsaved_s(began, now_ms),
+            replica_lag_s=None if behind is None else behind.seconds,
+            wait_s=None if waiting is None else max(0, now_ms - waiting.since_ms) / 1000,
+        ),
+        *owner_findings(facts.owners, targets),
+    )
 
 
 def _waiting(home: Path, found: Sequence[FoundFile]) -> Waiting | None:

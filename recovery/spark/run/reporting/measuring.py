@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from recovery.backup.note import LastBackup, last_backup
 from recovery.base.clock import Clock
+from recovery.base.credentials.certificates import certificates_end_ms, read_certificates
 from recovery.base.ids import BatchId
 from recovery.epochs.closer import EpochClosed
 from recovery.errors import RecoveryError
@@ -152,6 +155,7 @@ class RunMeasures:
         self._endpoint = prepared.endpoint
         self._replication = prepared.replication
         self._places = prepared.places
+        self._certificate_end_ms = _end_of(prepared.config.tls_cert)
         self._execution = execution
         self._executions = (*before, execution)
         self._clock = clock
@@ -181,7 +185,7 @@ class RunMeasures:
         replica = self._replica()
         measure, missed = self.meter.closed(
             closed.epoch, closed.batch, closed.duration_s, closed.partitions, lag_s,
-            None if replica is None else replica.lag.seconds, self._places.seen,
+            None if replica is None else replica.lag.seconds, self._places.seen, self._certificate_end_s(),
         )  # fmt: skip
         self._keep(measure)
         return missed
@@ -208,10 +212,15 @@ class RunMeasures:
             replica=self._replica(),
             wait_s=self.wait_s(),
             owners=self._places.seen,
+            certificate_end_s=self._certificate_end_s(),
         )
 
     def _replica(self) -> ReplicaState | None:
         return None if self._replication is None else self._replication.state
+
+    def _certificate_end_s(self) -> float | None:
+        end_ms = self._certificate_end_ms
+        return None if end_ms is None else (end_ms - self._clock.wall_ms()) / 1000
 
     def _backup_lag_s(self) -> float | None:
         """Seconds since `recovery backup` last finished; None if it never did."""
@@ -219,3 +228,11 @@ class RunMeasures:
 
     def _lag_s(self, backup: LastBackup | None) -> float | None:
         return None if backup is None else max(0, self._clock.wall_ms() - backup.finished_ms) / 1000
+
+
+def _end_of(certificate: str | os.PathLike[str] | None) -> int | None:
+    """Return when the certificate of a run ends; None: the run has none, or it cannot be read."""
+    if certificate is not None:
+        with contextlib.suppress(RecoveryError):
+            return certificates_end_ms(read_certificates(Path(certificate), "--tls-cert"))
+    return None

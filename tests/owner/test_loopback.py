@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from recovery.host.loopback import is_loopback, loopback_warning
+from recovery.owner.watch.loopback import is_loopback, loopback_warning
 
 
 @pytest.mark.parametrize(("host", "is_one"), [
