@@ -147,9 +147,9 @@ def _targets(targets: Sequence[HealthTarget], findings: Sequence[Finding]) -> It
     yield Family(
         "recovery_threshold", "gauge", "Warning and critical levels of the targets, in seconds or bytes.", limits
     )
-    values = [({"target": each.target.name}, each.value) for each in findings if each.value is not None]
+    values = [(_target(each), each.value) for each in findings if each.value is not None]
     yield Family("recovery_target", "gauge", "Values of the targets, in seconds or bytes; newest epoch.", values)
-    levels = [({"target": each.target.name}, _level(each.level)) for each in findings]
+    levels = [(_target(each), _level(each.level)) for each in findings]
     yield Family(
         "recovery_health", "gauge", "0 ok, 1 warning, 2 critical, -1 not measured or without a level; newest epoch.",
         levels,
@@ -177,6 +177,11 @@ def exposition(found: Iterator[Family]) -> str:
             named = ",".join(f'{name}="{_quoted(text)}"' for name, text in labels.items())
             lines.append(f"{family.name}{{{named}}} {_number(value)}" if named else f"{family.name} {_number(value)}")
     return "\n".join([*lines, ""])
+
+
+def _target(finding: Finding) -> Labels:
+    name = {"target": finding.target.name}
+    return name if finding.where is None else {**name, "where": finding.where}
 
 
 def _level(level: Level) -> float:

@@ -122,7 +122,7 @@ class SeenOwner(NamedTuple):
             "in": format_bytes(facts.received_bytes),
             "out": format_bytes(facts.sent_bytes),
             "again": str(facts.reconnections),
-            "clock": f"{self.clock_difference_s:+.1f} s",
+            "clock": f"{round(self.clock_difference_s, 1) + 0.0:+.1f} s",
             "disk free": _size(facts.disk_free_bytes),
             "errors": str(facts.file_errors),
             "memory": _size(facts.memory_bytes),
