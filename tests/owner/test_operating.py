@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from recovery.base.clock import SystemClock
+from recovery.base.ids import Lease
 from recovery.errors import DirectoryLockedError, OwnerRefusedError, RecoveryError, StorageError
 from recovery.metrics.exposition import exposition
 from recovery.metrics.owners import seen_families
@@ -23,16 +27,23 @@ from recovery.planning.owner_facts import owner_findings
 from recovery.storage.copied import copies_of
 from recovery.storage.locations import OwnerAccess
 from recovery.wire import run_client
+from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import OwnerCalls
 from recovery.wire.looking import seen, seen_owners
-from tests.owner.served import TOKEN, Served, recovery, token_file
-from tests.owner.test_service import client
+from tests.owner.served import ROOT, TOKEN, Served, recovery, token_file
 from tests.stores import Driver, SpreadDirectory
 from tests.waiting import wait_until
 from tests.wire.certificates import make_certificates
 
 NEW = "fedcba9876543210fedcba9876543210"
 KEY = bytes(32)
+
+
+PATIENCE_S = 60.0
+
+
+def client(port: int, token: str = TOKEN, *, tls_ca_pem: str | None = None) -> run_client.Owner:
+    return run_client.Owner(OwnerAddress("127.0.0.1", port, Lease(0, ""), 0, PATIENCE_S, tls_ca_pem), token.encode())
 
 
 class Service:
@@ -103,7 +114,7 @@ class TestTokens:
         service = serve()
         own = tmp_path / "own"
         own.write_text(TOKEN)
-        [run] = OwnerAccess((f"127.0.0.1:{service.made.port}",), own).connect(1.0)
+        [run] = OwnerAccess((f"127.0.0.1:{service.made.port}",), own).connect(PATIENCE_S)
         run.hold("one", "a run", KEY)
         own.write_text("")
         assert run.ask(OwnerCalls.serving).holder == "a run"
@@ -325,3 +336,24 @@ class TestProcess:
             assert "Traceback" not in owner.text()
         finally:
             owner.kill()
+
+    def test_a_terminal_that_is_closed_ends_the_service(self, store_dir, tmp_path):
+        """As it does for other commands: nobody would see that it still runs."""
+        ours, terminal = os.openpty()
+        log = tmp_path / "log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "recovery", "serve", store_dir, "--at", "127.0.0.1:0", "--token-file",
+                 token_file(tmp_path)],
+                stdin=terminal, stdout=file, stderr=file, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+        try:
+            wait_until(lambda: "serving" in log.read_text())
+            process.send_signal(signal.SIGHUP)
+            assert process.wait(PATIENCE_S) == 0
+            assert "stopped" in log.read_text()
+        finally:
+            process.kill()
+            process.wait()
+            os.close(ours)
+            os.close(terminal)
