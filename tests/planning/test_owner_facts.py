@@ -20,6 +20,13 @@ def test_the_clock_was_read_half_way():
     assert owner("h1", clock_s=-7).clock_difference_s == -7
 
 
+def test_a_slow_answer_is_no_difference_of_clocks():
+    seen = SeenOwner.of("h1", "", OwnerFacts(clock_ms=0), 100.0, 0)
+    assert seen.clock_difference_s == 50
+    [found] = [each for each in owner_findings([seen], DEFAULTS) if each.target.name == "owner-clock"]
+    assert (found.value, found.level) == (0, Level.OK)
+
+
 def test_each_finding_names_the_worst_owner():
     """Whether its value is the highest or the lowest."""
     owners = [
