@@ -132,6 +132,7 @@ DEFAULTS = (
     HealthTarget("replica-lag", "replica lag", "s", 60, 300, optional=True),
     HealthTarget("wait", "waiting for Spark", "s", 30, 300, optional=True),
     HealthTarget("owner-call", "call of owner", "s", 1, 10, optional=True),
+    HealthTarget("owner-closing", "closing at owner", "s", 10, 30, optional=True),
     HealthTarget("owner-clock", "clock difference of owner", "s", 5, 60, optional=True),
     HealthTarget("owner-disk", "free disk of owner", "bytes", 2e9, 500e6, optional=True, low=True),
     HealthTarget("certificate", "end of certificate of", "s", 14 * DAY_S, 3 * DAY_S, optional=True, low=True),

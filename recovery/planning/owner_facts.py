@@ -78,6 +78,7 @@ class OwnerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 OWNER_ADVICE: Mapping[str, str] = {
     "owner-call": "Tasks wait for this owner: look at its disk and processors, or move partitions to another host.",
+    "owner-closing": "Epochs wait for this owner: look at its disk, or move partitions to another host.",
     "owner-clock": "Have both hosts set their clocks by NTP: certificates, times of epochs and metrics depend on them.",
     "owner-disk": "No epoch closes on a full disk: make room, shorten -b and run gc, or move partitions.",
     "certificate": "Renew the certificate and send the owner SIGHUP: nobody gets in once it has ended.",
@@ -133,6 +134,7 @@ class SeenOwner(NamedTuple):
         """Return the value of one of the targets about owners."""
         values = {
             "owner-call": self.facts.call_p99_s,
+            "owner-closing": self.facts.close_s,
             # What a slow answer may have made of no difference does not count.
             "owner-clock": max(0.0, abs(self.clock_difference_s) - self.answer_s / 2),
             "owner-disk": self.facts.disk_free_bytes,

@@ -12,6 +12,7 @@ NEWEST = 1_000
 QUIET_S = 60.0
 """A refusal is logged once in this time; the next line says how often it was repeated."""
 MOST_TEXTS = 100
+"""Different refusals that are logged in this time. Further ones are not: clients without a secret fill no disk."""
 
 
 @dataclass(slots=True)
@@ -46,8 +47,8 @@ class CallTimes:
 
 
 class Repeats:
-    """Lets a text through once in `QUIET_S`. So a client that tries again and again fills no log. Any thread may call
-    it."""
+    """Lets a text through once in `QUIET_S`, and `MOST_TEXTS` in that time. So a client that tries again and again
+    fills no log. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +64,10 @@ class Repeats:
                 self._said[text] = said_s, kept_back + 1
                 return None
             self._said.pop(text, None)
+            if len(self._said) == MOST_TEXTS:
+                oldest = next(iter(self._said))
+                if now_s - self._said[oldest][0] < QUIET_S:
+                    return None
+                del self._said[oldest]
             self._said[text] = now_s, 0
-            if len(self._said) > MOST_TEXTS:
-                del self._said[next(iter(self._said))]
         return f"{text} (and {kept_back} times before)" if kept_back else text

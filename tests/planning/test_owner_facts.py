@@ -30,18 +30,19 @@ def test_a_slow_answer_is_no_difference_of_clocks():
 def test_each_finding_names_the_worst_owner():
     """Whether its value is the highest or the lowest."""
     owners = [
-        owner("h1", call_p99_s=0.1, disk_free_bytes=10**12, certificate_end_s=40 * DAY_S),
+        owner("h1", call_p99_s=0.1, close_s=12.0, disk_free_bytes=10**12, certificate_end_s=40 * DAY_S),
         owner("h2", call_p99_s=20, disk_free_bytes=10**9, certificate_end_s=10 * DAY_S, clock_s=-70),
         owner("h3"),
     ]
     found = {each.target.name: each for each in owner_findings(owners, DEFAULTS)}
     assert {name: (each.where, each.level) for name, each in found.items()} == {
         "owner-call": ("h2", Level.CRITICAL), "owner-clock": ("h2", Level.CRITICAL),
+        "owner-closing": ("h1", Level.WARNING),
         "owner-disk": ("h2", Level.WARNING), "certificate": ("h2", Level.WARNING),
     }  # fmt: skip
     assert str(found["owner-call"]) == "call of owner h2 20 s (critical from 10 s)"
     assert str(found["certificate"]) == "end of certificate of h2 10 d (warning up to 14 d)"
-    assert found["certificate"].is_worse(owner_findings(owners[:1], DEFAULTS)[2])
+    assert found["certificate"].is_worse(owner_findings(owners[:1], DEFAULTS)[-1])
     assert set(found) == set(OWNER_ADVICE)
 
 

@@ -24,6 +24,13 @@ def test_a_text_comes_through_once_in_a_while(monkeypatch):
     assert [repeats("a"), repeats("a"), repeats("b"), repeats("a")] == ["a", None, "b", None]
     now[0] += traffic.QUIET_S
     assert [repeats("a"), repeats("a")] == ["a (and 2 times before)", None]
-    for number in range(1000):
-        repeats(f"text {number}")
-    assert len(repeats._said) == traffic.MOST_TEXTS
+
+
+def test_many_different_texts_fill_no_log(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(traffic.time, "monotonic", lambda: now[0])
+    repeats = Repeats()
+    for minute in range(1, 4):
+        said = [each for number in range(1000) if (each := repeats(f"text {number}")) is not None]
+        assert len(said) == len(repeats._said) == traffic.MOST_TEXTS, minute
+        now[0] += traffic.QUIET_S
