@@ -108,7 +108,7 @@ class Finding:
         return mine < its if self.target.low else mine > its
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same facts as JSON values."""
+        """Return the fields as JSON values."""
         t = self.target
         return {
             "target": t.name,
