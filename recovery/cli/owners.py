@@ -18,10 +18,12 @@ from recovery.cli.common import say, tell
 from recovery.cli.config_options import config_option
 from recovery.cli.tables import table
 from recovery.planning.copies import Location
+from recovery.planning.owner_facts import SeenOwner
 from recovery.storage.copied import copies_of
 from recovery.storage.locations import Locations, OwnerAccess
 from recovery.storage.lock import check_unlocked
 from recovery.storage.standby import refuse_standby
+from recovery.wire.looking import seen_owners
 
 VERIFIES = "A PEM file of certificates that verify the owners."
 RECEIVES = (
@@ -97,6 +99,22 @@ def _told_copies(places: Locations) -> Iterator[Path]:
         for note in places.notes:
             tell(one_line(note))
         yield found
+
+
+def ask_owners(access: OwnerAccess) -> list[SeenOwner]:
+    """Return what the owners say of themselves; without owners, nothing."""
+    owners = access.connect(LOOK_S)
+    try:
+        return seen_owners(owners, SystemClock())
+    finally:
+        for owner in owners:
+            owner.release()
+
+
+def owners_text(owners: Sequence[SeenOwner]) -> str:
+    """Return a table of what owners say of themselves."""
+    rows = [each.cells() for each in owners]
+    return table(tuple(rows[0]), [tuple(map(one_line, row.values())) for row in rows])
 
 
 def to_read(directory: Path, access: OwnerAccess) -> Path:

@@ -22,7 +22,7 @@ from recovery.cli.common import (
 )
 from recovery.cli.config_options import threshold_option
 from recovery.cli.option import option
-from recovery.cli.owners import owner_options, to_read
+from recovery.cli.owners import ask_owners, owner_options, to_read
 from recovery.errors import ConfigurationError
 from recovery.planning.advice import advise
 from recovery.planning.health import parse_targets
@@ -65,7 +65,8 @@ def report(
     from recovery.report.page import page
 
     targets = parse_targets(thresholds)
-    facts = gather(to_read(directory, access), targets, SystemClock().wall_ms(), home=directory)
+    owners = ask_owners(access)
+    facts = gather(to_read(directory, access), targets, SystemClock().wall_ms(), home=directory, owners=owners)
     text = page(facts, advise(known(facts, os.cpu_count() or 1), tolerate), largest(facts, keys) if keys else [])
     if not write_whole(output, text):
         return

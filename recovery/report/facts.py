@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from recovery.operators.held import held_operators, held_rows
 from recovery.planning.advice import Known
 from recovery.planning.health import Finding, HealthTarget, findings, unsaved_s
 from recovery.planning.measures import Measure, StepSize, summed
+from recovery.planning.owner_facts import SeenOwner, owner_findings
 from recovery.planning.replica import ReplicaLag, Shipped, lag_of
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
@@ -33,6 +34,7 @@ class Facts:
     sizes: per file name, the steps in its newest snapshot; None: the file does not contain them.
     origins: the stores that this store was made from, the nearest first.
     replica, replica_lag: what a run that replicates has shipped, and what is not; None: there was no such run.
+    owners: the owners that were asked, with what they say of themselves.
     waiting: what the run that has the directory waits for; None: there is no run, or it does not wait.
     operator_count, operator_rows: Spark's own operators that have state, and the rows in it; None: not known of all.
     """
@@ -55,6 +57,7 @@ class Facts:
     replica: LastReplica | None = None
     replica_lag: ReplicaLag | None = None
     waiting: Waiting | None = None
+    owners: tuple[SeenOwner, ...] = ()
 
     @property
     def described(self) -> list[PartitionDescription]:
@@ -84,11 +87,12 @@ def gather(
     locations: Locations | None = None,
     *,
     home: Path | None = None,
+    owners: Sequence[SeenOwner] = (),
 ) -> Facts:
     """Read all facts about a directory, even if a part is damaged. Raises NoPartitionsError, StorageError.
 
     locations: the directory, and owners that have other partitions; then also raises what `Locations.found` does. home:
-    the directory of the run, whose copies `directory` has.
+    the directory of the run, whose copies `directory` has. owners: what its owners say of themselves.
     """
     home = home or directory
     locations = locations or Locations(directory)
@@ -103,14 +107,10 @@ def gather(
     operators, operator_rows = _operators(locations, sizes, measures) if problem is None else (0, None)
     backup, replica = last_backup(home), last_replica(home)
     behind = _behind(replica, found, now_ms)
-    state_bytes = _state_bytes(sizes, max((file.description.count for file in found if file.description), default=0))
-    lag_s = None if backup is None else max(0, now_ms - backup.finished_ms) / 1000
-    began = (execution for file in found if file.description for execution in file.description.executions)
-    waiting_s = unsaved_s(began, now_ms)
     holder = lock_holder(home)
     waiting = None if holder is None else _waiting(home, found)
     origins = _origins(locations, problems) if problem is None else ()
-    return Facts(
+    facts = Facts(
         directory=home,
         now_ms=now_ms,
         found=tuple(found),
@@ -121,11 +121,7 @@ def gather(
         backup=backup,
         holder=holder,
         links=links_of(home),
-        health=findings(
-            measures, targets, state_bytes=state_bytes, backup_lag_s=lag_s, unsaved_s=waiting_s,
-            replica_lag_s=None if behind is None else behind.seconds,
-            wait_s=None if waiting is None else max(0, now_ms - waiting.since_ms) / 1000,
-        ),
+        health=(),
         problems=tuple(problems),
         operator_count=operators,
         operator_rows=operator_rows,
@@ -133,7 +129,27 @@ def gather(
         replica=replica,
         replica_lag=behind,
         waiting=waiting,
-    )  # fmt: skip
+        owners=tuple(owners),
+    )
+    return replace(facts, health=_health(facts, targets))
+
+
+def _health(facts: Facts, targets: Sequence[HealthTarget]) -> tuple[Finding, ...]:
+    """Return the facts compared with the targets."""
+    now_ms, backup, behind, waiting = facts.now_ms, facts.backup, facts.replica_lag, facts.waiting
+    began = (execution for each in facts.described for execution in each.executions)
+    return (
+        *findings(
+            facts.measures,
+            targets,
+            state_bytes=facts.state_bytes,
+            backup_lag_s=None if backup is None else max(0, now_ms - backup.finished_ms) / 1000,
+            unsaved_s=unsaved_s(began, now_ms),
+            replica_lag_s=None if behind is None else behind.seconds,
+            wait_s=None if waiting is None else max(0, now_ms - waiting.since_ms) / 1000,
+        ),
+        *owner_findings(facts.owners, targets),
+    )
 
 
 def _waiting(home: Path, found: Sequence[FoundFile]) -> Waiting | None:

@@ -12,12 +12,13 @@ from typing import NamedTuple
 from recovery.base.addresses import host_and_port
 from recovery.base.clock import Clock
 from recovery.base.credentials.certificates import read_certificates
-from recovery.base.credentials.token import read_token
+from recovery.base.credentials.token import TokenFile
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex, StepId
 from recovery.base.threads import each
 from recovery.errors import ConfigurationError, DirectoryLockedError, NoPartitionsError, RecoveryError
 from recovery.planning.copies import Location, choose_copies
 from recovery.planning.measures import Measure, StepSize
+from recovery.planning.owner_facts import SeenOwner
 from recovery.planning.resume import common_cuts, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.connect import connect_driver
@@ -77,7 +78,7 @@ class OwnerAccess(NamedTuple):
                 cause="Owners answer only those who have the token that the owners were started with.",
                 remedy="Give the file of the token: --token-file FILE",
             )
-        token = read_token(self.token_file)
+        token = TokenFile(self.token_file)
         tls_ca_pem = None if self.tls_ca is None else read_certificates(self.tls_ca)
         places = [host_and_port(owner) for owner in self.owners]
         return [
@@ -121,6 +122,11 @@ class Locations:
             held.enter_context(DirectoryLock(self.directory, clock, purpose))
             self.hold(run, purpose, task_key)
             yield
+
+    @property
+    def seen(self) -> list[SeenOwner]:
+        """The owners as they last answered the run that holds them, without those that have not yet."""
+        return [owner.seen for owner in self.owners if owner.seen is not None]
 
     def check_free(self) -> None:
         """Raise DirectoryLockedError, with the location of the owner, if a process has locked the directory of one."""

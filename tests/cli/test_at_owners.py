@@ -112,8 +112,10 @@ def test_a_new_store(kinds, tmp_path, words):
 
 
 def test_status(kinds, tmp_path):
-    """All but who has locked what, and what a copy of the directory changes: operators, schemas and sizes, too."""
+    """All but who has locked what, what a copy of the directory changes, and the owners themselves: operators, schemas
+    and sizes, too."""
     files, owners = both(kinds, "status DIR", tmp_path)
+    assert (len(owners.pop("owners")), files.pop("owners")) == (2, [])
     for each in (files, owners):
         each["partitions"] = [{**one, "file": ""} for one in each["partitions"]]
     assert owners == files
