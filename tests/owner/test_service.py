@@ -58,7 +58,8 @@ def service(store_dir, tmp_path):
 
 
 def client(port: int, token: str = TOKEN, *, tls_ca_pem: str | None = None, host: str = "127.0.0.1") -> Owner:
-    return Owner(OwnerAddress(host, port, Lease(0, ""), 0, 1.0, tls_ca_pem), token.encode())
+    """A run or look. A refusal comes after a pause, which may be long on a busy machine."""
+    return Owner(OwnerAddress(host, port, Lease(0, ""), 0, 30.0, tls_ca_pem), token.encode())
 
 
 class TestWhoMayComeIn:
