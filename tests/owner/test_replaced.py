@@ -46,7 +46,7 @@ SUCCESSORS = ["runs", "has ended", "was killed", "has ended, and the owners were
 @pytest.fixture
 def history(make_store, tmp_path, monkeypatch) -> Iterator[History]:
     """Four partitions at owners that let a silent driver go soon."""
-    monkeypatch.setattr(server, "HOLD_S", 0.5)
+    monkeypatch.setattr(server, "HOLD_S", 2.0)
     monkeypatch.setattr(server, "PROGRESS_S", 0.05)
     monkeypatch.setattr(run_client, "STILL_S", 0.1)
     made = History(make_store(4), 4, 7, tmp_path)
