@@ -40,6 +40,8 @@ class RunStatus:
         self.released = threading.Event()
         self.over = threading.Event()
         """Set when the run has ended, or has to: the idle timer ends, and whoever waits for the run ends it."""
+        self.finished = False
+        """Whether the last epoch was closed, or could not be."""
         self.error: BaseException | None = None
         """The first error, in the form in which it is raised to the user."""
         self.tables: Callable[[], str] = str

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from recovery.backup.note import LastBackup, last_backup
-from recovery.base.clock import Clock
 from recovery.base.ids import BatchId
 from recovery.epochs.closer import EpochClosed
 from recovery.errors import RecoveryError
@@ -136,45 +135,40 @@ class RunMeasures:
         prepared: Prepared,
         store: PartitionStore,
         execution: Execution,
-        before: Sequence[Execution],
-        clock: Clock,
-        memory: Callable[[int], ProcessMemory] = measure_memory,
+        memory: Callable[[int], ProcessMemory],
         *,
         native: bool,
     ) -> None:
-        """before: the executions that the partitions already hold. memory: see `run_memory`. native: whether operators
-        of Spark keep state."""
+        """memory: see `run_memory`. native: whether operators of Spark keep state."""
+        self._prepared = prepared
         self._store = store
         self._kept = prepared.temporary is None
-        self._directory = prepared.config.path
-        self._endpoint = prepared.endpoint
-        self._replication = prepared.replication
         self._execution = execution
-        self._executions = (*before, execution)
-        self._clock = clock
+        self._clock = prepared.clock
         self._targets = parse_targets(prepared.config.thresholds)
         self.wait_s: Callable[[], float] = float
         """How long the run has waited for executors or a source; 0: it does not."""
-        self.meter = Meter(execution.number, clock, self._targets, memory, closes=self._kept, native=native)
+        self.meter = Meter(execution.number, self._clock, self._targets, memory, closes=self._kept, native=native)
 
     @property
     def url(self) -> str | None:
         """The address where Prometheus finds the metrics; None if they are not served."""
-        return self._endpoint.url if self._endpoint is not None else None
+        return None if self._prepared.endpoint is None else self._prepared.endpoint.url
 
     def started(self, resume_s: float) -> None:
         """Keep the measure of the start, and begin to serve metrics. Until the first epoch is ended, this may write to
         the partitions."""
         self._keep(self.meter.started(resume_s))
-        if self._endpoint is not None:
-            self._endpoint.serve(lambda: exposition(self._families()))
+        if self._prepared.endpoint is not None:
+            self._prepared.endpoint.serve(lambda: exposition(self._families()))
 
     def closed(self, closed: EpochClosed) -> tuple[Finding, ...]:
         """Keep the measure of a closed epoch, and return the targets that it misses. Called on the thread that writes
         epochs."""
         lag_s = self._backup_lag_s()
         if lag_s is None:
-            lag_s = unsaved_s(self._executions, self._clock.wall_ms())
+            executions = (*self._prepared.plan.partitions[0].executions, self._execution)
+            lag_s = unsaved_s(executions, self._clock.wall_ms())
         replica = self._replica()
         measure, missed = self.meter.closed(
             closed.epoch, closed.batch, closed.duration_s, closed.partitions, lag_s,
@@ -192,7 +186,7 @@ class RunMeasures:
     def _families(self) -> Iterator[Family]:
         """The current metrics."""
         each = self._execution
-        backup = last_backup(self._directory)
+        backup = last_backup(self._prepared.config.path)
         totals = self.meter.totals
         closed_s = totals.last_closed_s
         return families(
@@ -207,11 +201,11 @@ class RunMeasures:
         )
 
     def _replica(self) -> ReplicaState | None:
-        return None if self._replication is None else self._replication.state
+        return None if self._prepared.replicated is None else self._prepared.replicated.state
 
     def _backup_lag_s(self) -> float | None:
         """Seconds since `recovery backup` last finished; None if it never did."""
-        return self._lag_s(last_backup(self._directory))
+        return self._lag_s(last_backup(self._prepared.config.path))
 
     def _lag_s(self, backup: LastBackup | None) -> float | None:
         return None if backup is None else max(0, self._clock.wall_ms() - backup.finished_ms) / 1000
