@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from functools import partial
 from typing import TYPE_CHECKING
 
 from recovery.backup.note import reads_made_keys
 from recovery.base import faults
 from recovery.base.ids import BatchId
 from recovery.checkpoint.capture import Capture
-from recovery.checkpoint.home import CheckpointHome
 from recovery.config import checkpoint_address
 from recovery.epochs.closer import ClosingHooks, ClosingSettings, EpochClosed, EpochCloser
 from recovery.epochs.execution import new_execution
 from recovery.errors import StaleDirectoryError
-from recovery.hadoop.home import HadoopHome
+from recovery.hadoop.home import HadoopHome, checkpoint_home, discard_earlier
 from recovery.host.storage_errors import storage_errors
 from recovery.sinks.delivery import Delivery
-from recovery.spark.jvm.lost_topics import topics_lacking
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan
 from recovery.spark.planner.iceberg_tables import IcebergInput
-from recovery.spark.run.checkpoint_home import checkpoint_home, discard_earlier
-from recovery.spark.run.launch import setting_of
 from recovery.spark.run.parts.mailboxes import Mailboxes
 from recovery.spark.run.parts.serving import TaskAccess
-from recovery.spark.run.position import RecoveredPosition, readable, restore_position, resume_of_sink, step_plan
+from recovery.spark.run.position import readable, restore_position, resume_of_sink, step_plan
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.reporting.events import Observer, Resumed
 from recovery.spark.run.reporting.reports import Reports
-from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
 from recovery.storage.connect import left_executions
 from recovery.storage.restored import end_restored, read_restored
@@ -70,8 +64,7 @@ class FlowRun:
         )
         self.lease = self.execution.lease
         self._mailboxes = self.parts.add(Mailboxes(bound.steps, store, self.lease))
-        lacking = partial(topics_lacking, self.spark, bound.inputs)
-        self.status = RunStatus(store, self.lease, lacking, bound.lookups)
+        self.status = RunStatus(store, self.lease, bound)
         self.reports = Reports(prepared, bound, store, self.execution, self.status, observer)
         self._steps = step_plan(store, prepared.plan, bound, prepared.config)
         self._taken_back: list[str] = []
@@ -101,17 +94,16 @@ class FlowRun:
     def begin(self) -> None:
         """Perform the steps. Then Spark's query may run."""
         prepared, reports = self.prepared, self.reports
-        self.home, position = self._begin_execution()
+        self._begin_execution()
         faults.reach("start.3")
         reports.show()
         if prepared.replicated is not None:
             prepared.replicated.is_ending = self.status.parked.is_set
             prepared.replicated.report_to(reports.replica_changed)
-        self.closer = self._closer(position)
+        self.closer = self._closer()
         self.parts.add(reports)
-        self.parts.add_end("thread that closes epochs", self.closer.finish)
-        self.starts = SourceStarts(self.store, self.lease, self.home, self.bound.sources, self.closer, position)
-        self.closer.begin(self._steps, position.new_rows, laid_out=position.laid_out)
+        self.parts.add_end("closer", self.closer.finish)
+        self.closer.begin(self._steps, self.position.new_rows, laid_out=self.position.laid_out)
         faults.reach("start.4")
         # Before the stream starts: after that, the partitions belong to the thread that closes epochs.
         reports.measures.started(prepared.planned_s + self.clock.elapsed_s() - reports.began_s)
@@ -121,23 +113,20 @@ class FlowRun:
         )
         self._mailboxes.batch_done()
 
-    def _begin_execution(self) -> tuple[CheckpointHome, RecoveredPosition]:
-        """Begin the execution; return the scratch checkpoint, and the position that Spark continues from."""
+    def _begin_execution(self) -> None:
+        """Begin the execution at the position that Spark continues from."""
         prepared, bound, store = self.prepared, self.bound, self.store
         config, plan = prepared.config, prepared.plan
         # Without such state only this host writes the checkpoint.
         address = checkpoint_address(config) if bound.keeps_native_state else None
         left = left_executions(prepared.scratch, config.path)
         scratch = store.prepare(self.execution)
-        home = checkpoint_home(address, scratch, plan.store_id, self.lease)
+        self.home = home = checkpoint_home(address, scratch, plan.store_id, self.lease)
         self.parts.add_end("checkpoint", home.discard)
-        position = restore_position(
-            store, plan, bound.sources, home.directory, config.path, config.rename_steps, self._steps.edits,
-            partial(setting_of, self.spark), home.location,
-        )  # fmt: skip
+        position = restore_position(store, plan, bound, home, config, self._steps.edits)
         self.tables = IcebergInput(bound.tables, bound.sources, home)
         self.status.tables = self.tables.described
-        position, self.reports.summary.lost_input, said = readable(
+        self.position, self.reports.summary.lost_input, said = readable(
             store, plan, bound, position, home, self.tables, config.lose_input,
             [path / "checkpoint" for path in left.values()],
         )  # fmt: skip
@@ -146,7 +135,7 @@ class FlowRun:
             part.ready()
         faults.reach("start.3.looked")
         if prepared.until is not None:
-            self.last = prepared.until.lay_out(home.directory, position.restored.batch, bound.sources, config)
+            self.last = prepared.until.lay_out(home.directory, self.position.restored.batch, bound.sources, config)
         with storage_errors(prepared.scratch):
             # Those that were killed before the partitions knew them: this directory's lock is ours.
             discard_earlier(address, plan.store_id, left)
@@ -164,15 +153,14 @@ class FlowRun:
         for text in dict.fromkeys(self._taken_back):
             with contextlib.suppress(OSError, ValueError):
                 print(f"recovery: {text}", file=sys.stderr, flush=True)
-        return home, position
 
-    def _closer(self, position: RecoveredPosition) -> EpochCloser:
-        prepared, bound = self.prepared, self.bound
+    def _closer(self) -> EpochCloser:
+        prepared, bound, restored = self.prepared, self.bound, self.position.restored
         return EpochCloser(
             self.store,
             self.lease,
             prepared.plan,
-            Capture(self.home, position.restored.held, position.restored.stale, sources=bound.sources.numbers),
+            Capture(self.home, restored.held, restored.stale, sources=bound.sources.numbers),
             # The loads come last: a mark that somebody sets while the sink prepares does not replace the epoch's.
             (self.delivery, self.loads),
             ClosingSettings(

@@ -115,7 +115,7 @@ class RecoveryQuery:
             if status.finished:
                 return
             status.parked.set()
-            status.note_failure(run.spark)
+            status.note_failure()
             try:
                 with self._stream.after_batch():
                     if not run.prepared.temporary and may_still_close(status.error):

@@ -30,6 +30,7 @@ from recovery.spark.run.parts.part import Part
 from recovery.spark.run.reporting.events import BatchDone, WaitingForSpark
 from recovery.spark.run.reporting.listener import announce
 from recovery.spark.run.reporting.spark_waits import Waits
+from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.under_way import UnderWay
 from recovery.spark.tuning.outcome import Outcome
 
@@ -57,6 +58,7 @@ class Stream(Part):
         self._run = run
         self._status = run.status
         self._stop = stop
+        self._starts = SourceStarts(run)
         self._given_up = False
         self._timer: threading.Thread | None = None
         self._waits = Waits(
@@ -64,7 +66,7 @@ class Stream(Part):
             lambda what, seconds: run.reports.notify(WaitingForSpark(what, seconds)),
             noted=run.prepared.temporary is None,
         )  # fmt: skip
-        run.parts.add_end("note of waits", self._waits.end)
+        run.parts.add_end("waits", self._waits.end)
         run.reports.measures.wait_s = lambda: self._waits.seconds
 
     def launch(self, trigger: str | Interval | None) -> None:
@@ -127,7 +129,7 @@ class Stream(Part):
         reports.count_input()
         if run.prepared.temporary is None:
             run.tables.check(batch_id)
-            run.starts.keep(self._running(), batch_id)
+            self._starts.keep(self._running(), batch_id)
         if closer.due():
             # The stream waits until the epoch before is closed.
             ended, began_s = closer.finished, clock.elapsed_s()
@@ -207,7 +209,7 @@ class Stream(Part):
         not learn of it, nor does everybody who waits for the query. Otherwise see what Spark waits for."""
         query = self._status.query
         if has_died(query) and (self.under_way.batch is not None or is_alive(query)):
-            self._status.note_failure(self._run.spark)
+            self._status.note_failure()
             self._status.note(jvm_failed(""))
             self.under_way.cut()
             self._status.over.set()

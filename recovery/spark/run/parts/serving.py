@@ -26,7 +26,7 @@ class TaskAccess(Part):
     The driver itself reaches its own partitions as files, also on a cluster.
     """
 
-    name = "access of tasks"
+    name = "task access"
 
     def __init__(
         self, context: SparkContext, store: PartitionStore, execution: Execution, scratch: Path, config: RecoveryConfig

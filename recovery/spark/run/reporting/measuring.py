@@ -22,6 +22,7 @@ from recovery.planning.replica import ReplicaState
 from recovery.planning.values import Execution
 from recovery.spark.clusters import is_cluster
 from recovery.spark.jvm.executors import executors_bytes
+from recovery.spark.planner.bind import BoundPlan
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.reporting.events import RunSummary
 from recovery.spark.run.reporting.operator_rows import OperatorReports
@@ -39,19 +40,16 @@ class InputCount:
         self,
         meter: Meter,
         summary: RunSummary,
-        native_state: bool,
+        bound: BoundPlan,
         batch: BatchId,
-        ticks: Sequence[bool],
         on_counted: Callable[[BatchId, int], None],
     ) -> None:
-        """native_state: whether Spark's own operators keep state. batch: the newest micro-batch that is already
-        counted. ticks: which of Spark's sources wakes steps for their timeouts; its rows are not input. on_counted:
-        called once for each micro-batch, with its rows."""
+        """batch: the newest micro-batch that is already counted. on_counted: called once for each micro-batch, with its
+        rows."""
         self.batch = batch
         self._meter = meter
         self._summary = summary
-        self._native_state = native_state
-        self._ticks = ticks
+        self._bound = bound
         self._on_counted = on_counted
         self._operators = OperatorReports()
         self._reports = True
@@ -69,7 +67,7 @@ class InputCount:
                 progress = json.loads(reported[place].json())
                 if "addBatch" in progress["durationMs"]:
                     operators, work = self._operators.of(query._jsq, progress)
-                    found.append((batch, input_rows(progress, self._ticks), operators, work))
+                    found.append((batch, input_rows(progress, self._bound.sources.ticking), operators, work))
             # Count only after all of them were read: otherwise the next look would count some again.
             found.reverse()
             for batch, rows, operators, work in found:
@@ -87,7 +85,7 @@ class InputCount:
 
         over: waits that many seconds; returns whether nothing more will come.
         """
-        if not (self._reports and self._native_state):
+        if not (self._reports and self._bound.keeps_native_state):
             return
         with contextlib.suppress(Exception):
             for _ in range(PROGRESS_LOOKS):
@@ -107,7 +105,7 @@ def input_rows(progress: Mapping[str, Any], ticks: Sequence[bool]) -> int:
     return int(progress["numInputRows"] - woken)
 
 
-def run_memory(context: Any) -> Callable[[int], ProcessMemory]:
+def _memory(context: Any) -> Callable[[int], ProcessMemory]:
     """Return what measures the memory of a run: of the driver's host, and on a cluster of the executors, too."""
     if not is_cluster(context.master):
         return measure_memory
@@ -130,16 +128,7 @@ def first_summary(prepared: Prepared, execution: Execution) -> RunSummary:
 class RunMeasures:
     """Keeps the measures of a run in its partitions, and serves them to Prometheus if configured."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        store: PartitionStore,
-        execution: Execution,
-        memory: Callable[[int], ProcessMemory],
-        *,
-        native: bool,
-    ) -> None:
-        """memory: see `run_memory`. native: whether operators of Spark keep state."""
+    def __init__(self, prepared: Prepared, bound: BoundPlan, store: PartitionStore, execution: Execution) -> None:
         self._prepared = prepared
         self._store = store
         self._kept = prepared.temporary is None
@@ -148,7 +137,10 @@ class RunMeasures:
         self._targets = parse_targets(prepared.config.thresholds)
         self.wait_s: Callable[[], float] = float
         """How long the run has waited for executors or a source; 0: it does not."""
-        self.meter = Meter(execution.number, self._clock, self._targets, memory, closes=self._kept, native=native)
+        self.meter = Meter(
+            execution.number, self._clock, self._targets, _memory(bound.frame.sparkSession.sparkContext),
+            closes=self._kept, native=bound.keeps_native_state,
+        )  # fmt: skip
 
     @property
     def url(self) -> str | None:

@@ -24,7 +24,7 @@ from recovery.spark.run.reporting.events import (
     ReplicaChanged,
     Stopping,
 )
-from recovery.spark.run.reporting.measuring import InputCount, RunMeasures, first_summary, run_memory
+from recovery.spark.run.reporting.measuring import InputCount, RunMeasures, first_summary
 from recovery.spark.run.reporting.shown import NotebookLine, notebook_line
 from recovery.spark.run.status import RunStatus
 from recovery.storage.seam import PartitionStore
@@ -45,8 +45,7 @@ class Reports(Part):
         observer: Observer | None,
     ) -> None:
         self.summary = first_summary(prepared, execution)
-        memory = run_memory(bound.frame.sparkSession.sparkContext)
-        self.measures = RunMeasures(prepared, store, execution, memory, native=bound.keeps_native_state)
+        self.measures = RunMeasures(prepared, bound, store, execution)
         self.meter = self.measures.meter
         self._prepared = prepared
         self.began_s = prepared.clock.elapsed_s()
@@ -54,10 +53,8 @@ class Reports(Part):
         self._observer = observer
         self._line: NotebookLine | None = None
         snapshot = prepared.plan.snapshot
-        self._input = InputCount(
-            self.meter, self.summary, bound.keeps_native_state, NO_BATCH if snapshot is None else snapshot.batch_id,
-            bound.sources.ticking, self._on_counted,
-        )  # fmt: skip
+        batch = NO_BATCH if snapshot is None else snapshot.batch_id
+        self._input = InputCount(self.meter, self.summary, bound, batch, self._on_counted)
         self._notifying = threading.Lock()
 
     def show(self) -> None:
