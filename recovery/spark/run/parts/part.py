@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -57,6 +58,8 @@ class RunParts:
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
+        # A run that stops while its start fails: the second thread waits for what the first one ends.
+        self._ending = threading.RLock()
 
     def __iter__(self) -> Iterator[Part]:
         # A thread that closes the last epoch may be in a phase while the first parts end.
@@ -90,20 +93,21 @@ class RunParts:
         error: what kept the run from starting. noted: returns what the run has noted; its parts may note an error while
         they end.
         """
-        while self._parts:
-            part = self._parts.pop()
-            error = error or noted()
-            try:
-                part.end(error)
-            except BaseException as failure:
+        with self._ending:
+            while self._parts:
+                part = self._parts.pop()
                 error = error or noted()
-                if error is None:
-                    error = as_recovery_error(failure)
-                    if error is not failure:
-                        error.__cause__ = failure
-                else:
-                    _log.warning("at the end of the run, the %s failed as well: %s", part.name, headline(failure))
-        return error or noted()
+                try:
+                    part.end(error)
+                except BaseException as failure:
+                    error = error or noted()
+                    if error is None:
+                        error = as_recovery_error(failure)
+                        if error is not failure:
+                            error.__cause__ = failure
+                    else:
+                        _log.warning("at the end of the run, the %s failed as well: %s", part.name, headline(failure))
+            return error or noted()
 
 
 class _End(Part):
