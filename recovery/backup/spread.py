@@ -31,7 +31,7 @@ AT_ONCE = 16
 
 
 class SpreadParts:
-    """The partitions of a directory and of owners: `recovery.backup.make.Parts`."""
+    """The `Parts` of a directory and of owners."""
 
     def __init__(self, places: Locations, destination: str) -> None:
         """destination: the address of the place, which each owner opens with credentials of its own."""
@@ -41,18 +41,15 @@ class SpreadParts:
         self._apart: RecoveryError | None = None
 
     def found(self) -> list[FoundFile]:
-        """See `Parts.found`."""
         self._found = self._places.found()
         self._fit(self._found)
         return self._found
 
     def origins(self) -> Sequence[Origin]:
-        """See `Parts.origins`."""
         self.found()
         return origins_of(self._places)
 
     def store(self, storing: Storing) -> list[StoredCopy] | None:
-        """See `Parts.store`."""
         found = plan_resume(self._found)
         places = self._places
         at_owners: dict[Owner, list[PartitionIndex]] = {}
@@ -80,7 +77,6 @@ class SpreadParts:
         return copies
 
     def apart(self) -> RecoveryError:
-        """See `Parts.apart`."""
         assert self._apart is not None, "store comes first"
         return self._apart
 

@@ -100,7 +100,7 @@ def _told_copies(places: Locations) -> Iterator[Path]:
 
 
 def to_read(directory: Path, access: OwnerAccess) -> Path:
-    """Return what `whole_copies` yields. The directory exists until the command ends."""
+    """Return a directory with all partitions until the command ends: `directory`, or copies of what owners have."""
     return click.get_current_context().with_resource(whole_copies(directory, access))
 
 

@@ -25,7 +25,7 @@ class Readable(NamedTuple):
     is_place: bool = False
 
     def to_read(self, access: OwnerAccess) -> Readable:
-        """Return what `whole_copies` yields, with the partitions that owners have; a place of backups has all
+        """Return this directory with copies of the partitions that owners have; a place of backups has all
         partitions."""
         return self if self.is_place else self._replace(path=to_read(self.path, access))
 

@@ -29,11 +29,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def state_options(function: F) -> F:
-    """Add `place_options`, and the options that name owners."""
-    return place_options(remembered_owners(function))
+    """Add `environment_options`, and the options that name owners."""
+    return environment_options(remembered_owners(function))
 
 
-def place_options(function: F) -> F:
+def environment_options(function: F) -> F:
     """Add --environment, which separates for example dev from prod, and --state-backend: where operational state is."""
     environment = option("--environment", default="", envvar="RECOVERY_ENVIRONMENT", metavar="NAME", without="none",
                          help="The [namespace](operational-state.md#environments) of operational state, for example "
@@ -58,12 +58,12 @@ def chosen_access() -> OwnerAccess:
     return found if isinstance(found, OwnerAccess) else OwnerAccess()
 
 
-def chosen_places(directory: str) -> Locations:
-    """Return the places of the owners that the options name, with the chosen copies, until the command ends."""
-    places = locations(local_path(directory), chosen_access())
-    click.get_current_context().call_on_close(places.release)
-    places.found()
-    return places
+def chosen_locations(directory: str) -> Locations:
+    """Return the locations of the partitions at the owners that the options name, until the command ends."""
+    found = locations(local_path(directory), chosen_access())
+    click.get_current_context().call_on_close(found.release)
+    found.found()
+    return found
 
 
 def backend_option(function: F) -> F:
@@ -94,19 +94,19 @@ def open_state(
     """
     backend: str | OwnerBackend | None = chosen_backend()
     if backend is None and chosen_access().owners and not is_uri(directory):
-        places = chosen_places(directory)
-        if marks != "no" and _has_moved_marks(places):
+        chosen = chosen_locations(directory)
+        if marks != "no" and _has_moved_marks(chosen):
             if marks == "change":
                 raise _moved_marks(directory)
             return StateManager(to_read(local_path(directory), chosen_access()), environment=environment)
-        found = documents_of(places, SystemClock(), RetryPolicy())
+        found = documents_of(chosen, SystemClock(), RetryPolicy())
         backend = found if isinstance(found, OwnerBackend) else None
     return StateManager(directory, backend=backend, environment=environment)
 
 
-def _has_moved_marks(places: Locations) -> bool:
-    [first, *_] = (file.description for file in places.found())
-    return first is not None and EPOCH_STEP in (places.sizes(first) or {})
+def _has_moved_marks(chosen: Locations) -> bool:
+    [first, *_] = (file.description for file in chosen.found())
+    return first is not None and EPOCH_STEP in (chosen.sizes(first) or {})
 
 
 def _moved_marks(directory: str) -> ConfigurationError:
@@ -132,7 +132,7 @@ def directory_and(words: Sequence[str], names: Sequence[str], *, more: bool = Fa
 
 
 def directories(words: Sequence[str], names: Sequence[str]) -> tuple[Path, list[Path]]:
-    """Return what `directory_and` returns, where all further arguments are paths too."""
+    """Return DIR and the arguments called `names`, which are paths too, from the command line."""
     directory, rest = directory_and(words, names)
     ctx = click.get_current_context()
     first, *others = (DIRECTORY.convert(each, None, ctx) for each in (directory, *rest))
