@@ -121,7 +121,7 @@ class ReplicatedClosing(Part):
             self._replication.wait(lambda: False, once=True)
 
     def started(self) -> None:
-        """See `end`."""
+        """From now on, the end waits until everything is shipped."""
         self._is_started = True
 
     def may_close(self) -> None:
