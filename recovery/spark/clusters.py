@@ -76,15 +76,16 @@ def _check_driver(master: str, settings: Mapping[str, str]) -> None:
     by_bind_address = is_kubernetes(master) and settings.get(BY_BIND_ADDRESS, "").strip().lower() == "true"
     setting = BIND if by_bind_address else DRIVER
     address = settings.get(setting, "").strip()
-    if address.strip("[]") in ANY:
-        raise ConfigurationError(
-            f"{setting} is {address}, and executors of {master} would connect to it",
-            cause=f"On Kubernetes Spark 4.3 puts {BIND} in the place of {DRIVER}, unless {BY_BIND_ADDRESS} is false."
-            if is_kubernetes(master)
-            else "That is an address to listen at: an executor that connects to it reaches its own host.",
-            remedy=f"Set {DRIVER} to a name or an address of this host that executors reach, and {BIND} to {address}"
-            f"{f'; leave out {BY_BIND_ADDRESS}, or set it to false' if is_kubernetes(master) else ''}.",
-        )
+    if address.strip("[]") not in ANY:
+        return
+    way_out = f"Set {DRIVER} to a name or an address of this host that executors reach, and {BIND} to {address}."
+    if is_kubernetes(master):
+        way_out = f"{way_out[:-1]}, and {BY_BIND_ADDRESS} to false: Spark 4.3 uses {BIND} for both without that."
+    raise ConfigurationError(
+        f"{setting} is {address}, and executors of {master} would connect to it",
+        cause="That is an address to listen at. An executor that connects to it reaches its own host.",
+        remedy=way_out,
+    )
 
 
 def check_one_host(master: str, what: str) -> None:

@@ -191,13 +191,14 @@ class Probe:
 
 
 class PodRun:
-    """The life of one pod, which has one container beside its init containers."""
+    """The life of one pod, which has one container beside its init containers. codes: with which that has ended so
+    far."""
 
     def __init__(self, kubelet: Kubelet, pod: dict[str, Any]) -> None:
         self._kubelet = kubelet
         self.pod = pod
         self.name: str = pod["metadata"]["name"]
-        self.restarts = 0
+        self.codes: list[int] = []
         self.container: Container | None = None
         self._host: Any = None
         self._deleted = threading.Event()
@@ -299,12 +300,12 @@ class PodRun:
             code = self._watched(self.container, described)
             if self._deleted.is_set() or code is None:
                 return
+            self.codes.append(code)
             if self.pod["spec"]["restartPolicy"] == "Never":
                 state = {"terminated": {"exitCode": code, "reason": "Error" if code else "Completed"}}
                 self._tell_container(described, state, ready=False, phase="Failed" if code else "Succeeded")
                 self._deleted.wait()
                 return
-            self.restarts += 1
             self._tell_container(described, {"waiting": {"reason": "CrashLoopBackOff"}}, ready=False)
             self._deleted.wait(RESTART_S)
 
@@ -342,7 +343,7 @@ class PodRun:
 
     def _tell_container(self, described: dict[str, Any], state: Any, *, ready: bool, phase: str = "Running") -> None:
         status = {"name": described["name"], "image": described["image"], "imageID": described["image"], "ready": ready,
-                  "started": "running" in state, "restartCount": self.restarts, "state": state}  # fmt: skip
+                  "started": "running" in state, "restartCount": len(self.codes), "state": state}  # fmt: skip
         kinds = {"Initialized": True, "PodScheduled": True, "ContainersReady": ready, "Ready": ready}
         conditions = [{"type": kind, "status": str(is_so)} for kind, is_so in kinds.items()]
         self._tell(phase=phase, conditions=conditions, containerStatuses=[status])
