@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 NODES = ("node1", "node2", "node3")
 STEP_S = 0.2
 RESTART_S = 2.0
-"""The pause before a container is started again. A kubelet's grows from 10 s to five minutes."""
+"""The pause before a container is started again; it doubles each time. A kubelet begins with 10 s."""
 
 
 class Ended(NamedTuple):
@@ -286,6 +286,7 @@ class PodRun:
                 while self.container.code() is None and not self._deleted.is_set():
                     time.sleep(STEP_S)
                 if self._deleted.is_set():
+                    self.container.end(self._grace_s)
                     return False
                 if self.container.code() == 0:
                     break
@@ -307,7 +308,7 @@ class PodRun:
                 self._deleted.wait()
                 return
             self._tell_container(described, {"waiting": {"reason": "CrashLoopBackOff"}}, ready=False)
-            self._deleted.wait(RESTART_S)
+            self._deleted.wait(RESTART_S * 2 ** (len(self.codes) - 1))
 
     def _watched(self, container: Container, described: dict[str, Any]) -> int | None:
         """Ask the probes until the container ends; return its exit code, or None if the pod is deleted."""
