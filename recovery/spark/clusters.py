@@ -34,6 +34,10 @@ PARALLELISM = "spark.default.parallelism"
 INSTANCES, CORES = "spark.executor.instances", "spark.executor.cores"
 ANY = ("0.0.0.0", "::")
 """Addresses to listen at that no task can reach."""
+DRIVER, BIND = "spark.driver.host", "spark.driver.bindAddress"
+BY_BIND_ADDRESS = "spark.kubernetes.executor.useDriverPodIP"
+"""On Kubernetes: whether executors connect to the address that the driver listens at, instead of its host's name. That
+is the default of Spark 4.3."""
 
 
 def is_one_process(master: str) -> bool:
@@ -61,6 +65,30 @@ def check_master(master: str, settings: Mapping[str, str] | None = None) -> None
             remedy="Leave it out, and run the command on the host with the directory: --deploy-mode client. On "
             "Kubernetes that is a pod with the volume.",
         )
+    if is_cluster(master):
+        _check_driver(master, settings or {})
+
+
+def is_kubernetes(master: str) -> bool:
+    """Whether Spark makes the pods of executors itself."""
+    return master.startswith("k8s://")
+
+
+def _check_driver(master: str, settings: Mapping[str, str]) -> None:
+    """Raise ConfigurationError if executors would connect to an address that none of them can reach."""
+    by_bind_address = is_kubernetes(master) and settings.get(BY_BIND_ADDRESS, "").strip().lower() == "true"
+    setting = BIND if by_bind_address else DRIVER
+    address = settings.get(setting, "").strip()
+    if address.strip("[]") not in ANY:
+        return
+    way_out = f"Set {DRIVER} to a name or an address of this host that executors reach, and {BIND} to {address}."
+    if is_kubernetes(master):
+        way_out = f"{way_out[:-1]}, and {BY_BIND_ADDRESS} to false: Spark 4.3 uses {BIND} for both without that."
+    raise ConfigurationError(
+        f"{setting} is {address}, and executors of {master} would connect to it",
+        cause="That is an address to listen at. An executor that connects to it reaches its own host.",
+        remedy=way_out,
+    )
 
 
 def check_one_host(master: str, what: str) -> None:
@@ -149,9 +177,9 @@ class TaskServing:
 
     def _place(self, settings: Mapping[str, str]) -> tuple[str, str, int]:
         """Return the address to listen at, the host's name for tasks, and the port."""
-        driver = settings.get("spark.driver.host", "localhost")
+        driver = settings.get(DRIVER, "localhost")
         given, port = host_and_port(self.at or ":0")
-        bind = (given or settings.get("spark.driver.bindAddress", driver)).strip("[]")
+        bind = (given or settings.get(BIND, driver)).strip("[]")
         return bind, (driver if bind in ANY else given or driver).strip("[]"), port
 
 

@@ -69,6 +69,11 @@ def test_on_a_cluster_the_environment_is_left_to_its_hosts(environment):
     }  # fmt: skip
 
 
+def test_on_kubernetes_executors_connect_to_the_name_of_the_driver():
+    """Not to the address that it listens at, which is Spark's default; what the user says counts."""
+    assert _of_master("k8s://https://h:6443")["spark.kubernetes.executor.useDriverPodIP"] == "false"
+
+
 def test_workers_run_this_python(environment):
     """Unless the user says otherwise; our daemon is for this one, in which it is installed."""
     prepare_environment()

@@ -400,6 +400,16 @@ STARTING: Sequence[Failure] = (
         ),
     ),
     Failure(
+        "the cluster starts no executors, and Spark gives up",
+        SparkUnavailableError,
+        _DIED,
+        "On Kubernetes: the driver's account may not make pods, a quota is used up, or executors end as soon as they "
+        "start: their image has another entry point, or they do not reach spark.driver.host.",
+        "Look at the account's rights (kubectl auth can-i create pods --as system:serviceaccount:NAMESPACE:ACCOUNT), "
+        "at the events (kubectl get events), and at the executors' logs. Then run the same command again.",
+        re.compile(r"(?P<reason>Spark context stopped while waiting for backend)"),
+    ),
+    Failure(
         "the master of a cluster does not take the application",
         SparkUnavailableError,
         "Spark did not start: no master has taken the application",

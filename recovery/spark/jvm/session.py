@@ -20,7 +20,7 @@ from recovery.config import DEFAULT_MASTER
 from recovery.errors import RecoveryError, SparkUnavailableError
 from recovery.host import private
 from recovery.host.signals import EndingAfter, handled
-from recovery.spark.clusters import check_master, is_cluster, is_one_process
+from recovery.spark.clusters import BY_BIND_ADDRESS, check_master, is_cluster, is_kubernetes, is_one_process
 from recovery.spark.jvm import cache, executors, local_files, versions
 from recovery.spark.jvm.jars import advice, check_jars, check_loaded
 from recovery.spark.jvm.java import choose_java, java_home
@@ -207,7 +207,9 @@ def _of_master(master: str) -> dict[str, str]:
         return {**DEFAULTS_OF_ONE_HOST, **daemon(), **_private(master)}
     # Spark puts sockets into the JVM's directory for temporary files, on the driver's host too.
     sockets = {} if private.sockets() == private.home() else {"spark.python.unix.domain.socket.enabled": "false"}
-    return {**executors.REPORTED, **sockets}
+    # Executors connect to spark.driver.host on every cluster.
+    by_host = {BY_BIND_ADDRESS: "false"} if is_kubernetes(master) else {}
+    return {**executors.REPORTED, **sockets, **by_host}
 
 
 def _private(master: str) -> dict[str, str]:

@@ -221,6 +221,11 @@ STARTS = {
         "Spark did not start: ConnectException: Call From h/127.0.0.1 to localhost:8032 failed on connection "
         "exception: java.net.ConnectException: Connection refused; For more details see: …",
     ),
+    "the cluster starts no executors, and Spark gives up": (
+        f"{CALL}java.lang.IllegalStateException: Spark context stopped while waiting for backend\n\tat x",
+        50,
+        "Spark did not start: Spark context stopped while waiting for backend",
+    ),
     "the master of a cluster does not take the application": (
         "An error occurred while calling None.org.apache.spark.sql.classic.SparkSession.\n: "
         "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.\nThis stopped SparkContext …",
