@@ -38,8 +38,8 @@ from recovery.operational.steps.comparison import (
     positions,
 )
 from recovery.planning.comparing import ABSENT, Comparison
-from recovery.storage.locations import OwnerAccess
-from recovery.storage.snapshot import Snapshot, snapshot_at
+from recovery.storage.snapshot import Snapshot
+from recovery.storage.store import OwnerAccess
 
 DIFFERENT = 1
 """Exit code when something differs; errors have 2 and up."""
@@ -126,9 +126,13 @@ def diff(
     wanted = wanted_state(operator, store, variable, timers=timers)
     if operator is not None and (steps or every_key):
         raise click.UsageError("Give --operator or --step; all keys of an operator are read.")
-    same, a = a.path == b.path, a.to_read(access)
-    b = a if same else b
-    one, other = snapshot_at(a.path, epoch_a), snapshot_at(b.path, epoch_b)
+    same = a.path == b.path
+    if operator is not None:
+        a, access = a.to_read(access), OwnerAccess()
+        b = a if same else b
+    first = a.store(access)
+    second = first if same else b.store(OwnerAccess())
+    one, other = first.at(epoch_a), second.at(epoch_b)
     comparison = Comparison(tolerance, frozenset(ignored))
     shown: list[KeyDifference] = []
     with contextlib.ExitStack() as opened:

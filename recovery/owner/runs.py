@@ -24,15 +24,14 @@ from recovery.owner import documents
 from recovery.owner.copying import copies
 from recovery.owner.given import request_of
 from recovery.owner.holding import Holding, why_not_held
+from recovery.owner.looks import Looks, in_chunks
 from recovery.owner.shipping import Shipping
 from recovery.owner.tasks import TaskService
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.owner_restore import LeftRestore
-from recovery.planning.resume import Cut
 from recovery.planning.values import Execution, PartitionDescription
-from recovery.storage.history import sizes_at, values_at
 from recovery.storage.lock import lock_holder
-from recovery.storage.scan import log_bytes, read_measures, scan, sizes_in
+from recovery.storage.scan import scan
 from recovery.storage.seam import BatchCount, Collected
 from recovery.storage.staged import StagedRestore, end_left, left
 from recovery.wire.calls import (
@@ -40,7 +39,6 @@ from recovery.wire.calls import (
     Changed,
     Closing,
     DescribedFile,
-    FileFacts,
     FullCheckResult,
     OwnerStatus,
     Piece,
@@ -53,8 +51,6 @@ from recovery.wire.service import Tasks
 
 ENDING_S = 30.0
 """How long a new run waits for the last calls of the one before it."""
-CHUNK_BYTES = 1 << 20
-"""The most bytes of rows in one message."""
 
 
 class OwnedRuns:
@@ -174,10 +170,11 @@ class OwnedRuns:
         return self.directory / name
 
 
-class Connection:
+class Connection(Looks):
     """The calls of one connection: `recovery.wire.service.RunConnection`."""
 
     def __init__(self, owner: OwnedRuns, unmask: Callable[[str], bytes], cut: Callable[[], None]) -> None:
+        super().__init__(owner.path)
         self._owner = owner
         self._unmask = unmask
         self._cut = cut
@@ -205,20 +202,6 @@ class Connection:
     def found(self) -> list[DescribedFile]:
         """See `OwnerCalls.found`."""
         return self._owner.scan()
-
-    def facts(self, name: str) -> FileFacts:
-        """See `OwnerCalls.facts`."""
-        path = self._owner.path(name)
-        measures = read_measures(path) if name == "part-0.sqlite3" else []
-        return FileFacts(log_bytes(path), sizes_in(path), measures)
-
-    def key_sizes(self, name: str, step: StepId, cut: Cut) -> list[tuple[str, int]]:
-        """See `OwnerCalls.key_sizes`."""
-        return list(sizes_at(self._owner.path(name), step, cut))
-
-    def values(self, name: str, step: StepId, cut: Cut, keys: list[str] | None) -> list[Row]:
-        """See `OwnerCalls.values`."""
-        return list(values_at(self._owner.path(name), step, cut, keys))
 
     def verify(self, names: list[str]) -> list[FullCheckResult]:
         """See `OwnerCalls.verify`."""
@@ -433,16 +416,7 @@ class Connection:
     def driver_rows(self, step: StepId, resume_epoch: Epoch | None) -> Iterator[list[Row]]:
         """See `OwnerCalls.driver_rows`."""
         with self._held.using() as store:
-            some: list[Row] = []
-            size_bytes = 0
-            for key, value in store.driver_rows(step, resume_epoch):
-                some.append((key, value))
-                size_bytes += len(key) + len(value)
-                if size_bytes > CHUNK_BYTES:
-                    yield some
-                    some, size_bytes = [], 0
-            if some:
-                yield some
+            yield from in_chunks(store.driver_rows(step, resume_epoch), lambda row: len(row[0]) + len(row[1]))
 
     def known_steps(self, resume_epoch: Epoch | None) -> set[StepId]:
         """See `OwnerCalls.known_steps`."""

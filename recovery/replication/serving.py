@@ -17,19 +17,20 @@ import msgspec
 
 from recovery.backup.conditional import open_documents
 from recovery.backup.lease import Claimant, PublishingLease, claim
-from recovery.backup.spread import SpreadParts
+from recovery.backup.make import Parts
+from recovery.backup.spread import parts_of
 from recovery.base.clock import SystemClock
-from recovery.errors import ConfigurationError, RecoveryError, StaleDirectoryError
+from recovery.errors import RecoveryError, StaleDirectoryError
 from recovery.host.children import lines_of, tell_parent
 from recovery.host.durable import PRIVATE
 from recovery.places.mounted import limited
-from recovery.places.opening import lasting_place, open_place
+from recovery.places.opening import open_place
 from recovery.places.secrets import shown_address
 from recovery.planning.backups import parse_keep
 from recovery.replication.messages import Answer, ReplicationTask, Ship, problem_of
 from recovery.replication.shipper import PASSING, Shipper
 from recovery.replication.unseen import end_unseen, read_unseen
-from recovery.storage.locations import Locations, OwnerAccess
+from recovery.storage.store import OwnerAccess, Store
 
 NICENESS = 10
 LOOK_S = 10.0
@@ -63,19 +64,11 @@ def main() -> int:
         _print(_answer(fence, wanted))
 
 
-def _at_owners(task: ReplicationTask) -> SpreadParts | None:
-    """Return the partitions of a run with owners."""
-    if not task.owners:
-        return None
+def _parts(task: ReplicationTask) -> Parts:
+    """Return the partitions of the run."""
     token_file, tls_ca = (None if path is None else Path(path) for path in (task.token_file, task.tls_ca))
     owners = OwnerAccess(tuple(task.owners), token_file, tls_ca).connect(LOOK_S)
-    try:
-        place = lasting_place(task.destination)
-    except ConfigurationError as error:
-        error.cause = "The secrets would be sent to the owners, and secrets never leave a host."
-        error.remedy = "Leave the secrets out, and give them by the environment, on each host: see docs/backup.md."
-        raise
-    return SpreadParts(Locations(Path(task.directory), owners), place)
+    return parts_of(Store(Path(task.directory), owners), task.destination)
 
 
 class _Fence:
@@ -92,7 +85,7 @@ class _Fence:
         self.shipper = Shipper(
             Path(task.directory), limited(open_place(task.destination)), clock=SystemClock(),
             random_id=lambda: token_hex(4), keep=[parse_keep(text) for text in task.keep], scratch=Path(task.scratch),
-            fence=self.check, parts=_at_owners(task),
+            fence=self.check, parts=_parts(task),
         )  # fmt: skip
 
     def check(self) -> int:

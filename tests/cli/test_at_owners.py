@@ -14,12 +14,11 @@ from click.testing import CliRunner, Result
 from recovery.base.clock import SystemClock
 from recovery.base.credentials.task_key import task_key
 from recovery.cli import main
-from recovery.cli.owners import locations
 from recovery.native.importing import import_checkpoint
 from recovery.storage.initialize import init_partitions
-from recovery.storage.locations import OwnerAccess
 from recovery.storage.origin import read_origins
 from recovery.storage.snapshot import snapshot_at
+from recovery.storage.store import OwnerAccess, Store
 from tests.backup.support import states
 from tests.importing.theirs import word_count
 from tests.native.support import held, place, write_job
@@ -65,7 +64,7 @@ def kinds(tmp_path_factory) -> Iterator[Kinds]:
     made = root / "db"
     init_partitions(made, 3)
     write_job(root / "job", batch=4)
-    import_checkpoint(place(root / "job"), made, "flow", clock=SystemClock())
+    import_checkpoint(place(root / "job"), Store(made), "flow", clock=SystemClock())
     with Driver(made, ["count"]) as run:
         for batch in range(5, 8):
             run.apply(batch, {f"k{n}": f"{batch}" for n in range(30)}, step="count")
@@ -152,7 +151,7 @@ def test_the_same_refusal(kinds, tmp_path, words, code):
 def test_during_a_run(kinds, tmp_path):
     """A fork is made; a repartition would lack what the run closes, and says who has the partitions."""
     _, *words = kinds.options
-    run = locations(kinds.there, OwnerAccess(tuple(words[:3:2]), Path(str(words[-1]))))
+    run = Store(kinds.there, OwnerAccess(tuple(words[:3:2]), Path(str(words[-1]))).connect(5.0))
     run.hold("one", "run one", task_key())
     try:
         for dry in ([], ["--dry-run"]):

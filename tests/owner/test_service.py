@@ -26,8 +26,8 @@ from recovery.errors import (
     RecoveryError,
 )
 from recovery.owner.service import OwnerService
-from recovery.storage.locations import OwnerAccess
 from recovery.storage.lock import DirectoryLock
+from recovery.storage.store import OwnerAccess
 from recovery.wire import server
 from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import OwnerCalls

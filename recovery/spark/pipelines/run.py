@@ -41,6 +41,7 @@ from recovery.spark.pipelines.incremental import Load, Loading, _current, moved
 from recovery.storage.history import steps_in
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
+from recovery.storage.store import Store
 from recovery.storage.verify import check_all
 from recovery.values.functions import check_runs, not_run
 
@@ -144,7 +145,7 @@ def _facts(resume: bool, full_refresh: bool, no_state_update: bool) -> dict[str,
 def _writing(plan: ResumePlan, pipeline: Pipeline, config: RecoveryConfig, clock: Clock) -> Iterator[EpochWriter]:
     """Begin the execution that closes the epochs of a run."""
     backup_s = kept_interval_s(plan.partitions, given_backup_interval_s(config))
-    writer = EpochWriter(config.path, plan, pipeline.name, clock, backup_interval_s=backup_s)
+    writer = EpochWriter(Store(config.path), plan, pipeline.name, clock, backup_interval_s=backup_s)
     try:
         note_start(plan, config, clock)
         yield writer

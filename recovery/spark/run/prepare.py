@@ -33,10 +33,10 @@ from recovery.spark.run.replicating import REPLICATED_KEEPS_S, begin_replication
 from recovery.spark.run.until import check_fork, find_until
 from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.initialize import init_partitions
-from recovery.storage.locations import Locations, OwnerAccess
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import log_bytes
 from recovery.storage.seam import PartitionStore
+from recovery.storage.store import OwnerAccess, Store
 from recovery.storage.verify import FullCheck, PartitionCheck, Verdict
 
 CHECK_NICENESS = 10
@@ -77,12 +77,12 @@ class Prepared:
         self.replication: Replication | None = None
         self.home: CheckpointHome | None = None
         """Where Spark writes its checkpoint; set when the run has one."""
-        self.places = Locations(config.path)
+        self.places = Store(config.path)
         take_over(config, clock)
         if config.path.is_dir():
             self.lock.acquire()
         try:
-            self.places = Locations(config.path, access(config).connect(config.owner_deadline_s))
+            self.places = Store(config.path, access(config).connect(config.owner_deadline_s))
             self.places.hold(secrets.token_hex(8), f"flow {flow_id}", task_key())
             faults.reach("hold.1")
             if config.metrics_port is not None:
@@ -94,7 +94,9 @@ class Prepared:
             self.origins = () if self.temporary is not None else origins_of(self.places)
             if config.no_output:
                 check_fork(self.origins, config.path)
-            self.until = None if config.until is None else find_until(config.until, self.plan, self.origins)
+            self.until = (
+                None if config.until is None else find_until(config.until, self.places, self.plan, self.origins)
+            )
             self.discarded = discarded(self.plan)
             kept_s = kept_interval_s(self.plan.partitions, given_backup_interval_s(config))
             self.backup_interval_s = kept_s or (REPLICATED_KEEPS_S if config.replicate else 0.0)

@@ -19,8 +19,8 @@ from recovery.planning.replica import NOTHING, Shipped, lag_of
 from recovery.planning.resume import ResumePlan
 from recovery.replication.process import Replication
 from recovery.storage.hydration import Stop, hydrate_directory, hydrating
-from recovery.storage.locations import OwnerAccess
 from recovery.storage.standby import is_standby
+from recovery.storage.store import OwnerAccess
 
 REPLICATED_KEEPS_S = 600.0
 """How long a run that replicates keeps what later epochs supersede, if no backup interval was ever given: a place may
