@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -13,9 +14,7 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-from recovery import AllKeysSink, ConfigurationError, RecoveryConfig, aggregate
-from recovery.aggregates import count
-from recovery.spark.clusters import check_spread
+from recovery import ConfigurationError, RecoveryConfig
 from recovery.wire.server import HOLD_S
 from tests.backup.emulators import moto
 from tests.cluster.support import Run, assert_exact, batches_in
@@ -237,11 +236,35 @@ def test_an_aggregate_that_the_driver_merges(fleet):
     assert found == truth(2000 * batches_in(together))
 
 
-def test_what_needs_all_partitions_as_files_is_refused():
-    sink = AllKeysSink(aggregate("totals", key="key", n=count()), "db", print)
-    with pytest.raises(ConfigurationError, match="AllKeysSink"):
-        check_spread(sink, ("h1:7337",))
-    check_spread(sink, ())
+def test_all_keys(fleet):
+    """At each closed epoch, all of them, as where all partitions are files of the driver."""
+    flow = f"every_key({str(fleet.places[0])!r})"
+    for last in (3, 5):
+        text = fleet.run(flow.replace(")", f", {last})")).succeed()
+        shown = re.findall(r"^epoch (\d+) (\{.*\})$", text, re.MULTILINE)
+        assert int(shown[-1][0]) >= last
+        for epoch, counts in shown:
+            assert json.loads(counts) == truth(2000 * int(epoch)), epoch
+    other = fleet.run("every_key('elsewhere')")
+    assert other.wait() == 11
+    assert "is not the recovery directory of this run" in other.text()
+
+
+def test_loads_with_a_mark(fleet):
+    """Each id is loaded once, over two runs; the mark is where the command looks for it, and can be set back."""
+    loaded = []
+    for last in (2, 4):
+        text = fleet.run(f"loading({last})").succeed()
+        loads = [json.loads(line.split(" ", 1)[1]) for line in text.splitlines() if line.startswith("loaded ")]
+        loaded += [row for ids in loads for row in ids]
+    assert loaded == list(range(len(loaded)))
+    assert len(loaded) >= 50
+    mark = recovery("hwm", "get", fleet.places[0], "ids", *fleet.options)
+    assert json.loads(mark.stdout) == len(loaded) - 1, mark.stderr
+    back = recovery("hwm", "set", fleet.places[0], "ids", 19, "--force", *fleet.options)
+    assert back.returncode == 0, back.stderr
+    text = fleet.run("loading(5)").succeed()
+    assert json.loads(next(line for line in text.splitlines() if line.startswith("loaded ")).split(" ", 1)[1])[0] == 20
 
 
 @pytest.mark.parametrize("owners", ["h1:7337", (":7337",), ("h1:7337", "h1:7337"), ("h1",)])

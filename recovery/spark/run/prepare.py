@@ -20,7 +20,7 @@ from recovery.checkpoint.home import CheckpointHome
 from recovery.config import RecoveryConfig, given_backup_interval_s
 from recovery.metrics.endpoint import MetricsEndpoint
 from recovery.operational.backends.backend import Backend
-from recovery.operational.backends.open import choose, open_backend
+from recovery.operational.backends.open import StoreBackend, choose, open_backend
 from recovery.operational.backends.owned import documents_of, origins_of
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.flows import FlowRecord
@@ -90,7 +90,7 @@ class Prepared:
             faults.reach("start.1")
             began_s = clock.elapsed_s()
             self.plan = plan_resume(self.places.found(), flow_id=flow_id, resume_epoch=config.rewind_to)
-            check_start(self.plan, config, clock, self._documents())
+            check_start(self.plan, config, clock, self.documents())
             self.origins = () if self.temporary is not None else origins_of(self.places)
             if config.no_output:
                 check_fork(self.origins, config.path)
@@ -123,17 +123,17 @@ class Prepared:
         """Record that the execution began, in the run history and, for a rewind, among the rewinds. Must come before
         the execution can close an epoch. `release` records how the run ended."""
         if self.temporary is None:
-            note_start(self.plan, self.config, clock, self._documents())
+            note_start(self.plan, self.config, clock, self.documents())
             self.record = FlowRecord(self._history(), execution, clock)
 
-    def _documents(self) -> Backend:
+    def documents(self) -> StoreBackend:
         """The operational state that lies with the partitions."""
         return documents_of(self.places, self.clock, RetryPolicy())
 
     def _history(self) -> Backend:
         """Where the run history is kept."""
         chosen = choose(self.config.path, self.config.state_backend)
-        return self._documents() if chosen == self.config.path else open_backend(chosen, self.clock, RetryPolicy())
+        return self.documents() if chosen == self.config.path else open_backend(chosen, self.clock, RetryPolicy())
 
     def release(self, error: BaseException | None = None) -> None:
         """Release everything; safe to repeat. `error` is what ended the run."""

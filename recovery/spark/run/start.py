@@ -30,7 +30,7 @@ from recovery.planning.replica import ReplicaState
 from recovery.runnable import check_config, check_flow_or_frame
 from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
-from recovery.spark.clusters import Planned, TaskServing, check_master, check_plan, check_spread, is_cluster
+from recovery.spark.clusters import Planned, TaskServing, check_master, check_plan, is_cluster
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.jvm.errors import as_recovery_error, failure_behind
 from recovery.spark.jvm.given_sessions import log_slower_settings
@@ -147,7 +147,6 @@ def start_prepared(
         if prepared.until is not None:
             prepared.until.check_plan(bound.keeps_native_state)
         check_plan(context.master, Planned(sink, bound.inputs, bound.keeps_native_state, checkpoint))
-        check_spread(sink, prepared.config.owners)
         prepared.open_store()
         return ExecutionStart(prepared, bound, DiscardSink() if sink is None else sink, observer, clock).launch(trigger)
     except BaseException as error:
@@ -193,9 +192,7 @@ class ExecutionStart:
         self._steps = step_plan(store, plan, bound, prepared.config)
         self._taken_back: list[str] = []
         self._delivery = self._begin_delivery(sink)
-        self._loads = FlowLoads(
-            None if prepared.temporary else prepared.config.path, clock, spread=bool(prepared.config.owners)
-        )
+        self._loads = FlowLoads(None if prepared.temporary else prepared.documents(), clock)
         lacking = partial(topics_lacking, bound.frame.sparkSession, bound.inputs)
         self._status = RunStatus(store, execution.lease, lacking, bound.lookups)
         self._replicated = ReplicatedClosing(prepared.replication, self._status.parked.is_set)
@@ -206,7 +203,7 @@ class ExecutionStart:
         prepared = self._prepared
         restored = read_restored(prepared.config.path, self._clock.wall_ms())
         resume = resume_of_sink(
-            self._plan, self._execution, self._store, prepared.origins,
+            self._plan, self._execution, self._store, prepared.origins, prepared.places,
             loses=prepared.config.lose_epochs or restored.counts, accepts_loss=prepared.config.lose_epochs,
             say=self._taken_back.append,
         )  # fmt: skip
