@@ -16,6 +16,7 @@ from recovery.base.credentials.task_key import task_key
 from recovery.base.credentials.token import read_token
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
 from recovery.base.threads import each
+from recovery.config import RecoveryConfig
 from recovery.errors import ConfigurationError, DirectoryLockedError, NoPartitionsError, RecoveryError
 from recovery.planning.copies import Location, choose_copies
 from recovery.planning.values import FoundFile, PartitionDescription
@@ -67,6 +68,13 @@ class OwnerAccess(NamedTuple):
     owners: tuple[str, ...] = ()
     token_file: Path | None = None
     tls_ca: Path | None = None
+
+    @classmethod
+    def of(cls, config: RecoveryConfig) -> OwnerAccess:
+        """Return how the owners of a run are reached."""
+        return cls(
+            config.owners, *(None if each is None else Path(each) for each in (config.token_file, config.tls_ca))
+        )
 
     def connect(self, deadline_s: float) -> list[Owner]:
         """Return the owners, each of which connects on its first call. deadline_s: how long that may take.

@@ -273,11 +273,27 @@ def test_names_of_owners_are_checked(owners):
         RecoveryConfig("db", owners=owners)
 
 
-def test_a_pipeline_refuses_owners(tmp_path):
-    """Before anything starts."""
-    (tmp_path / "nodes.py").write_text("from recovery import Node, Pipeline\npipeline = Pipeline('p', [])\n")
-    found = recovery(
-        "run", tmp_path / "nodes.py", "-r", tmp_path / "db", "--owner", "127.0.0.1:1", "--token-file", "token"
+def test_a_pipeline(fleet, tmp_path):
+    """Its marks move with epochs of all partitions, and its record lies with partition 0. A lost owner is named."""
+    nodes = tmp_path / "nodes.py"
+    nodes.write_text(
+        "import os\n"
+        "from recovery import Node, Pipeline, incremental\n"
+        "read = incremental(lambda spark: spark.range(int(os.environ['ROWS'])), column='id', key='ids')\n"
+        "write = lambda frame: print('loaded', sorted(row.id for row in frame.collect()), flush=True)\n"
+        "pipeline = Pipeline('nightly', [Node('load', read, write)])\n"
     )
-    assert found.returncode == 11, found.stderr
-    assert "A pipeline has no state of steps" in found.stderr
+    words = ("run", nodes, "-r", fleet.places[0], *fleet.options)
+    for count, loaded in (("4", [0, 1, 2, 3]), ("6", [4, 5])):
+        done = recovery(*words, ROWS=count)
+        assert done.returncode == 0, done.stderr
+        assert f"loaded {loaded}" in done.stdout
+    assert json.loads(recovery("hwm", "get", fleet.places[0], "ids", *fleet.options).stdout) == 5
+    runs = json.loads(recovery("runs", fleet.places[0], "--json", *fleet.options).stdout)
+    assert [(run["pipeline"], run["status"]) for run in runs] == [("nightly", "succeeded")] * 2
+    back = recovery(*words, "--resume-after", 1, ROWS="6")
+    assert "loaded [4, 5]" in back.stdout, back.stderr
+    fleet.owners[0].kill()
+    refused = recovery(*words, ROWS="6")
+    assert refused.returncode == 47, refused.stderr
+    assert "Traceback" not in refused.stderr

@@ -82,7 +82,7 @@ class Prepared:
         if config.path.is_dir():
             self.lock.acquire()
         try:
-            self.places = Store(config.path, access(config).connect(config.owner_deadline_s))
+            self.places = Store(config.path, OwnerAccess.of(config).connect(config.owner_deadline_s))
             self.places.hold(secrets.token_hex(8), f"flow {flow_id}", task_key())
             faults.reach("hold.1")
             if config.metrics_port is not None:
@@ -102,7 +102,7 @@ class Prepared:
             self.backup_interval_s = kept_s or (REPLICATED_KEEPS_S if config.replicate else 0.0)
             self.planned_s = clock.elapsed_s() - began_s
             faults.reach("start.2")
-            self.replication = begin_replication(config, self.plan, self.scratch, clock, access(config))
+            self.replication = begin_replication(config, self.plan, self.scratch, clock, OwnerAccess.of(config))
             self.check = BackgroundCheck(self.places.checks(self.plan.partitions))
         except BaseException:
             self.release()
@@ -209,13 +209,6 @@ def _size_bytes(checks: Sequence[FullCheck]) -> int:
         with contextlib.suppress(OSError):
             size_bytes += each.path.stat().st_size + log_bytes(each.path)
     return size_bytes
-
-
-def access(config: RecoveryConfig) -> OwnerAccess:
-    """Return how a run reaches its owners."""
-    return OwnerAccess(
-        config.owners, *(None if each is None else Path(each) for each in (config.token_file, config.tls_ca))
-    )
 
 
 def _step_back() -> None:
