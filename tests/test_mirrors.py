@@ -84,6 +84,7 @@ COVERED_BY = {
     "cluster/test_reading.py": "spark.jvm.executors",
     "spark/test_native_on_s3.py": "spark.run.checkpoint_home",
     "cluster/test_counts.py": "base.version host.identity spark.run.serving spark.steps.sent",
+    "storage/test_reading.py": "owner.looks storage.owner_reader",
     "storage/test_store.py": "host.open_files storage.deltas.scratch storage.scan",
     # A connection has two ends, and an owner several parts: their tests see the whole.
     "owner/test_step_rows.py": "owner.reading",
@@ -91,7 +92,7 @@ COVERED_BY = {
         wire.task_calls""",
     "owner/test_service.py": """base.credentials.token cli.owners cli.serve owner.holding
         owner.metrics
-        owner.runs storage.locations wire.calls
+        owner.runs wire.calls
         wire.run_calls wire.run_client""",
     "owner/test_copying.py": "storage.copied",
     "owner/test_process.py": "owner.__main__ owner.serving owner.spool owner.tasks",
