@@ -126,19 +126,15 @@ def diff(
     wanted = wanted_state(operator, store, variable, timers=timers)
     if operator is not None and (steps or every_key):
         raise click.UsageError("Give --operator or --step; all keys of an operator are read.")
-    same = a.path == b.path
     if operator is not None:
-        a, access = a.to_read(access), OwnerAccess()
-        b = a if same else b
+        a, b, access = *_as_files(a, b, access), OwnerAccess()
     first = a.store(access)
-    second = first if same else b.store(OwnerAccess())
-    one, other = first.at(epoch_a), second.at(epoch_b)
+    one, other = first.at(epoch_a), (first if a.path == b.path else b.store(OwnerAccess())).at(epoch_b)
     comparison = Comparison(tolerance, frozenset(ignored))
     shown: list[KeyDifference] = []
     with contextlib.ExitStack() as opened:
-        line = opened.enter_context(StatusLine(quiet=as_json))
+        observe = _on(opened.enter_context(StatusLine(quiet=as_json)))
         if operator is None:
-            observe = _on(line)
             found = diff_snapshots(one, other, steps, pattern, comparison, every_key=every_key, observe=observe)
         else:
             found = opened.enter_context(_of_operator(a, b, one, other, wanted, comparison, pattern, conf))
@@ -158,6 +154,12 @@ def diff(
             say(f"\nnot compared: Spark's own {_named(uncompared)}; --operator N compares one")
     if _differ(found):
         raise SystemExit(DIFFERENT)
+
+
+def _as_files(a: Readable, b: Readable, access: OwnerAccess) -> tuple[Readable, Readable]:
+    """Return both with all partitions as files of this host, which Spark reads. access: the owners of A."""
+    files = a.to_read(access)
+    return files, files if a.path == b.path else b
 
 
 def _on(line: StatusLine) -> Observer:

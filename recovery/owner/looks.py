@@ -1,22 +1,28 @@
-"""What an owner service answers to looks: the calls of `OwnerCalls` that read one partition."""
+"""What an owner service answers to looks: the calls of `OwnerCalls` that read partitions, or copy them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
 from recovery.base.ids import StepId
+from recovery.host.durable import make_directories, modes_beside
+from recovery.host.scratch import scratch_directory
+from recovery.host.storage_errors import storage_errors
 from recovery.planning.resume import Cut
+from recovery.storage.copies import pin
 from recovery.storage.history import KeyState
 from recovery.storage.reading import FileReader
-from recovery.wire.calls import ChangeRow, FileFacts, StateRow, VersionRow
+from recovery.wire.calls import ChangeRow, FileFacts, Piece, StateRow, VersionRow
 
 CHUNK_BYTES = 1 << 20
 """The most bytes of rows in one message; only a message with one row is larger."""
 ROW_BYTES = 16
 """About what a row takes besides its key and value."""
+
+PIECE_BYTES = 1 << 20
 
 R = TypeVar("R")
 
@@ -120,3 +126,24 @@ def _some_row(state: KeyState | None) -> StateRow | None:
 
 def _bytes(row: StateRow) -> int:
     return len(row[0]) + len(row[2])
+
+
+def copies(paths: Sequence[Path], scratch: Path) -> Iterator[Piece]:
+    """See `OwnerCalls.copies`. scratch: a directory with room for the largest of the copies."""
+    pinned = pin(paths)
+    try:
+        yield Piece("", b"")
+        with storage_errors(scratch):
+            make_directories(scratch, modes_beside(paths[0]))
+        with scratch_directory("copy", scratch) as room:
+            for each in pinned:
+                copy = room / each.path.name
+                each.copy_to(copy)
+                each.release()
+                with copy.open("rb") as file:
+                    while data := file.read(PIECE_BYTES):
+                        yield Piece(copy.name, data)
+                copy.unlink()
+    finally:
+        for each in pinned:
+            each.release()

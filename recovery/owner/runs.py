@@ -21,10 +21,9 @@ from recovery.errors import (
 from recovery.host.durable import PRIVATE, UMASK
 from recovery.host.processes import describe_holder
 from recovery.owner import documents
-from recovery.owner.copying import copies
 from recovery.owner.given import request_of
 from recovery.owner.holding import Holding, why_not_held
-from recovery.owner.looks import Looks, in_chunks
+from recovery.owner.looks import Looks, copies, in_chunks
 from recovery.owner.shipping import Shipping
 from recovery.owner.tasks import TaskService
 from recovery.planning.measures import ClosedPartition, Measure, StepSize

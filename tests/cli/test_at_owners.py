@@ -120,6 +120,30 @@ def test_status(kinds, tmp_path):
     assert "stateStoreSave" in call(["status", kinds.there, *kinds.options]).stdout
 
 
+@pytest.mark.parametrize("words", ["plan DIR", "plan DIR --resume-after 2"])
+def test_a_plan(kinds, tmp_path, words):
+    """With the files that a run would read again, and each partition's part in it."""
+    files, owners = both(kinds, words, tmp_path)
+    for each in (files, owners):
+        each["files"] = [{**one, "file": ""} for one in each["files"]]
+    assert owners == files
+
+
+@pytest.mark.parametrize("words", [
+    "state list DIR --step count", "state get DIR --step count --key k7", "history DIR --step count --key k7",
+    "diff DIR DIR --epoch-a 2 --epoch-b 4", "advise DIR --cores 2",
+])  # fmt: skip
+def test_what_asks_copies_nothing(kinds, tmp_path, words, monkeypatch):
+    """Not even to a temporary directory: the owners send the rows that the command needs."""
+
+    def copies(*_: object) -> None:
+        raise AssertionError("whole partitions were copied")
+
+    monkeypatch.setattr("recovery.storage.copied.copied", copies)
+    files, owners = both(kinds, words, tmp_path, 1 if words.startswith("diff") else 0)
+    assert owners == files
+
+
 def test_a_checkpoint(kinds, tmp_path):
     """`checkpoint show` and `export` give at owners what they give for files, at each epoch with a checkpoint."""
     before = kinds.everything()

@@ -20,7 +20,8 @@ from tests.stores import Driver, SpreadDirectory, alter, state_at, window
 
 STEPS = ("count", "other")
 LARGE = "x" * (CHUNK_BYTES + 1)
-KEYS = [*(f"k{number}" for number in range(40)), "", "key with spaces", "🙂", "large", "larger"]
+SOME = ["k0", "", "🙂", "larger"]
+KEYS = [*SOME, *(f"k{number}" for number in range(1, 20)), "key with spaces", "large"]
 WHERE = {
     "files": None,
     "owners": ((), (0, 2), (1,)),
@@ -75,12 +76,12 @@ READS: dict[str, Callable[[Snapshot, Snapshot], Any]] = {
     "values": lambda at, _: (at.values(CHECKPOINT_STEP), at.values("count", KEYS[:3])),
     "sizes": lambda at, _: sorted(at.sizes("count")),
     "count": lambda at, _: [at.count(step) for step in (*STEPS, "none")],
-    "versions": lambda at, _: [at.versions("count", key) for key in KEYS],
+    "versions": lambda at, _: [at.versions("count", key) for key in SOME],
     "changes": lambda at, since: sorted(at.changes("count", since), key=lambda change: change.key),
     "changes in order": lambda at, since: list(at.changes_in_order("count", since)),
     "steps": lambda at, _: (at.steps(), at.steps(reserved=True)),
     "measures": lambda at, _: at.measures(),
-    "nothing lost": lambda at, _: [at.check_all_there("count", key) for key in KEYS[:5]],
+    "nothing lost": lambda at, _: [at.check_all_there("count", key) for key in SOME[:2]],
     "newest steps": lambda at, _: [reader.newest_steps() for reader in at.readers],
     "has step": lambda at, _: [reader.has_step(step) for reader in at.readers for step in (*STEPS, "none")],
     "largest": lambda at, _: [reader.largest(3) for reader in at.readers],
@@ -123,11 +124,12 @@ def test_damage(place):
     at = place.store.at()
     for index in range(3):
         alter(place.path(index), "UPDATE snaps SET ser_change = 'other' WHERE step_id = 'count'")
-    named = {str(path) for path in at.paths}
+    named = {(path.parts[0], path.name) for path in at.paths}
     for read in ("states", "states in order", "some", "versions"):
         with pytest.raises(CorruptPartitionError, match="does not match its digest") as error:
             READS[read](at, at)
-        assert str(error.value.path) in named
+        path = Path(error.value.path)
+        assert (path.parts[0], path.name) in named
     for index in range(3):
         alter(place.path(index), "DELETE FROM snaps WHERE step_id = 'count' AND state_key < 'k2'")
     with pytest.raises(CorruptPartitionError, match="counted"):
