@@ -112,7 +112,7 @@ class RecoveryError(Exception):
         return _rebuild, (type(self), self.found, self.path, self.cause, self.remedy)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same facts for programs."""
+        """Return the error's facts as JSON values."""
         return {
             "error": type(self).__name__,
             "exit_code": self.exit_code,
@@ -193,8 +193,8 @@ class LinkedPartitionError(RecoveryError):
     exit_code = 14
     default_cause = "The directory was copied by hard links (cp -l, rsync --link-dest), or a tool copies that way."
     default_remedy = (
-        "Give this directory a file of its own while nobody uses either name: "
-        "cp part-N.sqlite3 copy && mv copy part-N.sqlite3"
+        "Give this directory a file of its own while nobody uses either name: copy the file to a new name (cp), and "
+        "rename the copy to the old one (mv)."
     )
 
 

@@ -31,7 +31,7 @@ LAYERS = (
     "owner sinks",
     "epochs flow",
     "operational",
-    "backup importing native partitioning pipeline",
+    "backup importing operators partitioning pipeline",
     "replication report runnable",
     "spark.clusters",
     "spark.jvm",
@@ -54,7 +54,7 @@ EXCEPTIONS = {
 }
 
 LIBRARIES = {
-    "pyspark": "hadoop places.hadoop spark demo sinks flow pipeline aggregates cli.flow_loader cli.native",
+    "pyspark": "hadoop places.hadoop spark demo sinks flow pipeline aggregates cli.flow_loader cli.operators",
     "py4j": "places.hadoop spark",
     "pandas": "",
     "sqlite3": "",  # a second SQLite library in the process would drop the locks of the first

@@ -76,7 +76,7 @@ def targets() -> Iterator[str]:
     yield "| what the target says | errno | the run ends with | because |\n"
     yield "| --- | --- | --- | --- |\n"
     for each in REFUSALS:
-        numbers = ", ".join(f"`{errno.errorcode[number]}`" for number in each.errnos)
+        numbers = ", ".join(f"`{errno.errorcode[number]}`" for number in each.codes)
         yield f"| {each.means} | {numbers} | {_named(each.error)} | {each.why} |\n"
 
 

@@ -46,8 +46,8 @@ COVERED_BY = {
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",
     "checkpoint/test_capture.py": "checkpoint.home checkpoint.restore checkpoint.rows",
     "checkpoint/test_sources.py": "checkpoint.position",
-    "native/test_import_and_export.py": """checkpoint.state_stores.state_files checkpoint.places checkpoint.relocate
-        native.choose native.exporting native.held native.importing""",
+    "operators/test_import_and_export.py": """checkpoint.directories checkpoint.relocate
+        checkpoint.state_stores.state_files operators.choose operators.exporting operators.held operators.importing""",
     "faults/test_clocks.py": "base.clock",
     "faults/test_hostile_files.py": "base.threads",
     "importing/test_bytewax.py": "cli.import_bytewax cli.import_group importing.positions",
@@ -82,7 +82,7 @@ COVERED_BY = {
     "storage/test_reach.py": "base.credentials.task_key",
     "sinks/test_hadoop_disk.py": "hadoop.reports sinks.places",
     "cluster/test_reading.py": "spark.jvm.executors",
-    "spark/test_native_on_s3.py": "spark.run.checkpoint_home",
+    "spark/test_operators_on_s3.py": "spark.run.checkpoint_home",
     "cluster/test_counts.py": "base.version host.identity spark.run.serving spark.steps.sent",
     "storage/test_readers.py": "owner.looks storage.owner_reader storage.reading",
     "storage/test_store.py": "host.open_files storage.deltas.scratch storage.scan",
@@ -115,7 +115,7 @@ COVERED_BY = {
     "spark/jvm/test_versions.py": "spark.jvm.connect_sessions spark.jvm.stream_readers",
     "test_without_spark.py": "places.arrow spark.jvm.installed",
     "spark/test_warmup.py": "cli.warmup spark.jvm.cache.class_archive spark.run.warmup_flows",
-    "native/test_addresses.py": "hadoop.checkpoint",
+    "operators/test_addresses.py": "hadoop.checkpoint",
     "spark/test_plan.py": "spark.jvm.plan_nodes",
     "spark/test_steps.py": """flow spark.planner.replay spark.run.mailboxes spark.run.position spark.run.query
         spark.run.start spark.steps.input_keys spark.steps.picklable spark.steps.state_columns spark.steps.stateful
@@ -136,9 +136,9 @@ COVERED_BY = {
     "spark/test_state_source.py": "spark.sources.compared",
     "operational/test_step_history.py": "cli.history operational.steps.epoch_input",
     "spark/test_changed_sources.py": "spark.run.source_starts",
-    "spark/test_native.py": "spark.planner.state_store spark.run.reporting.operator_rows",
-    "spark/test_native_state.py": """spark.sources.formats spark.sources.native_diff spark.sources.native_history
-        spark.sources.native_source""",
+    "spark/test_operators.py": "spark.planner.state_store spark.run.reporting.operator_rows",
+    "spark/test_operator_state.py": """spark.sources.formats spark.sources.operator_diff spark.sources.operator_history
+        spark.sources.operator_source""",
     "spark/test_appended.py": "spark.sources.driver_relay",
     "spark/test_pipelines.py": "cli.nodes spark.pipelines.run",
     "spark/test_crashes.py": "base.faults cli.run demo.flights demo.flow",
@@ -153,9 +153,9 @@ COVERED_BY = {
     "backup/test_commands.py": """backup.progress cli.backup cli.backup_progress cli.readable cli.restore
         cli.restore_output""",
     "backup/test_drill.py": "cli.drill",
-    "native/test_progress.py": "cli.checkpoint cli.checkpoint_progress cli.native cli.status_line",
+    "operators/test_progress.py": "cli.checkpoint cli.checkpoint_progress cli.operators cli.status_line",
     "metrics/test_progress.py": "cli.progress",
-    "operational/test_commands.py": """cli.hwm cli.places cli.state cli.state_common cli.state_files
+    "operational/test_commands.py": """cli.hwm cli.operational cli.state cli.state_common cli.state_files
         cli.state_transfer operational.exports""",
     "operational/test_comparison.py": "cli.diff cli.diff_output",
     "spark/test_delta_source.py": "spark.jvm.delta_schemas",

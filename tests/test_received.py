@@ -13,8 +13,8 @@ import pytest
 from recovery.appended.position import InputOffset
 from recovery.base.credentials.certificates import read_certificates
 from recovery.base.credentials.token import read_token
+from recovery.checkpoint.directories import LocalCheckpoint
 from recovery.checkpoint.home import LocalHome
-from recovery.checkpoint.places import LocalPlace
 from recovery.checkpoint.relocate import relocated
 from recovery.checkpoint.source_places import recorded_places
 from recovery.checkpoint.state_stores.state_files import StateFiles
@@ -38,9 +38,9 @@ from tests.stores import ROOT
 DEEP = "[" * 200_000 + "]" * 200_000
 
 
-def place(path: Path) -> LocalPlace:
+def place(path: Path) -> LocalCheckpoint:
     """The directory as a checkpoint."""
-    return LocalPlace(path, lambda: "x")
+    return LocalCheckpoint(path, lambda: "x")
 
 
 @pytest.mark.parametrize("what", ["file", "directory", "pipe"])
@@ -123,11 +123,11 @@ ELSEWHERE = {
     "base/untrusted_paths.py": "the one place that opens what others made",
     "checkpoint/beginning.py": "a checkpoint of this execution",
     "checkpoint/capture.py": "a checkpoint of this execution",
-    "checkpoint/offsets.py": "a checkpoint of this execution, or one whose files LocalPlace.sizes has looked at",
-    "checkpoint/position.py": "a checkpoint of this execution, or one whose files LocalPlace.sizes has looked at",
+    "checkpoint/offsets.py": "a checkpoint of this execution, or one whose files LocalCheckpoint.sizes has looked at",
+    "checkpoint/position.py": "a checkpoint of this execution, or one whose files LocalCheckpoint.sizes has looked at",
     "checkpoint/restore.py": "files that this function has just written",
     "checkpoint/sources.py": "files that this function has just written",
-    "native/exporting.py": "files that this function has just written",
+    "operators/exporting.py": "files that this function has just written",
     "hadoop/home.py": "files of this execution",
     "backup/at_owners.py": "copies in this process's scratch directory",
     "backup/objects.py": "copies in this process's scratch directory",

@@ -84,27 +84,23 @@ class Parts(Protocol):
 
 
 class DirectoryParts:
-    """All partitions, in one directory."""
+    """The `Parts` of one directory that has all partitions."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._found: list[FoundFile] = []
 
     def found(self) -> list[FoundFile]:
-        """See `Parts.found`."""
         self._found = scan(self._directory)
         return self._found
 
     def origins(self) -> Sequence[Origin]:
-        """See `Parts.origins`."""
         return read_origins(self._directory)
 
     def store(self, storing: Storing) -> list[StoredCopy] | None:
-        """See `Parts.store`."""
         return storing.copies([each.path for each in plan_resume(self._found).partitions])
 
     def apart(self) -> RecoveryError:
-        """See `Parts.apart`."""
         return StorageError(
             "no consistent copies could be taken",
             path=self._directory,

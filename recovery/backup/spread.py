@@ -51,7 +51,7 @@ def parts_of(store: Store, destination: str) -> Parts:
 
 
 class SpreadParts:
-    """The partitions of a directory and of owners: `recovery.backup.make.Parts`."""
+    """The `Parts` of a directory and of owners."""
 
     def __init__(self, store: Store, destination: str) -> None:
         """destination: the address of the place, which each owner opens with credentials of its own."""
@@ -61,18 +61,15 @@ class SpreadParts:
         self._apart: RecoveryError | None = None
 
     def found(self) -> list[FoundFile]:
-        """See `Parts.found`."""
         self._found = self._store.found()
         self._fit(self._found)
         return self._found
 
     def origins(self) -> Sequence[Origin]:
-        """See `Parts.origins`."""
         self.found()
         return origins_of(self._store)
 
     def store(self, storing: Storing) -> list[StoredCopy] | None:
-        """See `Parts.store`."""
         found = plan_resume(self._found)
         at_owners: dict[Owner, list[PartitionIndex]] = {}
         own = []
@@ -99,7 +96,6 @@ class SpreadParts:
         return copies
 
     def apart(self) -> RecoveryError:
-        """See `Parts.apart`."""
         assert self._apart is not None, "store comes first"
         return self._apart
 

@@ -15,7 +15,7 @@ from recovery.base.wording import counted
 from recovery.cli.common import json_option, print_json, say
 from recovery.cli.diff_output import differences_file
 from recovery.cli.history import SHOWN_CHANGES, difference_text
-from recovery.cli.native import session, store_option, timers_option, variable_option, wanted_state
+from recovery.cli.operators import session, store_option, timers_option, variable_option, wanted_state
 from recovery.cli.option import option
 from recovery.cli.owners import owner_options
 from recovery.cli.readable import READABLE, Readable
@@ -24,8 +24,6 @@ from recovery.cli.state_common import short
 from recovery.cli.status_line import StatusLine
 from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, RecoveryError
-from recovery.native.choose import WantedState, choose_operator
-from recovery.native.held import held_operators
 from recovery.operational.steps.comparison import (
     CHANGED,
     ONLY_A,
@@ -37,6 +35,8 @@ from recovery.operational.steps.comparison import (
     diff_snapshots,
     positions,
 )
+from recovery.operators.choose import WantedState, choose_operator
+from recovery.operators.held import held_operators
 from recovery.planning.comparing import ABSENT, Comparison
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import OwnerAccess
@@ -212,7 +212,7 @@ def _of_operator(
     choose_operator(held_operators(there), wanted, there.epoch)
     counts = StepCounts()
     with session(conf) as spark:
-        from recovery.spark.sources.native_diff import compare_operator
+        from recovery.spark.sources.operator_diff import compare_operator
 
         found = compare_operator(spark, (a.path, one), (b.path, other), wanted, comparison, counts, pattern)
         yield Diff(

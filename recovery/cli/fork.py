@@ -13,9 +13,9 @@ from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import format_size, format_time, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
+from recovery.cli.operational import directories
 from recovery.cli.option import option
 from recovery.cli.owners import owner_options, store_to_read
-from recovery.cli.places import directories
 from recovery.planning.going_back import after_text
 from recovery.planning.resume import ResumePlan
 from recovery.storage.copied import files_of

@@ -12,22 +12,22 @@ from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.base.reserved import EPOCH_STEP
 from recovery.cli.common import format_time, json_option, print_json, say
-from recovery.cli.native import session, store_option, timers_option, variable_option, wanted_state
+from recovery.cli.operational import chosen_access, chosen_backend, state_options
+from recovery.cli.operators import session, store_option, timers_option, variable_option, wanted_state
 from recovery.cli.option import option
-from recovery.cli.places import chosen_access, chosen_backend, state_options
 from recovery.cli.readable import READABLE, Readable
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import json_text
 from recovery.cli.tables import table
 from recovery.errors import StateNotFoundError
-from recovery.native.choose import WantedState, choose_operator
-from recovery.native.held import held_operators
 from recovery.operational.backends.owned import documents_of
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.manager import StateManager
 from recovery.operational.steps.step_history import History, Version, key_history, mark_history
 from recovery.operational.targets import StepTarget
 from recovery.operational.values import to_json
+from recovery.operators.choose import WantedState, choose_operator
+from recovery.operators.held import held_operators
 from recovery.planning.comparing import ABSENT, Difference
 from recovery.storage.snapshot import snapshot_at
 from recovery.storage.store import Store
@@ -113,7 +113,7 @@ def _operator_history(
     at = snapshot_at(directory)
     choose_operator(held_operators(at), wanted, at.epoch)
     with session(conf) as spark:
-        from recovery.spark.sources.native_history import native_history
+        from recovery.spark.sources.operator_history import native_history
 
         return native_history(
             spark, directory, key, operator=wanted.operator, store=wanted.store, variable=wanted.variable,

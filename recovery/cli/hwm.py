@@ -10,8 +10,8 @@ import click
 
 from recovery.base.wording import counted
 from recovery.cli.common import echo_json, format_time, json_option, print_json, say, tell
+from recovery.cli.operational import directory_and, open_state, state_options
 from recovery.cli.option import option
-from recovery.cli.places import directory_and, open_state, state_options
 from recovery.cli.tables import table
 from recovery.errors import StateNotFoundError, StateValueError
 from recovery.operational.marks import Mark, is_future

@@ -13,9 +13,9 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted, listed
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, tell
 from recovery.cli.dry_run import dry_run_option
+from recovery.cli.operational import directory_and
 from recovery.cli.option import option
 from recovery.cli.owners import owner_options, store_to_read
-from recovery.cli.places import directory_and
 from recovery.cli.status_line import StatusLine
 from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, RecoveryError

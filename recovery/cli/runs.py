@@ -10,8 +10,8 @@ from recovery.base.intervals import format_interval
 from recovery.base.wording import counted
 from recovery.cli.common import INTERVAL, format_time, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
+from recovery.cli.operational import directory_and, open_state, state_options
 from recovery.cli.option import option
-from recovery.cli.places import directory_and, open_state, state_options
 from recovery.cli.tables import table
 from recovery.operational.results import status_of
 from recovery.operational.runs import DEAD, NODE_STATUSES, Run

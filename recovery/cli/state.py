@@ -14,7 +14,14 @@ from recovery.base.printable import one_line, printable
 from recovery.cli.asking import ask, check_editor
 from recovery.cli.common import echo_json, format_time, json_option, print_json, say
 from recovery.cli.hwm import VALUES
-from recovery.cli.native import (
+from recovery.cli.operational import (
+    chosen_access,
+    chosen_backend,
+    directory_and,
+    open_state,
+    state_options,
+)
+from recovery.cli.operators import (
     print_state,
     refused_operator_option,
     store_option,
@@ -23,13 +30,6 @@ from recovery.cli.native import (
 )
 from recovery.cli.option import option
 from recovery.cli.owners import store_to_read
-from recovery.cli.places import (
-    chosen_access,
-    chosen_backend,
-    directory_and,
-    open_state,
-    state_options,
-)
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import (
     RETENTION,
@@ -72,7 +72,7 @@ def state() -> None:
     """
 
 
-def native_options(function: F) -> F:
+def operator_options(function: F) -> F:
     """Add --operator and the options that select a part of the operator's state."""
     operator = option("--operator", type=click.IntRange(min=0), metavar="N",
                       help="Read the state of this operator of Spark's own, as [`checkpoint show`](#checkpoint) does. "
@@ -83,7 +83,7 @@ def native_options(function: F) -> F:
 @state.command(name="list")
 @click.argument("words", metavar="[DIR]", nargs=-1)
 @step_option
-@native_options
+@operator_options
 @epoch_option
 @pattern_option
 @option("--ids", is_flag=True,
@@ -146,7 +146,7 @@ def list_(
 @click.argument("words", metavar="[DIR] [ID]", nargs=-1)
 @step_option
 @any_key_option
-@native_options
+@operator_options
 @epoch_option
 @state_options
 @json_option

@@ -9,7 +9,7 @@ import click
 from recovery.base.wording import counted
 from recovery.cli.common import format_time, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
-from recovery.cli.places import directory_and, open_state, state_options
+from recovery.cli.operational import directory_and, open_state, state_options
 from recovery.cli.state_common import pattern_option
 from recovery.cli.tables import table
 

@@ -26,7 +26,7 @@ from recovery.cli.common import (
     style,
 )
 from recovery.cli.config_options import threshold_option
-from recovery.cli.native import operators_at, operators_text
+from recovery.cli.operators import operators_at, operators_text
 from recovery.cli.owners import owner_options, say_links, shown_path, store_at
 from recovery.cli.tables import table
 from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with_path

@@ -35,7 +35,7 @@ CONCURRENT = 16
 
 
 class HadoopHome:
-    """A `recovery.checkpoint.home.CheckpointHome` on one of Hadoop's file systems."""
+    """A `CheckpointHome` on one of Hadoop's file systems."""
 
     shared = True
 
@@ -71,12 +71,10 @@ class HadoopHome:
         self._pulled = {path: mark for path, mark in self._marks.items() if not path.startswith("state/")}
 
     def has_logged(self, batch: BatchId) -> bool:
-        """See `CheckpointHome.has_logged`."""
         with self._failures.of_hadoop(FileNotFoundError):
             return self._files.size(self._root / "commits" / str(batch)) is not None
 
     def pull(self, batch: BatchId) -> None:
-        """See `CheckpointHome.pull`."""
         # Spark has the state at the address.
         shutil.rmtree(self.directory / "state", ignore_errors=True)
         self._look()
@@ -91,23 +89,19 @@ class HadoopHome:
         self._pulled = wanted
 
     def listing(self, directory: str) -> tuple[list[str], list[str]]:
-        """See `CheckpointHome.listing`."""
         directories, files = self._below.get(directory, (set(), set()))
         return sorted(directories), sorted(files)
 
     def exists(self, path: str) -> bool:
-        """See `CheckpointHome.exists`."""
         return path in self._marks
 
     def mark(self, path: str) -> Mark:
-        """See `CheckpointHome.mark`."""
         if path not in self._marks:
             raise _gone(self.location, path)
         return self._marks[path]
 
     @contextlib.contextmanager
     def opened(self, path: str) -> Iterator[IO[bytes]]:
-        """See `CheckpointHome.opened`."""
         own = self.directory / path
         if own.exists():
             with own.open("rb") as file:
@@ -126,7 +120,6 @@ class HadoopHome:
         self._all(lambda path: self._hold(path, targets[path]), targets)
 
     def discard(self) -> None:
-        """See `CheckpointHome.discard`."""
         self.close()
         with contextlib.suppress(Exception):
             self._files.delete(self._root)

@@ -22,7 +22,7 @@ from recovery.base.clock import Clock, SystemClock
 from recovery.base.faults import reach
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.base.wording import counted
-from recovery.checkpoint.places import CheckpointTransfer, Observer, ignore
+from recovery.checkpoint.directories import CheckpointTransfer, Observer, ignore
 from recovery.epochs.writer import StepKey
 from recovery.errors import ConfigurationError, InconsistentPartitionsError, StateValueError, UnknownStepError, shown
 from recovery.host.durable import files_below, sync

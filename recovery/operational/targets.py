@@ -45,7 +45,7 @@ class StateEntry:
     facts: Mapping[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same facts for programs."""
+        """Return the entry's facts as JSON values."""
         if isinstance(self.name, str):
             return {
                 "id": self.name,
@@ -102,7 +102,8 @@ class StateTarget(Protocol):
 
 
 class DocumentTarget:
-    """The operational state of a backend in one environment. Marks that epochs moved appear as ordinary marks.
+    """The `StateTarget` of a backend's operational state in one environment. Marks that epochs moved appear as ordinary
+    marks.
 
     The content of scoped state is its value; a value that has expired is not there.
     """
@@ -118,15 +119,12 @@ class DocumentTarget:
 
     @property
     def location(self) -> str:
-        """See `StateTarget.location`."""
         return self._backend.location
 
     def find(self, name: Name) -> StateEntry | None:
-        """See `StateTarget.find`."""
         return self.find_all([name])[name]
 
     def find_all(self, names: Iterable[Name]) -> dict[Name, StateEntry | None]:
-        """See `StateTarget.find_all`."""
         ids = {name: self._id(name) for name in names}
         found = self._backend.read(list(ids.values()))
         if marks.DOCUMENT in ids:
@@ -134,7 +132,6 @@ class DocumentTarget:
         return {name: self._entry_of(found[i]) if i in found else None for name, i in ids.items()}
 
     def entries(self, pattern: str | None = None) -> list[StateEntry]:
-        """See `StateTarget.entries`."""
         found = map(self._entry_of, self._all().values())
         return [entry for entry in found if entry is not None and matches(str(entry.name), pattern)]
 
@@ -148,7 +145,7 @@ class DocumentTarget:
         return expires_ms is not None and expires_ms <= self._now_ms
 
     def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, StateEntry | None]) -> str:
-        """See `StateTarget.write`. In a recovery directory all changes are one transaction."""
+        """Write content, or REMOVED, under names: in a recovery directory, all in one transaction."""
         for name, content in changes.items():
             if content is not REMOVED:
                 check_content(str(name), plain(content))
@@ -226,7 +223,7 @@ class DocumentTarget:
 
 
 class StepTarget:
-    """The states of a flow's steps, at the newest epoch or at a held one. Writing makes a new epoch."""
+    """The `StateTarget` of a flow's steps, at the newest epoch or at a held one. Writing makes a new epoch."""
 
     def __init__(self, store: Store, step: str, clock: Clock, *, epoch: int | None = None, force: bool = False) -> None:
         self._store = store
@@ -237,7 +234,6 @@ class StepTarget:
 
     @property
     def location(self) -> str:
-        """See `StateTarget.location`."""
         return str(self._store.directory)
 
     def at_same_moment(self, step: str) -> StepTarget:
@@ -247,22 +243,19 @@ class StepTarget:
         return other
 
     def find(self, name: Name) -> StateEntry | None:
-        """See `StateTarget.find`."""
         return self.find_all([name])[name]
 
     def find_all(self, names: Iterable[Name]) -> dict[Name, StateEntry | None]:
-        """See `StateTarget.find_all`."""
         wanted = list(map(_step_key, names))
         held = _held(self.snapshot, wanted)
         return {name: _step_entry(name[0], held[name]) if name in held else None for name in wanted}
 
     def entries(self, pattern: str | None = None) -> list[StateEntry]:
-        """See `StateTarget.entries`."""
         found = [_step_entry(self._step, s) for s in self.snapshot.states(self._step) if matches(s.key, pattern)]
         return sorted(found, key=lambda entry: entry.name)
 
     def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, StateEntry | None]) -> str:
-        """See `StateTarget.write`. Timeouts stay unchanged."""
+        """Write the states of keys, or REMOVED, in a new epoch; timeouts stay unchanged."""
 
         def compute(newest: Snapshot) -> dict[StepKey, Edited]:
             edited: dict[StepKey, Edited] = {}

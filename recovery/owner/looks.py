@@ -50,56 +50,44 @@ class Looks:
         self._path = path
 
     def facts(self, name: str) -> FileFacts:
-        """See `OwnerCalls.facts`."""
         reader = self._reader(name)
         return FileFacts(reader.log_bytes(), reader.sizes(), reader.measures() if name == "part-0.sqlite3" else [])
 
     def states(self, name: str, step: StepId, cut: Cut, in_order: bool) -> Iterator[list[StateRow]]:
-        """See `OwnerCalls.states`."""
         return _streamed(self._reader(name).states(step, cut, in_order=in_order))
 
     def few_states(self, name: str, step: StepId, cut: Cut, keys: list[str] | None) -> Iterator[list[StateRow]]:
-        """See `OwnerCalls.few_states`."""
         return _streamed(self._reader(name).few_states(step, cut, keys))
 
     def key_sizes(self, name: str, step: StepId, cut: Cut) -> Iterator[list[tuple[str, int]]]:
-        """See `OwnerCalls.key_sizes`."""
         with _closed(self._reader(name).key_sizes(step, cut)) as found:
             yield from in_chunks(found, lambda row: len(row[0]))
 
     def count(self, name: str, step: StepId, cut: Cut) -> int:
-        """See `OwnerCalls.count`."""
         return self._reader(name).count(step, cut)
 
     def versions(self, name: str, step: StepId, key: str, cut: Cut) -> Iterator[list[VersionRow]]:
-        """See `OwnerCalls.versions`."""
         found = self._reader(name).versions(step, key, cut)
         return in_chunks(((_row(each.state), each.until) for each in found), lambda row: _bytes(row[0]))
 
     def changes(self, name: str, step: StepId, first: Cut, last: Cut) -> Iterator[list[ChangeRow]]:
-        """See `OwnerCalls.changes`."""
         with _closed(self._reader(name).changes(step, first, last)) as found:
             rows = ((each.key, _some_row(each.before), _some_row(each.after)) for each in found)
             yield from in_chunks(rows, lambda row: sum(_bytes(state) for state in row[1:] if state is not None))
 
     def all_there(self, name: str, step: StepId, cut: Cut) -> None:
-        """See `OwnerCalls.all_there`."""
         self._reader(name).check_all_there(step, cut)
 
     def steps(self, name: str) -> list[str]:
-        """See `OwnerCalls.steps`."""
         return self._reader(name).steps()
 
     def newest_steps(self, name: str) -> list[str]:
-        """See `OwnerCalls.newest_steps`."""
         return self._reader(name).newest_steps()
 
     def has_step(self, name: str, step: StepId) -> bool:
-        """See `OwnerCalls.has_step`."""
         return self._reader(name).has_step(step)
 
     def largest(self, name: str, limit: int) -> list[tuple[str, str, int]]:
-        """See `OwnerCalls.largest`."""
         return self._reader(name).largest(limit)
 
     def _reader(self, name: str) -> FileReader:

@@ -86,7 +86,7 @@ class Finding:
         return f"{t.title} {t.shown(self.value)}{note}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same facts as JSON values."""
+        """Return the fields as JSON values."""
         t = self.target
         return {
             "target": t.name,

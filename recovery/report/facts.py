@@ -11,8 +11,8 @@ from recovery.backup.note import LastBackup, LastReplica, Waiting, last_backup, 
 from recovery.base.ids import Epoch
 from recovery.base.reserved import CHECKPOINT_STEP, RESERVED_PREFIX
 from recovery.errors import RecoveryError, with_path
-from recovery.native.held import held_operators, held_rows
 from recovery.operational.backends.owned import origins_of
+from recovery.operators.held import held_operators, held_rows
 from recovery.planning.advice import Known
 from recovery.planning.health import Finding, HealthTarget, findings, unsaved_s
 from recovery.planning.measures import Measure, StepSize, summed

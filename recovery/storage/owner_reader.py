@@ -28,62 +28,48 @@ class OwnerReader:
         self._name = name
 
     def states(self, step: str, cut: Cut, *, in_order: bool = False) -> Iterator[KeyState]:
-        """See `PartitionReader.states`."""
         return map(self._state, self._rows(OwnerCalls.states, StepId(step), cut, in_order))
 
     def few_states(self, step: str, cut: Cut, keys: Sequence[str] | None = None) -> list[KeyState]:
-        """See `PartitionReader.few_states`."""
         wanted = None if keys is None else list(keys)
         return [self._state(row) for row in self._rows(OwnerCalls.few_states, StepId(step), cut, wanted)]
 
     def key_sizes(self, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
-        """See `PartitionReader.key_sizes`."""
         return self._rows(OwnerCalls.key_sizes, StepId(step), cut)
 
     def count(self, step: str, cut: Cut) -> int:
-        """See `PartitionReader.count`."""
         return self._owner.ask(OwnerCalls.count, self._name, StepId(step), cut)
 
     def versions(self, step: str, key: str, cut: Cut) -> list[KeyVersion]:
-        """See `PartitionReader.versions`."""
         found = self._rows(OwnerCalls.versions, StepId(step), key, cut)
         return [KeyVersion(self._state(row), until) for row, until in found]
 
     def changes(self, step: str, first: Cut, last: Cut) -> Iterator[KeyChange]:
-        """See `PartitionReader.changes`."""
         for key, before, after in self._rows(OwnerCalls.changes, StepId(step), first, last):
             yield KeyChange(key, self._some_state(before), self._some_state(after))
 
     def check_all_there(self, step: str, cut: Cut) -> None:
-        """See `PartitionReader.check_all_there`."""
         self._owner.ask(OwnerCalls.all_there, self._name, StepId(step), cut)
 
     def steps(self) -> list[str]:
-        """See `PartitionReader.steps`."""
         return self._owner.ask(OwnerCalls.steps, self._name)
 
     def newest_steps(self) -> list[str]:
-        """See `PartitionReader.newest_steps`."""
         return self._owner.ask(OwnerCalls.newest_steps, self._name)
 
     def has_step(self, step: str) -> bool:
-        """See `PartitionReader.has_step`."""
         return self._owner.ask(OwnerCalls.has_step, self._name, StepId(step))
 
     def sizes(self) -> dict[str, StepSize] | None:
-        """See `PartitionReader.sizes`."""
         return self._facts.sizes
 
     def measures(self) -> list[Measure]:
-        """See `PartitionReader.measures`."""
         return self._facts.measures
 
     def log_bytes(self) -> int:
-        """See `PartitionReader.log_bytes`."""
         return self._facts.log_bytes
 
     def largest(self, limit: int) -> list[tuple[str, str, int]]:
-        """See `PartitionReader.largest`."""
         return self._owner.ask(OwnerCalls.largest, self._name, limit)
 
     @cached_property

@@ -15,8 +15,12 @@ from recovery.storage.history import KeyChange, KeyState, KeyVersion
 
 
 class PartitionReader(Protocol):
-    """Reads one partition. Each method returns and raises what the function of `recovery.storage.history` or
-    `recovery.storage.scan` that it names does; a reader of a file elsewhere also raises OwnerUnreachableError."""
+    """Reads one partition, even during a run.
+
+    Every method raises CorruptPartitionError, and StorageError if a run began meanwhile on a partition that nobody used;
+    those that take a cut raise EpochNotHeldError if the partition does not hold it, or no longer. A reader of a file at
+    an owner also raises OwnerUnreachableError.
+    """
 
     @property
     def path(self) -> Path:
@@ -24,59 +28,59 @@ class PartitionReader(Protocol):
         ...
 
     def states(self, step: str, cut: Cut, *, in_order: bool = False) -> Iterator[KeyState]:
-        """See `history.states_at`."""
+        """Yield the states of a step as of a cut. in_order: by key."""
         ...
 
     def few_states(self, step: str, cut: Cut, keys: Sequence[str] | None = None) -> list[KeyState]:
-        """See `history.few_states_at`."""
+        """Return the states of these keys of a step as of a cut, in one list; None: of all keys of a step with few."""
         ...
 
     def key_sizes(self, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
-        """See `history.sizes_at`."""
+        """Yield the keys of a step as of a cut, with the size of each value in bytes. Values are not read."""
         ...
 
     def count(self, step: str, cut: Cut) -> int:
-        """See `history.count_at`."""
+        """Return the number of keys of a step as of a cut."""
         ...
 
     def versions(self, step: str, key: str, cut: Cut) -> list[KeyVersion]:
-        """See `history.versions_of`."""
+        """Return the values of a key that the partition still holds, up to a cut, oldest first."""
         ...
 
     def changes(self, step: str, first: Cut, last: Cut) -> Iterator[KeyChange]:
-        """See `history.changes_between`."""
+        """Yield the keys of a step whose value or timeout differs between two cuts. `first` is the older cut."""
         ...
 
     def check_all_there(self, step: str, cut: Cut) -> None:
-        """See `history.check_all_there`."""
+        """Raise CorruptPartitionError if the partition lacks rows of a step that it had as of a cut."""
         ...
 
     def steps(self) -> list[str]:
-        """See `history.steps_in`."""
+        """Return the steps that have rows in any held snapshot, sorted, including reserved ones."""
         ...
 
     def newest_steps(self) -> list[str]:
-        """See `scan.step_names`."""
+        """Return the steps of the flow that have rows in the newest snapshot, sorted."""
         ...
 
     def has_step(self, step: str) -> bool:
-        """See `history.has_step`."""
+        """Return whether the newest snapshot has rows of a step."""
         ...
 
     def sizes(self) -> dict[str, StepSize] | None:
-        """See `scan.sizes_in`."""
+        """Return the size of each step; None if the version of the file is too old to record sizes."""
         ...
 
     def measures(self) -> list[Measure]:
-        """See `scan.read_measures`."""
+        """Return all measures, oldest first: only part-0 has some."""
         ...
 
     def log_bytes(self) -> int:
-        """See `scan.log_bytes`."""
+        """Return the size of the file's write-ahead log."""
         ...
 
     def largest(self, limit: int) -> list[tuple[str, str, int]]:
-        """See `scan.largest_states`."""
+        """Return the largest states: step, key, bytes; without the run's own rows."""
         ...
 
 
@@ -92,57 +96,43 @@ class FileReader:
         return cls(partition.path)
 
     def states(self, step: str, cut: Cut, *, in_order: bool = False) -> Iterator[KeyState]:
-        """See `PartitionReader.states`."""
         return history.states_at(self.path, step, cut, in_order=in_order)
 
     def few_states(self, step: str, cut: Cut, keys: Sequence[str] | None = None) -> list[KeyState]:
-        """See `PartitionReader.few_states`."""
         return history.few_states_at(self.path, step, cut, keys)
 
     def key_sizes(self, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
-        """See `PartitionReader.key_sizes`."""
         return history.sizes_at(self.path, step, cut)
 
     def count(self, step: str, cut: Cut) -> int:
-        """See `PartitionReader.count`."""
         return history.count_at(self.path, step, cut)
 
     def versions(self, step: str, key: str, cut: Cut) -> list[KeyVersion]:
-        """See `PartitionReader.versions`."""
         return history.versions_of(self.path, step, key, cut)
 
     def changes(self, step: str, first: Cut, last: Cut) -> Iterator[KeyChange]:
-        """See `PartitionReader.changes`."""
         return history.changes_between(self.path, step, first, last)
 
     def check_all_there(self, step: str, cut: Cut) -> None:
-        """See `PartitionReader.check_all_there`."""
         history.check_all_there(self.path, step, cut)
 
     def steps(self) -> list[str]:
-        """See `PartitionReader.steps`."""
         return history.steps_in(self.path)
 
     def newest_steps(self) -> list[str]:
-        """See `PartitionReader.newest_steps`."""
         return scan.step_names([self.path])
 
     def has_step(self, step: str) -> bool:
-        """See `PartitionReader.has_step`."""
         return history.has_step(self.path, step)
 
     def sizes(self) -> dict[str, StepSize] | None:
-        """See `PartitionReader.sizes`."""
         return scan.sizes_in(self.path)
 
     def measures(self) -> list[Measure]:
-        """See `PartitionReader.measures`."""
         return scan.read_measures(self.path)
 
     def log_bytes(self) -> int:
-        """See `PartitionReader.log_bytes`."""
         return scan.log_bytes(self.path)
 
     def largest(self, limit: int) -> list[tuple[str, str, int]]:
-        """See `PartitionReader.largest`."""
         return scan.largest_states(self.path, limit)

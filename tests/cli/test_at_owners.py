@@ -14,14 +14,14 @@ from click.testing import CliRunner, Result
 from recovery.base.clock import SystemClock
 from recovery.base.credentials.task_key import task_key
 from recovery.cli import main
-from recovery.native.importing import import_checkpoint
+from recovery.operators.importing import import_checkpoint
 from recovery.storage.initialize import init_partitions
 from recovery.storage.origin import read_origins
 from recovery.storage.snapshot import snapshot_at
 from recovery.storage.store import OwnerAccess, Store
 from tests.backup.support import states
 from tests.importing.theirs import word_count
-from tests.native.support import held, place, write_job
+from tests.operators.support import held, place, write_job
 from tests.owner.served import Served, spread, token_file
 from tests.stores import Driver, SpreadDirectory, alter, problems
 

@@ -17,11 +17,11 @@ from click.testing import CliRunner
 import recovery
 from recovery import RecoveryConfig, init_partitions, start
 from recovery.base.clock import SystemClock
-from recovery.checkpoint.places import LocalPlace
+from recovery.checkpoint.directories import LocalCheckpoint
 from recovery.cli import main
 from recovery.errors import SparkCheckpointError
-from recovery.native.exporting import export
-from recovery.native.importing import import_checkpoint
+from recovery.operators.exporting import export
+from recovery.operators.importing import import_checkpoint
 from recovery.storage.store import Store
 from tests.backup.emulators import BUCKET, moto
 from tests.flows import windows
@@ -69,8 +69,8 @@ def truth(spark, source: Path, home: Path) -> dict[int, list]:
     return windows.outputs(home / "truth")
 
 
-def place(path: Path) -> LocalPlace:
-    return LocalPlace(path, lambda: "test")
+def place(path: Path) -> LocalCheckpoint:
+    return LocalCheckpoint(path, lambda: "test")
 
 
 def known_rows(directory: Path, epoch: int) -> dict[int, int | None]:
@@ -267,9 +267,9 @@ def command(*arguments):
 
 def test_files_that_are_renamed_while_they_are_listed(spark, tmp_path):
     """As Spark finishes its logs. Hadoop asks for the permissions of a file after it has listed it."""
-    from recovery.hadoop.checkpoint import HadoopPlace
+    from recovery.hadoop.checkpoint import HadoopCheckpoint
 
-    place = HadoopPlace(spark, f"file:{tmp_path}/made here", lambda: "test")
+    place = HadoopCheckpoint(spark, f"file:{tmp_path}/made here", lambda: "test")
     assert place.sizes() == {}
     (tmp_path / "made here" / "offsets").mkdir(parents=True)
     (tmp_path / "made here" / "offsets" / "0").write_text("zero")
@@ -282,7 +282,7 @@ def test_files_that_are_renamed_while_they_are_listed(spark, tmp_path):
 @pytest.mark.skipif(not JARS, reason="no jars of S3A: mvn -f .ci/s3a/pom.xml, as .ci/run does")
 def test_an_object_store(tmp_path):
     """By the commands: exported to S3 and imported from there; what is there is not written over."""
-    from tests.native.support import held, job, write_job
+    from tests.operators.support import held, job, write_job
 
     write_job(tmp_path / "job", batch=3)
     for name in ("db", "again"):
@@ -306,36 +306,36 @@ def test_an_object_store(tmp_path):
 
 def test_another_file_system(spark, tmp_path):
     """A checkpoint is exported to a URI and imported from it, through Hadoop: what is there afterwards is the same."""
-    from recovery.hadoop.checkpoint import HadoopPlace
-    from tests.native.support import held, job, write_job
+    from recovery.hadoop.checkpoint import HadoopCheckpoint
+    from tests.operators.support import held, job, write_job
 
     write_job(tmp_path / "job", batch=3)
     init_partitions(tmp_path / "db", 2)
-    there = HadoopPlace(spark, (tmp_path / "job").as_uri(), lambda: "test")
+    there = HadoopCheckpoint(spark, (tmp_path / "job").as_uri(), lambda: "test")
     assert import_checkpoint(there, Store(tmp_path / "db"), "windows", clock=SystemClock()).batch == 3
-    target = HadoopPlace(spark, f"file:{tmp_path}/made here/exported", lambda: "test")
+    target = HadoopCheckpoint(spark, f"file:{tmp_path}/made here/exported", lambda: "test")
     export(Store(tmp_path / "db"), target)
     assert held(tmp_path / "made here" / "exported") == job(3)
     with pytest.raises(recovery.ConfigurationError, match="not empty"):
         export(Store(tmp_path / "db"), target)
     init_partitions(tmp_path / "mounted", 2)
     with set_to(spark, {"fs.viewfs.mounttable.cluster.link./jobs": f"file://{tmp_path}"}):
-        viewed = HadoopPlace(spark, "viewfs://cluster/jobs/job", lambda: "test")
+        viewed = HadoopCheckpoint(spark, "viewfs://cluster/jobs/job", lambda: "test")
         assert import_checkpoint(viewed, Store(tmp_path / "mounted"), "windows", clock=SystemClock()).batch == 3
-        export(Store(tmp_path / "mounted"), HadoopPlace(spark, "viewfs://cluster/jobs/again", lambda: "test"))
+        export(Store(tmp_path / "mounted"), HadoopCheckpoint(spark, "viewfs://cluster/jobs/again", lambda: "test"))
     assert held(tmp_path / "again") == job(3)
 
     def fail(event):
         if event.what == "copying":
             raise OSError(28, "No space left on device")
 
-    there = HadoopPlace(spark, f"file:{tmp_path}/made here/other", lambda: "test")
+    there = HadoopCheckpoint(spark, f"file:{tmp_path}/made here/other", lambda: "test")
     with pytest.raises(recovery.StorageError, match="No space"):
         export(Store(tmp_path / "db"), there, observe=fail)
     assert [path.name for path in (tmp_path / "made here").iterdir()] == ["exported"]
     with pytest.raises(recovery.StorageError, match="nowhere"):
-        HadoopPlace(spark, "nowhere://host/path", lambda: "test")
-    empty = HadoopPlace(spark, (tmp_path / "nothing").as_uri(), lambda: "test")
+        HadoopCheckpoint(spark, "nowhere://host/path", lambda: "test")
+    empty = HadoopCheckpoint(spark, (tmp_path / "nothing").as_uri(), lambda: "test")
     init_partitions(tmp_path / "fresh", 2)
     with pytest.raises(SparkCheckpointError, match="nothing"):
         import_checkpoint(empty, Store(tmp_path / "fresh"), "windows", clock=SystemClock())

@@ -99,7 +99,7 @@ class Backend(Protocol):
 
 
 class DirectoryBackend:
-    """Operational state in a recovery directory; see `recovery.storage.documents`."""
+    """A `Backend` in a recovery directory, by `recovery.storage.documents`."""
 
     def __init__(
         self, directory: str | os.PathLike[str], clock: Clock, retry: RetryPolicy, store: Store | None = None
@@ -113,15 +113,15 @@ class DirectoryBackend:
         home(self.directory)
 
     def read(self, ids: Sequence[StateId]) -> dict[StateId, Document]:
-        """See `Backend.read`. All documents are as of one moment."""
+        """Return the documents of these ids, all as of one moment."""
         return {each: document(stored) for each, stored in read_states(home(self.directory), ids).items()}
 
     def list(self, prefix: str = "") -> list[Document]:
-        """See `Backend.list`. All documents are as of one moment."""
+        """Return the documents whose id begins with `prefix`, all as of one moment."""
         return [document(stored) for stored in read_prefix(home(self.directory), prefix)]
 
     def update(self, changes: Mapping[StateId, Change]) -> dict[StateId, Document]:
-        """See `Backend.update`. All changes are one transaction."""
+        """Change documents in one transaction; return their new values."""
 
         def as_text(change: Change) -> Callable[[StoredState | None], str | None]:
             def changed(stored: StoredState | None) -> str | None:
@@ -139,19 +139,19 @@ class DirectoryBackend:
         return self._patiently(attempt)
 
     def forget(self, ids: Sequence[StateId]) -> int:
-        """See `Backend.forget`. One transaction."""
+        """Remove documents without a tombstone, in one transaction; return how many existed."""
         return self._patiently(
             lambda: forget_states(home(self.directory), ids, busy_ms=round(self._retry.busy_s * 1000))
         )
 
     def place(self, documents: Sequence[Document]) -> None:
-        """See `Backend.place`. One transaction."""
+        """Store documents of another backend unchanged, in one transaction."""
         stored = [StoredState(d.state_id, d.generation, to_text(d.content), d.changed_ms) for d in documents]
         self._patiently(lambda: place_states(home(self.directory), stored, busy_ms=round(self._retry.busy_s * 1000)))
 
     @contextmanager
     def lock(self, name: str, purpose: str) -> Iterator[None]:
-        """See `Backend.lock`. The operating system holds the lock, and frees it when the process dies."""
+        """Hold the lock of this name. The operating system frees the lock when the process dies."""
         from recovery.operational.locks import FileLock
 
         home(self.directory)

@@ -35,15 +35,15 @@ class OwnerBackend:
         self._retry = retry
 
     def read(self, ids: Sequence[StateId]) -> dict[StateId, Document]:
-        """See `Backend.read`. All documents are as of one moment."""
+        """Return the documents of these ids, all as of one moment."""
         return _by_id(self._owner.ask(OwnerCalls.documents, list(ids)))
 
     def list(self, prefix: str = "") -> list[Document]:
-        """See `Backend.list`. All documents are as of one moment."""
+        """Return the documents whose id begins with `prefix`, all as of one moment."""
         return [_document(each) for each in self._owner.ask(OwnerCalls.documents_of, prefix)]
 
     def update(self, changes: Mapping[StateId, Change]) -> dict[StateId, Document]:
-        """See `Backend.update`. All changes are one transaction."""
+        """Change documents in one transaction; return their new values."""
 
         def attempt() -> dict[StateId, Document]:
             before = self.read(list(changes))
@@ -59,11 +59,11 @@ class OwnerBackend:
         return self._patiently(attempt)
 
     def forget(self, ids: Sequence[StateId]) -> int:
-        """See `Backend.forget`. One transaction."""
+        """Remove documents without a tombstone, in one transaction; return how many existed."""
         return self._patiently(lambda: self._owner.ask(OwnerCalls.forget_documents, list(ids), self._busy_ms))
 
     def place(self, documents: Sequence[Document]) -> None:
-        """See `Backend.place`. One transaction."""
+        """Store documents of another backend unchanged, in one transaction."""
         stored = [StateDocument(d.state_id, d.generation, to_text(d.content), d.changed_ms) for d in documents]
         self._patiently(lambda: self._owner.ask(OwnerCalls.place_documents, stored, self._busy_ms))
 

@@ -43,7 +43,7 @@ class InputAgain:
         return f"it would read {counted(self.files, 'file')} of this host again{'; '.join(['', *what])}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same facts as JSON values."""
+        """Return the fields as JSON values."""
         return asdict(self)
 
 

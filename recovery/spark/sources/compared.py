@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from recovery.errors import ConfigurationError
 from recovery.host.identity import this_host
-from recovery.spark.sources.native_source import DriverAddress, check_is_here, directory_of, number_of
+from recovery.spark.sources.operator_source import DriverAddress, check_is_here, directory_of, number_of
 from recovery.storage.reading import FileReader
 from recovery.storage.snapshot import Snapshot
 

@@ -42,12 +42,12 @@ from recovery.errors import RecoveryError, StateValueError
 from recovery.host import private
 from recovery.host.durable import PRIVATE
 from recovery.host.peers import of_trusted_user
-from recovery.native.choose import WantedState
+from recovery.operators.choose import WantedState
 from recovery.owner.process import OwnerProcess
 from recovery.spark.clusters import TaskServing, is_cluster
 from recovery.spark.jvm.versions import as_type, to_arrow_schema
-from recovery.spark.sources.native_source import DriverAddress
-from recovery.spark.sources.native_state import first_line, state_frame
+from recovery.spark.sources.operator_source import DriverAddress
+from recovery.spark.sources.operator_state import first_line, state_frame
 from recovery.spark.sources.restored_places import RestoredPlaces
 from recovery.storage.snapshot import snapshots_at
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from recovery.base.clock import SystemClock
-from recovery.checkpoint.places import CheckpointTransfer, LocalPlace
+from recovery.checkpoint.directories import CheckpointTransfer, LocalCheckpoint
 from recovery.cli import main
 from recovery.errors import (
     AlreadyInitializedError,
@@ -26,9 +26,9 @@ from recovery.errors import (
     StorageError,
     UnsupportedPlanError,
 )
-from recovery.native.exporting import export
-from recovery.native.importing import import_checkpoint
 from recovery.operational.steps.step_edits import edit_states
+from recovery.operators.exporting import export
+from recovery.operators.importing import import_checkpoint
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
@@ -36,7 +36,7 @@ from recovery.storage.snapshot import snapshot_at
 from recovery.storage.store import Store
 from tests.checkpoint.support import write
 from tests.faults.minirun import child, die_at, wait
-from tests.native.support import held, job, place, write_job
+from tests.operators.support import held, job, place, write_job
 from tests.stores import Driver, alter, paths_of, problems, query
 
 CLOCK = SystemClock()
@@ -235,7 +235,7 @@ def test_an_export_that_is_killed_leaves_a_draft_at_most(source, store_dir, tmp_
     )
     assert code == -signal.SIGKILL
     assert [path.name for path in tmp_path.glob("*out*")] == [".out.draft-test"]
-    export(Store(store_dir), LocalPlace(tmp_path / "out", lambda: "next"))
+    export(Store(store_dir), LocalCheckpoint(tmp_path / "out", lambda: "next"))
     assert held(tmp_path / "out") == job(4)
 
 
@@ -296,7 +296,7 @@ def test_a_run_that_collects_the_epoch_while_it_is_exported(source, store_dir, t
     taken(source, store_dir)
     edit_states(Store(store_dir), "set", lambda _: {("count", "a"): ("1", None)}, clock=CLOCK)
 
-    class Place(LocalPlace):
+    class Place(LocalCheckpoint):
         @contextlib.contextmanager
         def writing(self, observe=lambda _: None):
             with super().writing() as draft:

@@ -14,8 +14,8 @@ from py4j.protocol import Py4JError
 
 from recovery.cli import main
 from recovery.errors import StorageError
-from recovery.hadoop.checkpoint import HadoopPlace
-from tests.native.support import place, write_job
+from recovery.hadoop.checkpoint import HadoopCheckpoint
+from tests.operators.support import place, write_job
 
 
 def session(path):
@@ -54,7 +54,7 @@ class Qualified:
 )
 def test_what_is_shown(uri, shown):
     """The address without the password, and otherwise as it was given; what is asked for is the whole."""
-    opened = HadoopPlace(session(Qualified), uri, lambda: "test")
+    opened = HadoopCheckpoint(session(Qualified), uri, lambda: "test")
     assert opened.shown == shown
     assert opened.location == uri
 
@@ -66,11 +66,11 @@ def test_errors_hold_no_password():
         raise Py4JError(f"no login at {uri}: secret%40 or secret@ is wrong")
 
     with pytest.raises(StorageError) as caught:
-        HadoopPlace(session(refuse), "ftp://user:secret%40@host/a", lambda: "test")
+        HadoopCheckpoint(session(refuse), "ftp://user:secret%40@host/a", lambda: "test")
     assert "secret" not in str(caught.value)
     assert "no login at ftp://user@host/: ***" in str(caught.value)
     assert caught.value.__cause__ is None
-    opened = HadoopPlace(session(Qualified), "ftp://user:secret@host/a", lambda: "test")
+    opened = HadoopCheckpoint(session(Qualified), "ftp://user:secret@host/a", lambda: "test")
     with pytest.raises(StorageError, match="would not rename") as caught:
         opened._put(Path("/.a.draft"))
     assert "secret" not in str(caught.value)

@@ -14,14 +14,14 @@ from pyspark.sql import functions as F
 from recovery.base.addresses import local_path
 from recovery.errors import StateNotFoundError
 from recovery.host.storage_errors import storage_errors
-from recovery.native.choose import JOIN_SIDES, WantedState, choose_operator
-from recovery.native.epochs import EpochsCheckpoint, held_snapshots, write_epochs
-from recovery.native.held import held_operators
 from recovery.operational.steps.step_history import History, seen_history
+from recovery.operators.choose import JOIN_SIDES, WantedState, choose_operator
+from recovery.operators.epochs import EpochsCheckpoint, held_snapshots, write_epochs
+from recovery.operators.held import held_operators
 from recovery.planning.comparing import ABSENT
 from recovery.spark.clusters import check_one_host
 from recovery.spark.jvm.connect_sessions import check_classic
-from recovery.spark.sources.native_state import of_key, reader_of, reading, sound
+from recovery.spark.sources.operator_state import of_key, reader_of, reading, sound
 from recovery.storage.snapshot import snapshot_at
 
 FRAMES = 32
@@ -39,7 +39,7 @@ def native_history(
     timers: bool = False,
     with_input: bool = False,
 ) -> History:
-    """Return how a key of one native operator came to its value: its value at every held epoch at which that changed.
+    """Return how a key of one stateful operator came to its value: its value at every held epoch at which that changed.
 
     key: a JSON object of the key's columns, or the text of a key of one text column. Of a side of a join, and of
     timers, the value is the list of all of the key's. with_input: add what each epoch read. All else is as in

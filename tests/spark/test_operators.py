@@ -24,7 +24,7 @@ from recovery import (
 from recovery.spark.planner.bind import FORMAT_SETTING
 from recovery.spark.planner.state_store import PROVIDER_SETTING
 from recovery.storage.scan import scan
-from tests.flows.native import (
+from tests.flows.operators import (
     EVENTS,
     STORES,
     TTL_MS,

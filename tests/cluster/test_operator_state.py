@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recovery import init_partitions
-from tests.cluster.native_counts import FEW, assert_counts
+from tests.cluster.operator_counts import FEW, assert_counts
 from tests.cluster.support import batches_in
 from tests.flows.cluster import truth
 from tests.stores import paths_of, problems, query

@@ -44,13 +44,13 @@ def ignore(_event: CheckpointTransfer) -> None:
     """An observer that does nothing."""
 
 
-class CheckpointPlace(Protocol):
-    """A directory for a checkpoint, existing or to be written. Methods raise StorageError when the place is
+class CheckpointDirectory(Protocol):
+    """A directory for a checkpoint, existing or to be written. Methods raise StorageError when the directory is
     unreachable."""
 
     shown: str
     location: str
-    """The place's URI, with which Spark names files in the place."""
+    """The directory's URI, with which Spark names files in the directory."""
 
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of each file; empty when the directory does not exist."""
@@ -59,22 +59,22 @@ class CheckpointPlace(Protocol):
     def here(
         self, batch: BatchId, scratch: Path, observe: Observer = ignore
     ) -> contextlib.AbstractContextManager[Path]:
-        """Provide a directory of this machine with every file needed to resume after `batch`: the place itself, or,
+        """Provide a directory of this machine with every file needed to resume after `batch`: this one, or,
         until the block ends, a copy at `scratch`. Raises SparkCheckpointError when a file is missing."""
         ...
 
     def check_vacant(self) -> None:
-        """Raise ConfigurationError when the place exists, unless it is an empty directory."""
+        """Raise ConfigurationError when the directory exists, unless it is an empty directory."""
         ...
 
     def writing(self, observe: Observer = ignore) -> contextlib.AbstractContextManager[Path]:
-        """Provide a path of this machine where the block creates a directory. When the block succeeds, the place holds
+        """Provide a path of this machine where the block creates a directory. When the block succeeds, this one holds
         all of it, durably; otherwise it holds nothing, as before."""
         ...
 
 
-class LocalPlace:
-    """A directory of this machine. A written checkpoint is renamed into place."""
+class LocalCheckpoint:
+    """A `CheckpointDirectory` of this machine. A written checkpoint is renamed to its final path."""
 
     def __init__(self, path: Path, random_id: Callable[[], str]) -> None:
         self.path = path
@@ -83,7 +83,6 @@ class LocalPlace:
         self._random_id = random_id
 
     def sizes(self) -> dict[str, int]:
-        """See `CheckpointPlace.sizes`."""
         found: dict[str, int] = {}
         with storage_errors(self.path):
             for directory, directories, files in os.walk(self.path, onerror=_raise):
@@ -101,11 +100,9 @@ class LocalPlace:
 
     @contextlib.contextmanager
     def here(self, batch: BatchId, scratch: Path, observe: Observer = ignore) -> Iterator[Path]:
-        """See `CheckpointPlace.here`."""
         yield self.path
 
     def check_vacant(self) -> None:
-        """See `CheckpointPlace.check_vacant`."""
         with storage_errors(self.path):
             if self.path.is_dir() and not any(self.path.iterdir()):
                 return
@@ -114,7 +111,6 @@ class LocalPlace:
 
     @contextlib.contextmanager
     def writing(self, observe: Observer = ignore) -> Iterator[Path]:
-        """See `CheckpointPlace.writing`."""
         self.check_vacant()
         target = Path(os.path.realpath(self.path))
         draft = target.with_name(f".{target.name}.draft-{self._random_id()}")
@@ -215,7 +211,7 @@ def may_be_needed(paths: Collection[str], batch: BatchId) -> list[str]:
 
 
 def not_vacant(shown: str) -> ConfigurationError:
-    """Return the error for a place that exists and is not empty."""
+    """Return the error for a directory that exists and is not empty."""
     return ConfigurationError(
         f"{shown}: it exists and is not empty",
         cause="A checkpoint is written as a whole, to a directory that does not exist yet.",
@@ -234,7 +230,7 @@ def vanished(shown: str, path: str) -> SparkCheckpointError:
 
 
 def is_uri(text: str) -> bool:
-    """Return whether the text names a place by the URI of a file system."""
+    """Return whether the text names a directory by the URI of a file system."""
     return _URI.match(text) is not None
 
 

@@ -7,7 +7,7 @@ import pytest
 from recovery import CorruptPartitionError
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.checkpoint.rows import CHUNK_BYTES
-from recovery.native.epochs import held_snapshots, write_epochs
+from recovery.operators.epochs import held_snapshots, write_epochs
 from recovery.storage.snapshot import snapshot_at
 from tests.stores import Driver, alter, paths_of
 

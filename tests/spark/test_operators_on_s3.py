@@ -10,8 +10,8 @@ import pytest
 
 from recovery import init_partitions
 from tests.backup.emulators import BUCKET, moto
-from tests.cluster.native_counts import FEW, assert_counts
-from tests.flows.native import STORES
+from tests.cluster.operator_counts import FEW, assert_counts
+from tests.flows.operators import STORES
 from tests.spark.support import ROOT
 from tests.spark.test_crashes import finish, recovery_command
 from tests.spark.test_output_on_s3 import JARS, s3a_options

@@ -16,8 +16,8 @@ from recovery.cli.option import option
 from recovery.cli.owners import to_read
 from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, RecoveryError, StateNotFoundError
-from recovery.native.choose import WantedState, choose_operator
-from recovery.native.held import held_measure, held_operators, held_schemas
+from recovery.operators.choose import WantedState, choose_operator
+from recovery.operators.held import held_measure, held_operators, held_schemas
 from recovery.planning.health import NOT_MEASURED, format_bytes
 from recovery.planning.measures import OperatorWork
 from recovery.storage.snapshot import Snapshot, snapshot_at
@@ -81,7 +81,7 @@ def session(conf: Mapping[str, str]) -> Iterator[SparkSession]:
 
 
 def operators_at(at: Snapshot) -> list[dict[str, Any]]:
-    """Return the native operators that have state in a snapshot, with the schemas of their stores or variables, their
+    """Return the stateful operators that have state in a snapshot, with the schemas of their stores or variables, their
     number of rows and their work in the epoch; None if it is unknown."""
     operators = held_operators(at)
     measure, schemas = None, {}
@@ -107,7 +107,7 @@ def _work(work: OperatorWork | None) -> dict[str, Any] | None:
 
 
 def operators_text(operators: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of operators, as `operators_at` returns them; or without rows, as `NativeOperator.as_json`
+    """Return a table of operators, as `operators_at` returns them; or without rows, as `StatefulOperator.as_json`
     does."""
     counted = any("rows" in each for each in operators)
     measured = ("rows", "removed", "memory") if counted else ()
@@ -170,7 +170,7 @@ def print_state(
         snapshot_at(found, since)
     choose_operator(held_operators(at), WantedState(operator, store, variable, timers), at.epoch)
     with session(conf) as spark:
-        from recovery.spark.sources.native_state import native_state, of_key, rows_as_json
+        from recovery.spark.sources.operator_state import native_state, of_key, rows_as_json
 
         frame = native_state(
             spark, found, operator=operator, epoch=at.epoch, store=store, variable=variable, since=since,

@@ -1,7 +1,7 @@
 """A held epoch as an ordinary Spark checkpoint, from which plain Spark starts.
 
 export.1  Check every digest in every partition: damaged state is not exported.
-export.2  Write the files of the epoch beside the place, and check that Spark will find everything it needs.
+export.2  Write the files of the epoch beside the target, and check that Spark will find everything it needs.
 export.3  Rename: the checkpoint appears, complete.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recovery.base.ids import BatchId
-from recovery.checkpoint.places import CheckpointPlace, Observer, ignore
-from recovery.checkpoint.state_stores.operators import NativeOperator, operators_of
-from recovery.native.held import materialise
+from recovery.checkpoint.directories import CheckpointDirectory, Observer, ignore
+from recovery.checkpoint.state_stores.operators import StatefulOperator, operators_of
+from recovery.operators.held import materialise
 from recovery.planning.resume import plan_resume
 from recovery.storage.store import Store
 from recovery.storage.verify import run_all
@@ -27,28 +27,28 @@ class ExportedCheckpoint:
     batch: BatchId
     files: int
     size_bytes: int
-    operators: tuple[NativeOperator, ...]
+    operators: tuple[StatefulOperator, ...]
     steps: tuple[str, ...]
 
 
 def export(
-    store: Store, place: CheckpointPlace, *, epoch: int | None = None, observe: Observer = ignore
+    store: Store, target: CheckpointDirectory, *, epoch: int | None = None, observe: Observer = ignore
 ) -> ExportedCheckpoint:
-    """Write an epoch that all partitions hold to `place`, all of it or nothing; by default the newest.
+    """Write an epoch that all partitions hold to `target`, all of it or nothing; by default the newest.
 
     A run may be active.
 
-    Raises EpochNotHeldError, ConfigurationError when the place is not empty, CorruptPartitionError,
+    Raises EpochNotHeldError, ConfigurationError when the target is not empty, CorruptPartitionError,
     SparkCheckpointError, StorageError, and the errors of planning.
     """
     at = store.at(epoch)
-    place.check_vacant()
+    target.check_vacant()
     # export.1
     for verdict in run_all(store.checks(plan_resume(store.found()).partitions, lazy=True)):
         verdict.raise_if_damaged()
-    with place.writing(observe) as draft:
+    with target.writing(observe) as draft:
         # export.2
-        restored = materialise(store.directory, at, draft, observe, place.location)
+        restored = materialise(store.directory, at, draft, observe, target.location)
         sizes = {path: file.size_bytes for path, file in restored.held.items()}
         operators = operators_of(sizes, lambda path: (draft / path).read_bytes())
         steps = tuple(step for step in at.steps() if next(at.sizes(step), None) is not None)

@@ -27,11 +27,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def state_options(function: F) -> F:
-    """Add `place_options`, and the options that name owners."""
-    return place_options(remembered_owners(function))
+    """Add `environment_options`, and the options that name owners."""
+    return environment_options(remembered_owners(function))
 
 
-def place_options(function: F) -> F:
+def environment_options(function: F) -> F:
     """Add --environment, which separates for example dev from prod, and --state-backend: where operational state is."""
     environment = option("--environment", default="", envvar="RECOVERY_ENVIRONMENT", metavar="NAME", without="none",
                          help="The [namespace](operational-state.md#environments) of operational state, for example "
@@ -95,7 +95,7 @@ def directory_and(words: Sequence[str], names: Sequence[str], *, more: bool = Fa
 
 
 def directories(words: Sequence[str], names: Sequence[str]) -> tuple[Path, list[Path]]:
-    """Return what `directory_and` returns, where all further arguments are paths too."""
+    """Return DIR and the arguments called `names`, which are paths too, from the command line."""
     directory, rest = directory_and(words, names)
     ctx = click.get_current_context()
     first, *others = (DIRECTORY.convert(each, None, ctx) for each in (directory, *rest))

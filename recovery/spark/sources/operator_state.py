@@ -29,8 +29,8 @@ from recovery.base.addresses import incomplete, local_path
 from recovery.errors import ConfigurationError, StateValueError
 from recovery.hadoop.home import HadoopHome
 from recovery.host.storage_errors import storage_errors
-from recovery.native.choose import JOIN_SIDES, WantedState, choose_operator
-from recovery.native.held import held_operators, materialise
+from recovery.operators.choose import JOIN_SIDES, WantedState, choose_operator
+from recovery.operators.held import held_operators, materialise
 from recovery.places.address import file_system
 from recovery.places.hadoop import HadoopFiles
 from recovery.spark.clusters import check_one_host
@@ -55,7 +55,7 @@ def native_state(
     timers: bool = False,
     scratch_directory: str | None = None,
 ) -> DataFrame:
-    """Return the state of one native operator as a frame with the columns `key`, `value` and `partition_id`.
+    """Return the state of one stateful operator as a frame with the columns `key`, `value` and `partition_id`.
 
     operator: its number, see `native_operators`. epoch: one that all partitions hold; None: the newest.
     store: for an operator with several stores, such as a join: a store's name, or "left" or "right" for the rows of a
@@ -115,7 +115,7 @@ def native_operators(
     epoch: int | None = None,
     scratch_directory: str | None = None,
 ) -> DataFrame:
-    """Return the native operators that have state at an epoch, one row for each of their stores.
+    """Return the stateful operators that have state at an epoch, one row for each of their stores.
 
     The columns are those of Spark's `state-metadata` source: `operatorId`, `operatorName`, `stateStoreName`,
     `numPartitions`, `minBatchId`, `maxBatchId`. All else is as in `native_state`.

@@ -19,11 +19,18 @@ from recovery.base.ids import FIRST_EPOCH, BatchId, Epoch
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.base.untrusted_paths import read_received
 from recovery.checkpoint.capture import Captured
+from recovery.checkpoint.directories import (
+    CheckpointDirectory,
+    CheckpointTransfer,
+    Observer,
+    ignore,
+    newest_batch,
+    vanished,
+)
 from recovery.checkpoint.home import LocalHome
-from recovery.checkpoint.places import CheckpointPlace, CheckpointTransfer, Observer, ignore, newest_batch, vanished
 from recovery.checkpoint.position import missing_entry, position_files
 from recovery.checkpoint.rows import Content, held_file, row_objection
-from recovery.checkpoint.state_stores.operators import NativeOperator, missing_store, operators_of
+from recovery.checkpoint.state_stores.operators import StatefulOperator, missing_store, operators_of
 from recovery.checkpoint.state_stores.state_files import MOST_METADATA_BYTES, StateFiles
 from recovery.errors import (
     AlreadyInitializedError,
@@ -56,15 +63,15 @@ class Imported:
     begun: BatchId | None
     files: int
     size_bytes: int
-    operators: tuple[NativeOperator, ...]
+    operators: tuple[StatefulOperator, ...]
 
 
 def import_checkpoint(
-    place: CheckpointPlace, store: Store, flow_id: str, *, clock: Clock, observe: Observer = ignore
+    source: CheckpointDirectory, store: Store, flow_id: str, *, clock: Clock, observe: Observer = ignore
 ) -> Imported:
-    """Import the checkpoint at `place` into the fresh partitions of a store, which are bound to `flow_id`.
+    """Import the checkpoint at `source` into the fresh partitions of a store, which are bound to `flow_id`.
 
-    The query that made it should be stopped; the import changes nothing at `place`.
+    The query that made it should be stopped; the import changes nothing at `source`.
 
     Raises AlreadyInitializedError when the partitions hold an epoch, DirectoryLockedError, SparkCheckpointError,
     UnsupportedPlanError for an unsupported checkpoint format, StorageError, and the errors of planning; after an error
@@ -79,19 +86,19 @@ def import_checkpoint(
         _check_fresh(held, plan, clock)
         check_whole(plan, held)
         # import.2
-        paths = place.sizes()
-        batch = newest_batch(paths, place.shown)
-        with place.here(batch, store.directory / SCRATCH_NAME / "import", observe) as checkpoint:
-            rows, sizes = _rows(place, checkpoint, batch)
+        paths = source.sizes()
+        batch = newest_batch(paths, source.shown)
+        with source.here(batch, store.directory / SCRATCH_NAME / "import", observe) as checkpoint:
+            rows, sizes = _rows(source, checkpoint, batch)
             operators = operators_of(sizes, lambda path: read_received(checkpoint / path, MOST_METADATA_BYTES))
-            _check_stores(place, sizes, operators)
-            observed = _Observed(place, rows, sum(sizes.values()), observe)
+            _check_stores(source, sizes, operators)
+            observed = _Observed(source, rows, sum(sizes.values()), observe)
             # import.3
             epoch = close_audited(
                 held,
                 plan,
                 flow_id,
-                {"what": WHAT, "from": place.shown, "batch": batch, "files": len(sizes)},
+                {"what": WHAT, "from": source.shown, "batch": batch, "files": len(sizes)},
                 lambda writer: writer.close({}, batches=batch + 1, driver_rows={CHECKPOINT_STEP: observed}),
                 clock=clock,
                 backup_interval_s=kept_interval_s(plan.partitions, None),
@@ -112,8 +119,8 @@ class _Observed(Mapping[str, Content]):
     """Rows that report how many of their bytes were read. Partitions read them from threads of their own, without a
     lock: the number is only for people."""
 
-    def __init__(self, place: CheckpointPlace, rows: Captured, total_bytes: int, observe: Observer) -> None:
-        self._place = place
+    def __init__(self, source: CheckpointDirectory, rows: Captured, total_bytes: int, observe: Observer) -> None:
+        self._source = source
         self._rows = rows
         self._total_bytes = total_bytes
         self._observe = observe
@@ -123,9 +130,9 @@ class _Observed(Mapping[str, Content]):
         try:
             content = self._rows[key]
         except FileNotFoundError as error:
-            raise vanished(self._place.shown, key) from error
+            raise vanished(self._source.shown, key) from error
         except OSError as error:
-            raise StorageError(str(error), path=error.filename or self._place.shown) from error
+            raise StorageError(str(error), path=error.filename or self._source.shown) from error
         assert content is not None, "an import cannot discard anything"
         self._done_bytes = min(self._total_bytes, self._done_bytes + len(content))
         self._observe(CheckpointTransfer("writing", self._done_bytes, self._total_bytes))
@@ -138,26 +145,26 @@ class _Observed(Mapping[str, Content]):
         return len(self._rows)
 
 
-def _rows(place: CheckpointPlace, checkpoint: Path, batch: BatchId) -> tuple[Captured, dict[str, int]]:
+def _rows(source: CheckpointDirectory, checkpoint: Path, batch: BatchId) -> tuple[Captured, dict[str, int]]:
     """Return the rows needed to resume after `batch`, read from the checkpoint on access, and the size of each file."""
     with storage_errors(checkpoint):
         try:
             missing = missing_entry(checkpoint, batch)
             wanted = position_files(checkpoint, batch) | StateFiles(LocalHome(checkpoint), {}).needed(batch)
-            _check_paths(place, wanted)
+            _check_paths(source, wanted)
             held = {path: held_file((checkpoint / path).stat().st_size) for path in wanted}
             staged = {path: checkpoint / path for path in sorted(wanted)}
             rows = Captured(held, staged, iter(()), checkpoint)
         except FileNotFoundError as error:
-            raise vanished(place.shown, str(Path(error.filename).relative_to(checkpoint))) from error
+            raise vanished(source.shown, str(Path(error.filename).relative_to(checkpoint))) from error
         except UnicodeDecodeError as error:
             raise SparkCheckpointError(
-                f"offsets/{batch} is not in the form that Spark writes", path=place.shown
+                f"offsets/{batch} is not in the form that Spark writes", path=source.shown
             ) from error
     if missing is not None:
         raise SparkCheckpointError(
             f"{missing} is missing, which the position after micro-batch {batch} names",
-            path=place.shown,
+            path=source.shown,
             cause="Only a part of the checkpoint was copied; or the query reads one source in two places, and the "
             "logs do not say which read they belong to.",
             remedy="Copy the whole checkpoint; a query that reads a source in two places cannot be imported.",
@@ -165,25 +172,25 @@ def _rows(place: CheckpointPlace, checkpoint: Path, batch: BatchId) -> tuple[Cap
     return rows, {path: file.size_bytes for path, file in held.items()}
 
 
-def _check_paths(place: CheckpointPlace, paths: Collection[str]) -> None:
+def _check_paths(source: CheckpointDirectory, paths: Collection[str]) -> None:
     """Raise SparkCheckpointError for a path that a run could not restore as a file."""
     for path in sorted(paths):
         wrong = row_objection(path)
         if wrong is not None:
             raise SparkCheckpointError(
                 wrong,
-                path=place.shown,
+                path=source.shown,
                 cause="Something other than Spark created or changed the checkpoint.",
                 remedy="Use the checkpoint as the job left it.",
             )
 
 
-def _check_stores(place: CheckpointPlace, sizes: Mapping[str, int], operators: Sequence[NativeOperator]) -> None:
+def _check_stores(source: CheckpointDirectory, sizes: Mapping[str, int], operators: Sequence[StatefulOperator]) -> None:
     missing = missing_store(sizes, operators)
     if missing is not None:
         raise SparkCheckpointError(
             f"{missing} is missing, or holds no version of its state",
-            path=place.shown,
+            path=source.shown,
             cause="Only a part of the checkpoint was copied, or something deleted files in it.",
             remedy="Copy the whole checkpoint.",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from recovery.checkpoint.places import CheckpointTransfer
+from recovery.checkpoint.directories import CheckpointTransfer
 from recovery.cli import status_line
 from recovery.cli.checkpoint_progress import CheckpointProgress
 

@@ -21,9 +21,9 @@ from recovery import init_partitions
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.checkpoint.rows import file_of
 from recovery.storage.scan import scan
-from tests.flows.native import QUERIES, STORES, added_up, rows_of, unique, write_events
+from tests.flows.operators import QUERIES, STORES, added_up, rows_of, unique, write_events
 from tests.spark.support import ROOT, set_to
-from tests.spark.test_native import start_plainly
+from tests.spark.test_operators import start_plainly
 
 AHEAD = 12
 """Micro-batches of input that each query has when a run starts: more than one can do before it is killed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from recovery.checkpoint.places import LocalPlace
+from recovery.checkpoint.directories import LocalCheckpoint
 from tests.checkpoint.support import files, write
 
 OPERATOR = {
@@ -52,6 +52,6 @@ def held(directory: Path) -> dict[str, bytes]:
     return {path: content for path, content in files(directory).items() if "/." not in f"/{path}"}
 
 
-def place(path: Path) -> LocalPlace:
+def place(path: Path) -> LocalCheckpoint:
     """A directory of this machine."""
-    return LocalPlace(path, lambda: "test")
+    return LocalCheckpoint(path, lambda: "test")

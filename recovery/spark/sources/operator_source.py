@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from recovery.base.addresses import local_path
 from recovery.errors import ConfigurationError, StateValueError, error_named
 from recovery.host.identity import host_name, this_host
-from recovery.native.choose import WantedState
+from recovery.operators.choose import WantedState
 from recovery.places.address import is_uri
 from recovery.places.opening import is_place
 
@@ -35,7 +35,7 @@ class DriverAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class NativeFrame:
+class OperatorFrame:
     """A frame that the driver has made as of one moment: its number there, and its types."""
 
     address: DriverAddress
@@ -51,7 +51,7 @@ class FilePartition(InputPartition):
     path: str | None
 
 
-def native_frame(options: Mapping[str, str], address: DriverAddress | None) -> NativeFrame:
+def operator_frame(options: Mapping[str, str], address: DriverAddress | None) -> OperatorFrame:
     """Ask the driver to make the frame for the options. Raises ConfigurationError and the errors of `native_state`."""
     address = known(address, "or use recovery.native_state(spark, …)")
     if not options.get("path"):
@@ -71,7 +71,7 @@ def native_frame(options: Mapping[str, str], address: DriverAddress | None) -> N
         "wanted": asdict(wanted),
     }
     answer = ask(address, {"schema": question})
-    return NativeFrame(address, answer["frame"], StructType.fromJson(json.loads(answer["schema"])))
+    return OperatorFrame(address, answer["frame"], StructType.fromJson(json.loads(answer["schema"])))
 
 
 def known(address: DriverAddress | None, otherwise: str) -> DriverAddress:
@@ -118,10 +118,10 @@ def ask(address: DriverAddress, question: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-class NativeReader(DataSourceReader):
+class OperatorReader(DataSourceReader):
     """Asks the driver to compute the frame during planning, and reads the resulting files."""
 
-    def __init__(self, frame: NativeFrame, schema: StructType) -> None:
+    def __init__(self, frame: OperatorFrame, schema: StructType) -> None:
         if schema.simpleString() != frame.schema.simpleString():
             raise ConfigurationError(
                 "the schema that was given is not that of the state",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recovery.checkpoint.state_stores.operators import NativeOperator
+from recovery.checkpoint.state_stores.operators import StatefulOperator
 from recovery.errors import ConfigurationError, StateNotFoundError
 
 JOIN_SIDES = ("left", "right")
@@ -22,7 +22,7 @@ class WantedState:
     timers: bool = False
 
 
-def choose_operator(found: tuple[NativeOperator, ...], wanted: WantedState, epoch: int) -> NativeOperator:
+def choose_operator(found: tuple[StatefulOperator, ...], wanted: WantedState, epoch: int) -> StatefulOperator:
     """Return the operator whose state is wanted.
 
     Raises StateNotFoundError when the operator, its store, its variable or its timers do not exist, ConfigurationError
@@ -45,7 +45,7 @@ def choose_operator(found: tuple[NativeOperator, ...], wanted: WantedState, epoc
     return chosen
 
 
-def _check_timers(operator: NativeOperator, wanted: WantedState) -> None:
+def _check_timers(operator: StatefulOperator, wanted: WantedState) -> None:
     if not operator.timers:
         raise StateNotFoundError(
             f"operator {operator.number} ({operator.name}) has no timers",
@@ -60,7 +60,7 @@ def _check_timers(operator: NativeOperator, wanted: WantedState) -> None:
         )
 
 
-def _check(operator: NativeOperator, what: str, given: str | None, names: tuple[str, ...], *, needed: bool) -> None:
+def _check(operator: StatefulOperator, what: str, given: str | None, names: tuple[str, ...], *, needed: bool) -> None:
     if given is not None and given not in names:
         raise StateNotFoundError(
             f"operator {operator.number} ({operator.name}) has no {what} {given!r:.80}",

@@ -17,9 +17,9 @@ from pyspark.sql import functions as F
 import recovery
 from recovery.cli import main
 from recovery.spark.jvm.versions import REPLACES_FORMATS
-from recovery.spark.sources import native_state
+from recovery.spark.sources import operator_state
 from recovery.spark.sources.formats import register
-from tests.flows.native import BUSY, STORES, events, join, timers, tumbling, write_events
+from tests.flows.operators import BUSY, STORES, events, join, timers, tumbling, write_events
 from tests.owner.served import Served, spread, token_file
 from tests.owner.served import recovery as called
 from tests.spark.support import run_to_end, set_to
@@ -278,15 +278,15 @@ def test_how_a_key_came_to_its_value_over_many_epochs(spark, tmp_path, store):
 
 def test_what_spark_fails_to_read(spark, ran, monkeypatch):
     """An error in a task is one of this package's. Here it is that of rows with a field more than their schema."""
-    monkeypatch.setattr(native_state, "sound", lambda frame, _: frame)
+    monkeypatch.setattr(operator_state, "sound", lambda frame, _: frame)
     with pytest.raises(recovery.StateValueError, match="ArrayIndexOutOfBounds"):
-        native_state.rows_as_json(recovery.native_state(spark, ran(join, files=1), store="left"), 5)
+        operator_state.rows_as_json(recovery.native_state(spark, ran(join, files=1), store="left"), 5)
 
 
 def test_history_and_diff_on_the_command_line(spark, ran, monkeypatch):
     """Two epochs differ in an operator; a directory equals itself; without --operator nothing is taken for equal."""
     directory = ran(tumbling, UNTRACKED)
-    for name in ("diff", "history", "native"):
+    for name in ("diff", "history", "operators"):
         module = importlib.import_module(f"recovery.cli.{name}")
         monkeypatch.setattr(module, "session", lambda conf: contextlib.nullcontext(spark))
 

@@ -10,13 +10,13 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from recovery.native.choose import WantedState
 from recovery.operational.ids import matches
 from recovery.operational.steps.comparison import CHANGED, ONLY_A, ONLY_B, KeyDifference, StepCounts
+from recovery.operators.choose import WantedState
 from recovery.planning.comparing import ABSENT, Comparison
 from recovery.spark.clusters import check_one_host
 from recovery.spark.jvm.connect_sessions import check_classic
-from recovery.spark.sources.native_state import EQUAL, compared, frames_by_key, reading
+from recovery.spark.sources.operator_state import EQUAL, compared, frames_by_key, reading
 from recovery.storage.snapshot import Snapshot
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from recovery.base.reserved import CHECKPOINT_STEP
-from recovery.checkpoint.places import CheckpointTransfer, Observer, ignore
+from recovery.checkpoint.directories import CheckpointTransfer, Observer, ignore
 from recovery.checkpoint.restore import RestoredCheckpoint, restore
 from recovery.checkpoint.rows import Content, file_of, row_objection
-from recovery.checkpoint.state_stores.operators import NativeOperator, operators_of
+from recovery.checkpoint.state_stores.operators import StatefulOperator, operators_of
 from recovery.checkpoint.state_stores.state_schemas import Schema, state_schemas
 from recovery.errors import CorruptPartitionError, EpochNotHeldError, SparkCheckpointError
 from recovery.host.storage_errors import storage_errors
@@ -33,8 +33,8 @@ def held_files(at: Snapshot) -> dict[str, int]:
     return files
 
 
-def held_operators(at: Snapshot) -> tuple[NativeOperator, ...]:
-    """Return the native operators that have state in a snapshot; reads one small file of each."""
+def held_operators(at: Snapshot) -> tuple[StatefulOperator, ...]:
+    """Return the stateful operators that have state in a snapshot; reads one small file of each."""
     return operators_of(held_files(at), _reader(at))
 
 
@@ -51,7 +51,7 @@ def _reader(at: Snapshot) -> Callable[[str], str | bytes]:
 
 
 def held_measure(at: Snapshot, measures: Sequence[Measure]) -> Measure | None:
-    """Return the measure that describes the native operators in a snapshot; None: nothing is known of them.
+    """Return the measure that describes the stateful operators in a snapshot; None: nothing is known of them.
 
     measures: the measures of the snapshot's directory, oldest first. See `operators_measured`.
     """
@@ -60,7 +60,7 @@ def held_measure(at: Snapshot, measures: Sequence[Measure]) -> Measure | None:
 
 
 def held_rows(at: Snapshot, measures: Sequence[Measure]) -> Mapping[int, int]:
-    """Return the rows in the state of native operators in a snapshot, by operator number; absent ones are unknown."""
+    """Return the rows in the state of stateful operators in a snapshot, by operator number; absent ones are unknown."""
     found = held_measure(at, measures)
     return {} if found is None else found.operators
 
