@@ -117,7 +117,8 @@ def _bytes(row: StateRow) -> int:
 
 
 def copies(paths: Sequence[Path], scratch: Path) -> Iterator[Piece]:
-    """See `OwnerCalls.copies`. scratch: a directory with room for the largest of the copies."""
+    """Yield copies of these files in pieces, all as of the moment at which the first piece comes, which is empty.
+    scratch: a directory with room for the largest of the copies."""
     pinned = pin(paths)
     try:
         yield Piece("", b"")

@@ -17,9 +17,9 @@ from recovery.storage.history import KeyChange, KeyState, KeyVersion
 class PartitionReader(Protocol):
     """Reads one partition, even during a run.
 
-    Every method raises CorruptPartitionError, and StorageError if a run began meanwhile on a partition that nobody used;
-    those that take a cut raise EpochNotHeldError if the partition does not hold it, or no longer. A reader of a file at
-    an owner also raises OwnerUnreachableError.
+    Every method raises CorruptPartitionError, and StorageError if a run began meanwhile on a partition that nobody
+    used; those that take a cut raise EpochNotHeldError if the partition does not hold it, or no longer. A reader of a
+    file at an owner also raises OwnerUnreachableError.
     """
 
     @property
