@@ -84,7 +84,7 @@ COVERED_BY = {
     "cluster/test_reading.py": "spark.jvm.executors",
     "spark/test_operators_on_s3.py": "spark.run.checkpoint_home",
     "cluster/test_counts.py": "base.version host.identity spark.run.serving spark.steps.sent",
-    "storage/test_readers.py": "owner.looks storage.owner_reader storage.reading",
+    "storage/test_readers.py": "storage.owner_reader storage.reading",
     "storage/test_store.py": "host.open_files storage.deltas.scratch storage.scan",
     # A connection has two ends, and an owner several parts: their tests see the whole.
     "owner/test_step_rows.py": "owner.reading",

@@ -131,7 +131,7 @@ ELSEWHERE = {
     "hadoop/home.py": "files of this execution",
     "backup/at_owners.py": "copies in this process's scratch directory",
     "backup/objects.py": "copies in this process's scratch directory",
-    "owner/looks.py": "copies in this process's scratch directory",
+    "owner/copying.py": "copies in this process's scratch directory",
     "storage/staged.py": "files that this process has staged",
     "spark/jvm/cache/class_archive.py": "an archive that this process has just written",
     "spark/jvm/cache/left_archive.py": "an archive in the user's own directory",

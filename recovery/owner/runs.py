@@ -21,15 +21,16 @@ from recovery.errors import (
 from recovery.host.durable import PRIVATE, UMASK
 from recovery.host.processes import describe_holder
 from recovery.owner import documents
+from recovery.owner.copying import copies
 from recovery.owner.given import request_of
 from recovery.owner.holding import Holding, why_not_held
-from recovery.owner.looks import Looks, copies, in_chunks
 from recovery.owner.shipping import Shipping
 from recovery.owner.tasks import TaskService
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.owner_restore import LeftRestore
 from recovery.planning.values import Execution, PartitionDescription
 from recovery.storage.lock import lock_holder
+from recovery.storage.owner_reader import Looks, in_chunks
 from recovery.storage.scan import scan
 from recovery.storage.seam import BatchCount, Collected
 from recovery.storage.staged import StagedRestore, end_left, left

@@ -12,8 +12,7 @@ import pytest
 from recovery import CorruptPartitionError, EpochNotHeldError
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.errors import OwnerUnreachableError, StorageError
-from recovery.owner.looks import CHUNK_BYTES, in_chunks
-from recovery.storage.owner_reader import OwnerReader
+from recovery.storage.owner_reader import CHUNK_BYTES, OwnerReader, in_chunks
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import Store
 from tests.stores import Driver, SpreadDirectory, alter, state_at, window

@@ -1,0 +1,35 @@
+"""Copies of an owner's partitions, sent in pieces to a command on another host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from recovery.host.durable import make_directories, modes_beside
+from recovery.host.scratch import scratch_directory
+from recovery.host.storage_errors import storage_errors
+from recovery.storage.copies import pin
+from recovery.wire.calls import Piece
+
+PIECE_BYTES = 1 << 20
+
+
+def copies(paths: Sequence[Path], scratch: Path) -> Iterator[Piece]:
+    """See `OwnerCalls.copies`. scratch: a directory with room for the largest of the copies."""
+    pinned = pin(paths)
+    try:
+        yield Piece("", b"")
+        with storage_errors(scratch):
+            make_directories(scratch, modes_beside(paths[0]))
+        with scratch_directory("copy", scratch) as room:
+            for each in pinned:
+                copy = room / each.path.name
+                each.copy_to(copy)
+                each.release()
+                with copy.open("rb") as file:
+                    while data := file.read(PIECE_BYTES):
+                        yield Piece(copy.name, data)
+                copy.unlink()
+    finally:
+        for each in pinned:
+            each.release()
