@@ -63,7 +63,7 @@ class ByOwner(NamedTuple):
         return "\n".join(map(one_line, lines))
 
 
-class NewStore:
+class StoreToBring:
     """Where a command makes all partitions of a new store, and where they go then: see `new_store`."""
 
     def __init__(self, directory: Path, made: Path, access: OwnerAccess) -> None:
@@ -95,14 +95,14 @@ class NewStore:
 
 
 @contextlib.contextmanager
-def new_store(directory: Path, access: OwnerAccess) -> Iterator[NewStore]:
+def new_store(directory: Path, access: OwnerAccess) -> Iterator[StoreToBring]:
     """Yield where to make a new store: in `directory`; with owners in a directory that is removed afterwards, from
-    which `NewStore.bring` brings the partitions to them. `directory` is then that of the run."""
+    which `StoreToBring.bring` brings the partitions to them. `directory` is then that of the run."""
     if not access.owners:
-        yield NewStore(directory, directory, access)
+        yield StoreToBring(directory, directory, access)
         return
     with scratch_directory("made") as scratch:
-        yield NewStore(directory, scratch / "made", access)
+        yield StoreToBring(directory, scratch / "made", access)
 
 
 def to_owners(source: str, directory: Path | None, access: OwnerAccess, wanted: RestoreOptions, as_json: bool) -> None:
