@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from recovery.base.clock import Clock
-from recovery.base.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
+from recovery.base.ids import Epoch, Lease, PartitionIndex, StepId
 from recovery.base.printable import one_line
 from recovery.base.version import VERSION
 from recovery.errors import (
@@ -20,37 +21,38 @@ from recovery.errors import (
 )
 from recovery.host.durable import PRIVATE, UMASK
 from recovery.host.processes import describe_holder
-from recovery.owner import documents
 from recovery.owner.copying import copies
+from recovery.owner.documents import OwnedDocuments
 from recovery.owner.given import request_of
 from recovery.owner.holding import Holding, why_not_held
 from recovery.owner.shipping import Shipping
 from recovery.owner.tasks import TaskService
-from recovery.planning.measures import ClosedPartition, Measure, StepSize
+from recovery.planning.measures import ClosedPartition
 from recovery.planning.owner_restore import LeftRestore
-from recovery.planning.values import Execution, PartitionDescription
+from recovery.planning.values import Execution
 from recovery.storage.lock import lock_holder
 from recovery.storage.owner_reader import Looks, in_chunks
 from recovery.storage.scan import scan
-from recovery.storage.seam import BatchCount, Collected
 from recovery.storage.staged import StagedRestore, end_left, left
 from recovery.wire.calls import (
     BegunExecution,
-    Changed,
     Closing,
     DescribedFile,
+    DocumentCalls,
     FullCheckResult,
     OwnerStatus,
+    PartitionCalls,
     Piece,
-    Row,
     RowsAhead,
-    StateDocument,
 )
+from recovery.wire.declared import Row, Verb
 from recovery.wire.messages import as_refusal
-from recovery.wire.service import Tasks
+from recovery.wire.service import AskedTarget, Tasks
 
 ENDING_S = 30.0
 """How long a new run waits for the last calls of the one before it."""
+CLOSES = {"seal": True, "fold": False}
+"""Whether an epoch is being closed after a call of `PartitionCalls`; the other calls do not change that."""
 
 
 class OwnedRuns:
@@ -68,6 +70,7 @@ class OwnedRuns:
         self.directory = directory
         self.scratch = scratch
         self.shipping = Shipping(directory, scratch)
+        self.documents = OwnedDocuments(directory)
         self.stops = False
         """Whether no further run may hold the directory."""
         self.epoch: Epoch | None = None
@@ -181,6 +184,15 @@ class Connection(Looks):
         self._joined: Holding | None = None
         self._holds: Holding | None = None
 
+    @contextlib.contextmanager
+    def target(self, verb: Verb) -> Iterator[AskedTarget]:
+        """See `RunConnection.target`. The partitions of a run stay open while a call uses them."""
+        if verb.protocol is PartitionCalls:
+            with self._held.using(closes=CLOSES.get(verb.name)) as store:
+                yield store
+        else:
+            yield self._owner.documents if verb.protocol is DocumentCalls else self
+
     @property
     def holds(self) -> bool:
         """See `RunConnection.holds`."""
@@ -219,26 +231,6 @@ class Connection(Looks):
     def store_copies(self, wanted: str) -> str:
         """See `OwnerCalls.store_copies`."""
         return self._owner.shipping.ask(wanted)
-
-    def documents(self, ids: list[str]) -> list[StateDocument]:
-        """See `OwnerCalls.documents`."""
-        return documents.read(self._owner.directory, ids)
-
-    def documents_of(self, prefix: str) -> list[StateDocument]:
-        """See `OwnerCalls.documents_of`."""
-        return documents.found(self._owner.directory, prefix)
-
-    def change_documents(self, changes: list[Changed], now_ms: int, busy_ms: int) -> list[StateDocument] | None:
-        """See `OwnerCalls.change_documents`."""
-        return documents.change(self._owner.directory, changes, now_ms, busy_ms)
-
-    def forget_documents(self, ids: list[str], busy_ms: int) -> int:
-        """See `OwnerCalls.forget_documents`."""
-        return documents.forget(self._owner.directory, ids, busy_ms)
-
-    def place_documents(self, placed: list[StateDocument], busy_ms: int) -> None:
-        """See `OwnerCalls.place_documents`."""
-        documents.place(self._owner.directory, placed, busy_ms)
 
     # Holding
 
@@ -313,48 +305,11 @@ class Connection(Looks):
 
     # The calls of a run
 
-    def describe(self) -> list[PartitionDescription]:
-        """See `OwnerCalls.describe`."""
-        with self._held.using() as store:
-            return store.describe()
-
-    def prepare(self, execution: Execution) -> None:
-        """See `OwnerCalls.prepare`."""
-        with self._held.using() as store:
-            store.prepare(execution)
-
-    def allow(self, steps: list[StepId]) -> None:
-        """See `OwnerCalls.allow`."""
-        with self._held.using() as store:
-            store.allow(steps)
-
-    def begin(self, execution: Execution, planned: dict[PartitionIndex, PartitionDescription | None]) -> None:
-        """See `OwnerCalls.begin`."""
-        with self._held.using() as store:
-            store.begin(execution, planned)
-
     def make_deltas(self, execution: Execution, steps: list[StepId]) -> None:
         """See `OwnerCalls.make_deltas`."""
         with self._held.using() as store:
             store.make_deltas(execution, steps)
         self._owner.begin_tasks(self._held, execution)
-
-    def open(self, lease: Lease, batch: BatchId) -> None:
-        """See `OwnerCalls.open`."""
-        with self._held.using() as store:
-            store.open(lease, batch)
-
-    def check(self, lease: Lease) -> None:
-        """See `OwnerCalls.check`."""
-        with self._held.using() as store:
-            store.check(lease)
-
-    def seal(self, lease: Lease, batch: BatchId, apart: bool) -> None:
-        """See `OwnerCalls.seal`."""
-        if self._owner.stops:
-            raise OwnerUnreachableError("the owner is being stopped", path=self._owner.directory)
-        with self._held.using(closes=True) as store:
-            store.seal(lease, batch, apart=apart)
 
     def give(self, epoch: Epoch, part: RowsAhead) -> None:
         """See `OwnerCalls.give`."""
@@ -373,52 +328,7 @@ class Connection(Looks):
             self._owner.epochs_closed += 1
         return closed
 
-    def fold(self, lease: Lease, epoch: Epoch) -> list[dict[str, StepSize]]:
-        """See `OwnerCalls.fold`."""
-        with self._held.using(closes=False) as store:
-            return [dict(each) for each in store.fold(lease, epoch)]
-
-    def collect(self, floor: Epoch) -> list[Collected]:
-        """See `OwnerCalls.collect`."""
-        with self._held.using() as store:
-            return store.collect(floor)
-
-    def begin_input(self, lease: Lease, content: str) -> None:
-        """See `OwnerCalls.begin_input`."""
-        with self._held.using() as store:
-            store.begin_input(lease, content)
-
-    def beginning(self) -> tuple[int, str, str] | None:
-        """See `OwnerCalls.beginning`."""
-        with self._held.using() as store:
-            return store.newest_beginning()
-
-    def checkpoint(self) -> None:
-        """See `OwnerCalls.checkpoint`."""
-        with self._held.using() as store:
-            store.checkpoint()
-
-    def record(self, measure: Measure) -> None:
-        """See `OwnerCalls.record`."""
-        with self._held.using() as store:
-            store.record(measure)
-
-    def counts(self, batch: BatchId) -> dict[StepId, BatchCount]:
-        """See `OwnerCalls.counts`."""
-        with self._held.using() as store:
-            return store.counts_of_steps(batch)
-
-    def next_due_ms(self, lease: Lease, steps: list[StepId] | None) -> int | None:
-        """See `OwnerCalls.next_due_ms`."""
-        with self._held.using() as store:
-            return store.next_due_ms(lease, steps)
-
     def driver_rows(self, step: StepId, resume_epoch: Epoch | None) -> Iterator[list[Row]]:
         """See `OwnerCalls.driver_rows`."""
         with self._held.using() as store:
             yield from in_chunks(store.driver_rows(step, resume_epoch), lambda row: len(row[0]) + len(row[1]))
-
-    def known_steps(self, resume_epoch: Epoch | None) -> set[StepId]:
-        """See `OwnerCalls.known_steps`."""
-        with self._held.using() as store:
-            return store.known_steps(resume_epoch)

@@ -123,8 +123,11 @@ class Store:
 
     def hold(self, run: str, purpose: str, task_key: bytes) -> None:
         """Have every owner lock its directory, until `release` or the end of this process. The caller holds the lock of
-        the store's own directory. run: a text that nobody else has. Raises DirectoryLockedError."""
-        for owner in self.owners:
+        the store's own directory. run: a text that nobody else has. Raises DirectoryLockedError.
+
+        Of two runs at the same time, one gets all: both lock the owners in one order, however they name them.
+        """
+        for owner in sorted(self.owners, key=Owner.incarnation):
             owner.hold(run, f"{purpose} on {socket.gethostname()}", task_key)
 
     @contextlib.contextmanager

@@ -30,7 +30,7 @@ from recovery.wire.frames import HELLO_BYTES, PROGRESS_S, SILENCE_S, Channel, Ki
 from recovery.wire.proof import is_proof, new_nonce, proof, unmasked
 from recovery.wire.run_calls import serve_call
 from recovery.wire.service import RunConnection, Runs, Tasks
-from recovery.wire.task_calls import TaskCalls, Turns
+from recovery.wire.task_calls import TaskConnection, Turns
 
 MOST_CONNECTIONS = 2000
 MOST_UNPROVEN = 256
@@ -194,7 +194,7 @@ class Session:
         self.answers = Answers(self.channel)
         self.begun_s = time.monotonic()
         self.line: str | None = None
-        self._calls: TaskCalls | None = None
+        self._calls: TaskConnection | None = None
         self._run: RunConnection | None = None
         self._server = server
         self._peer = peer
@@ -332,7 +332,7 @@ class Session:
             self._server.counts.refused += 1
             lost = LeaseLostError(f"execution {found.number} may not write any more: {tasks.lease.number} began here")
             self.answers.end_with(lost, key, facts)
-        self._calls = TaskCalls(self.answers, tasks, server.turns, server.explain, server.log)
+        self._calls = TaskConnection(self.answers, tasks, server.turns, server.explain, server.log)
         return tasks.key
 
     def _secure(self) -> None:

@@ -17,7 +17,7 @@ from recovery.operational.ids import StateId
 from recovery.storage.documents import StoredState
 from recovery.storage.origin import DOCUMENT, Origin, origins_in, read_origins
 from recovery.storage.store import Store
-from recovery.wire.calls import Changed, OwnerCalls, StateDocument
+from recovery.wire.calls import Changed, DocumentCalls, StateDocument
 from recovery.wire.run_client import Owner
 
 T = TypeVar("T")
@@ -36,11 +36,11 @@ class OwnerBackend:
 
     def read(self, ids: Sequence[StateId]) -> dict[StateId, Document]:
         """Return the documents of these ids, all as of one moment."""
-        return _by_id(self._owner.ask(OwnerCalls.documents, list(ids)))
+        return _by_id(self._owner.ask(DocumentCalls.documents, list(ids)))
 
     def list(self, prefix: str = "") -> list[Document]:
         """Return the documents whose id begins with `prefix`, all as of one moment."""
-        return [_document(each) for each in self._owner.ask(OwnerCalls.documents_of, prefix)]
+        return [_document(each) for each in self._owner.ask(DocumentCalls.documents_of, prefix)]
 
     def update(self, changes: Mapping[StateId, Change]) -> dict[StateId, Document]:
         """Change documents in one transaction; return their new values."""
@@ -51,7 +51,7 @@ class OwnerBackend:
                 Changed(each, before[each].generation if each in before else 0, to_text(change(before.get(each))))
                 for each, change in changes.items()
             ]
-            made = self._owner.ask(OwnerCalls.change_documents, wanted, self._clock.wall_ms(), self._busy_ms)
+            made = self._owner.ask(DocumentCalls.change_documents, wanted, self._clock.wall_ms(), self._busy_ms)
             if made is None:
                 raise Busy("another writer was faster")
             return _by_id(made)
@@ -60,12 +60,12 @@ class OwnerBackend:
 
     def forget(self, ids: Sequence[StateId]) -> int:
         """Remove documents without a tombstone, in one transaction; return how many existed."""
-        return self._patiently(lambda: self._owner.ask(OwnerCalls.forget_documents, list(ids), self._busy_ms))
+        return self._patiently(lambda: self._owner.ask(DocumentCalls.forget_documents, list(ids), self._busy_ms))
 
     def place(self, documents: Sequence[Document]) -> None:
         """Store documents of another backend unchanged, in one transaction."""
         stored = [StateDocument(d.state_id, d.generation, to_text(d.content), d.changed_ms) for d in documents]
-        self._patiently(lambda: self._owner.ask(OwnerCalls.place_documents, stored, self._busy_ms))
+        self._patiently(lambda: self._owner.ask(DocumentCalls.place_documents, stored, self._busy_ms))
 
     def lock(self, name: str, purpose: str) -> AbstractContextManager[None]:
         """Refuse: only processes of the owner's host can hold its files."""
@@ -111,7 +111,7 @@ def origins_of(store: Store) -> tuple[Origin, ...]:
     owner = store.home_owner()
     if owner is None:
         return read_origins(store.directory)
-    stored = [StoredState(*msgspec.structs.astuple(each)) for each in owner.ask(OwnerCalls.documents, [DOCUMENT])]
+    stored = [StoredState(*msgspec.structs.astuple(each)) for each in owner.ask(DocumentCalls.documents, [DOCUMENT])]
     return origins_in(next(iter(stored), None), Path(owner.location))
 
 

@@ -244,7 +244,7 @@ class FilePartitions:
             self._lifeline.admit()
         self._deltas.open(batch)
 
-    def seal(self, lease: Lease, batch: BatchId, *, apart: bool = True) -> None:
+    def seal(self, lease: Lease, batch: BatchId, apart: bool = True) -> None:
         self._deltas.seal(batch, apart=apart)
         if not apart:
             self._each(self._hold)
