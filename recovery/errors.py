@@ -471,6 +471,7 @@ class OwnerRefusedError(RecoveryError):
     """The process that has partitions open and its client refuse each other: key, token, certificate or version."""
 
     exit_code = 48
+    restart = True
     default_cause = "Executors have another version of this package, or something else listens at this address."
     default_remedy = "Install the driver's version on all executors, and check the address given by --serve."
 

@@ -103,7 +103,9 @@ def test_links_belong_to_errors():
     assert set(MORE) <= {kind.__name__ for kind in all_errors()}
 
 
-@pytest.mark.parametrize("file", ["examples/deploy/recovery-words.service", "docs/deploying.md"])
+@pytest.mark.parametrize(
+    "file", ["examples/deploy/recovery-words.service", "examples/deploy/recovery-owner.service", "docs/deploying.md"]
+)
 def test_a_service_is_not_restarted_for_what_a_person_has_to_correct(file):
     """systemd's list is that of the classes, and the mistakes of a command line."""
     listed = re.search(r"^RestartPreventExitStatus=(.*)$", (ROOT / file).read_text(), re.MULTILINE)[1]

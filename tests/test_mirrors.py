@@ -91,10 +91,11 @@ COVERED_BY = {
     "wire/test_connections.py": """wire.address wire.answers wire.client wire.line wire.messages wire.server
         wire.service wire.task_calls""",
     "owner/test_service.py": """base.credentials.token cli.owners cli.serve owner.holding
-        owner.metrics
         owner.runs wire.calls
         wire.run_calls wire.run_client""",
     "owner/test_copying.py": "storage.copied",
+    "owner/test_operating.py": """metrics.owners owner.watch.credentials owner.watch.facts report.owners
+        wire.looking""",
     "owner/test_process.py": "owner.__main__ owner.serving owner.spool owner.tasks",
     "storage/test_epoch_log.py": "cli.gc storage.history",
     "storage/test_initialize.py": "storage.sqlite.file.tables",

@@ -14,6 +14,7 @@ import msgspec
 from recovery.backup.links import NoLink
 from recovery.backup.make import DirectoryParts, Parts, SpoiledChainError, Storing
 from recovery.backup.manifest import StoredCopy, encode_copy
+from recovery.backup.repository import begin, give_up, running_name
 from recovery.backup.share import StoredShare, WantedShare, decoded
 from recovery.base.ids import PartitionIndex
 from recovery.base.threads import each
@@ -26,6 +27,7 @@ from recovery.errors import (
 )
 from recovery.operational.backends.owned import origins_of
 from recovery.places.opening import lasting_place
+from recovery.places.protocol import Place
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.storage.origin import Origin
@@ -71,17 +73,10 @@ class SpreadParts:
 
     def store(self, storing: Storing) -> list[StoredCopy] | None:
         found = plan_resume(self._found)
-        at_owners: dict[Owner, list[PartitionIndex]] = {}
-        own = []
-        for partition in found.partitions:
-            owner = self._store.owner_of(partition.index)
-            if owner is None:
-                own.append(partition.path)
-            else:
-                at_owners.setdefault(owner, []).append(partition.index)
+        own = [each.path for each in found.partitions if self._store.owner_of(each.index) is None]
         takes: list[Callable[[], list[StoredCopy] | None]] = [
             partial(self._at_owner, owner, indexes, storing, found.store_id, len(found.partitions))
-            for owner, indexes in at_owners.items()
+            for owner, indexes in self._at_owners().items()
         ]
         if own:
             takes.append(partial(storing.copies, own, are_all=False))
@@ -94,6 +89,29 @@ class SpreadParts:
             return None
         self._check_there(storing, copies)
         return copies
+
+    def _at_owners(self) -> dict[Owner, list[PartitionIndex]]:
+        """Return the partitions that each owner has, of those that were found."""
+        shares: dict[Owner, list[PartitionIndex]] = {}
+        for partition in plan_resume(self._found).partitions:
+            owner = self._store.owner_of(partition.index)
+            if owner is not None:
+                shares.setdefault(owner, []).append(partition.index)
+        return shares
+
+    def elsewhere(self, target: Place, identity: str, now_ms: int) -> BackupTargetError | None:
+        """Return the error for an owner on whose host the address is another place; None if it is one place everywhere.
+        Stores nothing but the note of a backup `identity`, which is removed again."""
+        self.found()
+        begin(target, identity, lambda: None, now_ms)
+        wanted = WantedShare(self._destination, running_name(identity), identity, now_ms, False, False, "", 0, [], [])
+        try:
+            owners = list(self._at_owners())
+            answers = each(partial(self._answer, wanted=wanted), owners, at_once=AT_ONCE, name="owner")
+        finally:
+            give_up(target, identity)
+        wrong = (owner for owner, answer in zip(owners, answers, strict=True) if answer.is_elsewhere)
+        return next((_elsewhere(owner, target) for owner in wrong), None)
 
     def apart(self) -> RecoveryError:
         assert self._apart is not None, "store comes first"
@@ -117,9 +135,24 @@ class SpreadParts:
         linking = storing.linking
         before = [encode_copy(copy) for copy in storing.usable if copy.description.index in indexes]
         wanted = WantedShare(
-            self._destination, linking.identity, linking.taken_ms, linking.check, storing.incremental, store_id, count,
-            list(indexes), before,
+            self._destination, linking.running, linking.identity, linking.taken_ms, linking.check, storing.incremental,
+            store_id, count, list(indexes), before,
         )  # fmt: skip
+        answer = self._answer(owner, wanted)
+        if answer.is_elsewhere:
+            raise _elsewhere(owner, linking.target)
+        if answer.spoiled is not None:
+            index, why = answer.spoiled
+            raise SpoiledChainError(next(c for c in storing.usable if c.description.index == index), NoLink(why))
+        storing.whole_because |= answer.whole_because
+        copies = decoded(answer.copies, store_id, count)
+        if [copy.description.index for copy in copies] != list(indexes):
+            raise StorageError(f"the owner at {owner.location} stored other partitions than its own")
+        return copies
+
+    @staticmethod
+    def _answer(owner: Owner, wanted: WantedShare) -> StoredShare:
+        """Return what an owner answers. Raises the error with which it refuses."""
         text = owner.ask(OwnerCalls.store_copies, msgspec.json.encode(wanted).decode())
         try:
             answer = msgspec.json.decode(text, type=StoredShare)
@@ -129,14 +162,7 @@ class SpreadParts:
             refused = as_error(answer.refusal, owner.location)
             refused.path = refused.path or owner.location
             raise refused
-        if answer.spoiled is not None:
-            index, why = answer.spoiled
-            raise SpoiledChainError(next(c for c in storing.usable if c.description.index == index), NoLink(why))
-        storing.whole_because |= answer.whole_because
-        copies = decoded(answer.copies, store_id, count)
-        if [copy.description.index for copy in copies] != list(indexes):
-            raise StorageError(f"the owner at {owner.location} stored other partitions than its own")
-        return copies
+        return answer
 
     def _check_there(self, storing: Storing, copies: Sequence[StoredCopy]) -> None:
         """Raises BackupTargetError if the place does not have what owners have just stored: the owners' place is
@@ -157,3 +183,12 @@ class SpreadParts:
                         cause="On the owner's host the same address is another place, such as a disk of its own.",
                         remedy="Name a place that all hosts reach under the same address.",
                     )
+
+
+def _elsewhere(owner: Owner, target: Place) -> BackupTargetError:
+    return BackupTargetError(
+        f"what this host wrote there is not there for the owner at {owner.location}, which has stored nothing",
+        path=target.shown,
+        cause="On the owner's host the address is another place: a disk of its own, or a share that is not mounted.",
+        remedy="Name a place that all hosts reach under the same address.",
+    )

@@ -10,13 +10,16 @@ from typing import Any
 
 import click
 
+from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.cli.common import say, tell
 from recovery.cli.config_options import config_option
 from recovery.cli.tables import table
 from recovery.planning.copies import Location
+from recovery.planning.owner_facts import SeenOwner
 from recovery.storage.copied import files_of
 from recovery.storage.store import OwnerAccess, Store
+from recovery.wire.looking import seen_owners
 
 VERIFIES = "A PEM file of certificates that verify the owners."
 RECEIVES = (
@@ -66,6 +69,22 @@ def looked_at(directory: Path, access: OwnerAccess) -> Iterator[Store]:
         store.release()
     for note in store.notes:
         tell(one_line(note))
+
+
+def ask_owners(access: OwnerAccess) -> list[SeenOwner]:
+    """Return what the owners say of themselves; without owners, nothing."""
+    owners = access.connect(LOOK_S)
+    try:
+        return seen_owners(owners, SystemClock())
+    finally:
+        for owner in owners:
+            owner.release()
+
+
+def owners_text(owners: Sequence[SeenOwner]) -> str:
+    """Return a table of what owners say of themselves."""
+    rows = [each.cells() for each in owners]
+    return table(tuple(rows[0]), [tuple(map(one_line, row.values())) for row in rows])
 
 
 def to_read(directory: Path, access: OwnerAccess) -> Path:

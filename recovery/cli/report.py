@@ -22,7 +22,7 @@ from recovery.cli.common import (
 )
 from recovery.cli.config_options import threshold_option
 from recovery.cli.option import option
-from recovery.cli.owners import owner_options, store_to_read
+from recovery.cli.owners import ask_owners, owner_options, store_to_read
 from recovery.errors import ConfigurationError
 from recovery.planning.advice import advise
 from recovery.planning.health import parse_targets
@@ -65,8 +65,8 @@ def report(
     from recovery.report.page import page
 
     targets = parse_targets(thresholds)
-    store = store_to_read(directory, access)
-    facts = gather(store, targets, SystemClock().wall_ms())
+    store, owners = store_to_read(directory, access), ask_owners(access)
+    facts = gather(store, targets, SystemClock().wall_ms(), owners=owners)
     advice = advise(known(facts, os.cpu_count() or 1), tolerate)
     text = page(facts, advice, largest(store, facts, keys) if keys else [])
     if not write_whole(output, text):

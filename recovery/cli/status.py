@@ -27,13 +27,14 @@ from recovery.cli.common import (
 )
 from recovery.cli.config_options import threshold_option
 from recovery.cli.operators import operators_at, operators_text
-from recovery.cli.owners import owner_options, say_links, shown_path, store_at
+from recovery.cli.owners import owner_options, owners_text, say_links, shown_path, store_at
 from recovery.cli.tables import table
 from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with_path
 from recovery.host.processes import describe_holder
 from recovery.planning.going_back import after_text
 from recovery.planning.health import Finding, Level, parse_targets, worst
 from recovery.planning.measures import StepSize, measure_json
+from recovery.planning.owner_facts import SeenOwner
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.report.facts import Facts, gather
@@ -43,6 +44,7 @@ from recovery.storage.scan import links_of
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import OwnerAccess, Store
 from recovery.values.declaration import Declaration, shown
+from recovery.wire.looking import seen_owners
 
 READ_ATTEMPTS = 5
 
@@ -61,12 +63,14 @@ def status(directory: Path, thresholds: dict[str, str], access: OwnerAccess, as_
 
     Reads only, also during a run.
     """
-    store = store_at(directory, access)
-    gathered = gather(store, parse_targets(thresholds), SystemClock().wall_ms())
+    store, clock = store_at(directory, access), SystemClock()
+    owners = seen_owners(store.owners, clock)
+    gathered = gather(store, parse_targets(thresholds), clock.wall_ms(), owners=owners)
     facts = {
         **collect_status(store, list(gathered.found), gathered.sizes),
         "origins": [each.as_json() for each in gathered.origins],
         "standby": facts_of(directory),
+        "owners": [each.as_json() for each in owners],
         **collect_health(gathered),
     }
     if as_json:
@@ -125,6 +129,7 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
         say(f"epochs after {oldest} are only logged; keys and sizes are as of epoch {oldest}")
     say(one_line(f"steps: {', '.join(facts['steps']) or 'none yet'}"))
     say(health_text(gathered.health))
+    _say_owners(gathered.owners)
     if facts["waiting"]:
         say(one_line(f"waiting since {format_time(facts['waiting']['since_ms'])}: {facts['waiting']['what']}"))
     if facts["replica"]:
@@ -150,6 +155,15 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
                 ),
             )
         )
+
+
+def _say_owners(owners: Sequence[SeenOwner]) -> None:
+    if owners:
+        say()
+        say(owners_text(owners))
+        for each in owners:
+            say(one_line(f"{each.location}: {f'held by {each.holder}' if each.holder else 'no run has it'}"))
+        say()
 
 
 def _standby_text(facts: Mapping[str, Any]) -> str:

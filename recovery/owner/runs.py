@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from recovery.base.clock import Clock
 from recovery.base.ids import Epoch, Lease, PartitionIndex, StepId
 from recovery.base.printable import one_line
-from recovery.base.version import VERSION
 from recovery.errors import (
     ConfigurationError,
     DirectoryLockedError,
@@ -20,7 +20,6 @@ from recovery.errors import (
     StorageError,
 )
 from recovery.host.durable import PRIVATE, UMASK
-from recovery.host.processes import describe_holder
 from recovery.owner.copying import copies
 from recovery.owner.documents import OwnedDocuments
 from recovery.owner.given import request_of
@@ -30,7 +29,6 @@ from recovery.owner.tasks import TaskService
 from recovery.planning.measures import ClosedPartition
 from recovery.planning.owner_restore import LeftRestore
 from recovery.planning.values import Execution
-from recovery.storage.lock import lock_holder
 from recovery.storage.owner_reader import Looks, in_chunks
 from recovery.storage.scan import scan
 from recovery.storage.staged import StagedRestore, end_left, left
@@ -76,9 +74,13 @@ class OwnedRuns:
         self.epoch: Epoch | None = None
         """The newest epoch that was closed here since the service began."""
         self.epochs_closed = 0
+        self.close_s: float | None = None
+        """How long closing it took."""
+        self.serving: Callable[[], OwnerStatus]
+        """See `OwnerCalls.serving`."""
         self._clock = clock
         self._serve_tasks = serve_tasks
-        self._log = log
+        self.log = log
         self._lock = threading.Lock()
         self._ending = threading.Lock()
         self._holding: Holding | None = None
@@ -113,7 +115,7 @@ class OwnedRuns:
                     f"the owner's directory is in use by {self._holding.purpose}", path=self.directory
                 )
             self._holding = Holding(run, task_key, self.directory, self.scratch, purpose, self._clock)
-            self._log(f"held by {one_line(purpose)}")
+            self.log(f"held by {one_line(purpose)}")
             return self._holding
 
     def held_by(self, run: str, begun: BegunExecution | None) -> Holding:
@@ -124,8 +126,8 @@ class OwnedRuns:
             raise why_not_held(begun, there, holding, self.directory)
         return holding
 
-    def let_go(self, holding: Holding) -> None:
-        """End a hold. May be called again."""
+    def let_go(self, holding: Holding, why: str = "") -> None:
+        """End a hold. May be called again. why: the run did not ask for it, for the log."""
         with self._ending:
             with self._lock:
                 if self._holding is not holding:
@@ -136,7 +138,7 @@ class OwnedRuns:
             self._serve_tasks(None)
             with self._lock:
                 self._holding = None
-            self._log(f"let go by {one_line(holding.purpose)}")
+            self.log(f"let go by {one_line(holding.purpose)}{why and ': '}{why}")
 
     def begin_tasks(self, holding: Holding, execution: Execution) -> None:
         """Let the tasks of an execution in."""
@@ -145,7 +147,7 @@ class OwnedRuns:
             service = TaskService(store.address(lease), store.scratch)
             self._serve_tasks(Tasks(service, holding.task_key, lease, frozenset(store.indexes)))
             parts = ", ".join(map(str, store.indexes))
-            self._log(f"execution {lease.number} of {one_line(execution.flow_id)} began: partitions {parts}")
+            self.log(f"execution {lease.number} of {one_line(execution.flow_id)} began: partitions {parts}")
 
     def scan(self) -> list[DescribedFile]:
         """Describe what is in the directory."""
@@ -157,14 +159,6 @@ class OwnedRuns:
             DescribedFile(each.path.name, each.description, None if each.error is None else as_refusal(each.error))
             for each in found
         ]
-
-    def serving(self) -> OwnerStatus:
-        """See `OwnerCalls.serving`."""
-        holding = self._holding
-        if holding is not None:
-            return OwnerStatus(VERSION, holding.purpose, self.stops)
-        other = lock_holder(self.directory)
-        return OwnerStatus(VERSION, "" if other is None else describe_holder(other), self.stops)
 
     def path(self, name: str) -> Path:
         """Return the path of a file that `scan` found."""
@@ -201,7 +195,7 @@ class Connection(Looks):
     def ended(self) -> None:
         """See `RunConnection.ended`."""
         if self._holds is not None:
-            self._owner.let_go(self._holds)
+            self._owner.let_go(self._holds, "its connection has ended")
         elif self._joined is not None:
             self._joined.cuts.discard(self._cut)
 
@@ -226,7 +220,7 @@ class Connection(Looks):
 
     def copies(self, names: list[str]) -> Iterator[Piece]:
         """See `OwnerCalls.copies`."""
-        return copies([self._owner.path(name) for name in names], self._owner.scratch)
+        return copies([self._owner.path(name) for name in names], self._owner.scratch, self._owner.log)
 
     def store_copies(self, wanted: str) -> str:
         """See `OwnerCalls.store_copies`."""
@@ -318,6 +312,7 @@ class Connection(Looks):
 
     def close(self, lease: Lease, requests: list[Closing]) -> list[ClosedPartition]:
         """See `OwnerCalls.close`."""
+        began_s = time.monotonic()
         given = self._held.given
         with self._held.using(closes=False) as store:
             indexed = zip(store.indexes, requests, strict=True)
@@ -326,6 +321,7 @@ class Connection(Looks):
         for each in requests[:1]:
             self._owner.epoch = each.epoch
             self._owner.epochs_closed += 1
+            self._owner.close_s = time.monotonic() - began_s
         return closed
 
     def driver_rows(self, step: StepId, resume_epoch: Epoch | None) -> Iterator[list[Row]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from recovery.operators.held import held_operators, held_rows
 from recovery.planning.advice import Known
 from recovery.planning.health import Finding, HealthTarget, findings, unsaved_s
 from recovery.planning.measures import Measure, StepSize, summed
+from recovery.planning.owner_facts import SeenOwner, owner_findings
 from recovery.planning.replica import ReplicaLag, Shipped, lag_of
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
@@ -33,6 +34,7 @@ class Facts:
     sizes: per file name, the steps in its newest snapshot; None: the file does not contain them.
     origins: the stores that this store was made from, the nearest first.
     replica, replica_lag: what a run that replicates has shipped, and what is not; None: there was no such run.
+    owners: the owners that were asked, with what they say of themselves.
     waiting: what the run that has the directory waits for; None: there is no run, or it does not wait.
     operator_count, operator_rows: Spark's own operators that have state, and the rows in it; None: not known of all.
     """
@@ -55,6 +57,7 @@ class Facts:
     replica: LastReplica | None = None
     replica_lag: ReplicaLag | None = None
     waiting: Waiting | None = None
+    owners: tuple[SeenOwner, ...] = ()
 
     @property
     def described(self) -> list[PartitionDescription]:
@@ -77,9 +80,9 @@ class Facts:
         return [measure for measure in self.measures if measure.epoch]
 
 
-def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int) -> Facts:
-    """Read all facts about a store, even if a part is damaged. Raises NoPartitionsError, StorageError, and what
-    `Store.found` does."""
+def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int, *, owners: Sequence[SeenOwner] = ()) -> Facts:
+    """Read all facts about a store, even if a part is damaged. owners: what its owners say of themselves. Raises
+    NoPartitionsError, StorageError, and what `Store.found` does."""
     home, found = store.directory, store.found()
     problems: list[str] = []
     plan, problem = None, None
@@ -91,14 +94,10 @@ def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int) -> Facts:
     operators, operator_rows = _operators(store, sizes, measures) if problem is None else (0, None)
     backup, replica = last_backup(home), last_replica(home)
     behind = _behind(replica, found, now_ms)
-    state_bytes = _state_bytes(sizes, max((file.description.count for file in found if file.description), default=0))
-    lag_s = None if backup is None else max(0, now_ms - backup.finished_ms) / 1000
-    began = (execution for file in found if file.description for execution in file.description.executions)
-    waiting_s = unsaved_s(began, now_ms)
     holder = lock_holder(home)
     waiting = None if holder is None else _waiting(home, found)
     origins = _origins(store, problems) if problem is None else ()
-    return Facts(
+    facts = Facts(
         directory=home,
         now_ms=now_ms,
         found=tuple(found),
@@ -109,11 +108,7 @@ def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int) -> Facts:
         backup=backup,
         holder=holder,
         links=links_of(home),
-        health=findings(
-            measures, targets, state_bytes=state_bytes, backup_lag_s=lag_s, unsaved_s=waiting_s,
-            replica_lag_s=None if behind is None else behind.seconds,
-            wait_s=None if waiting is None else max(0, now_ms - waiting.since_ms) / 1000,
-        ),
+        health=(),
         problems=tuple(problems),
         operator_count=operators,
         operator_rows=operator_rows,
@@ -121,7 +116,27 @@ def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int) -> Facts:
         replica=replica,
         replica_lag=behind,
         waiting=waiting,
-    )  # fmt: skip
+        owners=tuple(owners),
+    )
+    return replace(facts, health=_health(facts, targets))
+
+
+def _health(facts: Facts, targets: Sequence[HealthTarget]) -> tuple[Finding, ...]:
+    """Return the facts compared with the targets."""
+    now_ms, backup, behind, waiting = facts.now_ms, facts.backup, facts.replica_lag, facts.waiting
+    began = (execution for each in facts.described for execution in each.executions)
+    return (
+        *findings(
+            facts.measures,
+            targets,
+            state_bytes=facts.state_bytes,
+            backup_lag_s=None if backup is None else max(0, now_ms - backup.finished_ms) / 1000,
+            unsaved_s=unsaved_s(began, now_ms),
+            replica_lag_s=None if behind is None else behind.seconds,
+            wait_s=None if waiting is None else max(0, now_ms - waiting.since_ms) / 1000,
+        ),
+        *owner_findings(facts.owners, targets),
+    )
 
 
 def _waiting(home: Path, found: Sequence[FoundFile]) -> Waiting | None:

@@ -7,6 +7,7 @@ write or read as files of the driver's host; `REFUSALS` lists it.
 
 from __future__ import annotations
 
+import logging
 import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +21,11 @@ from recovery.config import RecoveryConfig
 from recovery.errors import ConfigurationError, OwnerRefusedError, RecoveryError, UnsupportedPlanError
 from recovery.owner.process import OwnerProcess
 from recovery.owner.serving import tls_context
+from recovery.owner.watch.loopback import is_loopback, loopback_warning
 from recovery.sinks import DeltaSink, FileSink, IcebergSink
 from recovery.wire.address import DEADLINE_S
 
+_log = logging.getLogger("recovery")
 _ONE_PROCESS = re.compile(r"local(\[[^\]]*\])?")
 _ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
 _CLUSTER = re.compile(r"spark://[\w.:,\[\]-]+|yarn|k8s://[^\s]+")
@@ -115,6 +118,9 @@ class TaskServing:
         listen there."""
         trusted = self.check(settings)
         bind, host, port = self._place(settings)
+        warning = loopback_warning(bind) or (f"{bind} is this host alone" if is_loopback(bind) else None)
+        if warning is not None:
+            _log.warning("executors of other hosts cannot reach this run at %s: %s: --serve HOST:PORT", host, warning)
         owner = make(bind=bind, port=port, tls_cert=self.tls_cert, tls_key=self.tls_key)
         return owner, owner.address(host, deadline_s=self.deadline_s, tls_ca_pem=trusted)
 

@@ -13,12 +13,13 @@ from recovery.base.addresses import host_and_port
 from recovery.base.clock import Clock
 from recovery.base.credentials.certificates import read_certificates
 from recovery.base.credentials.task_key import task_key
-from recovery.base.credentials.token import read_token
+from recovery.base.credentials.token import TokenFile
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
 from recovery.base.threads import each
 from recovery.config import RecoveryConfig
 from recovery.errors import ConfigurationError, DirectoryLockedError, NoPartitionsError, RecoveryError
 from recovery.planning.copies import Location, choose_copies
+from recovery.planning.owner_facts import SeenOwner
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.connect import connect_driver
 from recovery.storage.documents import home
@@ -88,7 +89,7 @@ class OwnerAccess(NamedTuple):
                 cause="Owners answer only those who have the token that the owners were started with.",
                 remedy="Give the file of the token: --token-file FILE",
             )
-        token = read_token(self.token_file)
+        token = TokenFile(self.token_file)
         tls_ca_pem = None if self.tls_ca is None else read_certificates(self.tls_ca)
         places = [host_and_port(owner) for owner in self.owners]
         return [
@@ -141,6 +142,11 @@ class Store:
             held.enter_context(DirectoryLock(self.directory, clock, purpose))
             store.hold(secrets.token_hex(8), purpose, task_key())
             yield store
+
+    @property
+    def seen(self) -> list[SeenOwner]:
+        """The owners as they last answered the run that holds them, without those that have not yet."""
+        return [owner.seen for owner in self.owners if owner.seen is not None]
 
     def check_free(self) -> None:
         """Raise what `locked` raises, without locking: DirectoryLockedError, with the location of the owner, if a

@@ -17,8 +17,10 @@ from recovery.wire.frames import HELLO_BYTES, Channel, Kind, WireError, wait_at_
 class Answers:
     """The sending side of one connection. One thread answers; another sends signs of progress."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, refused: Callable[[RecoveryError], None] = lambda _: None) -> None:
+        """refused: is called with each error that is sent."""
         self.channel = channel
+        self._refused = refused
         self.cancelled = False
         """Whether a call that has not begun never will."""
         self._sending = threading.Lock()
@@ -88,6 +90,7 @@ class Answers:
 
     def refuse(self, error: RecoveryError, key: bytes | None = None, facts: Sequence[str] = ()) -> None:
         """Send an error. key, facts: for a client that waits for the owner's proof, to prove who sends it."""
+        self._refused(error)
         refusal = messages.as_refusal(error)
         proved = refusal if key is None else messages.proven(refusal, key, facts)
         self.send(Kind.REFUSAL, messages.write_first(proved))

@@ -10,6 +10,7 @@ import msgspec
 
 from recovery.base.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
+from recovery.planning.owner_facts import OwnerFacts
 from recovery.planning.owner_restore import LeftRestore
 from recovery.planning.resume import Cut
 from recovery.planning.values import Execution, PartitionDescription
@@ -64,6 +65,7 @@ class OwnerStatus(msgspec.Struct, frozen=True):
     version: str
     holder: str
     stops: bool
+    facts: OwnerFacts
 
 
 class BegunExecution(msgspec.Struct, frozen=True, array_like=True):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from recovery.base.credentials.certificates import client_context
+from recovery.base.credentials.certificates import client_context, why_not_accepted
 from recovery.base.printable import one_line
 from recovery.base.version import VERSION
 from recovery.errors import OwnerRefusedError, OwnerUnreachableError, StorageError
@@ -100,12 +100,13 @@ class Line:
     def __init__(self, address: OwnerAddress, key: bytes, role: str = messages.TASK) -> None:
         """key: the task key; the token for another role."""
         self._address = address
-        self._key = key
+        self.key = key
         self._role = role
         self.facts: tuple[str, ...] = ()
         """What both sides know of the connection, with a nonce of each."""
         self.calls = 0
         self._name = secrets.token_hex(16)
+        self._again = False
         self.channel: Channel | None = None
 
     @property
@@ -164,7 +165,7 @@ class Line:
             wait_at_most(channel.sock, SILENCE_S)
         except RefusedError as refused:
             channel.close()
-            if messages.is_proven(refused.refusal, self._key, facts):
+            if messages.is_proven(refused.refusal, self.key, facts):
                 raise messages.as_error(refused.refusal, address.location) from None
             # Whoever listens there may say anything: neither the error's class nor its advice is taken from it.
             said = one_line(refused.refusal.found)[:MOST_SAID]
@@ -180,8 +181,7 @@ class Line:
         except ssl.SSLCertVerificationError as error:
             raise self._refused(
                 f"its certificate is not accepted: {error.verify_message}",
-                "The certificate has expired, names another host, or was signed by another authority.",
-                "Give the owner a certificate that names this host, and the run the certificates to check it with.",
+                *why_not_accepted(error),
             ) from None
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             raise
@@ -203,12 +203,14 @@ class Line:
         version = ".".join(map(str, hello.protocol))
         facts += [version, hello.nonce, challenge.incarnation, challenge.nonce]
         lease = self._address.lease
-        own = proof(self._key, self._role, *facts)
-        channel.send(Kind.PROOF, messages.write_first(messages.Proof(own, lease.number, lease.id, self._name)))
+        own = proof(self.key, self._role, *facts)
+        proved = messages.Proof(own, lease.number, lease.id, self._name, self._again)
+        channel.send(Kind.PROOF, messages.write_first(proved))
         welcome = self._expect(channel, Kind.WELCOME, messages.Welcome)
-        if not is_proof(welcome.proof, self._key, messages.OWNER, *facts):
+        if not is_proof(welcome.proof, self.key, messages.OWNER, *facts):
             raise self._refused("it cannot prove that it belongs to this run", None, None)
         self.facts = tuple(facts)
+        self._again = True
 
     def _expect(self, channel: Channel, kind: Kind, content: Any) -> Any:
         """Return the content of the next message. Anything but a message of the protocol comes from another program."""

@@ -54,12 +54,13 @@ class Challenge(msgspec.Struct, frozen=True):
 
 class Proof(msgspec.Struct, frozen=True):
     """number, id: the execution's lease, of a task. line: names the client's connection. A new connection of the same
-    name ends the old one, and what is still waiting there."""
+    name ends the old one, and what is still waiting there. again: the client had such a connection before."""
 
     proof: str
     number: int
     id: str
     line: str
+    again: bool = False
 
 
 class Welcome(msgspec.Struct, frozen=True):

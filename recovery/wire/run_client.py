@@ -9,8 +9,10 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
 
+from recovery.base.clock import SystemClock
 from recovery.errors import (
     LeaseLostError,
     OwnerRefusedError,
@@ -19,6 +21,7 @@ from recovery.errors import (
     StorageError,
     UnsupportedPlanError,
 )
+from recovery.planning.owner_facts import SeenOwner
 from recovery.wire import messages
 from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import ASKED, AskedCalls, BegunExecution, OwnerCalls
@@ -45,13 +48,16 @@ class Owner:
     errors begin with the owner's location.
     """
 
-    def __init__(self, address: OwnerAddress, token: bytes) -> None:
-        """address: the deadline in the address is for the first connection."""
+    def __init__(self, address: OwnerAddress, token: bytes | Callable[[], bytes]) -> None:
+        """address: the deadline in the address is for the first connection. token: or what returns it, for each
+        connection."""
         self.address = address
         self.location = address.location
         self.begun: BegunExecution | None = None
         """What the run begins in the owner's partitions; None before."""
-        self._token = token
+        self.seen: SeenOwner | None = None
+        """What the owner last said to the run that holds it."""
+        self._token = partial(bytes, token) if isinstance(token, bytes) else token
         self._lock = threading.Lock()
         self._idle: list[Line] = []
         self._run: str | None = None
@@ -69,7 +75,7 @@ class Owner:
         DirectoryLockedError. Owners that are locked together are locked in the order of `incarnation`."""
         line = self._taken()
         try:
-            key = masked(task_key, self._token, *line.facts)
+            key = masked(task_key, line.key, *line.facts)
             self._on(line, OwnerCalls.hold, run, purpose, key)
         except BaseException:
             line.drop()
@@ -200,7 +206,7 @@ class Owner:
 
     def _connected(self) -> Line:
         """Return a new connection; try until the deadline."""
-        line = Line(self.address, self._token, messages.RUN)
+        line = Line(self.address, self._token(), messages.RUN)
         began_s = time.monotonic()
         until_s = began_s + (self.address.deadline_s if self._run is None else CLASSIFY_S)
         while True:
@@ -225,7 +231,7 @@ class Owner:
         owner says so."""
         if self._run is None or self._ended.is_set():
             return self._unreachable(reason)
-        line = Line(self.address, self._token, messages.RUN)
+        line = Line(self.address, self._token(), messages.RUN)
         try:
             line.channel = line.connect(time.monotonic() + CLASSIFY_S)
             ask(line.channel, ASKED, OwnerCalls.join, self._run, self.begun)
@@ -249,8 +255,12 @@ class Owner:
         assert self._holding is not None
         assert self._run is not None
         while not self._ended.wait(STILL_S):
+            began_s = time.monotonic()
             try:
-                self._on(self._holding, OwnerCalls.still, self._run, self.begun)
+                said = self._on(self._holding, OwnerCalls.still, self._run, self.begun)
+                self.seen = SeenOwner.of(
+                    self.location, said.holder, said.facts, time.monotonic() - began_s, SystemClock().wall_ms()
+                )
             except RecoveryError as error:
                 if not self._ended.is_set():
                     self._lost = error

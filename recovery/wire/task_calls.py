@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from recovery.wire.declared import Verb, encode
 from recovery.wire.frames import MESSAGE_BYTES, VALUE_BYTES, Kind, WireError
 from recovery.wire.rows import RowsUnderWay
 from recovery.wire.service import Aside, Tasks
+from recovery.wire.traffic import CallTimes
 
 CALLS_PER_PROCESSOR = 2
 FIRST_KEYS = 256
@@ -34,8 +36,32 @@ class Turns:
 
     def __init__(self) -> None:
         self.free = threading.BoundedSemaphore(CALLS_PER_PROCESSOR * (os.cpu_count() or 1))
+        self.times = CallTimes()
+        """From when a call asks for a turn until it gives the turn back."""
+        self.waiting = 0
+        """The number of calls that wait for a turn."""
+        self._lock = threading.Lock()
         self.average_bytes: dict[str, float] = {}
         """Size of a state by step, as far as known: how many are read at a time."""
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Wait for a turn, and have it until the block ends."""
+        began_s = time.monotonic()
+        self._count(1)
+        try:
+            self.free.acquire()
+        finally:
+            self._count(-1)
+        try:
+            yield
+        finally:
+            self.free.release()
+            self.times.add(time.monotonic() - began_s)
+
+    def _count(self, more: int) -> None:
+        with self._lock:
+            self.waiting += more
 
 
 class TaskConnection(messages.TaskCalls):
@@ -159,7 +185,7 @@ class TaskConnection(messages.TaskCalls):
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         """Wait for a turn, unless the client has gone meanwhile."""
-        with self._answers.working(), self._turns.free:
+        with self._answers.working(), self._turns.taken():
             if self._answers.cancelled or self._answers.channel.has_ended():
                 raise ConnectionAbortedError("the client has gone")
             with disk_errors():

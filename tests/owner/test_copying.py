@@ -71,8 +71,11 @@ def options(there) -> list[object]:
 def test_a_command_that_reads(command, there, here, options):
     one = called(*command.replace("DIR", str(here)).replace("HERE", str(here)).split())
     other = called(*command.replace("DIR", str(there.places[0])).replace("HERE", str(here)).split(), *options)
-    text = json.dumps(other).replace(str(there.places[0]), str(here))
-    assert json.loads(text) == one
+    answered = json.loads(json.dumps(other).replace(str(there.places[0]), str(here)))
+    if command.startswith("advise"):
+        assert len(answered.pop("owners")) == 2
+        assert one.pop("owners") == []
+    assert answered == one
 
 
 def test_a_report(there, here, options, tmp_path):

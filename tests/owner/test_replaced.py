@@ -268,8 +268,10 @@ def test_another_token_than_before(history, tmp_path):
         drivers.wait_until_frozen(frozen)
         for each in history.owners:
             each.end(signal.SIGTERM)
-        history.token.write_text(TOKEN[::-1])
+        others = tmp_path / "others"
+        others.write_text(TOKEN[::-1])
         for each in history.owners:
+            each._token = others
             each.start()
         os.kill(frozen, signal.SIGCONT)
         assert wait(frozen) == 1

@@ -41,7 +41,7 @@ from recovery.wire import server
 from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import OwnerCalls, PartitionCalls
 from recovery.wire.run_client import Owner
-from tests.owner.served import TOKEN, Served, recovery, spread, token_file
+from tests.owner.served import PATIENCE_S, TOKEN, Served, recovery, spread, token_file
 from tests.stores import KEY, Driver, SpreadDirectory, run_python
 from tests.wire.certificates import make_certificates
 
@@ -58,7 +58,7 @@ def service(store_dir, tmp_path):
 
 
 def client(port: int, token: str = TOKEN, *, tls_ca_pem: str | None = None, host: str = "127.0.0.1") -> Owner:
-    return Owner(OwnerAddress(host, port, Lease(0, ""), 0, 1.0, tls_ca_pem), token.encode())
+    return Owner(OwnerAddress(host, port, Lease(0, ""), 0, PATIENCE_S, tls_ca_pem), token.encode())
 
 
 class TestWhoMayComeIn:

@@ -184,6 +184,22 @@ def test_where_tasks_reach_the_driver(at, settings, bind, port, expected):
     assert address == f"{expected} 30"
 
 
+@pytest.mark.parametrize(("at", "host", "warns"), [
+    (None, "127.0.1.1", True), ("127.0.0.1:7400", "10.0.0.9", True), (None, "10.0.0.9", False),
+    ("0.0.0.0:7400", "10.0.0.9", False),
+])  # fmt: skip
+def test_an_address_that_no_executor_reaches_is_a_warning(at, host, warns, caplog):
+    class Owner:
+        def __init__(self, **_: object) -> None:
+            """Listens nowhere."""
+
+        def address(self, host: str, **_: object) -> str:
+            return host
+
+    TaskServing(at, 30).start({"spark.driver.host": host}, Owner)
+    assert ("executors of other hosts cannot reach this run" in caplog.text) is warns
+
+
 class TestTls:
     """With a certificate; the tests make all of them."""
 

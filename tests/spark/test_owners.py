@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -207,6 +208,40 @@ def test_a_replica_in_a_bucket(bucket, secured):
     for secret in ("not-a-real-secret", TOKEN):
         assert not any(secret in text for text in [*printed, *kept])
     assert assert_exact(fleet.together(), 2000) >= 6
+
+
+@pytest.mark.long
+def test_credentials_are_renewed_during_a_run(secured):
+    """Token and certificate are read again by owners while the run goes on, and the run's metrics show each owner. The
+    run does not end by it, nor does a command beside it that knows the new token alone."""
+    fleet, new = secured, "fedcba9876543210fedcba9876543210"
+    run = fleet.run("counts(2000, 10_000, 0.2)", "--metrics-port", 0)
+    run.await_text(r"^batch 2$")
+    url = re.search(r"metrics at (http://\S+)", run.text())[1]
+
+    def page() -> str:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return answer.read().decode()
+
+    for tokens in (f"{TOKEN}\n{new}", f"{new}\n{TOKEN}", new):
+        fleet.token.write_text(tokens)
+        for each in fleet.owners:
+            reloads = each.text().count("reloaded: ")
+            each.process.send_signal(signal.SIGHUP)
+            wait_until(lambda each=each, reloads=reloads: each.text().count("reloaded: ") > reloads)
+        status = recovery("status", fleet.places[0], *fleet.options, "--json")
+        assert status.returncode == 0, status.stderr
+    for each in fleet.owners:
+        wait_until(lambda each=each: f'recovery_owner_held{{owner="{each.at}"}} 1' in page(), 60)
+        assert "not reloaded" not in each.text()
+    found = json.loads(status.stdout)
+    assert [each["holder"].partition(" on ")[0] for each in found["owners"]] == ["flow counts", "flow counts"]
+    assert {each["target"] for each in found["health"] if each["where"]} >= {"owner-call", "certificate"}
+    assert re.search(r'recovery_health\{target="certificate",where="127\S+"\} 2', page())
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 0, run.text()
+    assert not any("Traceback" in each.text() for each in fleet.owners)
+    assert assert_exact(fleet.together(), 2000) > 3
 
 
 @pytest.mark.long

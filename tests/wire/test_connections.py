@@ -156,7 +156,7 @@ class TestRefusals:
         with pytest.raises(StorageError, match="the owner of the partitions failed: ZeroDivisionError") as caught:
             serving.task().read(STEP, 0, {0: ("a",)})
         assert "Traceback" not in str(caught.value)
-        assert "Traceback" in serving.log[-1]
+        assert any("Traceback" in line for line in serving.log)
 
     def test_an_error_of_a_class_that_is_unknown_here(self):
         """As a typed one, with its name."""

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from recovery.backup.note import LastBackup, last_backup
 from recovery.base.clock import Clock
+from recovery.base.credentials.certificates import certificates_end_ms, read_certificates
 from recovery.base.ids import BatchId
 from recovery.epochs.closer import EpochClosed
 from recovery.errors import RecoveryError
 from recovery.metrics.exposition import About, Family, exposition, families
 from recovery.metrics.memory import ProcessMemory, measure_memory
 from recovery.metrics.meter import Meter
+from recovery.metrics.owners import seen_families
 from recovery.planning.health import Finding, parse_targets, unsaved_s
 from recovery.planning.measures import Measure
 from recovery.planning.replica import ReplicaState
@@ -149,6 +154,8 @@ class RunMeasures:
         self._directory = prepared.config.path
         self._endpoint = prepared.endpoint
         self._replication = prepared.replication
+        self._places = prepared.places
+        self._certificate_end_ms = _end_of(prepared.config.tls_cert)
         self._execution = execution
         self._executions = (*before, execution)
         self._clock = clock
@@ -167,7 +174,7 @@ class RunMeasures:
         the partitions."""
         self._keep(self.meter.started(resume_s))
         if self._endpoint is not None:
-            self._endpoint.serve(lambda: exposition(self._families()))
+            self._endpoint.serve(lambda: exposition(chain(self._families(), seen_families(self._places.seen))))
 
     def closed(self, closed: EpochClosed) -> tuple[Finding, ...]:
         """Keep the measure of a closed epoch, and return the targets that it misses. Called on the thread that writes
@@ -178,7 +185,7 @@ class RunMeasures:
         replica = self._replica()
         measure, missed = self.meter.closed(
             closed.epoch, closed.batch, closed.duration_s, closed.partitions, lag_s,
-            None if replica is None else replica.lag.seconds,
+            None if replica is None else replica.lag.seconds, self._places.seen, self._certificate_end_s(),
         )  # fmt: skip
         self._keep(measure)
         return missed
@@ -204,10 +211,16 @@ class RunMeasures:
             backup_objects=None if backup is None else backup.chain,
             replica=self._replica(),
             wait_s=self.wait_s(),
+            owners=self._places.seen,
+            certificate_end_s=self._certificate_end_s(),
         )
 
     def _replica(self) -> ReplicaState | None:
         return None if self._replication is None else self._replication.state
+
+    def _certificate_end_s(self) -> float | None:
+        end_ms = self._certificate_end_ms
+        return None if end_ms is None else (end_ms - self._clock.wall_ms()) / 1000
 
     def _backup_lag_s(self) -> float | None:
         """Seconds since `recovery backup` last finished; None if it never did."""
@@ -215,3 +228,11 @@ class RunMeasures:
 
     def _lag_s(self, backup: LastBackup | None) -> float | None:
         return None if backup is None else max(0, self._clock.wall_ms() - backup.finished_ms) / 1000
+
+
+def _end_of(certificate: str | os.PathLike[str] | None) -> int | None:
+    """Return when the certificate of a run ends; None: the run has none, or it cannot be read."""
+    if certificate is not None:
+        with contextlib.suppress(RecoveryError):
+            return certificates_end_ms(read_certificates(Path(certificate), "--tls-cert"))
+    return None
