@@ -42,7 +42,7 @@ COVERED_BY = {
     "replication/test_spread.py": "backup.share backup.spread owner.shipping",
     "replication/test_process.py": "replication.__main__ replication.messages replication.serving",
     "spark/jvm/test_stream_thread.py": "spark.run.under_way",
-    "spark/test_replication.py": "spark.run.replicating",
+    "spark/test_replication.py": "spark.run.parts.replicating",
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",
     "checkpoint/test_capture.py": "checkpoint.home checkpoint.restore checkpoint.rows",
     "checkpoint/test_sources.py": "checkpoint.position",
@@ -61,7 +61,7 @@ COVERED_BY = {
     "operational/test_keyed.py": "cli.state_scopes",
     "operational/test_rewinds.py": "epochs.execution",
     "operational/test_scopes.py": "operational.backends.backend",
-    "operational/test_steps.py": "epochs.writer operational.steps.step_edits operational.flows storage.snapshot",
+    "operational/test_steps.py": "epochs.writer operational.steps.step_edits storage.snapshot",
     "report/test_page.py": """report.charts report.facts report.html report.partitions report.timeline
         report.trends""",
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
@@ -82,8 +82,7 @@ COVERED_BY = {
     "storage/test_reach.py": "base.credentials.task_key",
     "sinks/test_hadoop_disk.py": "hadoop.reports sinks.places",
     "cluster/test_reading.py": "spark.jvm.executors",
-    "spark/test_operators_on_s3.py": "spark.run.checkpoint_home",
-    "cluster/test_counts.py": "base.version host.identity spark.run.serving spark.steps.sent",
+    "cluster/test_counts.py": "base.version host.identity spark.run.parts.serving spark.steps.sent",
     "storage/test_readers.py": "storage.owner_reader storage.reading",
     "storage/test_store.py": "host.open_files storage.deltas.scratch storage.scan",
     # A connection has two ends, and an owner several parts: their tests see the whole.
@@ -118,9 +117,9 @@ COVERED_BY = {
     "spark/test_warmup.py": "cli.warmup spark.jvm.cache.class_archive spark.run.warmup_flows",
     "operators/test_addresses.py": "hadoop.checkpoint",
     "spark/test_plan.py": "spark.jvm.plan_nodes",
-    "spark/test_steps.py": """flow spark.planner.replay spark.run.mailboxes spark.run.position spark.run.query
-        spark.run.start spark.steps.input_keys spark.steps.picklable spark.steps.state_columns spark.steps.stateful
-        spark.steps.ticks""",
+    "spark/test_steps.py": """flow spark.planner.replay spark.run.execution spark.run.parts.mailboxes
+        spark.run.position spark.run.query spark.run.start spark.run.stream spark.steps.input_keys
+        spark.steps.picklable spark.steps.state_columns spark.steps.stateful spark.steps.ticks""",
     "spark/test_refused_plans.py": "spark.planner.bind",
     "spark/inputs/test_look.py": """operational.steps.input_again spark.inputs.kinds
         spark.inputs.others spark.inputs.protocol spark.jvm.kafka_offsets spark.jvm.tables""",
@@ -129,10 +128,11 @@ COVERED_BY = {
     "spark/test_merging.py": "spark.tuning.collecting",
     "spark/test_row_width.py": "spark.tuning.outcome",
     "spark/test_tuning.py": "spark.tuning.back_off",
+    "spark/test_history.py": "spark.run.parts.recording",
     "spark/test_metrics.py": """spark.run.reporting.events spark.run.reporting.listener
         spark.run.reporting.measuring spark.run.reporting.reports spark.run.status""",
     "spark/test_several.py": "spark.run.launch",
-    "spark/test_closing.py": "spark.run.prepare",
+    "spark/test_closing.py": "spark.run.parts.checking spark.run.prepare",
     "spark/run/test_until.py": "checkpoint.until",
     "spark/test_state_source.py": "spark.sources.compared",
     "operational/test_step_history.py": "cli.history operational.steps.epoch_input",

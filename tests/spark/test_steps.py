@@ -635,7 +635,7 @@ def test_what_a_start_that_fails_leaves(spark, feed, tmp_path, monkeypatch):
         yield
         fail()
 
-    steps = {"launch._triggered": fail, "launch._session_settings": fail_behind, "query.announce": fail}
+    steps = {"launch._triggered": fail, "launch._session_settings": fail_behind, "stream.announce": fail}
     for step, failing in steps.items():
         monkeypatch.setattr(f"recovery.spark.run.{step}", failing)
         # Elsewhere other tests have theirs.

@@ -20,9 +20,9 @@ from recovery.runnable import check_config, check_flow
 from recovery.spark.clusters import check_master
 from recovery.spark.jvm.launch import abandon_launch
 from recovery.spark.jvm.session import create_session
+from recovery.spark.run.parts.replicating import replicated
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.query import RecoveryQuery
-from recovery.spark.run.replicating import replicated
 from recovery.spark.run.reporting.events import Observer, RunSummary
 from recovery.spark.run.start import start_prepared
 
@@ -58,14 +58,11 @@ def run(
     prepared = Prepared(config, flow.name, clock)
     own = spark is None
     with _ending_immediately(prepared.temporary) if own else contextlib.nullcontext():
-        try:
+        with prepared.parts.ended_on_error():
             session: Any = create_session(flow.name, master=master, conf=conf) if own else spark
-        except BaseException:
-            prepared.release()
-            raise
         ours = session if own else None
         try:
-            query = start_prepared(prepared, flow, session, flow.sink, flow.output_mode, trigger, observer, clock)
+            query = start_prepared(prepared, flow, session, flow.sink, flow.output_mode, trigger, observer)
         except BaseException:
             _stop_session(ours)
             raise

@@ -1,4 +1,4 @@
-"""Replication of a run: begun with it, and around the closing of its epochs."""
+"""Replication of a run: begins before Spark, and ships each epoch that the run closes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from recovery.base.ids import Epoch
 from recovery.config import RecoveryConfig
 from recovery.errors import ConfigurationError
 from recovery.places.secrets import shown_address
-from recovery.planning.replica import NOTHING, Shipped, lag_of
+from recovery.planning.replica import NOTHING, ReplicaState, Shipped, lag_of
 from recovery.planning.resume import ResumePlan
+from recovery.planning.values import Execution
 from recovery.replication.process import Replication
+from recovery.spark.run.parts.part import Part
 from recovery.storage.hydration import Stop, hydrate_directory, hydrating
 from recovery.storage.standby import is_standby
 from recovery.storage.store import OwnerAccess
@@ -52,7 +54,7 @@ def take_over(config: RecoveryConfig, clock: Clock) -> None:
 
 def begin_replication(
     config: RecoveryConfig, plan: ResumePlan, scratch: Path, clock: Clock, access: OwnerAccess
-) -> Replication | None:
+) -> ReplicatedClosing | None:
     """Start the shipping process of a run, if it has one. access: the owners of other partitions."""
     if config.replicate is None:
         return None
@@ -61,7 +63,7 @@ def begin_replication(
     known = noted is not None and noted.destination == shown_address(place)
     shipped = Shipped(Epoch(noted.epoch), noted.execution) if noted is not None and known else NOTHING
     partition = plan.partitions[0]
-    return Replication(
+    replication = Replication(
         config.path,
         partition.store_id,
         place,
@@ -78,44 +80,68 @@ def begin_replication(
         access=access,
         lag=lag_of(partition.epochs, shipped, clock.wall_ms()),
     )
+    return ReplicatedClosing(replication)
 
 
-class ReplicatedClosing:
-    """What a run's replication, if it has one, does around the closing of epochs. `is_ending`: whether the run ends."""
+class ReplicatedClosing(Part):
+    """The replication of a run: ships each epoch that the run closes."""
 
-    def __init__(self, replication: Replication | None, is_ending: Callable[[], bool]) -> None:
+    name = "replication"
+
+    def __init__(self, replication: Replication) -> None:
+        self.is_ending: Callable[[], bool] = lambda: False
+        """Whether the run ends: then nothing waits long for the place."""
         self._replication = replication
-        self._is_ending = is_ending
+        self._is_started = False
+
+    @property
+    def state(self) -> ReplicaState:
+        """What the replica has and lacks now."""
+        return self._replication.state
+
+    def report_to(self, report: Callable[[ReplicaState], None]) -> None:
+        """Report a problem that there is, and each change from now on, on a thread of the replication."""
+        self._replication.on_change = report
+        if self.state.problem is not None:
+            report(self.state)
 
     def ready(self) -> None:
-        """Before anything is written: check that the place can be used. Raises its error."""
-        if self._replication is not None:
-            self._replication.ready(READY_SYNC_S if self._replication.sync else READY_S)
+        """Check that the place can be used. Raises its error."""
+        self._replication.ready(READY_SYNC_S if self._replication.sync else READY_S)
 
-    def begun(self) -> None:
+    def begun(self, execution: Execution) -> None:
         """Before the sink goes back, which shows what was closed and not shown: ship the snapshot that the run begins
         from. With sync, wait for the first shipping, and before that for the rest of a lazy restore; raises if either
         fails."""
-        if self._replication is not None:
-            if self._replication.sync and hydrating(self._replication.directory):
-                self._replication.say("--replicate-sync: fetching the rest of the lazy restore first")
-                hydrate_directory(self._replication.directory, Stop())
-            self._replication.closed(0)
-            if self._replication.sync:
-                self._replication.wait(lambda: False, once=True)
+        if self._replication.sync and hydrating(self._replication.directory):
+            self._replication.say("--replicate-sync: fetching the rest of the lazy restore first")
+            hydrate_directory(self._replication.directory, Stop())
+        self._replication.closed(0)
+        if self._replication.sync:
+            self._replication.wait(lambda: False, once=True)
+
+    def started(self) -> None:
+        """From now on, the end waits until everything is shipped."""
+        self._is_started = True
 
     def may_close(self) -> None:
-        """Before an epoch is written: raise the error of a place that refuses."""
-        if self._replication is not None:
-            self._replication.check()
+        """Raise the error of a place that refuses."""
+        self._replication.check()
 
     def may_publish(self) -> None:
-        """After an epoch is closed: with sync, wait until it is shipped."""
-        if self._replication is not None and self._replication.sync:
+        """With sync, wait until the epoch is shipped."""
+        if self._replication.sync:
             self._replication.closed()
-            self._replication.wait(self._is_ending)
+            self._replication.wait(self.is_ending)
 
     def closed(self) -> None:
-        """Last, for each closed epoch: have the epoch shipped, unless it was shipped before."""
-        if self._replication is not None and not self._replication.sync:
+        """Have the epoch shipped, unless it was shipped before."""
+        if not self._replication.sync:
             self._replication.closed()
+
+    def end(self, error: BaseException | None) -> None:
+        """Wait until the last epoch is shipped; after a failed start, wait for nothing."""
+        if self._is_started:
+            self._replication.end()
+        else:
+            self._replication.stop()

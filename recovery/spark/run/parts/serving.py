@@ -12,6 +12,7 @@ from recovery.config import RecoveryConfig
 from recovery.owner.process import OwnerProcess
 from recovery.planning.values import Execution
 from recovery.spark.clusters import TaskServing, is_cluster
+from recovery.spark.run.parts.part import Part
 from recovery.storage.reach import files_in, with_files_at
 from recovery.storage.seam import PartitionStore
 
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 
-class TaskAccess:
+class TaskAccess(Part):
     """The address of the partitions for tasks; on a cluster, the process that answers for those of this host.
 
     The driver itself reaches its own partitions as files, also on a cluster.
     """
+
+    name = "task access"
 
     def __init__(
         self, context: SparkContext, store: PartitionStore, execution: Execution, scratch: Path, config: RecoveryConfig
@@ -40,12 +43,7 @@ class TaskAccess:
                 self._owner, address = TaskServing.of(config).start(dict(context.getConf().getAll()), make)
                 self.address = with_files_at(self.address, address)
 
-    @property
-    def owner_pid(self) -> int | None:
-        """The number of the owner's process, as long as it runs; None on one host."""
-        return None if self._owner is None else self._owner.pid
-
-    def stop(self) -> None:
-        """End the owner's process. May be called again."""
+    def end(self, error: BaseException | None) -> None:
+        """End the owner's process."""
         if self._owner is not None:
             self._owner.stop()
