@@ -83,13 +83,14 @@ COVERED_BY = {
     "sinks/test_hadoop_disk.py": "hadoop.reports sinks.places",
     "cluster/test_reading.py": "spark.jvm.executors",
     "cluster/test_counts.py": "base.version host.identity spark.run.parts.serving spark.steps.sent",
+    "storage/test_readers.py": "storage.owner_reader storage.reading",
     "storage/test_store.py": "host.open_files storage.deltas.scratch storage.scan",
     # A connection has two ends, and an owner several parts: their tests see the whole.
     "owner/test_step_rows.py": "owner.reading",
     "wire/test_connections.py": """wire.address wire.answers wire.client wire.line wire.messages wire.server
         wire.service wire.task_calls""",
     "owner/test_service.py": """base.credentials.token cli.owners cli.serve owner.holding
-        owner.runs storage.locations wire.calls
+        owner.runs wire.calls
         wire.run_calls wire.run_client""",
     "owner/test_copying.py": "storage.copied",
     "owner/test_operating.py": """metrics.owners owner.watch.credentials owner.watch.facts report.owners

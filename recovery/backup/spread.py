@@ -12,19 +12,26 @@ from functools import partial
 import msgspec
 
 from recovery.backup.links import NoLink
-from recovery.backup.make import SpoiledChainError, Storing
+from recovery.backup.make import DirectoryParts, Parts, SpoiledChainError, Storing
 from recovery.backup.manifest import StoredCopy, encode_copy
 from recovery.backup.repository import begin, give_up, running_name
 from recovery.backup.share import StoredShare, WantedShare, decoded
 from recovery.base.ids import PartitionIndex
 from recovery.base.threads import each
-from recovery.errors import BackupTargetError, InconsistentPartitionsError, RecoveryError, StorageError
+from recovery.errors import (
+    BackupTargetError,
+    ConfigurationError,
+    InconsistentPartitionsError,
+    RecoveryError,
+    StorageError,
+)
 from recovery.operational.backends.owned import origins_of
+from recovery.places.opening import lasting_place
 from recovery.places.protocol import Place
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
-from recovery.storage.locations import Locations
 from recovery.storage.origin import Origin
+from recovery.storage.store import Store
 from recovery.wire.calls import OwnerCalls
 from recovery.wire.messages import as_error
 from recovery.wire.run_client import Owner
@@ -32,29 +39,41 @@ from recovery.wire.run_client import Owner
 AT_ONCE = 16
 
 
+def parts_of(store: Store, destination: str) -> Parts:
+    """Return the partitions of a store for backups at a place. destination: the address of the place. Raises
+    ConfigurationError if the address has secrets and owners were named."""
+    if not store.is_spread:
+        return DirectoryParts(store.directory)
+    try:
+        return SpreadParts(store, lasting_place(destination))
+    except ConfigurationError as error:
+        error.cause = "The secrets would be sent to the owners, and secrets never leave a host."
+        error.remedy = "Leave the secrets out, and give them by the environment, on each host: see docs/backup.md."
+        raise
+
+
 class SpreadParts:
     """The `Parts` of a directory and of owners."""
 
-    def __init__(self, places: Locations, destination: str) -> None:
+    def __init__(self, store: Store, destination: str) -> None:
         """destination: the address of the place, which each owner opens with credentials of its own."""
-        self._places = places
+        self._store = store
         self._destination = destination
         self._found: list[FoundFile] = []
         self._apart: RecoveryError | None = None
 
     def found(self) -> list[FoundFile]:
-        self._found = self._places.found()
+        self._found = self._store.found()
         self._fit(self._found)
         return self._found
 
     def origins(self) -> Sequence[Origin]:
         self.found()
-        return origins_of(self._places)
+        return origins_of(self._store)
 
     def store(self, storing: Storing) -> list[StoredCopy] | None:
         found = plan_resume(self._found)
-        places = self._places
-        own = [each.path for each in found.partitions if places.owner_of(each.index) is None]
+        own = [each.path for each in found.partitions if self._store.owner_of(each.index) is None]
         takes: list[Callable[[], list[StoredCopy] | None]] = [
             partial(self._at_owner, owner, indexes, storing, found.store_id, len(found.partitions))
             for owner, indexes in self._at_owners().items()
@@ -75,7 +94,7 @@ class SpreadParts:
         """Return the partitions that each owner has, of those that were found."""
         shares: dict[Owner, list[PartitionIndex]] = {}
         for partition in plan_resume(self._found).partitions:
-            owner = self._places.owner_of(partition.index)
+            owner = self._store.owner_of(partition.index)
             if owner is not None:
                 shares.setdefault(owner, []).append(partition.index)
         return shares
@@ -105,7 +124,7 @@ class SpreadParts:
         except InconsistentPartitionsError as error:
             raise InconsistentPartitionsError(
                 f"the run's backup interval is shorter than what lay between looks at its owners: {error.found}",
-                path=self._places.directory,
+                path=self._store.directory,
                 cause="The run closed epochs meanwhile, so that the partitions have none in common.",
                 remedy="Give the run a longer backup interval, such as -b 10m.",
             ) from error

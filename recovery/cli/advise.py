@@ -19,13 +19,13 @@ from recovery.cli.common import (
     tolerate_option,
 )
 from recovery.cli.option import option
-from recovery.cli.owners import ask_owners, owner_options, to_read
+from recovery.cli.owners import ask_owners, owner_options, store_to_read
 from recovery.cli.tables import table
 from recovery.planning.advice import Advice, Option, advise, format_share
 from recovery.planning.health import DEFAULTS, Finding, format_seconds
 from recovery.planning.owner_facts import OWNER_ADVICE
 from recovery.report.facts import Facts, gather, known
-from recovery.storage.locations import OwnerAccess
+from recovery.storage.store import OwnerAccess
 
 
 @click.command(name="advise")
@@ -43,7 +43,7 @@ def advise_command(directory: Path, tolerate: float, cores: int | None, access: 
     Reads only, also during a run.
     """
     owners = ask_owners(access)
-    facts = gather(to_read(directory, access), DEFAULTS, SystemClock().wall_ms(), home=directory, owners=owners)
+    facts = gather(store_to_read(directory, access), DEFAULTS, SystemClock().wall_ms(), owners=owners)
     advice = advise(known(facts, cores or os.cpu_count() or 1), tolerate)
     if as_json:
         print_json(

@@ -28,13 +28,12 @@ from recovery.cli.operators import (
     variable_option,
 )
 from recovery.cli.option import option
-from recovery.cli.owners import locations, owner_options, to_read
+from recovery.cli.owners import owner_options, store_at, store_to_read
 from recovery.cli.settings import settings_options
 from recovery.operators.exporting import ExportedCheckpoint, export
 from recovery.operators.held import held_files
 from recovery.operators.importing import Imported, import_checkpoint
-from recovery.storage.locations import OwnerAccess
-from recovery.storage.snapshot import snapshot_at
+from recovery.storage.store import OwnerAccess
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,7 +69,7 @@ def export_(
     """
     directory, [target] = directory_and(words, ("TO",))
     with opened(target, conf) as there, CheckpointProgress(quiet=as_json) as progress:
-        done = export(to_read(Path(directory), access), there, epoch=epoch, observe=progress.observe)
+        done = export(store_to_read(Path(directory), access), there, epoch=epoch, observe=progress.observe)
     if as_json:
         print_json({"directory": directory, "to": there.shown, **_export_facts(done)})
     else:
@@ -94,10 +93,8 @@ def import_(
     afterwards.
     """
     with opened(source, conf) as there, CheckpointProgress(quiet=as_json) as progress:
-        done = import_checkpoint(
-            there, directory, flow_id, clock=SystemClock(), observe=progress.observe,
-            locations=locations(directory, access) if access.owners else None,
-        )  # fmt: skip
+        store = store_at(directory, access)
+        done = import_checkpoint(there, store, flow_id, clock=SystemClock(), observe=progress.observe)
     if as_json:
         print_json({"from": there.shown, "directory": str(directory), **_import_facts(done)})
     else:
@@ -147,7 +144,7 @@ def show(
         return
     if store is not None or variable is not None or since is not None or timers:
         raise click.UsageError("--store, --variable, --timers and --changes-since need --operator.")
-    at = snapshot_at(to_read(directory, access), epoch)
+    at = store_to_read(directory, access).at(epoch)
     files = held_files(at)
     operators = operators_at(at)
     if as_json:

@@ -38,8 +38,8 @@ from recovery.operational.steps.comparison import (
 from recovery.operators.choose import WantedState, choose_operator
 from recovery.operators.held import held_operators
 from recovery.planning.comparing import ABSENT, Comparison
-from recovery.storage.locations import OwnerAccess
-from recovery.storage.snapshot import Snapshot, snapshot_at
+from recovery.storage.snapshot import Snapshot
+from recovery.storage.store import OwnerAccess
 
 DIFFERENT = 1
 """Exit code when something differs; errors have 2 and up."""
@@ -126,15 +126,15 @@ def diff(
     wanted = wanted_state(operator, store, variable, timers=timers)
     if operator is not None and (steps or every_key):
         raise click.UsageError("Give --operator or --step; all keys of an operator are read.")
-    same, a = a.path == b.path, a.to_read(access)
-    b = a if same else b
-    one, other = snapshot_at(a.path, epoch_a), snapshot_at(b.path, epoch_b)
+    if operator is not None:
+        a, b, access = *_as_files(a, b, access), OwnerAccess()
+    first = a.store(access)
+    one, other = first.at(epoch_a), (first if a.path == b.path else b.store(OwnerAccess())).at(epoch_b)
     comparison = Comparison(tolerance, frozenset(ignored))
     shown: list[KeyDifference] = []
     with contextlib.ExitStack() as opened:
-        line = opened.enter_context(StatusLine(quiet=as_json))
+        observe = _on(opened.enter_context(StatusLine(quiet=as_json)))
         if operator is None:
-            observe = _on(line)
             found = diff_snapshots(one, other, steps, pattern, comparison, every_key=every_key, observe=observe)
         else:
             found = opened.enter_context(_of_operator(a, b, one, other, wanted, comparison, pattern, conf))
@@ -154,6 +154,12 @@ def diff(
             say(f"\nnot compared: Spark's own {_named(uncompared)}; --operator N compares one")
     if _differ(found):
         raise SystemExit(DIFFERENT)
+
+
+def _as_files(a: Readable, b: Readable, access: OwnerAccess) -> tuple[Readable, Readable]:
+    """Return both with all partitions as files of this host, which Spark reads. access: the owners of A."""
+    files = a.to_read(access)
+    return files, files if a.path == b.path else b
 
 
 def _on(line: StatusLine) -> Observer:

@@ -6,24 +6,22 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import click
 
 from recovery.base.addresses import local_path
 from recovery.base.clock import SystemClock
-from recovery.base.reserved import EPOCH_STEP
 from recovery.cli.common import DIRECTORY
 from recovery.cli.config_options import config_option
 from recovery.cli.option import option
-from recovery.cli.owners import locations, owner_options, to_read
-from recovery.errors import ConfigurationError
-from recovery.operational.backends.open import VARIABLE
-from recovery.operational.backends.owned import OwnerBackend, documents_of
+from recovery.cli.owners import owner_options, store_at
+from recovery.operational.backends.open import VARIABLE, StoreBackend
+from recovery.operational.backends.owned import documents_of
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.manager import StateManager
 from recovery.places.address import is_uri
-from recovery.storage.locations import Locations, OwnerAccess
+from recovery.storage.store import OwnerAccess
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,14 +56,6 @@ def chosen_access() -> OwnerAccess:
     return found if isinstance(found, OwnerAccess) else OwnerAccess()
 
 
-def chosen_locations(directory: str) -> Locations:
-    """Return the locations of the partitions at the owners that the options name, until the command ends."""
-    found = locations(local_path(directory), chosen_access())
-    click.get_current_context().call_on_close(found.release)
-    found.found()
-    return found
-
-
 def backend_option(function: F) -> F:
     """Add --state-backend: where operational state is."""
 
@@ -83,41 +73,14 @@ def chosen_backend() -> str | None:
     return found if isinstance(found, str) else None
 
 
-def open_state(
-    directory: str, environment: str = "", *, marks: Literal["no", "read", "change"] = "change"
-) -> StateManager:
+def open_state(directory: str, environment: str = "") -> StateManager:
     """Open the operational state of DIR, or of the backend that the options name. With owners, that state is where
-    partition 0 is.
-
-    marks: what the command does with marks. Where epochs have moved some at owners, a command that reads marks gets
-    copies of all partitions, and one that may change them raises ConfigurationError.
-    """
-    backend: str | OwnerBackend | None = chosen_backend()
-    if backend is None and chosen_access().owners and not is_uri(directory):
-        chosen = chosen_locations(directory)
-        if marks != "no" and _has_moved_marks(chosen):
-            if marks == "change":
-                raise _moved_marks(directory)
-            return StateManager(to_read(local_path(directory), chosen_access()), environment=environment)
-        found = documents_of(chosen, SystemClock(), RetryPolicy())
-        backend = found if isinstance(found, OwnerBackend) else None
+    partition 0 is."""
+    backend: str | StoreBackend | None = chosen_backend()
+    if backend is None and not is_uri(directory):
+        store = store_at(local_path(directory), chosen_access())
+        backend = documents_of(store, SystemClock(), RetryPolicy())
     return StateManager(directory, backend=backend, environment=environment)
-
-
-def _has_moved_marks(chosen: Locations) -> bool:
-    [first, *_] = (file.description for file in chosen.found())
-    return first is not None and EPOCH_STEP in (chosen.sizes(first) or {})
-
-
-def _moved_marks(directory: str) -> ConfigurationError:
-    return ConfigurationError(
-        "epochs of the flow have moved high-water marks",
-        path=directory,
-        cause="A change is compared with them while partition 0 is locked, and only processes of its host can do that.",
-        remedy="recovery hwm list and get work. To change a mark, bring all partitions to one directory between runs "
-        "(recovery backup DIR DEST --owner …, then recovery restore DEST NEW_DIR), change it there, and bring them to "
-        "owners again (recovery restore NEW_DIR DIR --owner …).",
-    )
 
 
 def directory_and(words: Sequence[str], names: Sequence[str], *, more: bool = False) -> tuple[str, list[str]]:

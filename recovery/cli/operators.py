@@ -20,8 +20,8 @@ from recovery.operators.choose import WantedState, choose_operator
 from recovery.operators.held import held_measure, held_operators, held_schemas
 from recovery.planning.health import NOT_MEASURED, format_bytes
 from recovery.planning.measures import OperatorWork
-from recovery.storage.locations import OwnerAccess
 from recovery.storage.snapshot import Snapshot, snapshot_at
+from recovery.storage.store import OwnerAccess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ from recovery.cli.common import DIRECTORY, say
 from recovery.cli.config_options import FILE
 from recovery.cli.option import option
 from recovery.errors import OwnerUnreachableError
-from recovery.storage.locations import OwnerAccess
+from recovery.storage.store import OwnerAccess
 from recovery.wire.calls import OwnerCalls
 
 CHECK_S = 5.0

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from recovery.base.clock import Clock
@@ -17,16 +16,16 @@ from recovery.epochs.writer import StepKey
 from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError, StateValueError
 from recovery.operational import marks, scopes
 from recovery.operational.backends.backend import Backend, Document
-from recovery.operational.closed_marks import settle, settled_marks, standing_marks
+from recovery.operational.closed_marks import changing_marks, settle, settled_marks, standing_marks
 from recovery.operational.ids import check, matches
 from recovery.operational.keyed import is_keyed
 from recovery.operational.runs import read_run
 from recovery.operational.steps.step_edits import edit_states
 from recovery.operational.values import from_json, to_json
 from recovery.storage.history import KeyState
-from recovery.storage.locations import Locations
 from recovery.storage.seam import Edited
-from recovery.storage.snapshot import Snapshot, snapshot_at
+from recovery.storage.snapshot import Snapshot
+from recovery.storage.store import Store
 
 Name = str | StepKey
 """The id of a document, or a step and a key."""
@@ -113,6 +112,7 @@ class DocumentTarget:
         """force: allow a mark of a type that cannot be compared with the mark it replaces."""
         self._backend = backend
         self._prefix = prefix
+        self._clock = clock
         self._force = force
         # One moment for all that a command does: no value expires between its reads.
         self._now_ms = clock.wall_ms()
@@ -166,7 +166,12 @@ class DocumentTarget:
 
             return changed
 
-        self._backend.update({self._id(name): change(name) for name in changes})
+        wanted = {self._id(name): change(name) for name in changes}
+        if marks.DOCUMENT in changes:
+            with changing_marks(self._backend, self._clock):
+                self._backend.update(wanted)
+        else:
+            self._backend.update(wanted)
         return ", ".join(f"{name}: removed" if c is REMOVED else f"{name}: written" for name, c in changes.items())
 
     def _all(self) -> dict[str, Document]:
@@ -220,27 +225,16 @@ class DocumentTarget:
 class StepTarget:
     """The `StateTarget` of a flow's steps, at the newest epoch or at a held one. Writing makes a new epoch."""
 
-    def __init__(
-        self,
-        directory: Path,
-        step: str,
-        clock: Clock,
-        *,
-        epoch: int | None = None,
-        force: bool = False,
-        locations: Locations | None = None,
-    ) -> None:
-        """locations: where the partitions are, if owners have some; `directory` then has copies."""
-        self._directory = directory if locations is None else locations.directory
-        self._locations = locations
+    def __init__(self, store: Store, step: str, clock: Clock, *, epoch: int | None = None, force: bool = False) -> None:
+        self._store = store
         self._step = step
         self._clock = clock
         self._force = force
-        self.snapshot: Snapshot = snapshot_at(directory, epoch)
+        self.snapshot: Snapshot = store.at(epoch)
 
     @property
     def location(self) -> str:
-        return str(self._directory)
+        return str(self._store.directory)
 
     def at_same_moment(self, step: str) -> StepTarget:
         """Return the states of another step, as of the same epoch."""
@@ -286,9 +280,7 @@ class StepTarget:
             edited = compute(newest)
             return edited
 
-        epoch = edit_states(
-            self._directory, verb, computed, clock=self._clock, force=self._force, locations=self._locations
-        )
+        epoch = edit_states(self._store, verb, computed, clock=self._clock, force=self._force)
         count = counted(len(edited), "key")
         return "nothing to change" if epoch is None else f"epoch {epoch} closed: {count} edited"
 

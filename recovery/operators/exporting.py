@@ -8,14 +8,14 @@ export.3  Rename: the checkpoint appears, complete.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from recovery.base.ids import BatchId
 from recovery.checkpoint.directories import CheckpointDirectory, Observer, ignore
 from recovery.checkpoint.state_stores.operators import StatefulOperator, operators_of
 from recovery.operators.held import materialise
-from recovery.storage.snapshot import snapshot_at
-from recovery.storage.verify import check_all
+from recovery.planning.resume import plan_resume
+from recovery.storage.store import Store
+from recovery.storage.verify import run_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ExportedCheckpoint:
 
 
 def export(
-    directory: Path, target: CheckpointDirectory, *, epoch: int | None = None, observe: Observer = ignore
+    store: Store, target: CheckpointDirectory, *, epoch: int | None = None, observe: Observer = ignore
 ) -> ExportedCheckpoint:
     """Write an epoch that all partitions hold to `target`, all of it or nothing; by default the newest.
 
@@ -41,14 +41,14 @@ def export(
     Raises EpochNotHeldError, ConfigurationError when the target is not empty, CorruptPartitionError,
     SparkCheckpointError, StorageError, and the errors of planning.
     """
-    at = snapshot_at(directory, epoch)
+    at = store.at(epoch)
     target.check_vacant()
     # export.1
-    for verdict in check_all(at.paths):
+    for verdict in run_all(store.checks(plan_resume(store.found()).partitions, lazy=True)):
         verdict.raise_if_damaged()
     with target.writing(observe) as draft:
         # export.2
-        restored = materialise(directory, at, draft, observe, target.location)
+        restored = materialise(store.directory, at, draft, observe, target.location)
         sizes = {path: file.size_bytes for path, file in restored.held.items()}
         operators = operators_of(sizes, lambda path: (draft / path).read_bytes())
         steps = tuple(step for step in at.steps() if next(at.sizes(step), None) is not None)

@@ -13,10 +13,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_hex
 
 from recovery.base.clock import Clock
-from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import FIRST_EPOCH, BatchId, Epoch
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.base.untrusted_paths import read_received
@@ -46,7 +44,7 @@ from recovery.operational.steps.step_edits import audit, check_whole, close_audi
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.connect import SCRATCH_NAME
-from recovery.storage.locations import Locations
+from recovery.storage.store import Store
 
 WHAT = "checkpoint import"
 """What the run history calls an import."""
@@ -69,50 +67,41 @@ class Imported:
 
 
 def import_checkpoint(
-    source: CheckpointDirectory,
-    directory: Path,
-    flow_id: str,
-    *,
-    clock: Clock,
-    observe: Observer = ignore,
-    locations: Locations | None = None,
+    source: CheckpointDirectory, store: Store, flow_id: str, *, clock: Clock, observe: Observer = ignore
 ) -> Imported:
-    """Import the checkpoint at `source` into fresh partitions, which are bound to `flow_id`.
+    """Import the checkpoint at `source` into the fresh partitions of a store, which are bound to `flow_id`.
 
-    The query that made it should be stopped; the import changes nothing at `source`. locations: where the partitions
-    are, if owners have some.
+    The query that made it should be stopped; the import changes nothing at `source`.
 
     Raises AlreadyInitializedError when the partitions hold an epoch, DirectoryLockedError, SparkCheckpointError,
     UnsupportedPlanError for an unsupported checkpoint format, StorageError, and the errors of planning; after an error
     no epoch is closed.
     """
     _check_name(flow_id)
-    partitions = locations or Locations(directory)
     # Where no partitions are, no lock file is left.
-    partitions.found()
+    store.found()
     # import.1
-    with partitions.locked(clock, token_hex(8), WHAT, task_key()):
-        plan = plan_resume(partitions.found(), flow_id=flow_id)
-        _check_fresh(directory, plan, locations, clock)
-        check_whole(plan, locations)
+    with store.locked(clock, WHAT) as held:
+        plan = plan_resume(held.found(), flow_id=flow_id)
+        _check_fresh(held, plan, clock)
+        check_whole(plan, held)
         # import.2
         paths = source.sizes()
         batch = newest_batch(paths, source.shown)
-        with source.here(batch, directory / SCRATCH_NAME / "import", observe) as checkpoint:
+        with source.here(batch, store.directory / SCRATCH_NAME / "import", observe) as checkpoint:
             rows, sizes = _rows(source, checkpoint, batch)
             operators = operators_of(sizes, lambda path: read_received(checkpoint / path, MOST_METADATA_BYTES))
             _check_stores(source, sizes, operators)
             observed = _Observed(source, rows, sum(sizes.values()), observe)
             # import.3
             epoch = close_audited(
-                directory,
+                held,
                 plan,
                 flow_id,
                 {"what": WHAT, "from": source.shown, "batch": batch, "files": len(sizes)},
                 lambda writer: writer.close({}, batches=batch + 1, driver_rows={CHECKPOINT_STEP: observed}),
                 clock=clock,
                 backup_interval_s=kept_interval_s(plan.partitions, None),
-                locations=locations,
             )
     later = max((int(path.removeprefix("offsets/")) for path in paths if _is_offset(path)), default=batch)
     return Imported(
@@ -216,14 +205,14 @@ def _check_name(flow_id: str) -> None:
         raise ConfigurationError(f"{flow_id!r} is not a name for a flow", remedy="Use a text like 'wordcount'.")
 
 
-def _check_fresh(directory: Path, plan: ResumePlan, locations: Locations | None, clock: Clock) -> None:
+def _check_fresh(store: Store, plan: ResumePlan, clock: Clock) -> None:
     newest = max(d.newest_epoch for d in plan.partitions) if plan.window[-1] else 0
-    before = _imported_before(directory, locations, clock) if newest == FIRST_EPOCH else None
+    before = _imported_before(store, clock) if newest == FIRST_EPOCH else None
     if before is not None:
         raise AlreadyInitializedError(
             f"it holds the checkpoint at {before['from']} after micro-batch {before['batch']} already: epoch {newest} "
             f"of flow {plan.flow_id!r}",
-            path=directory,
+            path=store.directory,
             cause="The same command was run before.",
             remedy="Run the flow on it as it is. To import the checkpoint as it is now, make new partitions: python -m "
             "recovery init DIR N",
@@ -231,16 +220,16 @@ def _check_fresh(directory: Path, plan: ResumePlan, locations: Locations | None,
     if newest:
         raise AlreadyInitializedError(
             f"it holds epochs of flow {plan.flow_id!r}, up to {newest}",
-            path=directory,
+            path=store.directory,
             cause="The flow ran on this directory, or a checkpoint was imported before.",
             remedy="Import into new partitions: python -m recovery init DIR N",
         )
 
 
-def _imported_before(directory: Path, locations: Locations | None, clock: Clock) -> Mapping[str, object] | None:
-    """Return what the run history says of the import into a directory; None if it says nothing."""
+def _imported_before(store: Store, clock: Clock) -> Mapping[str, object] | None:
+    """Return what the run history says of the import into a store; None if it says nothing."""
     try:
-        runs = audit(directory, locations, clock).runs()
+        runs = audit(store, clock).runs()
     except RecoveryError:
         return None
     found = (run.details for run in runs if run.details.get("what") == WHAT and run.succeeded)

@@ -28,17 +28,15 @@ from recovery.owner.shipping import Shipping
 from recovery.owner.tasks import TaskService
 from recovery.planning.measures import ClosedPartition
 from recovery.planning.owner_restore import LeftRestore
-from recovery.planning.resume import Cut
 from recovery.planning.values import Execution
-from recovery.storage.history import sizes_at, values_at
-from recovery.storage.scan import log_bytes, read_measures, scan, sizes_in
+from recovery.storage.owner_reader import Looks, in_chunks
+from recovery.storage.scan import scan
 from recovery.storage.staged import StagedRestore, end_left, left
 from recovery.wire.calls import (
     BegunExecution,
     Closing,
     DescribedFile,
     DocumentCalls,
-    FileFacts,
     FullCheckResult,
     OwnerStatus,
     PartitionCalls,
@@ -51,8 +49,6 @@ from recovery.wire.service import AskedTarget, Tasks
 
 ENDING_S = 30.0
 """How long a new run waits for the last calls of the one before it."""
-CHUNK_BYTES = 1 << 20
-"""The most bytes of rows in one message."""
 CLOSES = {"seal": True, "fold": False}
 """Whether an epoch is being closed after a call of `PartitionCalls`; the other calls do not change that."""
 
@@ -171,10 +167,11 @@ class OwnedRuns:
         return self.directory / name
 
 
-class Connection:
+class Connection(Looks):
     """The calls of one connection: `recovery.wire.service.RunConnection`."""
 
     def __init__(self, owner: OwnedRuns, unmask: Callable[[str], bytes], cut: Callable[[], None]) -> None:
+        super().__init__(owner.path)
         self._owner = owner
         self._unmask = unmask
         self._cut = cut
@@ -211,20 +208,6 @@ class Connection:
     def found(self) -> list[DescribedFile]:
         """See `OwnerCalls.found`."""
         return self._owner.scan()
-
-    def facts(self, name: str) -> FileFacts:
-        """See `OwnerCalls.facts`."""
-        path = self._owner.path(name)
-        measures = read_measures(path) if name == "part-0.sqlite3" else []
-        return FileFacts(log_bytes(path), sizes_in(path), measures)
-
-    def key_sizes(self, name: str, step: StepId, cut: Cut) -> list[tuple[str, int]]:
-        """See `OwnerCalls.key_sizes`."""
-        return list(sizes_at(self._owner.path(name), step, cut))
-
-    def values(self, name: str, step: StepId, cut: Cut, keys: list[str] | None) -> list[Row]:
-        """See `OwnerCalls.values`."""
-        return list(values_at(self._owner.path(name), step, cut, keys))
 
     def verify(self, names: list[str]) -> list[FullCheckResult]:
         """See `OwnerCalls.verify`."""
@@ -344,13 +327,4 @@ class Connection:
     def driver_rows(self, step: StepId, resume_epoch: Epoch | None) -> Iterator[list[Row]]:
         """See `OwnerCalls.driver_rows`."""
         with self._held.using() as store:
-            some: list[Row] = []
-            size_bytes = 0
-            for key, value in store.driver_rows(step, resume_epoch):
-                some.append((key, value))
-                size_bytes += len(key) + len(value)
-                if size_bytes > CHUNK_BYTES:
-                    yield some
-                    some, size_bytes = [], 0
-            if some:
-                yield some
+            yield from in_chunks(store.driver_rows(step, resume_epoch), lambda row: len(row[0]) + len(row[1]))

@@ -20,10 +20,10 @@ from recovery.planning.owner_facts import SeenOwner, owner_findings
 from recovery.planning.replica import ReplicaLag, Shipped, lag_of
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
-from recovery.storage.locations import Locations
 from recovery.storage.lock import lock_holder
 from recovery.storage.origin import Origin
-from recovery.storage.scan import largest_states, links_of
+from recovery.storage.scan import links_of
+from recovery.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,36 +80,23 @@ class Facts:
         return [measure for measure in self.measures if measure.epoch]
 
 
-def gather(
-    directory: Path,
-    targets: Sequence[HealthTarget],
-    now_ms: int,
-    locations: Locations | None = None,
-    *,
-    home: Path | None = None,
-    owners: Sequence[SeenOwner] = (),
-) -> Facts:
-    """Read all facts about a directory, even if a part is damaged. Raises NoPartitionsError, StorageError.
-
-    locations: the directory, and owners that have other partitions; then also raises what `Locations.found` does. home:
-    the directory of the run, whose copies `directory` has. owners: what its owners say of themselves.
-    """
-    home = home or directory
-    locations = locations or Locations(directory)
-    found = locations.found()
+def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int, *, owners: Sequence[SeenOwner] = ()) -> Facts:
+    """Read all facts about a store, even if a part is damaged. owners: what its owners say of themselves. Raises
+    NoPartitionsError, StorageError, and what `Store.found` does."""
+    home, found = store.directory, store.found()
     problems: list[str] = []
     plan, problem = None, None
     try:
         plan = plan_resume(found)
     except RecoveryError as error:
         problem = error
-    sizes, measures = _contents(locations, found, problems)
-    operators, operator_rows = _operators(locations, sizes, measures) if problem is None else (0, None)
+    sizes, measures = _contents(store, found, problems)
+    operators, operator_rows = _operators(store, sizes, measures) if problem is None else (0, None)
     backup, replica = last_backup(home), last_replica(home)
     behind = _behind(replica, found, now_ms)
     holder = lock_holder(home)
     waiting = None if holder is None else _waiting(home, found)
-    origins = _origins(locations, problems) if problem is None else ()
+    origins = _origins(store, problems) if problem is None else ()
     facts = Facts(
         directory=home,
         now_ms=now_ms,
@@ -160,7 +147,7 @@ def _waiting(home: Path, found: Sequence[FoundFile]) -> Waiting | None:
 
 
 def _contents(
-    locations: Locations, found: Sequence[FoundFile], problems: list[str]
+    store: Store, found: Sequence[FoundFile], problems: list[str]
 ) -> tuple[dict[str, Mapping[str, StepSize] | None], list[Measure]]:
     """Return the sizes of the steps by file name, None for a file that cannot be read, and the measures. Adds to
     `problems`."""
@@ -173,9 +160,10 @@ def _contents(
         if file.path.name != f"part-{file.description.index}.sqlite3":
             continue
         try:
-            sizes[file.path.name] = locations.sizes(file.description)
+            reader = store.reader(file.description)
+            sizes[file.path.name] = reader.sizes()
             if file.description.index == 0:
-                measures = locations.measures(file.description)
+                measures = reader.measures()
         except (RecoveryError, ValueError) as error:
             sizes.setdefault(file.path.name, None)
             problems.append(f"{file.path.name}: {error.found if isinstance(error, RecoveryError) else error}")
@@ -192,7 +180,7 @@ def _behind(replica: LastReplica | None, found: Sequence[FoundFile], now_ms: int
 
 
 def _operators(
-    locations: Locations, sizes: Mapping[str, Mapping[str, StepSize] | None], measures: Sequence[Measure]
+    store: Store, sizes: Mapping[str, Mapping[str, StepSize] | None], measures: Sequence[Measure]
 ) -> tuple[int, int | None]:
     """Return the number of Spark's own operators that have state, and the rows in all of them, if known.
 
@@ -202,7 +190,7 @@ def _operators(
     if CHECKPOINT_STEP not in steps or any(not step.startswith(RESERVED_PREFIX) for step in steps):
         return 0, None
     try:
-        at = locations.newest()
+        at = store.at()
         operators = held_operators(at)
         rows = held_rows(at, measures)
     except (RecoveryError, ValueError):
@@ -211,9 +199,9 @@ def _operators(
     return len(operators), None if None in counts else sum(count or 0 for count in counts)
 
 
-def _origins(locations: Locations, problems: list[str]) -> tuple[Origin, ...]:
+def _origins(store: Store, problems: list[str]) -> tuple[Origin, ...]:
     try:
-        return origins_of(locations)
+        return origins_of(store)
     except RecoveryError as error:
         problems.append(with_path(error.found, error.path))
         return ()
@@ -226,7 +214,7 @@ def _state_bytes(sizes: Mapping[str, Mapping[str, StepSize] | None], partitions:
     return sum(size.size_bytes for size in summed(known).values())
 
 
-def largest(facts: Facts, limit: int) -> list[tuple[str, str, int]]:
+def largest(store: Store, facts: Facts, limit: int) -> list[tuple[str, str, int]]:
     """Return the states with the most bytes, of all partitions: step, key, bytes; without the run's own rows.
 
     Reads every key of the newest snapshot. Skips unreadable partitions.
@@ -234,7 +222,7 @@ def largest(facts: Facts, limit: int) -> list[tuple[str, str, int]]:
     states: list[tuple[str, str, int]] = []
     for description in facts.described:
         try:
-            states += largest_states(description.path, limit)
+            states += store.reader(description).largest(limit)
         except RecoveryError:
             continue
     return sorted(states, key=lambda state: (-state[2], state[0], state[1]))[:limit]

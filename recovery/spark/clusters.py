@@ -22,7 +22,7 @@ from recovery.errors import ConfigurationError, OwnerRefusedError, RecoveryError
 from recovery.owner.process import OwnerProcess
 from recovery.owner.serving import tls_context
 from recovery.owner.watch.loopback import is_loopback, loopback_warning
-from recovery.sinks import AllKeysSink, DeltaSink, FileSink, IcebergSink
+from recovery.sinks import DeltaSink, FileSink, IcebergSink
 from recovery.wire.address import DEADLINE_S
 
 _log = logging.getLogger("recovery")
@@ -219,17 +219,6 @@ def check_plan(master: str, planned: Planned) -> None:
             found = refusal.found(planned)
             if found is not None:
                 raise refusal.kind(f"{found}, on master {master}", cause=refusal.cause, remedy=refusal.remedy)
-
-
-def check_spread(sink: object, owners: Sequence[str]) -> None:
-    """Raise ConfigurationError for a sink that needs all partitions as files, where owners of other hosts have some."""
-    if owners and isinstance(sink, AllKeysSink):
-        raise ConfigurationError(
-            "AllKeysSink reads all recovery partitions in tasks, and owners of other hosts have some",
-            cause="The files are not on the hosts of the tasks.",
-            remedy="Write the output of the step, with UpsertSink for example; or bring all partitions to one "
-            "directory (recovery backup DIR DEST --owner …, then recovery restore DEST NEW_DIR).",
-        )
 
 
 def _file_sink(planned: Planned) -> str | None:

@@ -18,6 +18,13 @@ from recovery.storage.seam import BatchCount, Collected, Edited
 from recovery.wire.declared import DeclaredCalls, Row, Value, check_values
 from recovery.wire.messages import Refusal
 
+StateRow = tuple[str, int, Value, int | None]
+"""A `KeyState`: key, epoch, value, timeout."""
+VersionRow = tuple[StateRow, int | None]
+"""A `KeyVersion`: its state, and the epoch that replaced or removed it."""
+ChangeRow = tuple[str, StateRow | None, StateRow | None]
+"""A `KeyChange`: the key, and its state before and after."""
+
 
 class DescribedFile(msgspec.Struct, frozen=True):
     """A file of the owner's directory: its description, or why there is none."""
@@ -150,12 +157,49 @@ class OwnerCalls(Protocol):
         """Return further facts about one file."""
         ...
 
-    def key_sizes(self, name: str, step: StepId, cut: Cut) -> list[tuple[str, int]]:
+    def states(self, name: str, step: StepId, cut: Cut, in_order: bool) -> Iterator[list[StateRow]]:
+        """Return the states of a step in one file as of a cut; see `recovery.storage.reading.PartitionReader`, as for
+        the calls below."""
+        ...
+
+    def few_states(self, name: str, step: StepId, cut: Cut, keys: list[str] | None) -> Iterator[list[StateRow]]:
+        """Return the states of these keys of a step in one file as of a cut, those that it has; None: all."""
+        ...
+
+    def key_sizes(self, name: str, step: StepId, cut: Cut) -> Iterator[list[tuple[str, int]]]:
         """Return the keys of a step in one file as of a cut, with the size of each value in bytes."""
         ...
 
-    def values(self, name: str, step: StepId, cut: Cut, keys: list[str] | None) -> list[Row]:
-        """Return these keys of a step in one file as of a cut, those that it has, with their values; None: all."""
+    def count(self, name: str, step: StepId, cut: Cut) -> int:
+        """Return the number of keys of a step in one file as of a cut."""
+        ...
+
+    def versions(self, name: str, step: StepId, key: str, cut: Cut) -> Iterator[list[VersionRow]]:
+        """Return the values of a key that one file still holds, up to a cut, oldest first."""
+        ...
+
+    def changes(self, name: str, step: StepId, first: Cut, last: Cut) -> Iterator[list[ChangeRow]]:
+        """Return the keys of a step in one file whose state differs between two cuts."""
+        ...
+
+    def all_there(self, name: str, step: StepId, cut: Cut) -> None:
+        """Refuse if a file lacks rows of a step that it had as of a cut."""
+        ...
+
+    def steps(self, name: str) -> list[str]:
+        """Return the steps with rows in any snapshot that a file holds."""
+        ...
+
+    def newest_steps(self, name: str) -> list[str]:
+        """Return the steps of the flow with rows in the newest snapshot of a file."""
+        ...
+
+    def has_step(self, name: str, step: StepId) -> bool:
+        """Return whether a file has rows of a step in its newest snapshot."""
+        ...
+
+    def largest(self, name: str, limit: int) -> list[tuple[str, str, int]]:
+        """Return the largest states of a file: step, key, bytes."""
         ...
 
     def verify(self, names: list[str]) -> list[FullCheckResult]:

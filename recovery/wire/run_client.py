@@ -66,6 +66,10 @@ class Owner:
         self._ended = threading.Event()
         self._keeper: threading.Thread | None = None
 
+    def again(self) -> Owner:
+        """Return further connections to the same owner, which belong to no run yet."""
+        return Owner(self.address, self._token)
+
     def hold(self, run: str, purpose: str, task_key: bytes) -> None:
         """Lock the owner's directory for a run, until `release` or the end of this process. Raises
         DirectoryLockedError. Owners that are locked together are locked in the order of `incarnation`."""

@@ -33,6 +33,7 @@ from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
 from recovery.storage.snapshot import snapshot_at
+from recovery.storage.store import Store
 from tests.checkpoint.support import write
 from tests.faults.minirun import child, die_at, wait
 from tests.operators.support import held, job, place, write_job
@@ -42,7 +43,7 @@ CLOCK = SystemClock()
 
 
 def taken(source, directory, flow="flow", **options):
-    return import_checkpoint(place(source), directory, flow, clock=CLOCK, **options)
+    return import_checkpoint(place(source), Store(directory), flow, clock=CLOCK, **options)
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_what_goes_in_comes_out(source, store_dir, tmp_path):
     assert plan.resume_epoch == 2
     assert plan.snapshot is not None
     assert plan.snapshot.batch_id == 4
-    exported = export(store_dir, place(tmp_path / "out"))
+    exported = export(Store(store_dir), place(tmp_path / "out"))
     assert (exported.epoch, exported.batch, exported.files) == (1, 4, done.files)
     assert held(tmp_path / "out") == job(4)
     assert held(source) == before
@@ -96,7 +97,7 @@ def test_long_files_are_taken_in_chunks(source, store_dir, tmp_path):
     assert {f"state/0/0/5.snapshot#{number:05}" for number in (1, 2, 3, 4)} <= keys
     assert progress[-1].what == "writing"
     assert progress[-1].bytes_done == progress[-1].bytes_total > len(content)
-    export(store_dir, place(tmp_path / "out"))
+    export(Store(store_dir), place(tmp_path / "out"))
     assert held(tmp_path / "out")["state/0/0/5.snapshot"] == content
 
 
@@ -198,7 +199,7 @@ def test_an_import_that_fails_halfway_can_be_repeated(source, store_dir, tmp_pat
     for path, content in kept.items():
         write(source, path, content)
     assert taken(source, store_dir).epoch == 1
-    export(store_dir, place(tmp_path / "out"))
+    export(Store(store_dir), place(tmp_path / "out"))
     assert held(tmp_path / "out") == job(4)
 
 
@@ -222,25 +223,27 @@ def test_an_import_that_is_killed_can_be_repeated(source, store_dir, tmp_path, p
     if snapshot_at(store_dir).epoch == 0:
         assert taken(source, store_dir).epoch == 1
     assert problems(store_dir) == []
-    export(store_dir, place(tmp_path / "out"))
+    export(Store(store_dir), place(tmp_path / "out"))
     assert held(tmp_path / "out") == job(4)
 
 
 def test_an_export_that_is_killed_leaves_a_draft_at_most(source, store_dir, tmp_path):
     """Nothing is at the place, so the next attempt finds it free."""
     taken(source, store_dir)
-    code = wait(child(lambda: export(store_dir, place(tmp_path / "out"), observe=lambda _: os.kill(os.getpid(), 9))))
+    code = wait(
+        child(lambda: export(Store(store_dir), place(tmp_path / "out"), observe=lambda _: os.kill(os.getpid(), 9)))
+    )
     assert code == -signal.SIGKILL
     assert [path.name for path in tmp_path.glob("*out*")] == [".out.draft-test"]
-    export(store_dir, LocalCheckpoint(tmp_path / "out", lambda: "next"))
+    export(Store(store_dir), LocalCheckpoint(tmp_path / "out", lambda: "next"))
     assert held(tmp_path / "out") == job(4)
 
 
 def test_any_held_epoch_can_be_exported(source, store_dir, tmp_path):
     """An older one too, after the state was changed; what is ours and not Spark's is named."""
     taken(source, store_dir)
-    edit_states(store_dir, "set", lambda _: {("count", "a"): ("1", None)}, clock=CLOCK)
-    newest = export(store_dir, place(tmp_path / "newest"))
+    edit_states(Store(store_dir), "set", lambda _: {("count", "a"): ("1", None)}, clock=CLOCK)
+    newest = export(Store(store_dir), place(tmp_path / "newest"))
     assert (newest.epoch, newest.batch, newest.steps) == (2, 4, ("count",))
     assert held(tmp_path / "newest") == job(4)
 
@@ -249,15 +252,15 @@ def test_what_cannot_be_exported(source, store_dir, tmp_path):
     """Not there, not held, nothing in it, damaged: nothing is left at the place."""
     out = place(tmp_path / "out")
     with pytest.raises(NoPartitionsError):
-        export(tmp_path / "none", out)
+        export(Store(tmp_path / "none"), out)
     with pytest.raises(EpochNotHeldError, match="before the first"):
-        export(store_dir, out)
+        export(Store(store_dir), out)
     with pytest.raises(EpochNotHeldError, match="epoch 7"):
-        export(store_dir, out, epoch=7)
+        export(Store(store_dir), out, epoch=7)
     with Driver(store_dir) as driver:
         driver.close(0)
     with pytest.raises(SparkCheckpointError, match="epoch 1 has no checkpoint"):
-        export(store_dir, out)
+        export(Store(store_dir), out)
     assert not list(tmp_path.glob("*out*"))
 
 
@@ -267,7 +270,7 @@ def test_what_is_damaged_is_not_exported(source, store_dir, tmp_path):
     for path in paths_of(store_dir):
         alter(path, "UPDATE snaps SET ser_change = ser_change || '0' WHERE state_key = 'metadata'")
     with pytest.raises(CorruptPartitionError):
-        export(store_dir, place(tmp_path / "out"))
+        export(Store(store_dir), place(tmp_path / "out"))
     assert not list(tmp_path.glob("*out*"))
 
 
@@ -280,10 +283,10 @@ def test_a_place_that_is_taken_is_left_alone(source, store_dir, tmp_path):
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("file", "full", "link"):
         with pytest.raises(ConfigurationError, match="not empty"):
-            export(store_dir, place(tmp_path / name))
+            export(Store(store_dir), place(tmp_path / name))
     assert (tmp_path / "file").read_text() == "mine"
     (tmp_path / "empty").mkdir()
-    export(store_dir, place(tmp_path / "empty"))
+    export(Store(store_dir), place(tmp_path / "empty"))
     assert held(tmp_path / "empty") == job(4)
 
 
@@ -291,7 +294,7 @@ def test_a_place_that_is_taken_is_left_alone(source, store_dir, tmp_path):
 def test_a_run_that_collects_the_epoch_while_it_is_exported(source, store_dir, tmp_path, when):
     """Once the checkpoint is at its place the export has succeeded; before, nothing is there."""
     taken(source, store_dir)
-    edit_states(store_dir, "set", lambda _: {("count", "a"): ("1", None)}, clock=CLOCK)
+    edit_states(Store(store_dir), "set", lambda _: {("count", "a"): ("1", None)}, clock=CLOCK)
 
     class Place(LocalCheckpoint):
         @contextlib.contextmanager
@@ -311,11 +314,11 @@ def test_a_run_that_collects_the_epoch_while_it_is_exported(source, store_dir, t
 
     out = Place(tmp_path / "out", lambda: "test")
     if when == "in place":
-        assert export(store_dir, out).steps == ("count",)
+        assert export(Store(store_dir), out).steps == ("count",)
         assert held(tmp_path / "out") == job(4)
     else:
         with pytest.raises(EpochNotHeldError, match="does not hold epoch 2 any more") as refused:
-            export(store_dir, out)
+            export(Store(store_dir), out)
         assert "longer -b" in refused.value.remedy
         assert not list(tmp_path.glob("*out*"))
 
@@ -328,7 +331,7 @@ def test_an_export_that_fails_leaves_nothing(source, store_dir, tmp_path):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(StorageError, match="No space"):
-        export(store_dir, place(tmp_path / "below" / "out"), observe=full)
+        export(Store(store_dir), place(tmp_path / "below" / "out"), observe=full)
     assert list((tmp_path / "below").iterdir()) == []
 
 

@@ -25,7 +25,7 @@ from recovery.owner.watch.facts import text
 from recovery.planning.health import DEFAULTS, Level
 from recovery.planning.owner_facts import owner_findings
 from recovery.storage.copied import copies_of
-from recovery.storage.locations import OwnerAccess
+from recovery.storage.store import OwnerAccess
 from recovery.wire import run_client
 from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import OwnerCalls

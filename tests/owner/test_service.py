@@ -35,8 +35,8 @@ from recovery.errors import (
 )
 from recovery.owner.service import OwnerService
 from recovery.planning.resume import plan_resume
-from recovery.storage.locations import Locations, OwnerAccess
 from recovery.storage.lock import DirectoryLock
+from recovery.storage.store import OwnerAccess, Store
 from recovery.wire import server
 from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import OwnerCalls, PartitionCalls
@@ -164,7 +164,7 @@ class TestHolding:
 
         def begin(run: str) -> str:
             named = [client(each.port, host="127.0.0.1" if run == "one" else others_name) for each in owners]
-            locations = Locations(tmp_path, named if run == "one" else named[::-1])
+            locations = Store(tmp_path, named if run == "one" else named[::-1])
             try:
                 locations.hold(run, f"run {run}", KEY)
                 return "goes on"
@@ -414,7 +414,7 @@ def test_an_error_about_the_whole_store_begins_with_no_owner(make_store, what):
 
 def _plan(places: SpreadDirectory, owners: int = 2, **wanted: Any) -> None:
     named = places.locations().owners[:owners]
-    plan_resume(Locations(places.places[0], named).found(), **wanted)
+    plan_resume(Store(places.places[0], named).found(), **wanted)
 
 
 def test_threads_may_begin_together(tmp_path):

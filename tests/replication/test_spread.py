@@ -26,8 +26,8 @@ from recovery.owner.shipping import Shipping
 from recovery.places.directory import DirectoryPlace
 from recovery.replication.process import Replication
 from recovery.replication.shipper import PASSING, Shipper
-from recovery.storage.locations import OwnerAccess
 from recovery.storage.scan import describe_file
+from recovery.storage.store import OwnerAccess
 from recovery.wire.messages import as_refusal
 from tests.backup.support import random_id, states
 from tests.shares import seeds
@@ -151,7 +151,7 @@ class TestEpochs:
 
         with monkeypatch.context() as closing:
             closing.setattr(Connection, "found", found)
-            closing.setattr("recovery.storage.locations.AT_ONCE", 1)
+            closing.setattr("recovery.storage.store.AT_ONCE", 1)
             with pytest.raises(InconsistentPartitionsError, match="backup interval is shorter") as error:
                 at.ship()
         assert isinstance(error.value, PASSING)

@@ -22,6 +22,7 @@ from recovery.cli import main
 from recovery.errors import SparkCheckpointError
 from recovery.operators.exporting import export
 from recovery.operators.importing import import_checkpoint
+from recovery.storage.store import Store
 from tests.backup.emulators import BUCKET, moto
 from tests.flows import windows
 from tests.renaming import renaming
@@ -103,7 +104,7 @@ def export_and_continue(spark, source, expected, home, store):
     """An epoch in the middle is exported, and plain Spark goes on from it as if nothing had happened."""
     under_recovery(spark, source, home / "db", home / "recovered", store)
     assert windows.outputs(home / "recovered") == expected
-    exported = export(home / "db", place(home / "exported"), epoch=CUT + 1)
+    exported = export(Store(home / "db"), place(home / "exported"), epoch=CUT + 1)
     assert (exported.epoch, exported.batch, exported.steps) == (CUT + 1, CUT, ())
     plain(source, home / "exported", home / "continued")
     assert windows.outputs(home / "continued") == later(expected, CUT)
@@ -114,7 +115,7 @@ def import_and_continue(spark, source, expected, home, store, kill):
     assert plain(source, home / "job", home / "before", "--store", store, "--kill", str(kill)) == -9
     init_partitions(home / "db", 3)
     before = {file: file.read_bytes() for file in (home / "job").rglob("*") if file.is_file()}
-    imported = import_checkpoint(place(home / "job"), home / "db", "windows", clock=SystemClock())
+    imported = import_checkpoint(place(home / "job"), Store(home / "db"), "windows", clock=SystemClock())
     assert (imported.epoch, imported.batch, imported.begun) == (1, kill - 1, kill)
     assert {file: file.read_bytes() for file in (home / "job").rglob("*") if file.is_file()} == before
     summary = under_recovery(spark, source, home / "db", home / "after", store)
@@ -179,10 +180,10 @@ def test_there_and_back_again(spark, tmp_path, store):
     expected = [three_more(spark, source, tmp_path, 0)]
     assert plain(source, tmp_path / "job", tmp_path / "output", "--store", store) == 0
     init_partitions(directory, 2)
-    import_checkpoint(place(tmp_path / "job"), directory, "windows", clock=SystemClock())
+    import_checkpoint(place(tmp_path / "job"), Store(directory), "windows", clock=SystemClock())
     expected.append(three_more(spark, source, tmp_path, 3))
     under_recovery(spark, source, directory, tmp_path / "output", store)
-    export(directory, place(tmp_path / "exported"))
+    export(Store(directory), place(tmp_path / "exported"))
     expected.append(three_more(spark, source, tmp_path, 6))
     assert plain(source, tmp_path / "exported", tmp_path / "output", "--store", store) == 0
     assert windows.outputs(tmp_path / "output") == expected[-1]
@@ -205,10 +206,10 @@ def test_state_variables_and_the_commands(spark, tmp_path):
     options = ("--store", "rocksdb", "--query", "variables")
     assert plain(source, tmp_path / "job", tmp_path / "output", *options, "--kill", "2") == -9
     init_partitions(directory, 2)
-    import_checkpoint(place(tmp_path / "job"), directory, "windows", clock=SystemClock())
+    import_checkpoint(place(tmp_path / "job"), Store(directory), "windows", clock=SystemClock())
     shutil.rmtree(tmp_path / "job")
     under_recovery(spark, source, directory, tmp_path / "output", "rocksdb", windows.build_variables)
-    export(directory, place(tmp_path / "exported"), epoch=3)
+    export(Store(directory), place(tmp_path / "exported"), epoch=3)
     numbers = recovery.native_state(spark, directory, variable="count", epoch=3)
     counts = {row.key.key: row.value.n for row in numbers.collect()}
     elements = recovery.native_state(spark, directory, variable="values", epoch=3)
@@ -311,31 +312,30 @@ def test_another_file_system(spark, tmp_path):
     write_job(tmp_path / "job", batch=3)
     init_partitions(tmp_path / "db", 2)
     there = HadoopCheckpoint(spark, (tmp_path / "job").as_uri(), lambda: "test")
-    assert import_checkpoint(there, tmp_path / "db", "windows", clock=SystemClock()).batch == 3
+    assert import_checkpoint(there, Store(tmp_path / "db"), "windows", clock=SystemClock()).batch == 3
     target = HadoopCheckpoint(spark, f"file:{tmp_path}/made here/exported", lambda: "test")
-    export(tmp_path / "db", target)
+    export(Store(tmp_path / "db"), target)
     assert held(tmp_path / "made here" / "exported") == job(3)
     with pytest.raises(recovery.ConfigurationError, match="not empty"):
-        export(tmp_path / "db", target)
+        export(Store(tmp_path / "db"), target)
     init_partitions(tmp_path / "mounted", 2)
     with set_to(spark, {"fs.viewfs.mounttable.cluster.link./jobs": f"file://{tmp_path}"}):
         viewed = HadoopCheckpoint(spark, "viewfs://cluster/jobs/job", lambda: "test")
-        assert import_checkpoint(viewed, tmp_path / "mounted", "windows", clock=SystemClock()).batch == 3
-        export(tmp_path / "mounted", HadoopCheckpoint(spark, "viewfs://cluster/jobs/again", lambda: "test"))
+        assert import_checkpoint(viewed, Store(tmp_path / "mounted"), "windows", clock=SystemClock()).batch == 3
+        export(Store(tmp_path / "mounted"), HadoopCheckpoint(spark, "viewfs://cluster/jobs/again", lambda: "test"))
     assert held(tmp_path / "again") == job(3)
 
     def fail(event):
         if event.what == "copying":
             raise OSError(28, "No space left on device")
 
+    there = HadoopCheckpoint(spark, f"file:{tmp_path}/made here/other", lambda: "test")
     with pytest.raises(recovery.StorageError, match="No space"):
-        export(
-            tmp_path / "db", HadoopCheckpoint(spark, f"file:{tmp_path}/made here/other", lambda: "test"), observe=fail
-        )
+        export(Store(tmp_path / "db"), there, observe=fail)
     assert [path.name for path in (tmp_path / "made here").iterdir()] == ["exported"]
     with pytest.raises(recovery.StorageError, match="nowhere"):
         HadoopCheckpoint(spark, "nowhere://host/path", lambda: "test")
     empty = HadoopCheckpoint(spark, (tmp_path / "nothing").as_uri(), lambda: "test")
     init_partitions(tmp_path / "fresh", 2)
     with pytest.raises(SparkCheckpointError, match="nothing"):
-        import_checkpoint(empty, tmp_path / "fresh", "windows", clock=SystemClock())
+        import_checkpoint(empty, Store(tmp_path / "fresh"), "windows", clock=SystemClock())

@@ -17,10 +17,13 @@ from recovery import (
     start,
 )
 from recovery.base.clock import SystemClock
+from recovery.operational.backends.owned import documents_of
+from recovery.operational.backends.retry import RetryPolicy
 from recovery.sinks.delivery import Delivery
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.run.parts import checking
 from recovery.storage.scan import scan
+from recovery.storage.store import Store
 from tests.faults.minirun import STEP, MiniRun, run, totals
 from tests.faults.minirun import states as numbers
 from tests.spark.support import run_to_end, states, totals_step
@@ -52,7 +55,7 @@ def test_a_mark_that_is_set_while_the_output_is_prepared(store_dir, monkeypatch)
         return prepare(self, *arguments)
 
     monkeypatch.setattr(Delivery, "prepare", meddle)
-    loads = FlowLoads(store_dir, SystemClock())
+    loads = FlowLoads(documents_of(Store(store_dir), SystemClock(), RetryPolicy()), SystemClock())
     execution = MiniRun(store_dir, INPUT, snapshot_interval="1h", contributors=[loads])
     try:
         execution.batch()

@@ -32,6 +32,7 @@ from recovery.storage.documents import (
     still_locked,
 )
 from recovery.storage.lock import lock_holder
+from recovery.storage.store import Store
 
 LOCKS_NAME = "locks"
 
@@ -63,7 +64,9 @@ class Backend(Protocol):
     """A store of documents."""
 
     location: str
-    """Where the store is, for people; without credentials."""
+    """Where the documents are, for people; without credentials."""
+    store: Store | None
+    """The store with whose partitions the documents lie: its epochs move marks, too. None: a place without epochs."""
 
     def read(self, ids: Sequence[StateId]) -> dict[StateId, Document]:
         """Return the documents of these ids. Ids that never had one are left out; removed documents have no content."""
@@ -98,8 +101,12 @@ class Backend(Protocol):
 class DirectoryBackend:
     """A `Backend` in a recovery directory, by `recovery.storage.documents`."""
 
-    def __init__(self, directory: str | os.PathLike[str], clock: Clock, retry: RetryPolicy) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], clock: Clock, retry: RetryPolicy, store: Store | None = None
+    ) -> None:
+        """store: given if owners have other partitions."""
         self.directory = Path(directory)
+        self.store: Store | None = store or Store(self.directory)
         self.location = str(directory)
         self._clock = clock
         self._retry = retry

@@ -10,14 +10,13 @@ from typing import TypeVar
 import msgspec
 
 from recovery.base.clock import Clock
-from recovery.base.ids import PartitionIndex
 from recovery.errors import ConfigurationError, StateLockedError
-from recovery.operational.backends.backend import Backend, Change, DirectoryBackend, Document, document, to_text
+from recovery.operational.backends.backend import Change, DirectoryBackend, Document, document, to_text
 from recovery.operational.backends.retry import Busy, RetryPolicy
 from recovery.operational.ids import StateId
 from recovery.storage.documents import StoredState
-from recovery.storage.locations import Locations
 from recovery.storage.origin import DOCUMENT, Origin, origins_in, read_origins
+from recovery.storage.store import Store
 from recovery.wire.calls import Changed, DocumentCalls, StateDocument
 from recovery.wire.run_client import Owner
 
@@ -27,8 +26,10 @@ T = TypeVar("T")
 class OwnerBackend:
     """A `Backend` at the owner that has partition 0. A change is made here, and counts if nobody was faster."""
 
-    def __init__(self, owner: Owner, clock: Clock, retry: RetryPolicy) -> None:
+    def __init__(self, owner: Owner, clock: Clock, retry: RetryPolicy, store: Store | None = None) -> None:
+        """store: the store of the partition, whose epochs move marks."""
         self.location = owner.location
+        self.store = store
         self._owner = owner
         self._clock = clock
         self._retry = retry
@@ -97,17 +98,19 @@ class OwnerBackend:
             raise last or StateLockedError(f"{error}, again and again", path=self.location) from error
 
 
-def documents_of(locations: Locations, clock: Clock, retry: RetryPolicy) -> Backend:
-    """Return the operational state that lies with partition 0. locations: must have chosen their copies."""
-    owner = locations.owner_of(PartitionIndex(0))
-    return DirectoryBackend(locations.directory, clock, retry) if owner is None else OwnerBackend(owner, clock, retry)
-
-
-def origins_of(locations: Locations) -> tuple[Origin, ...]:
-    """Return the stores that the store was made from, as `read_origins`. locations: must have chosen their copies."""
-    owner = locations.owner_of(PartitionIndex(0))
+def documents_of(store: Store, clock: Clock, retry: RetryPolicy) -> DirectoryBackend | OwnerBackend:
+    """Return the operational state that lies with partition 0 of a store."""
+    owner = store.home_owner()
     if owner is None:
-        return read_origins(locations.directory)
+        return DirectoryBackend(store.directory, clock, retry, store)
+    return OwnerBackend(owner, clock, retry, store)
+
+
+def origins_of(store: Store) -> tuple[Origin, ...]:
+    """Return the stores that a store was made from, as `read_origins` does."""
+    owner = store.home_owner()
+    if owner is None:
+        return read_origins(store.directory)
     stored = [StoredState(*msgspec.structs.astuple(each)) for each in owner.ask(DocumentCalls.documents, [DOCUMENT])]
     return origins_in(next(iter(stored), None), Path(owner.location))
 

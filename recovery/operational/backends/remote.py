@@ -31,6 +31,7 @@ from recovery.operational.backends.paths import STATE_FILE, decode_path, encode_
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.ids import StateId
 from recovery.places.protocol import Conflict, DocumentStore, Token, nonce
+from recovery.storage.store import Store
 
 FORMAT, VERSION = "recovery-state", 1
 READERS = 8
@@ -59,6 +60,7 @@ class RemoteBackend:
 
     def __init__(self, objects: DocumentStore, clock: Clock, retry: RetryPolicy, terms: LeaseTerms) -> None:
         self.location = objects.location
+        self.store: Store | None = None
         self._objects = objects
         self._clock = clock
         self._retry = retry

@@ -16,6 +16,8 @@ from recovery.epochs.execution import new_execution
 from recovery.errors import StaleDirectoryError
 from recovery.hadoop.home import HadoopHome, checkpoint_home, discard_earlier
 from recovery.host.storage_errors import storage_errors
+from recovery.operational.backends.owned import documents_of
+from recovery.operational.backends.retry import RetryPolicy
 from recovery.sinks.delivery import Delivery
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan
@@ -70,9 +72,8 @@ class FlowRun:
         self._taken_back: list[str] = []
         self.delivery = self._begin_delivery(sink)
         self.parts.add_end("sink", self.delivery.release)
-        self.loads = FlowLoads(
-            None if prepared.temporary else prepared.config.path, clock, spread=bool(prepared.config.owners)
-        )
+        documents = None if prepared.temporary else documents_of(prepared.places, clock, RetryPolicy())
+        self.loads = FlowLoads(documents, clock)
         self.last: BatchId | None = None
         """The micro-batch after which the run ends; None: it ends with the input."""
 
@@ -80,7 +81,7 @@ class FlowRun:
         prepared = self.prepared
         restored = read_restored(prepared.config.path, self.clock.wall_ms())
         resume = resume_of_sink(
-            prepared.plan, self.execution, self.store, prepared.origins,
+            prepared.plan, self.execution, self.store, prepared.origins, prepared.places,
             loses=prepared.config.lose_epochs or restored.counts, accepts_loss=prepared.config.lose_epochs,
             say=self._taken_back.append,
         )  # fmt: skip

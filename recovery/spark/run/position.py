@@ -38,6 +38,7 @@ from recovery.spark.planner.iceberg_tables import IcebergInput
 from recovery.spark.run.launch import setting_of
 from recovery.storage.origin import Origin
 from recovery.storage.seam import PartitionStore
+from recovery.storage.store import Store
 
 IDENTITIES_KEY = "identities"
 """The row of step `$sources` that says which topics the position speaks of: the topics' ids, by name."""
@@ -199,13 +200,14 @@ def resume_of_sink(
     execution: Execution,
     store: PartitionStore,
     origins: tuple[Origin, ...] = (),
+    where: Store | None = None,
     *,
     loses: bool,
     accepts_loss: bool = False,
     say: Callable[[str], None],
 ) -> Resume:
-    """Where the sink must go back to. origins: the stores that this one was made from. loses, accepts_loss, say: see
-    `Resume`."""
+    """Where the sink must go back to. origins: the stores that this one was made from. where, loses, accepts_loss, say:
+    see `Resume`."""
     note = store.driver_values(SINK_STEP, plan.resume_epoch).get(NOTE_KEY)
     return Resume(
         epoch=plan.resume_epoch,
@@ -216,6 +218,7 @@ def resume_of_sink(
         floor=plan.window[0],
         timeline=timeline(plan.partitions[0].executions, plan.snapshot),
         origins=origins,
+        where=where,
         executions=frozenset(each.id for partition in plan.partitions for each in partition.executions),
         held=plan.held,
         loses=loses,

@@ -24,9 +24,9 @@ from recovery.spark.run.parts.replicating import REPLICATED_KEEPS_S, ReplicatedC
 from recovery.spark.run.until import check_fork, find_until
 from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.initialize import init_partitions
-from recovery.storage.locations import Locations, OwnerAccess
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.seam import PartitionStore
+from recovery.storage.store import OwnerAccess, Store
 
 
 class Prepared:
@@ -66,7 +66,9 @@ class Prepared:
             self._plan()
             faults.reach("start.2")
             self.parts.add(BackgroundCheck(self.places.checks(self.plan.partitions)))
-            self.replicated = begin_replication(self.config, self.plan, self.scratch, clock, access(self.config))
+            self.replicated = begin_replication(
+                self.config, self.plan, self.scratch, clock, OwnerAccess.of(self.config)
+            )
             if self.replicated is not None:
                 self.parts.add(self.replicated)
 
@@ -77,14 +79,14 @@ class Prepared:
         init_partitions(self.temporary, os.cpu_count() or 2, clock=self.clock)
         return RecoveryConfig(self.temporary)
 
-    def _held(self) -> Locations:
+    def _held(self) -> Store:
         """Lock the directory, and let the owners lock theirs; return all locations."""
         purpose = f"flow {self.flow_id}"
         lock = DirectoryLock(self.config.path, self.clock, purpose)
         self.parts.add_end("lock", lock.release)
         if self.config.path.is_dir():
             lock.acquire()
-        places = Locations(self.config.path, access(self.config).connect(self.config.owner_deadline_s))
+        places = Store(self.config.path, OwnerAccess.of(self.config).connect(self.config.owner_deadline_s))
         self.parts.add_end("owners", places.release)
         self.parts.add_end("partitions", self._close_store)
         places.hold(secrets.token_hex(8), purpose, task_key())
@@ -100,7 +102,7 @@ class Prepared:
         self.origins = () if self.temporary is not None else origins_of(self.places)
         if config.no_output:
             check_fork(self.origins, config.path)
-        self.until = None if config.until is None else find_until(config.until, self.plan, self.origins)
+        self.until = None if config.until is None else find_until(config.until, self.places, self.plan, self.origins)
         self.discarded = discarded(self.plan)
         kept_s = kept_interval_s(self.plan.partitions, given_backup_interval_s(config))
         self.backup_interval_s = kept_s or (REPLICATED_KEEPS_S if config.replicate else 0.0)
@@ -120,10 +122,3 @@ class Prepared:
     def _close_store(self) -> None:
         if self._store is not None:
             self._store.release()
-
-
-def access(config: RecoveryConfig) -> OwnerAccess:
-    """Return how a run reaches its owners."""
-    return OwnerAccess(
-        config.owners, *(None if each is None else Path(each) for each in (config.token_file, config.tls_ca))
-    )

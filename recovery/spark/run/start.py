@@ -16,7 +16,7 @@ from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.flow import Flow, check_output_mode, check_sink
 from recovery.runnable import check_config, check_flow_or_frame
 from recovery.sinks import DiscardSink
-from recovery.spark.clusters import Planned, TaskServing, check_master, check_plan, check_spread, is_cluster
+from recovery.spark.clusters import Planned, TaskServing, check_master, check_plan, is_cluster
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.jvm.errors import as_recovery_error, failure_behind
 from recovery.spark.jvm.given_sessions import log_slower_settings
@@ -105,7 +105,6 @@ def start_prepared(
             if prepared.until is not None:
                 prepared.until.check_plan(bound.keeps_native_state)
             check_plan(session.sparkContext.master, Planned(sink, bound.inputs, bound.keeps_native_state, checkpoint))
-            check_spread(sink, prepared.config.owners)
             run = FlowRun(prepared, bound, DiscardSink() if sink is None else sink, observer)
             run.begin()
             return RecoveryQuery(run, trigger)

@@ -139,6 +139,9 @@ class Relay:
     def _rows(self, path: str, epoch: int | None, since: int | None) -> dict[str, Any]:
         now, before = snapshots_at(Path(path), epoch, since)
         with self._lock:
+            # Copies of partitions at owners are removed when they were read.
+            for paths in [paths for paths in self._readers if not paths[0].exists()]:
+                self._readers.pop(paths)[0].stop()
             if now.paths not in self._readers:
                 # No execution: only this process's tasks have the key and this id.
                 lease = Lease(ExecutionNumber(0), secrets.token_hex(8))

@@ -16,7 +16,7 @@ from recovery.operational.runs import FLOW, RunHistory, RunRecorder
 from recovery.planning.resume import ResumePlan
 from recovery.planning.values import Execution
 from recovery.spark.run.parts.part import Part
-from recovery.storage.locations import Locations
+from recovery.storage.store import Store
 
 
 class RunRecord(Part):
@@ -25,7 +25,7 @@ class RunRecord(Part):
 
     name = "run history"
 
-    def __init__(self, plan: ResumePlan, config: RecoveryConfig, places: Locations, clock: Clock) -> None:
+    def __init__(self, plan: ResumePlan, config: RecoveryConfig, places: Store, clock: Clock) -> None:
         """Raises what `check_start` raises for the plan."""
         self._plan = plan
         self._config = config

@@ -21,8 +21,8 @@ from recovery.planning.values import Execution
 from recovery.replication.process import Replication
 from recovery.spark.run.parts.part import Part
 from recovery.storage.hydration import Stop, hydrate_directory, hydrating
-from recovery.storage.locations import OwnerAccess
 from recovery.storage.standby import is_standby
+from recovery.storage.store import OwnerAccess
 
 REPLICATED_KEEPS_S = 600.0
 """How long a run that replicates keeps what later epochs supersede, if no backup interval was ever given: a place may
