@@ -41,18 +41,23 @@ DEFAULTS = {
     "spark.sql.files.openCostInBytes": str(256 << 10),
     # If Spark sorts, a step's loop takes one record batch of its input as a chunk.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
-    # Over TCP a task waits some 40 ms until the last packet for its Python worker is sent.
-    "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
     # Of Spark's two ways to write its checkpoint, this one starts fewer processes for a local file. Both rename a file
     # when it is complete, and neither syncs it; the checkpoint of a run need not outlive the run.
     FILE_MANAGER: versions.FILE_MANAGER,
 }
+"""Defaults for every master. Executors of a cluster get them too, so none depends on this host."""
+SOCKETS = "spark.python.unix.domain.socket.enabled"
 DEFAULTS_OF_ONE_HOST = {
     "spark.driver.host": "localhost",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+    # Over TCP a task waits some 40 ms until the last packet for its Python worker is sent. On a cluster this is left to
+    # the user: a container's directory for temporary files may have a longer path than a socket can have.
+    SOCKETS: str(hasattr(socket, "AF_UNIX")).lower(),
 }
 """The settings' defaults for masters whose executors run on this host."""
+DEFAULTS_OF_CLUSTERS = executors.REPORTED
+"""The settings' defaults for masters whose executors may run on other hosts. None depends on this host."""
 
 
 _MADE: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -109,11 +114,9 @@ def _check(master: str, conf: Mapping[str, str]) -> None:
 
 def _begin(name: str, master: str, conf: Mapping[str, str]) -> _Begun:
     """Start a JVM if this process has none."""
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkContext
 
-    settings = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
-    for key, value in {**DEFAULTS, **_of_master(master), **conf}.items():
-        settings.set(key, value)
+    settings = settings_of(name, master, conf)
     given = settings.get("spark.driver.extraJavaOptions", "")
     home = java_home()
     shared = cache.start_options(home, given)
@@ -125,6 +128,16 @@ def _begin(name: str, master: str, conf: Mapping[str, str]) -> _Begun:
         launch = Launch(settings, _for_cluster() if is_cluster(master) else _for_python())
     leaves = launch is not None and cache.leaves_archive(shared)
     return _Begun((name, master, dict(conf)), settings, launch, home if leaves else None)
+
+
+def settings_of(name: str, master: str, conf: Mapping[str, str]) -> SparkConf:
+    """Return the settings of a session, without the options of the driver's JVM. conf: the user's settings."""
+    from pyspark import SparkConf
+
+    settings = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
+    for key, value in {**DEFAULTS, **_of_master(master), **conf}.items():
+        settings.set(key, value)
+    return settings
 
 
 def _taken(name: str, master: str, conf: Mapping[str, str]) -> _Begun | None:
@@ -203,11 +216,9 @@ def _not_started(error: Exception, text: str, conf: Mapping[str, str]) -> Recove
 def _of_master(master: str) -> dict[str, str]:
     """Settings that depend on where executors run. On other hosts there are neither this process's directories nor,
     perhaps, this Python."""
-    if not is_cluster(master):
-        return {**DEFAULTS_OF_ONE_HOST, **daemon(), **_private(master)}
-    # Spark puts sockets into the JVM's directory for temporary files, on the driver's host too.
-    sockets = {} if private.sockets() == private.home() else {"spark.python.unix.domain.socket.enabled": "false"}
-    return {**executors.REPORTED, **sockets}
+    if is_cluster(master):
+        return DEFAULTS_OF_CLUSTERS
+    return {**DEFAULTS_OF_ONE_HOST, **daemon(), **_private(master)}
 
 
 def _private(master: str) -> dict[str, str]:
@@ -218,7 +229,7 @@ def _private(master: str) -> dict[str, str]:
         settings["spark.local.dir"] = str(private.home())
     sockets = private.sockets()
     if sockets is None:
-        settings["spark.python.unix.domain.socket.enabled"] = "false"
+        settings[SOCKETS] = "false"
     else:
         settings["spark.python.unix.domain.socket.dir"] = str(sockets)
     if is_one_process(master):
