@@ -67,8 +67,8 @@ _YARN = {
     "yarn.nodemanager.disk-health-checker.enable": "false",
     "yarn.scheduler.minimum-allocation-mb": 128,
     "yarn.resourcemanager.nodemanagers.heartbeat-interval-ms": 200,
-    "yarn.nm.liveness-monitor.expiry-interval-ms": 15000,
-    "yarn.am.liveness-monitor.expiry-interval-ms": 15000,
+    "yarn.nm.liveness-monitor.expiry-interval-ms": 60_000,
+    "yarn.am.liveness-monitor.expiry-interval-ms": 60_000,
 }
 _QUEUES = {
     "yarn.scheduler.capacity.root.queues": "default,tiny",

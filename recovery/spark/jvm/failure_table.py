@@ -93,8 +93,8 @@ _THIS_PYTHON = (
     "recovery.run or recovery.start without spark=."
 )
 _INSTALL = (
-    "Install recovery=={version} with what it needs for the Python of every executor; or send an environment with "
-    "spark.archives and PYSPARK_PYTHON."
+    "Install the wheel of recovery {version}, with what it needs, for the Python of every executor (docs/deploying.md "
+    "says how to make the wheel); or send an environment with spark.archives and PYSPARK_PYTHON."
 )
 
 
