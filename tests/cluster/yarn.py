@@ -164,6 +164,18 @@ class Yarn:
                     found.append((host, pid))
         return found
 
+    def files(self, *words: object) -> str:
+        """Run a command of Hadoop's shell for files, `-ls` for example, on the driver's host; return what it prints."""
+        command = [java_home() / "bin" / "java", "-Xmx128m", "-XX:TieredStopAtLevel=1"]
+        command += ["-cp", f"{self.conf}:{self._classes}:{JARS}/*", "org.apache.hadoop.fs.FsShell", *words]
+        done = subprocess.run(self.command(command), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def said(self, daemon: str) -> str:
+        """What daemons of this name have logged."""
+        return self._log(daemon).read_text(errors="replace")
+
     def close(self) -> None:
         """End everything."""
         for process in self._daemons:
@@ -191,7 +203,7 @@ class Yarn:
 
     def _await(self, name: str, pattern: str) -> None:
         until_s = time.monotonic() + PATIENCE_S
-        while re.search(pattern, self._log(name).read_text(errors="replace")) is None:
+        while re.search(pattern, self.said(name)) is None:
             ended = [" ".join(each.args) for each in self._daemons[1:] if each.poll() is not None]  # the first formats
             assert not ended, f"ended: {ended}; see {self.path}"
             assert time.monotonic() < until_s, f"{self._log(name)} does not say: {pattern}"
