@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -39,9 +40,16 @@ def make_yarn(possible, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def yarn(make_yarn) -> Yarn:
+def two_hosts(make_yarn) -> Yarn:
     """Two hosts, for tests that leave them alive."""
     return make_yarn()
+
+
+@pytest.fixture
+def yarn(two_hosts) -> Iterator[Yarn]:
+    """Two hosts, without a run when the test is over."""
+    yield two_hosts
+    two_hosts.end_runs()
 
 
 @pytest.fixture

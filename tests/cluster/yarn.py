@@ -23,7 +23,6 @@ import pytest
 from recovery.spark.jvm.cache import ARCHIVE_VARIABLE, CACHE_VARIABLE
 from recovery.spark.jvm.java import java_home
 from tests.cluster.support import EXAMPLES, FLOWS, IMPATIENT, PATIENCE_S, ROOT, Run, installed
-from tests.namespaces import family
 
 if TYPE_CHECKING:
     from hosts import Host, WorkerHost
@@ -102,6 +101,7 @@ class Yarn:
         self.conf = path / "conf"
         self.conf.mkdir()
         self._daemons: list[subprocess.Popen[bytes]] = []
+        self._runs: list[Run] = []
         for name, settings in (("core", _CORE), ("hdfs", _HDFS), ("yarn", _YARN)):
             _write(self.conf / f"{name}-site.xml", settings)
         self._classes = path / "classes"
@@ -143,7 +143,8 @@ class Yarn:
         command = ["sh", EXAMPLES / "yarn.sh", f"{FLOWS}/{target}", db, "--trigger", "0", *options]
         for each in (*SMALL, *IMPATIENT, *settings):
             command += ["--conf", each]
-        return Run(self.command(command, **environment), db.with_suffix(".out"))
+        self._runs.append(Run(self.command(command, **environment), db.with_suffix(".out")))
+        return self._runs[-1]
 
     def command(self, words: list[object], **environment: str) -> list[str]:
         """The command that runs another one on the driver's host, in the directory of the environment."""
@@ -156,13 +157,18 @@ class Yarn:
 
     def processes(self, name: str) -> list[tuple[WorkerHost, int]]:
         """The processes on the hosts whose command line has this text, without the shells that started them."""
+        hosts = {_namespace(host.pid): host for host in self.network.hosts}
         found = []
-        for host in self.network.hosts:
-            for pid in family(host.pid):
-                words = _command_line(pid)
-                if words[:1] and words[0].endswith("java") and any(name in word for word in words):
-                    found.append((host, pid))
+        for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
+            words = _command_line(pid)
+            if words[:1] and words[0].endswith("java") and any(name in word for word in words):
+                found += [(hosts[each], pid) for each in [_namespace(pid)] if each in hosts]
         return found
+
+    def end_runs(self) -> None:
+        """End what still runs."""
+        while self._runs:
+            self._runs.pop().kill()
 
     def files(self, *words: object) -> str:
         """Run a command of Hadoop's shell for files, `-ls` for example, on the driver's host; return what it prints."""
@@ -178,6 +184,7 @@ class Yarn:
 
     def close(self) -> None:
         """End everything."""
+        self.end_runs()
         for process in self._daemons:
             process.kill()
             process.wait()
@@ -232,6 +239,13 @@ def _write(path: Path, settings: Mapping[str, object]) -> None:
         f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items()
     )
     path.write_text(f"<configuration>{rows}</configuration>\n")
+
+
+def _namespace(pid: int) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/ns/net").readlink())
+    except OSError:
+        return ""
 
 
 def _command_line(pid: int) -> list[str]:

@@ -215,6 +215,16 @@ RUNNING: Sequence[Failure] = (
         re.compile(r"PythonWorkerFactory|PythonUtils|PythonRunner"),
     ),
     Failure(
+        "a directory for the sockets of Python workers has too long a path",
+        ConfigurationError,
+        "Spark cannot make a socket for its Python workers: {reason}",
+        "spark.python.unix.domain.socket.enabled is true, and the directory for temporary files of an executor, or of "
+        "this host, has a longer path than a socket may have, as that of a container of YARN does.",
+        "Leave that setting out; or name a short directory that all hosts have: --conf "
+        "spark.python.unix.domain.socket.dir=/tmp.",
+        re.compile(r"Error from python worker:\n(?:[^\n]*\n)*?\s*OSError: (?P<reason>AF_UNIX path too long)"),
+    ),
+    Failure(
         "the Python of the workers ends while it starts",
         ExecutorPackageError,
         "the Python that Spark starts for its workers ended while it started: {reason}",
