@@ -58,8 +58,8 @@ DEFAULTS_OF_ONE_HOST = {
 """The settings' defaults for masters whose executors run on this host."""
 DEFAULTS_OF_CLUSTERS = executors.REPORTED
 """The settings' defaults for masters whose executors may run on other hosts. None depends on this host."""
-
-
+STARTUP = Path(__file__).resolve().with_name("startup")
+"""The directory whose `sitecustomize` runs first in Python processes of the JVM."""
 _MADE: weakref.WeakSet[Any] = weakref.WeakSet()
 """The contexts of the sessions that `create_session` has made."""
 
@@ -276,27 +276,31 @@ def daemon() -> dict[str, str]:
 
 def _for_python() -> dict[str, str]:
     """The environment of the JVM on one host."""
-    return _with_startup(_workers_python())
+    return _with_startup(_workers_python(), STARTUP)
 
 
 def _for_cluster() -> dict[str, str]:
     """The environment of the driver's JVM on a cluster. Spark starts Python processes beside the driver too, for
     sources written in Python: by the name that executors run, for which the `PATH` leads to this Python unless the user
     names another one."""
+    # On YARN, Spark gives executors the JVM's PYTHONPATH: no other host has this link.
+    link = private.home() / STARTUP.name
+    if not link.is_symlink():
+        link.symlink_to(STARTUP, target_is_directory=True)
     if "PYSPARK_PYTHON" in os.environ:
-        return _for_python()
+        return _with_startup(_workers_python(), link)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return {"PATH": path, **_with_startup(shutil.which("python3", path=path))}
+    return {"PATH": path, **_with_startup(shutil.which("python3", path=path), link)}
 
 
-def _with_startup(python: str | None) -> dict[str, str]:
+def _with_startup(python: str | None, first: Path) -> dict[str, str]:
     """The `PYTHONPATH` that makes the JVM's Python processes run `startup` first, if `python`, which they run, is the
     Python of this process. Spark starts some Python processes for each source written in Python, with modules of its
-    own."""
-    first, path = str(Path(__file__).resolve().with_name("startup")), os.environ.get("PYTHONPATH")
+    own. first: the directory of `startup`."""
     if not _is_this_python(python):
         return {}
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [first, path])), **_safe_path()}
+    path = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(first), path])), **_safe_path()}
 
 
 def _safe_path() -> dict[str, str]:
