@@ -21,7 +21,7 @@ _TIME = re.compile(r"^\[[^\]]*\]\s*")
 _LONGEST_REASON = 300
 
 
-class _Waiting(NamedTuple):
+class _Queued(NamedTuple):
     """An application that YARN has accepted and does not run yet. reason: what YARN says of it; may be empty."""
 
     number: Any
@@ -37,58 +37,67 @@ def waiting_for_yarn(name: str, limit_s: float | None, report: Callable[[str, fl
     """Within this block, in which a session is made on YARN, report how long its application waits in its queue. At the
     limit, withdraw the application, and raise SparkUnavailableError.
 
-    name: the application's. limit_s: None: no limit. report: called as report(what, seconds).
+    name: the application's. limit_s: None: no limit. report: called as report(what, seconds), in another thread.
     """
-    from pyspark import SparkContext
-
-    over = threading.Event()
-    withdrawn: list[SparkUnavailableError] = []
-
-    def watch() -> None:
-        while SparkContext._gateway is None:
-            if over.wait(LOOK_S):
-                return
-        with contextlib.suppress(Exception):
-            # YARN or the JVM may end meanwhile: then the start says why.
-            _watch(SparkContext._gateway.jvm, name, limit_s, report, over, withdrawn)
-
-    threading.Thread(target=watch, name="yarn-queue", daemon=True).start()
+    watch = _Watch(name, limit_s, report)
+    threading.Thread(target=watch.run, name="yarn-queue", daemon=True).start()
     try:
         yield
     except Exception as error:
-        if withdrawn:
-            raise withdrawn[0] from error
+        if watch.too_long is not None:
+            raise watch.too_long from error
         raise
     finally:
-        over.set()
+        watch.over.set()
 
 
-def _watch(
-    jvm: Any, name: str, limit_s: float | None, report: Callable[[str, float], None], over: threading.Event,
-    withdrawn: list[SparkUnavailableError],
-) -> None:  # fmt: skip
-    client = jvm.org.apache.hadoop.yarn.client.api.YarnClient.createYarnClient()
-    client.init(jvm.org.apache.hadoop.yarn.conf.YarnConfiguration())
-    client.start()
-    since_s, next_s = None, REPORTED_S
-    while not over.wait(LOOK_S):
-        found = _waiting(jvm, client, name)
-        if found is None:
-            since_s, next_s = None, REPORTED_S
-            continue
-        since_s = time.monotonic() if since_s is None else since_s
-        waited_s = time.monotonic() - since_s
-        if waited_s >= next_s:
-            next_s *= 2
-            report(found.what, waited_s)
-        if limit_s is not None and waited_s >= limit_s:
-            withdrawn.append(_too_long(found.what, waited_s))
-            # Spark's start ends with its application.
-            client.killApplication(found.number)
-            return
+class _Watch:
+    """Looks at YARN until `over` is set. too_long: the error, once the limit is reached."""
+
+    def __init__(self, name: str, limit_s: float | None, report: Callable[[str, float], None]) -> None:
+        self.over = threading.Event()
+        self.too_long: SparkUnavailableError | None = None
+        self._name = name
+        self._limit_s = limit_s
+        self._report = report
+
+    def run(self) -> None:
+        """The thread. YARN or the JVM may end meanwhile: then the start says why."""
+        from pyspark import SparkContext
+
+        while SparkContext._gateway is None:
+            if self.over.wait(LOOK_S):
+                return
+        with contextlib.suppress(Exception):
+            jvm = SparkContext._gateway.jvm
+            client = jvm.org.apache.hadoop.yarn.client.api.YarnClient.createYarnClient()
+            client.init(jvm.org.apache.hadoop.yarn.conf.YarnConfiguration())
+            client.start()
+            try:
+                self._look(jvm, client)
+            finally:
+                client.stop()
+
+    def _look(self, jvm: Any, client: Any) -> None:
+        since_s, next_s = None, REPORTED_S
+        while not self.over.wait(LOOK_S):
+            found = _waiting(jvm, client, self._name)
+            if found is None:
+                since_s, next_s = None, REPORTED_S
+                continue
+            since_s = time.monotonic() if since_s is None else since_s
+            waited_s = time.monotonic() - since_s
+            if waited_s >= next_s:
+                next_s *= 2
+                self._report(found.what, waited_s)
+            if self._limit_s is not None and waited_s >= self._limit_s:
+                self.too_long = _too_long(found.what, waited_s)
+                # Spark's start ends with its application.
+                client.killApplication(found.number)
+                return
 
 
-def _waiting(jvm: Any, client: Any, name: str) -> _Waiting | None:
+def _waiting(jvm: Any, client: Any, name: str) -> _Queued | None:
     """Return this user's newest application of this name that waits; None if none does."""
     state = jvm.org.apache.hadoop.yarn.api.records.YarnApplicationState
     kinds = jvm.java.util.HashSet()
@@ -99,7 +108,7 @@ def _waiting(jvm: Any, client: Any, name: str) -> _Waiting | None:
         return None
     newest = max(own, key=lambda each: (each.getStartTime(), each.getApplicationId().getId()))
     reason = _TIME.sub("", " ".join(str(newest.getDiagnostics() or "").split())).partition(" Details :")[0]
-    return _Waiting(newest.getApplicationId(), reason.rstrip(" .;")[:_LONGEST_REASON])
+    return _Queued(newest.getApplicationId(), reason.rstrip(" .;")[:_LONGEST_REASON])
 
 
 def _too_long(what: str, waited_s: float) -> SparkUnavailableError:
