@@ -22,7 +22,7 @@ import pytest
 
 from recovery.spark.jvm.cache import ARCHIVE_VARIABLE, CACHE_VARIABLE
 from recovery.spark.jvm.java import java_home
-from tests.cluster.support import EXAMPLES, FLOWS, IMPATIENT, PATIENCE_S, ROOT, Run, installed
+from tests.cluster.support import EXAMPLES, FLOWS, IMPATIENT, ROOT, Run, installed
 
 if TYPE_CHECKING:
     from hosts import Host, WorkerHost
@@ -31,6 +31,8 @@ JARS = Path(os.environ.get("RECOVERY_TEST_YARN_JARS", ROOT / ".ci" / "yarn-jars"
 needs_jars = pytest.mark.skipif(
     not any(JARS.glob("hadoop-yarn-*.jar")), reason="no jars of YARN: mvn -f .ci/yarn/pom.xml, as .ci/run does"
 )
+PATIENCE_S = 480.0
+"""A run starts three JVMs, one after the other, beside four to six others."""
 HDFS = "hdfs://driver:9000"
 SPARK_JARS = f"local:{Path(pyspark.__file__).parent}/jars/*"
 EXECUTOR, MASTER = "YarnCoarseGrainedExecutorBackend", "yarn.ExecutorLauncher"
@@ -143,7 +145,7 @@ class Yarn:
         command = ["sh", EXAMPLES / "yarn.sh", f"{FLOWS}/{target}", db, "--trigger", "0", *options]
         for each in (*SMALL, *IMPATIENT, *settings):
             command += ["--conf", each]
-        self._runs.append(Run(self.command(command, **environment), db.with_suffix(".out")))
+        self._runs.append(Run(self.command(command, **environment), db.with_suffix(".out"), PATIENCE_S))
         return self._runs[-1]
 
     def command(self, words: list[object], **environment: str) -> list[str]:
