@@ -139,7 +139,7 @@ class RecoveryConfig:
     wait_limit: Interval | None = setting(
         None,
         "End with SparkUnavailableError (50) when the run has [waited](metrics.md#waiting-for-spark) this long for "
-        "executors, for YARN to run the application, or for a source to say what it has.",
+        "executors, for room in YARN's queue, or for a source to say what it has.",
         "--wait-limit", kind="interval", variable="RECOVERY_WAIT_LIMIT", without="no limit",
     )  # fmt: skip
     replicate: str | os.PathLike[str] | None = setting(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -91,9 +92,9 @@ def test_files_in_hdfs(yarn, db, tmp_path):
     run.kill()
     last = batches_in(db) + 2
     yarn.run(flow(last), db, *OFTEN).succeed()
-    assert check("after a kill") == last + 1
+    assert check("after-a-kill") == last + 1
     yarn.run(flow(4), db, *OFTEN, "--resume-after", "2").succeed()
-    assert check("gone back") == 5
+    assert check("gone-back") == 5
 
 
 def test_state_of_sparks_own_operators_in_hdfs(yarn, db):
@@ -116,7 +117,7 @@ def test_owners_on_the_hosts_of_executors(yarn, make_store, tmp_path):
     made, db, token = make_store(4), tmp_path / "db", token_file(tmp_path)
     db.mkdir()
     owners = [FleetOwner(host, token, tmp_path / f"{host.name}.log") for host in yarn.network.hosts]
-    (made / "part-1.sqlite3").rename(db / "part-1.sqlite3")
+    shutil.move(made / "part-1.sqlite3", db)
     for owner, indexes in zip(owners, ((0, 3), (2,)), strict=True):
         for index in indexes:
             owner.put(made / f"part-{index}.sqlite3")
@@ -140,9 +141,9 @@ def test_no_room_for_the_application_master(yarn, db):
     run = yarn.run("cluster.py:counts(100, 1)", db, "--wait-limit", "35s", settings=settings)
     assert run.wait() == 50, run.text()
     [number] = re.findall(
-        r"Error: the start has waited for \d+ s: YARN does not run (application_\w+) yet: \S+", run.text()
+        r"Error: the start has waited for \d+ s: YARN has no container for (application_\w+) yet: \S+", run.text()
     )
-    assert re.search(rf"^waiting for 3\d s: YARN does not run {number} yet: ", run.text(), re.MULTILINE)
+    assert re.search(rf"^waiting for 3\d s: YARN has no container for {number} yet: ", run.text(), re.MULTILINE)
     assert f"{number} State change from KILLING to KILLED" in yarn.said("ResourceManager")
     assert query(paths_of(db)[0], "SELECT count(*) FROM exs") == [(0,)]
 

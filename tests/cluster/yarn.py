@@ -85,6 +85,7 @@ _QUEUES = {
 _LOG = """
 log4j.rootLogger=INFO,out
 log4j.appender.out=org.apache.log4j.ConsoleAppender
+log4j.appender.out.target=System.err
 log4j.appender.out.layout=org.apache.log4j.PatternLayout
 log4j.appender.out.layout.ConversionPattern=%d %p %c{1} %m%n
 """

@@ -22,14 +22,14 @@ _LONGEST_REASON = 300
 
 
 class _Queued(NamedTuple):
-    """An application that YARN has accepted and does not run yet. reason: what YARN says of it; may be empty."""
+    """An application for whose master YARN has no container yet. reason: what YARN says of it; may be empty."""
 
     number: Any
     reason: str
 
     @property
     def what(self) -> str:
-        return f"YARN does not run {self.number.toString()} yet{self.reason and ': '}{self.reason}"
+        return f"YARN has no container for {self.number.toString()} yet{self.reason and ': '}{self.reason}"
 
 
 @contextlib.contextmanager
@@ -98,12 +98,18 @@ class _Watch:
 
 
 def _waiting(jvm: Any, client: Any, name: str) -> _Queued | None:
-    """Return this user's newest application of this name that waits; None if none does."""
+    """Return this user's newest application of this name that waits in a queue; None if none does. Once the master of an
+    application has a container, YARN itself limits how long the master may take to start."""
     state = jvm.org.apache.hadoop.yarn.api.records.YarnApplicationState
     kinds = jvm.java.util.HashSet()
     kinds.add("SPARK")
     waiting = client.getApplications(kinds, jvm.java.util.EnumSet.of(state.SUBMITTED, state.ACCEPTED))
-    own = [each for each in waiting if (each.getName(), each.getUser()) == (name, user_name())]
+    own = [
+        each
+        for each in waiting
+        if (each.getName(), each.getUser()) == (name, user_name())
+        and each.getApplicationResourceUsageReport().getNumUsedContainers() < 1
+    ]
     if not own:
         return None
     newest = max(own, key=lambda each: (each.getStartTime(), each.getApplicationId().getId()))
