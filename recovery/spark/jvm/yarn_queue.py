@@ -98,8 +98,8 @@ class _Watch:
 
 
 def _waiting(jvm: Any, client: Any, name: str) -> _Queued | None:
-    """Return this user's newest application of this name that waits in a queue; None if none does. Once the master of an
-    application has a container, YARN itself limits how long the master may take to start."""
+    """Return this user's newest application of this name that waits in a queue; None if none does. Once the master
+    of an application has a container, YARN itself limits how long the master may take to start."""
     state = jvm.org.apache.hadoop.yarn.api.records.YarnApplicationState
     kinds = jvm.java.util.HashSet()
     kinds.add("SPARK")
