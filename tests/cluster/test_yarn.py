@@ -162,7 +162,11 @@ def test_no_room_for_executors(yarn, db):
 REFUSED = {
     "no such queue": (("spark.yarn.queue=none",), "Failed to submit application_.*none", "spark.yarn.queue"),
     "too large": (("spark.executor.memory=9g",), "Required executor memory", "spark.executor.memory"),
-    "its master fails": (("spark.yarn.am.extraJavaOptions=-XX:None",), "application_.*", "yarn logs -applicationId"),
+    "its master fails": (
+        ("spark.yarn.am.extraJavaOptions=-javaagent:/none.jar",),
+        "application_.*",
+        "yarn logs -applicationId",
+    ),
 }
 
 
