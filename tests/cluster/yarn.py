@@ -69,7 +69,7 @@ _YARN = {
     "yarn.scheduler.minimum-allocation-mb": 128,
     "yarn.resourcemanager.nodemanagers.heartbeat-interval-ms": 200,
     "yarn.nm.liveness-monitor.expiry-interval-ms": 60_000,
-    "yarn.am.liveness-monitor.expiry-interval-ms": 60_000,
+    "yarn.am.liveness-monitor.expiry-interval-ms": 300_000,
 }
 _QUEUES = {
     "yarn.scheduler.capacity.root.queues": "default,tiny",
