@@ -82,6 +82,7 @@ COVERED_BY = {
     "storage/test_reach.py": "base.credentials.task_key",
     "sinks/test_hadoop_disk.py": "hadoop.reports sinks.places",
     "cluster/test_reading.py": "spark.jvm.executors",
+    "cluster/test_yarn.py": "spark.jvm.yarn_queue",
     "cluster/test_counts.py": "base.version host.identity spark.run.parts.serving spark.steps.sent",
     "storage/test_readers.py": "storage.owner_reader storage.reading",
     "storage/test_store.py": "host.open_files storage.deltas.scratch storage.scan",

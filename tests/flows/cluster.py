@@ -188,7 +188,7 @@ def refused(what, path):
 
 def table(kind, share, rows_per_batch=500, last=3, pause_s=0.0):
     """The numbers of rows as a table on a share, until micro-batch number `last`. kind: "delta", "iceberg" or "files".
-    pause_s: between two reads of a micro-batch by the sink."""
+    share: a path, or an address. pause_s: between two reads of a micro-batch by the sink."""
     from recovery import DeltaSink, IcebergSink
 
     def build(spark):
@@ -196,7 +196,7 @@ def table(kind, share, rows_per_batch=500, last=3, pause_s=0.0):
             stateful("counts", key="key", update=count, output="key string, n long")
         )
 
-    place = f"file://{share}"
+    place = share if "://" in share else f"file://{share}"
     catalog = {"type": "sql", "uri": f"sqlite:///{share}/catalog.db", "warehouse": place}
     sinks = {
         "delta": lambda: DeltaSink(f"{place}/table"),
