@@ -82,6 +82,8 @@ OF_CLUSTERS = {
     "spark.sql.streaming.checkpointFileManagerClass": versions.FILE_MANAGER,
 }
 """What the executors of every cluster get, whatever host the driver runs on."""
+OF_KUBERNETES = {"spark.kubernetes.executor.useDriverPodIP": "false"}
+"""There Spark would send executors to the address that the driver listens at, instead of its name."""
 HOSTS_OF_DRIVERS = {
     "as it is": lambda *_: None,
     "a long path for temporary files": lambda patch, path: patch.setattr(tempfile, "tempdir", str(path)),
@@ -102,12 +104,7 @@ def test_what_executors_get_does_not_depend_on_the_drivers_host(host, master, en
     settings = dict(settings_of("flow", master, {"spark.executor.cores": "3"}).getAll())
     for name in ("spark.master", "spark.app.name", *OF_DRIVERS):
         settings.pop(name, None)
-    assert settings == {**OF_CLUSTERS, "spark.executor.cores": "3"}
-
-
-def test_on_kubernetes_executors_connect_to_the_name_of_the_driver():
-    """Not to the address that it listens at, which is Spark's default; what the user says counts."""
-    assert _of_master("k8s://https://h:6443")["spark.kubernetes.executor.useDriverPodIP"] == "false"
+    assert settings == OF_CLUSTERS | (OF_KUBERNETES if "k8s" in master else {}) | {"spark.executor.cores": "3"}
 
 
 def test_workers_run_this_python(environment):
