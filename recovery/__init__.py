@@ -121,8 +121,8 @@ if TYPE_CHECKING:
     from recovery.spark.run.reporting.listener import MetricsListener, query_metrics
     from recovery.spark.run.start import start
     from recovery.spark.sources.formats import register
-    from recovery.spark.sources.native_history import native_history
-    from recovery.spark.sources.native_state import native_operators, native_state
+    from recovery.spark.sources.operator_history import native_history
+    from recovery.spark.sources.operator_state import native_operators, native_state
     from recovery.spark.steps.aggregate import aggregate
     from recovery.spark.steps.arrow import stateful_arrow
     from recovery.spark.steps.stateful import stateful, stateful_map
@@ -294,9 +294,9 @@ _LATER = {
     "import_bytewax": "recovery.importing.bytewax",
     "incremental": "recovery.spark.pipelines.incremental",
     "init_partitions": "recovery.storage.initialize",
-    "native_history": "recovery.spark.sources.native_history",
-    "native_operators": "recovery.spark.sources.native_state",
-    "native_state": "recovery.spark.sources.native_state",
+    "native_history": "recovery.spark.sources.operator_history",
+    "native_operators": "recovery.spark.sources.operator_state",
+    "native_state": "recovery.spark.sources.operator_state",
     "process_state": "recovery.operational.manager",
     "query_metrics": "recovery.spark.run.reporting.listener",
     "register": "recovery.spark.sources.formats",

@@ -139,7 +139,7 @@ class RecoveryConfig:
     wait_limit: Interval | None = setting(
         None,
         "End with SparkUnavailableError (50) when the run has [waited](metrics.md#waiting-for-spark) this long for "
-        "executors, or for a source to say what it has.",
+        "executors, for room in YARN's queue, or for a source to say what it has.",
         "--wait-limit", kind="interval", variable="RECOVERY_WAIT_LIMIT", without="no limit",
     )  # fmt: skip
     replicate: str | os.PathLike[str] | None = setting(
@@ -386,7 +386,7 @@ class RecoveryConfig:
 
     @property
     def wait_limit_s(self) -> float | None:
-        """How long a run waits for executors or a source, in seconds; None: without limit."""
+        """How long a run waits for executors, YARN or a source, in seconds; None: without limit."""
         return None if self.wait_limit is None else parse_interval(self.wait_limit)
 
     @property

@@ -112,7 +112,7 @@ class RecoveryError(Exception):
         return _rebuild, (type(self), self.found, self.path, self.cause, self.remedy)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same facts for programs."""
+        """Return the error's facts as JSON values."""
         return {
             "error": type(self).__name__,
             "exit_code": self.exit_code,
@@ -193,8 +193,8 @@ class LinkedPartitionError(RecoveryError):
     exit_code = 14
     default_cause = "The directory was copied by hard links (cp -l, rsync --link-dest), or a tool copies that way."
     default_remedy = (
-        "Give this directory a file of its own while nobody uses either name: "
-        "cp part-N.sqlite3 copy && mv copy part-N.sqlite3"
+        "Give this directory a file of its own while nobody uses either name: copy the file to a new name (cp), and "
+        "rename the copy to the old one (mv)."
     )
 
 
@@ -471,6 +471,7 @@ class OwnerRefusedError(RecoveryError):
     """The process that has partitions open and its client refuse each other: key, token, certificate or version."""
 
     exit_code = 48
+    restart = True
     default_cause = "Executors have another version of this package, or something else listens at this address."
     default_remedy = "Install the driver's version on all executors, and check the address given by --serve."
 

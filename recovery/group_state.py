@@ -167,7 +167,7 @@ class GroupState(Generic[S]):
         return self._facts.now_ms
 
     def getCurrentWatermarkMs(self) -> int:
-        """See setTimeoutTimestamp."""
+        """Raise NotImplementedError: a stateful step has no event time, as for setTimeoutTimestamp."""
         raise NotImplementedError("there is no event-time watermark in a stateful step")
 
     def __getattr__(self, name: str) -> Any:

@@ -19,12 +19,12 @@ from recovery.owner.process import OwnerProcess
 from recovery.owner.service import OwnerService
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import Execution, FoundFile
-from recovery.storage.locations import Locations
 from recovery.storage.reach import reach
 from recovery.storage.scan import scan
 from recovery.storage.seam import BatchCount, Changes, CloseRequest, TaskStore
 from recovery.storage.sqlite.file.connections import open_database
 from recovery.storage.sqlite.store import FilePartitions
+from recovery.storage.store import Store
 from recovery.storage.verify import PartitionCheck
 from recovery.values.keys import partition_of
 from recovery.wire.address import OwnerAddress
@@ -65,13 +65,13 @@ class SpreadDirectory:
         """Start the owner service of a place."""
         return OwnerService(self.places[number], f"127.0.0.1:{port}", self.token, log=self.log.append)
 
-    def locations(self, *, run: str | None = None, deadline_s: float = 5.0) -> Locations:
+    def locations(self, *, run: str | None = None, deadline_s: float = 5.0) -> Store:
         """What a look asks; or what a run holds, which takes the place of an earlier run, as if that were silent."""
         owners = [
             Owner(OwnerAddress("127.0.0.1", each.port, Lease(0, ""), 0, deadline_s), self.token.read_bytes())
             for each in self.services
         ]
-        found = Locations(self.places[0], owners)
+        found = Store(self.places[0], owners)
         if run is not None:
             for each in self.services:
                 if each.runs.holding is not None:
@@ -106,7 +106,7 @@ class Driver:
     ) -> None:
         self.directory = directory
         self._owner: OwnerProcess | None = None
-        self.locations: Locations | None = None
+        self.locations: Store | None = None
         memory = MemoryPartitions(directory) if isinstance(directory, MemoryDirectory) else None
         if memory is not None:
             found = [FoundFile(each.path, each) for each in memory.describe()]

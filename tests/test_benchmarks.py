@@ -26,7 +26,7 @@ from benchmarks.harness.rounds import Contender, Measurement, Rounds
 from benchmarks.session import Session
 from benchmarks.suite import amplification, day, python_state, scale, storage, throughput, wire
 from recovery import init_partitions
-from recovery.storage.locations import Locations, OwnerAccess
+from recovery.storage.store import OwnerAccess, Store
 
 CHILD = """
 import pathlib, subprocess, time
@@ -84,7 +84,7 @@ def test_partitions_are_at_owners_and_come_back(tmp_path: Path, monkeypatch: pyt
     init_partitions("db", 2)
     files = sorted(Path("db").iterdir())
     with serving(Path("db"), 2) as settings:
-        places = Locations(Path("db"), OwnerAccess(settings["owners"], settings["token_file"]).connect(30.0))
+        places = Store(Path("db"), OwnerAccess(settings["owners"], settings["token_file"]).connect(30.0))
         assert [each.path.parent.name for each in places.found()] == list(settings["owners"])
         places.release()
     assert sorted(Path("db").iterdir()) == files

@@ -77,7 +77,7 @@ def targets() -> Iterator[str]:
     yield "| what the target says | errno | the run ends with | because |\n"
     yield "| --- | --- | --- | --- |\n"
     for each in REFUSALS:
-        numbers = ", ".join(f"`{errno.errorcode[number]}`" for number in each.errnos)
+        numbers = ", ".join(f"`{errno.errorcode[number]}`" for number in each.codes)
         yield f"| {each.means} | {numbers} | {_named(each.error)} | {each.why} |\n"
 
 
@@ -114,7 +114,9 @@ def test_links_belong_to_errors():
     assert set(MORE) <= {kind.__name__ for kind in all_errors()}
 
 
-@pytest.mark.parametrize("file", ["examples/deploy/recovery-words.service", "docs/deploying.md"])
+@pytest.mark.parametrize(
+    "file", ["examples/deploy/recovery-words.service", "examples/deploy/recovery-owner.service", "docs/deploying.md"]
+)
 def test_a_service_is_not_restarted_for_what_a_person_has_to_correct(file):
     """systemd's list is that of the classes, and the mistakes of a command line."""
     listed = re.search(r"^RestartPreventExitStatus=(.*)$", (ROOT / file).read_text(), re.MULTILINE)[1]

@@ -1,9 +1,12 @@
-"""The manifests and commands of examples that no test can run: what they call exists, with every option."""
+"""The manifests and commands of examples, of which default tests run none: what they call exists, with every
+option."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +69,6 @@ def test_what_kubernetes_calls_exists(file):
 def test_ports_and_names_of_a_cluster_agree(file):
     """Services have the ports that processes listen at, and owners the names that the driver calls."""
     text = (ROOT / "examples" / file).read_text()
-    assert "NOT TRIED" in text
     served = {(each["metadata"]["name"], port["port"]) for each in documents(file) if each["kind"] == "Service"
               for port in each["spec"]["ports"]}  # fmt: skip
     ports = {port for _, port in served}
@@ -84,7 +86,36 @@ def test_ports_and_names_of_a_cluster_agree(file):
 
 
 def test_what_yarn_is_given_exists():
+    """tests/cluster/test_yarn.py runs it where that is possible."""
     text = (ROOT / "examples" / "cluster" / "yarn.sh").read_text()
-    assert "NOT TRIED" in text
     [words] = re.findall(r"exec python -m recovery (.*)", text.replace("\\\n", ""))
-    check_command(shlex.split(words))
+    check_command([each for each in shlex.split(words) if each != "$@"])
+
+
+def test_what_starts_an_executor(tmp_path):
+    """The entry point of the image gives Java each option as one word, in their order; any other command is run."""
+    entrypoint = ROOT / "examples" / "cluster" / "entrypoint.sh"
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    java.chmod(0o755)
+    options = ["-Done=a b", "-Dtwo=*", *(f"-D{number}=1" for number in range(2, 12))]
+    given = {
+        **{f"SPARK_JAVA_OPT_{number}": each for number, each in enumerate(options)},
+        "SPARK_EXECUTOR_MEMORY": "512m", "SPARK_DRIVER_URL": "spark://x@words-0.words:7078", "SPARK_EXECUTOR_ID": "1",
+        "SPARK_EXECUTOR_CORES": "2", "SPARK_APPLICATION_ID": "app", "SPARK_EXECUTOR_POD_IP": "10.0.0.7",
+        "SPARK_RESOURCE_PROFILE_ID": "0", "SPARK_EXECUTOR_POD_NAME": "words-exec-1", "SPARK_CONF_DIR": "/conf",
+        "JAVA_HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+    }  # fmt: skip
+    words = subprocess.run(
+        [entrypoint, "executor"], env=given, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert words[: len(options)] == options
+    assert words[len(options) :][:3] == ["-Xms512m", "-Xmx512m", "-cp"]
+    assert words[words.index("-cp") + 1].startswith("/conf:/")
+    assert dict(zip(words[-14::2], words[-13::2], strict=True)) == {
+        "--driver-url": "spark://x@words-0.words:7078", "--executor-id": "1", "--cores": "2", "--app-id": "app",
+        "--hostname": "10.0.0.7", "--resourceProfileId": "0", "--podName": "words-exec-1",
+    }  # fmt: skip
+    other = subprocess.run([entrypoint, "echo", "a b"], capture_output=True, text=True, check=True)
+    assert other.stdout == "a b\n"

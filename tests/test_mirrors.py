@@ -42,12 +42,12 @@ COVERED_BY = {
     "replication/test_spread.py": "backup.share backup.spread owner.shipping",
     "replication/test_process.py": "replication.__main__ replication.messages replication.serving",
     "spark/jvm/test_stream_thread.py": "spark.run.under_way",
-    "spark/test_replication.py": "spark.run.replicating",
+    "spark/test_replication.py": "spark.run.parts.replicating",
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",
     "checkpoint/test_capture.py": "checkpoint.home checkpoint.restore checkpoint.rows",
     "checkpoint/test_sources.py": "checkpoint.position",
-    "native/test_import_and_export.py": """checkpoint.state_stores.state_files checkpoint.places checkpoint.relocate
-        native.choose native.exporting native.held native.importing""",
+    "operators/test_import_and_export.py": """checkpoint.directories checkpoint.relocate
+        checkpoint.state_stores.state_files operators.choose operators.exporting operators.held operators.importing""",
     "faults/test_clocks.py": "base.clock",
     "faults/test_hostile_files.py": "base.threads",
     "importing/test_bytewax.py": "cli.import_bytewax cli.import_group importing.positions",
@@ -61,7 +61,7 @@ COVERED_BY = {
     "operational/test_keyed.py": "cli.state_scopes",
     "operational/test_rewinds.py": "epochs.execution",
     "operational/test_scopes.py": "operational.backends.backend",
-    "operational/test_steps.py": "epochs.writer operational.steps.step_edits operational.flows storage.snapshot",
+    "operational/test_steps.py": "epochs.writer operational.steps.step_edits storage.snapshot",
     "report/test_page.py": """report.charts report.facts report.html report.partitions report.timeline
         report.trends""",
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
@@ -84,18 +84,20 @@ COVERED_BY = {
     "storage/test_reach.py": "base.credentials.task_key",
     "sinks/test_hadoop_disk.py": "hadoop.reports sinks.places",
     "cluster/test_reading.py": "spark.jvm.executors",
-    "spark/test_native_on_s3.py": "spark.run.checkpoint_home",
-    "cluster/test_counts.py": "base.version host.identity spark.run.serving spark.steps.sent",
+    "cluster/test_yarn.py": "spark.jvm.yarn_queue",
+    "cluster/test_counts.py": "base.version host.identity spark.run.parts.serving spark.steps.sent",
+    "storage/test_readers.py": "storage.owner_reader storage.reading",
     "storage/test_store.py": "host.open_files storage.deltas.scratch storage.scan",
     # A connection has two ends, and an owner several parts: their tests see the whole.
     "owner/test_step_rows.py": "owner.reading",
-    "wire/test_connections.py": """wire.address wire.answers wire.client wire.messages wire.server wire.service
-        wire.task_calls""",
+    "wire/test_connections.py": """wire.address wire.answers wire.client wire.line wire.messages wire.server
+        wire.service wire.task_calls""",
     "owner/test_service.py": """base.credentials.token cli.owners cli.serve owner.holding
-        owner.metrics
-        owner.runs storage.locations wire.calls
+        owner.runs wire.calls
         wire.run_calls wire.run_client""",
     "owner/test_copying.py": "storage.copied",
+    "owner/test_operating.py": """metrics.owners owner.watch.credentials owner.watch.facts report.owners
+        wire.looking""",
     "owner/test_process.py": "owner.__main__ owner.serving owner.spool owner.tasks",
     "storage/test_epoch_log.py": "cli.gc storage.history",
     "storage/test_initialize.py": "storage.sqlite.file.tables",
@@ -116,11 +118,11 @@ COVERED_BY = {
     "spark/jvm/test_versions.py": "spark.jvm.connect_sessions spark.jvm.stream_readers",
     "test_without_spark.py": "places.arrow spark.jvm.installed",
     "spark/test_warmup.py": "cli.warmup spark.jvm.cache.class_archive spark.run.warmup_flows",
-    "native/test_addresses.py": "hadoop.checkpoint",
+    "operators/test_addresses.py": "hadoop.checkpoint",
     "spark/test_plan.py": "spark.jvm.plan_nodes",
-    "spark/test_steps.py": """flow spark.planner.replay spark.run.mailboxes spark.run.position spark.run.query
-        spark.run.start spark.steps.input_keys spark.steps.picklable spark.steps.state_columns spark.steps.stateful
-        spark.steps.ticks""",
+    "spark/test_steps.py": """flow spark.planner.replay spark.run.execution spark.run.parts.mailboxes
+        spark.run.position spark.run.query spark.run.start spark.run.stream spark.steps.input_keys
+        spark.steps.picklable spark.steps.state_columns spark.steps.stateful spark.steps.ticks""",
     "spark/test_refused_plans.py": "spark.planner.bind",
     "spark/inputs/test_look.py": """operational.steps.input_again spark.inputs.kinds
         spark.inputs.others spark.inputs.protocol spark.jvm.kafka_offsets spark.jvm.tables""",
@@ -129,17 +131,18 @@ COVERED_BY = {
     "spark/test_merging.py": "spark.tuning.collecting",
     "spark/test_row_width.py": "spark.tuning.outcome",
     "spark/test_tuning.py": "spark.tuning.back_off",
+    "spark/test_history.py": "spark.run.parts.recording",
     "spark/test_metrics.py": """spark.run.reporting.events spark.run.reporting.listener
         spark.run.reporting.measuring spark.run.reporting.reports spark.run.status""",
     "spark/test_several.py": "spark.run.launch",
-    "spark/test_closing.py": "spark.run.prepare",
+    "spark/test_closing.py": "spark.run.parts.checking spark.run.prepare",
     "spark/run/test_until.py": "checkpoint.until",
     "spark/test_state_source.py": "spark.sources.compared",
     "operational/test_step_history.py": "cli.history operational.steps.epoch_input",
     "spark/test_changed_sources.py": "spark.run.source_starts",
-    "spark/test_native.py": "spark.planner.state_store spark.run.reporting.operator_rows",
-    "spark/test_native_state.py": """spark.sources.formats spark.sources.native_diff spark.sources.native_history
-        spark.sources.native_source""",
+    "spark/test_operators.py": "spark.planner.state_store spark.run.reporting.operator_rows",
+    "spark/test_operator_state.py": """spark.sources.formats spark.sources.operator_diff spark.sources.operator_history
+        spark.sources.operator_source""",
     "spark/test_appended.py": "spark.sources.driver_relay",
     "spark/test_pipelines.py": "cli.nodes spark.pipelines.run",
     "spark/test_crashes.py": "base.faults cli.run demo.flights demo.flow",
@@ -154,9 +157,9 @@ COVERED_BY = {
     "backup/test_commands.py": """backup.progress cli.backup cli.backup_progress cli.readable cli.restore
         cli.restore_output""",
     "backup/test_drill.py": "cli.drill",
-    "native/test_progress.py": "cli.checkpoint cli.checkpoint_progress cli.native cli.status_line",
+    "operators/test_progress.py": "cli.checkpoint cli.checkpoint_progress cli.operators cli.status_line",
     "metrics/test_progress.py": "cli.progress",
-    "operational/test_commands.py": """cli.hwm cli.places cli.state cli.state_common cli.state_files
+    "operational/test_commands.py": """cli.hwm cli.operational cli.state cli.state_common cli.state_files
         cli.state_transfer operational.exports""",
     "operational/test_comparison.py": "cli.diff cli.diff_output",
     "spark/test_delta_source.py": "spark.jvm.delta_schemas",

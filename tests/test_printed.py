@@ -16,8 +16,10 @@ from recovery.cli import COMMANDS
 from recovery.metrics.exposition import About, families
 from recovery.metrics.memory import ProcessMemory
 from recovery.metrics.meter import RunTotals
+from recovery.metrics.owners import owner_families
 from recovery.planning.health import DEFAULTS
 from recovery.planning.measures import Measure, OperatorWork, StepSize
+from recovery.planning.owner_facts import OwnerFacts
 from recovery.planning.replica import ReplicaLag, ReplicaState, Shipped
 from recovery.setting import settings_of
 from tests import test_error_page
@@ -58,6 +60,14 @@ def metrics() -> Iterator[str]:
         yield row(f"`{each.name}`", each.kind, labels, each.help)
 
 
+def facts() -> Iterator[str]:
+    """The table of the metrics of owners."""
+    yield head("metric", "type", "labels", "")
+    for each in owner_families([({}, OwnerFacts(clock_ms=0, call_p50_s=0, call_p99_s=0))]):
+        labels = ", ".join(f"`{label}`" for label in (each.samples[0][0] if each.samples else ()))
+        yield row(f"`{each.name}`", each.kind, labels, each.help)
+
+
 BLOCKS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
     "cli.md": {
         "commands": reference.commands,
@@ -70,6 +80,7 @@ BLOCKS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
     "flow-api.md": {"settings": settings},
     "metrics.md": {"metrics": metrics},
     "outside.md": test_outside.BLOCKS,
+    "owners.md": {"facts": facts},
 }
 """What prints each part of a page, by the part's name."""
 

@@ -12,9 +12,9 @@ import pytest
 
 from recovery.appended.position import InputOffset
 from recovery.base.credentials.certificates import read_certificates
-from recovery.base.credentials.token import read_token
+from recovery.base.credentials.token import read_tokens
+from recovery.checkpoint.directories import LocalCheckpoint
 from recovery.checkpoint.home import LocalHome
-from recovery.checkpoint.places import LocalPlace
 from recovery.checkpoint.relocate import relocated
 from recovery.checkpoint.source_places import recorded_places
 from recovery.checkpoint.state_stores.state_files import StateFiles
@@ -38,9 +38,9 @@ from tests.stores import ROOT
 DEEP = "[" * 200_000 + "]" * 200_000
 
 
-def place(path: Path) -> LocalPlace:
+def place(path: Path) -> LocalCheckpoint:
     """The directory as a checkpoint."""
-    return LocalPlace(path, lambda: "x")
+    return LocalCheckpoint(path, lambda: "x")
 
 
 @pytest.mark.parametrize("what", ["file", "directory", "pipe"])
@@ -123,11 +123,11 @@ ELSEWHERE = {
     "base/untrusted_paths.py": "the one place that opens what others made",
     "checkpoint/beginning.py": "a checkpoint of this execution",
     "checkpoint/capture.py": "a checkpoint of this execution",
-    "checkpoint/offsets.py": "a checkpoint of this execution, or one whose files LocalPlace.sizes has looked at",
-    "checkpoint/position.py": "a checkpoint of this execution, or one whose files LocalPlace.sizes has looked at",
+    "checkpoint/offsets.py": "a checkpoint of this execution, or one whose files LocalCheckpoint.sizes has looked at",
+    "checkpoint/position.py": "a checkpoint of this execution, or one whose files LocalCheckpoint.sizes has looked at",
     "checkpoint/restore.py": "files that this function has just written",
     "checkpoint/sources.py": "files that this function has just written",
-    "native/exporting.py": "files that this function has just written",
+    "operators/exporting.py": "files that this function has just written",
     "hadoop/home.py": "files of this execution",
     "backup/at_owners.py": "copies in this process's scratch directory",
     "backup/objects.py": "copies in this process's scratch directory",
@@ -187,7 +187,7 @@ def test_settings_are_files(tmp_path, kind):
     path = {"device": Path("/dev/zero")}.get(kind, path)
     if kind == "link to a device":
         path.symlink_to("/dev/zero")
-    for read in (read_token, read_certificates, read_properties, lambda path: lines_of(str(path))):
+    for read in (read_tokens, read_certificates, read_properties, lambda path: lines_of(str(path))):
         with pytest.raises(ConfigurationError, match=r"not a file|larger than|Is a directory"):
             read(path)
 
@@ -198,7 +198,7 @@ def test_a_pipe_of_the_shell_is_read():
     try:
         os.write(writing, b"0123456789abcdef0123\n")
         os.close(writing)
-        assert read_token(Path(f"/dev/fd/{reading}")) == b"0123456789abcdef0123"
+        assert read_tokens(Path(f"/dev/fd/{reading}")) == (b"0123456789abcdef0123",)
     finally:
         os.close(reading)
 
@@ -208,10 +208,10 @@ def test_a_token_that_all_users_can_read(tmp_path, caplog):
     path = tmp_path / "token"
     path.write_text("0123456789abcdef0123")
     path.chmod(0o600)
-    read_token(path)
+    read_tokens(path)
     assert not caplog.records
     path.chmod(0o644)
-    assert read_token(path) == b"0123456789abcdef0123"
+    assert read_tokens(path) == (b"0123456789abcdef0123",)
     assert f"chmod o= {path}" in caplog.text
     assert "0123456789" not in caplog.text
 

@@ -9,6 +9,7 @@ import sys
 import tomllib
 import zipfile
 from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,18 @@ def test_the_wheel_has_every_file_of_the_packages_and_nothing_else(tmp_path):
     assert found - meta == own
     assert {name.partition("/")[2] for name in meta} >= {"METADATA", "RECORD", "entry_points.txt", "licenses/LICENSE"}
     assert "recovery = " in entry_points
+
+
+def test_nobody_is_sent_to_a_registry_for_this_package():
+    """It is on none, and another one could get there first. What is installed is a checkout, or a wheel as a file."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip(f"no list of files: {listed.stderr.strip()}")
+    sent = re.compile(r"pip install[^\n`&|;]*[\s'\"]recovery(\[|==|[\s'\"`]|$)|Install recovery==", re.MULTILINE)
+    for name in listed.stdout.split("\0"):
+        path = ROOT / name
+        if path.suffix in (".py", ".md", ".sh", ".yaml", ".toml", ".service") and path != Path(__file__):
+            assert not sent.search(path.read_text()), name
 
 
 def test_the_bill_of_materials_is_whole():

@@ -63,7 +63,7 @@ def test_directories_are_kept_copied_and_shown_without_spark(tmp_path):
 
 def test_the_rooms_below_spark_import_without_it():
     """All of their modules, but those for the values of a step's tables and lines."""
-    rooms = "base host planning checkpoint metrics storage sinks epochs operational backup native report cli"
+    rooms = "base host planning checkpoint metrics storage sinks epochs operational backup operators report cli"
     found = (path.relative_to(ROOT) for room in rooms.split() for path in (ROOT / "recovery" / room).rglob("*.py"))
     names = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in found]
     assert len(names) > 100

@@ -140,6 +140,9 @@ def _check_blank(position: FilePosition, look: DirectoryListing, new: list[Gener
             raise _left(position, file)
     if position.name != position.origin or any(_is_packed(position, each) for each in look.generations):
         return
+    if any(each.compressed and each.log == (position.directory, position.origin) for each in new):
+        # Compression replaced the file; `_check_compressed` then requires that its lines can be read.
+        return
     files = [each.file for each in new if each.origin == position.origin]
     files += [each for each in look.listed.values() if position.origin in certain_bases(each.name)]
     if any(each.directory == position.directory and each.mtime_ns > position.mtime_ns for each in files):

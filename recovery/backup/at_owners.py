@@ -40,9 +40,9 @@ from recovery.host.durable import PRIVATE, UMASK, make_directories
 from recovery.host.storage_errors import storage_errors
 from recovery.planning.owner_restore import allot, counts
 from recovery.storage.initialize import RESTORING, clear_killed_attempt, refuse_existing
-from recovery.storage.locations import Locations
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.restored import mark_restored
+from recovery.storage.store import Store
 from recovery.wire.calls import OwnerCalls, Piece
 from recovery.wire.run_client import Owner
 
@@ -87,7 +87,7 @@ def restore_to_owners(
     others may read the files, as far as the umask of each owner allows. Ends the connections. Raises what
     `recovery.backup.restore.restore` raises, and what owners refuse with.
     """
-    places = Locations(scratch, owners)
+    store = Store(scratch, owners)
     began_s = clock.elapsed_s()
 
     def mark() -> None:
@@ -98,8 +98,8 @@ def restore_to_owners(
         # owners.1
         if directory is not None:
             held.enter_context(_free(directory, clock, umask))
-        held.callback(places.release)
-        places.hold(f"restore {random_id()}", "a restore", task_key)
+        held.callback(store.release)
+        store.hold(f"restore {random_id()}", "a restore", task_key)
         _end_left(owners, mark)
         _refuse_held(owners)
         # owners.2

@@ -133,14 +133,13 @@ def _lasting(place: str) -> str:
 
 
 class ComparedDocuments:
-    """Documents that are read and written through a `Place`, for stores without conditional writes."""
+    """A `DocumentStore` over a `Place`, for stores without conditional writes."""
 
     def __init__(self, target: Place, location: str) -> None:
         self.location = location
         self._target = target
 
     def get(self, path: str) -> FoundObject | None:
-        """See `DocumentStore.get`."""
         try:
             content = b"".join(self._target.read(path))
         except FileNotFoundError:
@@ -150,7 +149,6 @@ class ComparedDocuments:
         return FoundObject(content, hashlib.sha256(content).hexdigest())
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """See `DocumentStore.put`."""
         found = self.get(path)
         if (None if found is None else found.token) != expected:
             raise Conflict(path)
@@ -158,11 +156,9 @@ class ComparedDocuments:
         return hashlib.sha256(content).hexdigest()
 
     def paths(self, prefix: str) -> list[str]:
-        """See `DocumentStore.paths`."""
         return [entry.name for entry in self._target.entries(prefix)]
 
     def delete(self, path: str) -> None:
-        """See `DocumentStore.delete`."""
         self._target.delete(path)
 
 

@@ -11,7 +11,7 @@ fork.5  Rename the directory into place.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,20 +50,17 @@ class Forked:
     elapsed_s: float
 
 
-def plan_fork(
-    directory: Path, new_directory: Path, epoch: int | None = None, *, copied_from: Path | None = None
-) -> ResumePlan:
-    """Return where a fork would continue; changes nothing. epoch: None: the newest that all partitions hold.
-    copied_from: the directory of the run, if `directory` has copies of its partitions; None: `directory`.
+def plan_fork(found: Sequence[FoundFile], directory: Path, new_directory: Path, epoch: int | None = None) -> ResumePlan:
+    """Return where a fork of the store with these files would continue; changes nothing. directory: that of its runs.
+    epoch: None: the newest that all partitions hold.
 
     Raises the errors of `plan`, StandbyDirectoryError, EpochNotHeldError, ConfigurationError, AlreadyInitializedError
     or StorageError.
     """
-    origin = copied_from or directory
-    refuse_standby(origin)
-    refuse_hydrating(origin, "a fork")
-    planned = _plan([*scan(directory)], epoch)
-    check_outside(new_directory, origin)
+    refuse_standby(directory)
+    refuse_hydrating(directory, "a fork")
+    planned = _plan(found, epoch)
+    check_outside(new_directory, directory)
     refuse_made(new_directory, planned.store_id)
     check_free(new_directory)
     return planned
@@ -99,7 +96,7 @@ def fork(
     return attempt.make(local_path(new_directory))
 
 
-def _plan(found: list[FoundFile], epoch: int | None) -> ResumePlan:
+def _plan(found: Sequence[FoundFile], epoch: int | None) -> ResumePlan:
     return plan_resume(found, resume_epoch=None if epoch is None else epoch + 1)
 
 
@@ -117,7 +114,7 @@ class _ForkAttempt:
     def make(self, target: Path) -> Forked:
         """Do steps fork.1 to fork.5."""
         began_s = self._clock.elapsed_s()
-        first = plan_fork(self._directory, target, self._epoch, copied_from=self._origin)
+        first = plan_fork(scan(self._directory), self._origin, target, self._epoch)
         paths = [d.path for d in first.partitions]
         allow_open_files(len(paths) * FILES_PER_COPY)
         with new_directory(target, "fork", modes_beside(paths[0])) as draft:

@@ -29,13 +29,15 @@ class NoLink(Exception):  # noqa: N818 - not an error: the partition is stored w
 
 
 class Linking(NamedTuple):
-    """Where links are stored, and by which backup. check: read each chain in full before a link is added to it."""
+    """Where links are stored, and by which backup. check: read each chain in full before a link is added to it.
+    running: the name of the note that announces the backup at the target."""
 
     target: Place
     identity: str
     taken_ms: int
     check: bool
     observe: Observer
+    running: str = ""
 
 
 class WrittenLink(NamedTuple):

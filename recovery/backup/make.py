@@ -17,7 +17,7 @@ from recovery.backup.manifest import OBJECTS, Manifest, StoredCopy, backup_id, f
 from recovery.backup.note import LastBackup, note_backup
 from recovery.backup.objects import SpoiledObject, bring, store_file
 from recovery.backup.progress import FileProgress, Observer, ignore
-from recovery.backup.repository import begin, check_store, finish, give_up
+from recovery.backup.repository import begin, check_store, finish, give_up, running_name
 from recovery.backup.writer import Writer
 from recovery.base.clock import LATEST_MS, Clock
 from recovery.base.threads import each
@@ -84,27 +84,23 @@ class Parts(Protocol):
 
 
 class DirectoryParts:
-    """All partitions, in one directory."""
+    """The `Parts` of one directory that has all partitions."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._found: list[FoundFile] = []
 
     def found(self) -> list[FoundFile]:
-        """See `Parts.found`."""
         self._found = scan(self._directory)
         return self._found
 
     def origins(self) -> Sequence[Origin]:
-        """See `Parts.origins`."""
         return read_origins(self._directory)
 
     def store(self, storing: Storing) -> list[StoredCopy] | None:
-        """See `Parts.store`."""
         return storing.copies([each.path for each in plan_resume(self._found).partitions])
 
     def apart(self) -> RecoveryError:
-        """See `Parts.apart`."""
         return StorageError(
             "no consistent copies could be taken",
             path=self._directory,
@@ -170,7 +166,8 @@ def make_backup(
         attempt = apart = 0
         while results is None:
             taken_ms = _moment_after([found], clock)
-            linking = Linking(target, f"{identity}.{attempt}" if attempt else identity, taken_ms, check, observe)
+            own = f"{identity}.{attempt}" if attempt else identity
+            linking = Linking(target, own, taken_ms, check, observe, running_name(identity))
             with scratch_directory("backup", scratch) as room:
                 storing = Storing(linking, room, usable, incremental=incremental, staged=staged)
                 try:
@@ -336,7 +333,7 @@ class Storing:
         self, copy: Path, description: PartitionDescription, pinned: PinnedPartition, tell: Callable[..., FileProgress]
     ) -> StoredCopy:
         """Compress and write one partition."""
-        target, identity, taken_ms, _, observe = self._linking
+        target, identity, taken_ms, _, observe, _ = self._linking
         name = object_name(identity, description.index)
         stored = store_file(target, name, copy, lambda done: observe(tell(step="store", bytes_done=done)), indexed=True)
         copy.unlink()

@@ -153,19 +153,19 @@ def begin(target: Place, identity: str, choose_base: Callable[[], Manifest | Non
             "started_ms": started_ms,
             "needs": sorted(name for copy in copies for name, _ in copy.objects),
         }
-        target.write(_running_name(identity), [gzip.compress(json.dumps(note).encode(), mtime=0)])
-        if base is None or _exists(target, manifest_name(base.id)):
+        target.write(running_name(identity), [gzip.compress(json.dumps(note).encode(), mtime=0)])
+        if base is None or exists(target, manifest_name(base.id)):
             return base
-        target.delete(_running_name(identity))
+        target.delete(running_name(identity))
 
 
 def finish(target: Place, manifest: Manifest) -> None:
     """Steps make.4 and make.5: make the backup count. Raises BackupTargetError if the backup was given up meanwhile."""
-    running, written = _running_name(manifest.id), False
-    if _exists(target, running):
+    running, written = running_name(manifest.id), False
+    if exists(target, running):
         target.write(manifest_name(manifest.id), [encode(manifest)])
         written = True
-    if not _exists(target, running):
+    if not exists(target, running):
         if written:
             target.delete(manifest_name(manifest.id))
         raise BackupTargetError(
@@ -181,7 +181,7 @@ def finish(target: Place, manifest: Manifest) -> None:
 
 def give_up(target: Place, identity: str) -> None:
     """Withdraw the announcement of this backup. The next pruning removes what the backup stored."""
-    target.delete(_running_name(identity))
+    target.delete(running_name(identity))
 
 
 def prune(
@@ -321,7 +321,7 @@ def is_damaged(target: Place, entry: PlaceEntry, now_ms: int) -> bool:
 
 def is_listed(target: Place, identity: str) -> bool:
     """Return whether a backup's manifest is still there. Raises BackupTargetError."""
-    return _exists(target, manifest_name(identity))
+    return exists(target, manifest_name(identity))
 
 
 def _read_running(target: Place, entry: PlaceEntry) -> Running | None:
@@ -336,7 +336,7 @@ def _read_running(target: Place, entry: PlaceEntry) -> Running | None:
         return None
 
 
-def _exists(target: Place, name: str) -> bool:
+def exists(target: Place, name: str) -> bool:
     """Whether an object is there; asks by the object's name, because a list of all may be long."""
     try:
         for _ in target.read(name):
@@ -352,5 +352,6 @@ def _folder(name: str) -> str:
     return name[: name.rindex("/") + 1]
 
 
-def _running_name(identity: str) -> str:
+def running_name(identity: str) -> str:
+    """Return the name of the note that announces a backup."""
     return f"{RUNNING}{identity}{SUFFIX}"

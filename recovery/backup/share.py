@@ -8,6 +8,7 @@ ends with its standard input.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -20,7 +21,9 @@ from recovery.backup.links import Linking
 from recovery.backup.make import FILES_PER_COPY, SpoiledChainError, Storing
 from recovery.backup.manifest import StoredCopy, StoredPartition, decode_copy, encode_copy
 from recovery.backup.progress import ignore
-from recovery.errors import StorageError
+from recovery.backup.repository import exists
+from recovery.base.printable import one_line
+from recovery.errors import StorageError, with_path
 from recovery.host.children import lines_of, tell_parent
 from recovery.host.durable import make_directories
 from recovery.host.open_files import allow_open_files
@@ -30,6 +33,7 @@ from recovery.places.opening import open_place
 from recovery.places.protocol import Place
 from recovery.storage.verify import damage_behind
 from recovery.wire.messages import Refusal, as_refusal, as_typed
+from recovery.wire.traffic import Repeats
 
 NICENESS = 10
 
@@ -42,9 +46,12 @@ class OwnerDirectories(msgspec.Struct, frozen=True):
 
 
 class WantedShare(msgspec.Struct, frozen=True):
-    """Store these partitions. before: copies of them that may be listed again or continued."""
+    """Store these partitions; without any, only look at the place. running: the name of the note that the run has
+    written to the place, which proves that the place is the same one here. before: copies of them that may be listed
+    again or continued."""
 
     destination: str
+    running: str
     identity: str
     taken_ms: int
     check: bool
@@ -61,12 +68,14 @@ class WantedShare(msgspec.Struct, frozen=True):
 
 class StoredShare(msgspec.Struct, frozen=True):
     """The copies, or why there are none. whole_because: see `recovery.backup.make.Made`. spoiled: the partition whose
-    chain before is damaged, and how."""
+    chain before is damaged, and how. is_elsewhere: the address is another place on this host, and nothing was
+    stored."""
 
     copies: list[dict[str, Any]] = []
     whole_because: dict[str, str] = {}
     spoiled: tuple[int, str] | None = None
     refusal: Refusal | None = None
+    is_elsewhere: bool = False
 
 
 def decoded(copies: list[dict[str, Any]], store_id: str, count: int) -> list[StoredCopy]:
@@ -78,7 +87,12 @@ def decoded(copies: list[dict[str, Any]], store_id: str, count: int) -> list[Sto
 
 
 def store_share(wanted: WantedShare, directory: Path, target: Place, scratch: Path) -> StoredShare:
-    """Store an owner's partitions. Raises what `make_backup` raises for these partitions."""
+    """Store an owner's partitions, if the run's note is at the place. Raises what `make_backup` raises for these
+    partitions."""
+    if not exists(target, wanted.running):
+        return StoredShare(is_elsewhere=True)
+    if not wanted.indexes:
+        return StoredShare()
     linking = Linking(target, wanted.identity, wanted.taken_ms, wanted.check, ignore)
     allow_open_files(len(wanted.indexes) * FILES_PER_COPY)
     with scratch_directory("backup", scratch) as room:
@@ -98,6 +112,9 @@ class Sharing:
     def __init__(self, place: OwnerDirectories) -> None:
         self._directory, self._scratch = Path(place.directory), Path(place.scratch)
         self._targets: dict[str, Place] = {}
+        self._logged = Repeats()
+        self._stores = False
+        """Whether the last request was done."""
 
     def answer(self, line: bytes) -> StoredShare:
         """Return the copies that a line of JSON (`WantedShare`) asks for, or why there are none."""
@@ -106,14 +123,32 @@ class Sharing:
             target = self._targets.get(wanted.destination) or limited(open_place(wanted.destination))
             self._targets = {wanted.destination: target}
             make_directories(self._scratch)
-            return store_share(wanted, self._directory, target, self._scratch)
+            stored = store_share(wanted, self._directory, target, self._scratch)
         except Exception as error:
-            self._targets = {}
-            return StoredShare(refusal=as_refusal(as_typed(error, damage_behind, _log)))
+            self._targets, self._stores = {}, False
+            typed = as_typed(error, damage_behind, _log)
+            self._say(f"copies were not stored: {one_line(with_path(typed.found, typed.path))}")
+            return StoredShare(refusal=as_refusal(typed))
+        place = one_line(target.shown)
+        if stored.is_elsewhere:
+            self._stores = False
+            self._say(f"copies were not stored: what the run wrote to {place} is not there on this host")
+        elif stored.copies and not self._stores:
+            self._stores = True
+            _log(f"copies are stored at {place}")
+        return stored
+
+    def _say(self, text: str) -> None:
+        """Log a line, unless the same one was logged lately: a run may ship many times a minute."""
+        line = self._logged(text)
+        if line is not None:
+            _log(line)
 
 
 def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    # A full disk or a reader that has gone ends no shipping.
+    with contextlib.suppress(OSError, ValueError):
+        print(f"recovery serve: {text}", file=sys.stderr, flush=True)
 
 
 def main() -> NoReturn:

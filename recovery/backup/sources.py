@@ -99,7 +99,7 @@ class Source(Protocol):
 
 
 class BackupSource:
-    """The finished backups at a target. A copy that several backups list appears once."""
+    """The `Source` of the finished backups at a target. A copy that several backups list appears once."""
 
     def __init__(self, target: Place, clock: Clock, scratch: Path | None = None) -> None:
         """scratch: a directory for temporary files. Raises NoBackupError or BackupTargetError."""
@@ -143,7 +143,6 @@ class BackupSource:
     def fetch(
         self, copy: PartitionCopy, path: Path, observe: Observer, *, collects: bool = True, place: str | None = None
     ) -> None:
-        """See `Source.fetch`."""
         stored = self._stored[copy.origin]
         try:
             for name, sha256 in stored.digests.items():
@@ -159,14 +158,12 @@ class BackupSource:
             raise BackupDamagedError(error.found, path=self.shown) from error
 
     def reads(self, copy: PartitionCopy, *, lazily: bool = False) -> Sequence[RestoreRead]:
-        """See `Source.reads`."""
         stored = self._stored[copy.origin]
         (name, size), *changes = stored.objects
         whole = RestoreRead(name, size, stored.index_bytes if lazily and stored.index_bytes else size)
         return [whole, *(RestoreRead(name, size, size) for name, size in changes)]
 
     def describe_chains(self) -> None:
-        """See `Source.describe_chains`."""
         chains: dict[str, StoredCopy] = {}
         there: dict[str, set[int]] = defaultdict(set)
         for stored in self._stored.values():
@@ -197,7 +194,6 @@ class BackupSource:
                 for link, description in zip(found, described(found, chain.description), strict=True)]  # fmt: skip
 
     def missing(self) -> list[str]:
-        """See `Source.missing`."""
         there = {entry.name: entry.size_bytes for entry in self._target.entries(OBJECTS)}
         needs: dict[tuple[str, int], list[str]] = defaultdict(list)
         for manifest in self.listing.manifests:
@@ -215,12 +211,11 @@ class BackupSource:
         return found
 
     def is_spoiled(self, copy: PartitionCopy) -> bool:
-        """See `Source.is_spoiled`."""
         return not self._spoiled.keys().isdisjoint(self._stored[copy.origin].digests.items())
 
 
 class PlainSource:
-    """Files that `cp`, `sqlite3 .backup` or Litestream left in a directory or below it.
+    """The `Source` of files that `cp`, `sqlite3 .backup` or Litestream left in a directory or below it.
 
     A file's content, not its name, decides which partition it is a copy of. A file with a log beside it is copied
     before it is read, so nothing in the directory changes.
@@ -264,7 +259,6 @@ class PlainSource:
     def fetch(
         self, copy: PartitionCopy, path: Path, observe: Observer, *, collects: bool = True, place: str | None = None
     ) -> None:
-        """See `Source.fetch`."""
         source = Path(copy.origin)
         size = copy.description.size_bytes
         with translated(path):
@@ -272,19 +266,18 @@ class PlainSource:
         observe(FileProgress("fetch", path.name, size, size))
 
     def reads(self, copy: PartitionCopy, *, lazily: bool = False) -> Sequence[RestoreRead]:
-        """See `Source.reads`."""
         size = copy.description.size_bytes
         return [RestoreRead(copy.origin, size, size)]
 
     def describe_chains(self) -> None:
-        """See `Source.describe_chains`. Files are no chains."""
+        """Do nothing: plain files are no chains."""
 
     def missing(self) -> list[str]:
-        """See `Source.missing`. A directory of plain files lists no other objects."""
+        """Return nothing: a directory of plain files lists no objects."""
         return []
 
     def is_spoiled(self, copy: PartitionCopy) -> bool:
-        """See `Source.is_spoiled`. No two copies share a file."""
+        """Return False: no two copies share a file."""
         return False
 
 

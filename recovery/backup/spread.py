@@ -12,17 +12,26 @@ from functools import partial
 import msgspec
 
 from recovery.backup.links import NoLink
-from recovery.backup.make import SpoiledChainError, Storing
+from recovery.backup.make import DirectoryParts, Parts, SpoiledChainError, Storing
 from recovery.backup.manifest import StoredCopy, encode_copy
+from recovery.backup.repository import begin, give_up, running_name
 from recovery.backup.share import StoredShare, WantedShare, decoded
 from recovery.base.ids import PartitionIndex
 from recovery.base.threads import each
-from recovery.errors import BackupTargetError, InconsistentPartitionsError, RecoveryError, StorageError
+from recovery.errors import (
+    BackupTargetError,
+    ConfigurationError,
+    InconsistentPartitionsError,
+    RecoveryError,
+    StorageError,
+)
 from recovery.operational.backends.owned import origins_of
+from recovery.places.opening import lasting_place
+from recovery.places.protocol import Place
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
-from recovery.storage.locations import Locations
 from recovery.storage.origin import Origin
+from recovery.storage.store import Store
 from recovery.wire.calls import OwnerCalls
 from recovery.wire.messages import as_error
 from recovery.wire.run_client import Owner
@@ -30,42 +39,44 @@ from recovery.wire.run_client import Owner
 AT_ONCE = 16
 
 
-class SpreadParts:
-    """The partitions of a directory and of owners: `recovery.backup.make.Parts`."""
+def parts_of(store: Store, destination: str) -> Parts:
+    """Return the partitions of a store for backups at a place. destination: the address of the place. Raises
+    ConfigurationError if the address has secrets and owners were named."""
+    if not store.is_spread:
+        return DirectoryParts(store.directory)
+    try:
+        return SpreadParts(store, lasting_place(destination))
+    except ConfigurationError as error:
+        error.cause = "The secrets would be sent to the owners, and secrets never leave a host."
+        error.remedy = "Leave the secrets out, and give them by the environment, on each host: see docs/backup.md."
+        raise
 
-    def __init__(self, places: Locations, destination: str) -> None:
+
+class SpreadParts:
+    """The `Parts` of a directory and of owners."""
+
+    def __init__(self, store: Store, destination: str) -> None:
         """destination: the address of the place, which each owner opens with credentials of its own."""
-        self._places = places
+        self._store = store
         self._destination = destination
         self._found: list[FoundFile] = []
         self._apart: RecoveryError | None = None
 
     def found(self) -> list[FoundFile]:
-        """See `Parts.found`."""
-        self._found = self._places.found()
+        self._found = self._store.found()
         self._fit(self._found)
         return self._found
 
     def origins(self) -> Sequence[Origin]:
-        """See `Parts.origins`."""
         self.found()
-        return origins_of(self._places)
+        return origins_of(self._store)
 
     def store(self, storing: Storing) -> list[StoredCopy] | None:
-        """See `Parts.store`."""
         found = plan_resume(self._found)
-        places = self._places
-        at_owners: dict[Owner, list[PartitionIndex]] = {}
-        own = []
-        for partition in found.partitions:
-            owner = places.owner_of(partition.index)
-            if owner is None:
-                own.append(partition.path)
-            else:
-                at_owners.setdefault(owner, []).append(partition.index)
+        own = [each.path for each in found.partitions if self._store.owner_of(each.index) is None]
         takes: list[Callable[[], list[StoredCopy] | None]] = [
             partial(self._at_owner, owner, indexes, storing, found.store_id, len(found.partitions))
-            for owner, indexes in at_owners.items()
+            for owner, indexes in self._at_owners().items()
         ]
         if own:
             takes.append(partial(storing.copies, own, are_all=False))
@@ -79,8 +90,30 @@ class SpreadParts:
         self._check_there(storing, copies)
         return copies
 
+    def _at_owners(self) -> dict[Owner, list[PartitionIndex]]:
+        """Return the partitions that each owner has, of those that were found."""
+        shares: dict[Owner, list[PartitionIndex]] = {}
+        for partition in plan_resume(self._found).partitions:
+            owner = self._store.owner_of(partition.index)
+            if owner is not None:
+                shares.setdefault(owner, []).append(partition.index)
+        return shares
+
+    def elsewhere(self, target: Place, identity: str, now_ms: int) -> BackupTargetError | None:
+        """Return the error for an owner on whose host the address is another place; None if it is one place everywhere.
+        Stores nothing but the note of a backup `identity`, which is removed again."""
+        self.found()
+        begin(target, identity, lambda: None, now_ms)
+        wanted = WantedShare(self._destination, running_name(identity), identity, now_ms, False, False, "", 0, [], [])
+        try:
+            owners = list(self._at_owners())
+            answers = each(partial(self._answer, wanted=wanted), owners, at_once=AT_ONCE, name="owner")
+        finally:
+            give_up(target, identity)
+        wrong = (owner for owner, answer in zip(owners, answers, strict=True) if answer.is_elsewhere)
+        return next((_elsewhere(owner, target) for owner in wrong), None)
+
     def apart(self) -> RecoveryError:
-        """See `Parts.apart`."""
         assert self._apart is not None, "store comes first"
         return self._apart
 
@@ -91,7 +124,7 @@ class SpreadParts:
         except InconsistentPartitionsError as error:
             raise InconsistentPartitionsError(
                 f"the run's backup interval is shorter than what lay between looks at its owners: {error.found}",
-                path=self._places.directory,
+                path=self._store.directory,
                 cause="The run closed epochs meanwhile, so that the partitions have none in common.",
                 remedy="Give the run a longer backup interval, such as -b 10m.",
             ) from error
@@ -102,9 +135,24 @@ class SpreadParts:
         linking = storing.linking
         before = [encode_copy(copy) for copy in storing.usable if copy.description.index in indexes]
         wanted = WantedShare(
-            self._destination, linking.identity, linking.taken_ms, linking.check, storing.incremental, store_id, count,
-            list(indexes), before,
+            self._destination, linking.running, linking.identity, linking.taken_ms, linking.check, storing.incremental,
+            store_id, count, list(indexes), before,
         )  # fmt: skip
+        answer = self._answer(owner, wanted)
+        if answer.is_elsewhere:
+            raise _elsewhere(owner, linking.target)
+        if answer.spoiled is not None:
+            index, why = answer.spoiled
+            raise SpoiledChainError(next(c for c in storing.usable if c.description.index == index), NoLink(why))
+        storing.whole_because |= answer.whole_because
+        copies = decoded(answer.copies, store_id, count)
+        if [copy.description.index for copy in copies] != list(indexes):
+            raise StorageError(f"the owner at {owner.location} stored other partitions than its own")
+        return copies
+
+    @staticmethod
+    def _answer(owner: Owner, wanted: WantedShare) -> StoredShare:
+        """Return what an owner answers. Raises the error with which it refuses."""
         text = owner.ask(OwnerCalls.store_copies, msgspec.json.encode(wanted).decode())
         try:
             answer = msgspec.json.decode(text, type=StoredShare)
@@ -114,14 +162,7 @@ class SpreadParts:
             refused = as_error(answer.refusal, owner.location)
             refused.path = refused.path or owner.location
             raise refused
-        if answer.spoiled is not None:
-            index, why = answer.spoiled
-            raise SpoiledChainError(next(c for c in storing.usable if c.description.index == index), NoLink(why))
-        storing.whole_because |= answer.whole_because
-        copies = decoded(answer.copies, store_id, count)
-        if [copy.description.index for copy in copies] != list(indexes):
-            raise StorageError(f"the owner at {owner.location} stored other partitions than its own")
-        return copies
+        return answer
 
     def _check_there(self, storing: Storing, copies: Sequence[StoredCopy]) -> None:
         """Raises BackupTargetError if the place does not have what owners have just stored: the owners' place is
@@ -142,3 +183,12 @@ class SpreadParts:
                         cause="On the owner's host the same address is another place, such as a disk of its own.",
                         remedy="Name a place that all hosts reach under the same address.",
                     )
+
+
+def _elsewhere(owner: Owner, target: Place) -> BackupTargetError:
+    return BackupTargetError(
+        f"what this host wrote there is not there for the owner at {owner.location}, which has stored nothing",
+        path=target.shown,
+        cause="On the owner's host the address is another place: a disk of its own, or a share that is not mounted.",
+        remedy="Name a place that all hosts reach under the same address.",
+    )

@@ -2,7 +2,7 @@
 
 RECOVERY_CRASH_AT names one, with the number of the visit that kills: "close.2.snaps:3" dies by SIGKILL at the third
 visit. Without the variable, visiting a point costs one comparison. The names are those of the numbered steps in the
-docstrings of `recovery.epochs.closer` and in `recovery.spark.run.start`.
+docstrings of `recovery.epochs.closer` and in `recovery.spark.run.execution`.
 """
 
 from __future__ import annotations

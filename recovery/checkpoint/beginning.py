@@ -100,7 +100,7 @@ class InputBeginning:
     places: str
 
     def with_settings(self, setting: Callable[[str], str | None]) -> InputBeginning:
-        """Return the same position with the settings of another run.
+        """Return this position with the settings of another run.
 
         Spark keeps the settings that states depend on, but no states exist yet. setting: returns the present value of
         one; None: unknown, so the setting keeps its value. Raises CorruptPartitionError.

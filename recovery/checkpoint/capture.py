@@ -97,7 +97,8 @@ class Capture:
         self._state = StateFiles(home, self._held)
 
     def wait_for_commit(self, batch: BatchId, alive: Callable[[], bool]) -> bool:
-        """See `recovery.checkpoint.position.wait_for_commit`."""
+        """Wait until Spark has logged `batch` as done; return False when the query ended without doing so. Raises
+        FlowFailedError after a minute."""
         return wait_for_commit(self._home, batch, alive)
 
     def take(self, batch: BatchId, instead: Mapping[str, bytes] | None = None) -> Captured:

@@ -69,7 +69,7 @@ class CheckpointHome(Protocol):
 
 
 class LocalHome:
-    """A directory of this host."""
+    """The `CheckpointHome` in a directory of this host."""
 
     shared = False
 
@@ -79,14 +79,12 @@ class LocalHome:
         self.location = f"file:{directory.absolute()}"
 
     def has_logged(self, batch: BatchId) -> bool:
-        """See `CheckpointHome.has_logged`."""
         return (self.directory / "commits" / str(batch)).exists()
 
     def pull(self, batch: BatchId) -> None:
         """Do nothing: Spark writes here."""
 
     def listing(self, directory: str) -> tuple[list[str], list[str]]:
-        """See `CheckpointHome.listing`."""
         directories: list[str] = []
         files: list[str] = []
         with contextlib.suppress(FileNotFoundError), os.scandir(self.directory / directory) as found:
@@ -96,19 +94,15 @@ class LocalHome:
         return directories, files
 
     def exists(self, path: str) -> bool:
-        """See `CheckpointHome.exists`."""
         return os.path.exists(f"{self.directory}/{path}")  # noqa: PTH110 - a Path for each name takes longer
 
     def mark(self, path: str) -> Mark:
-        """See `CheckpointHome.mark`."""
         return mark_of(self.directory / path)
 
     def opened(self, path: str) -> IO[bytes]:
-        """See `CheckpointHome.opened`."""
         return open_received(self.directory / path)
 
     def hold(self, targets: Mapping[str, Path]) -> None:
-        """See `CheckpointHome.hold`."""
         for path, target in targets.items():
             keep(self.directory / path, target)
 

@@ -1,6 +1,6 @@
-"""Moving a checkpoint to another place than where it was written.
+"""Moving a checkpoint to another location.
 
-Only one kind of file in a checkpoint names the checkpoint's own place: `transformWithState` notes its schemas with
+Only one kind of file in a checkpoint names the checkpoint's own location: `transformWithState` notes its schemas with
 absolute paths, in `state/<operator>/_metadata/v2/<batch>`. Everything else is relative.
 """
 
@@ -17,8 +17,8 @@ from recovery.errors import SparkCheckpointError, shown
 _METADATA = re.compile(r"state/\d+/_metadata/v2/\d+")
 
 
-def names_places(path: str) -> bool:
-    """Return whether a file of a checkpoint may name the checkpoint's own place."""
+def names_location(path: str) -> bool:
+    """Return whether a file of a checkpoint may name the checkpoint's own location."""
     return _METADATA.fullmatch(path) is not None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from recovery.base.ids import BatchId
 from recovery.base.untrusted_paths import open_beneath
 from recovery.checkpoint.home import LocalHome
-from recovery.checkpoint.relocate import names_places, relocated
+from recovery.checkpoint.relocate import names_location, relocated
 from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, checked_row, row_keys
 from recovery.checkpoint.state_stores.state_files import StateFiles
 from recovery.errors import CorruptPartitionError
@@ -71,7 +71,7 @@ def write_files(
     for path, count in chunks.items():
         if count != last[path] or (directory / path).stat().st_size != sizes[path]:
             raise CorruptPartitionError(f"rows of file {path!r} of Spark's checkpoint are missing")
-    for path in filter(names_places, chunks):
+    for path in filter(names_location, chunks):
         file = directory / path
         file.write_bytes(relocated(path, file.read_bytes(), location or f"file:{directory.absolute()}"))
     return {path: HeldFile(size, chunks[path]) for path, size in sizes.items()}

@@ -46,8 +46,8 @@ def match_sources(before: SourcePlaces, places: SourcePlaces, unread: set[int], 
 
 
 def match_starts(before: SourcePlaces, places: SourcePlaces, unread: set[int], in_step: InStep) -> dict[int, int]:
-    """Return the same before any micro-batch counts, when only the starts of the sources matter. A source that is gone
-    is dropped; one with another path is another source, which starts by itself."""
+    """Return which source of `before` each source was, before any micro-batch counts, when only the starts of the
+    sources matter. A source that is gone is dropped; one with another path starts by itself."""
     matching = _Matching(before, places, unread, in_step)
     matching.by_name()
     matching.by_read()

@@ -58,7 +58,7 @@ class SourcePlaces:
         return set[str]().union(*map(named_steps, self.names))
 
     def renamed(self, steps: Mapping[str, str]) -> SourcePlaces:
-        """Return the same places with renamed steps."""
+        """Return these places with renamed steps."""
 
         def now(name: str | None) -> str | None:
             if name is None or name == reads(name):
@@ -139,7 +139,7 @@ def steps_of(name: str | None) -> set[str]:
 
 
 def named_steps(name: str | None) -> set[str]:
-    """Return the same steps without the one that has no name."""
+    """Return the steps that a source is read for and that have a name."""
     return steps_of(name) - {""}
 
 

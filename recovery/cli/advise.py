@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,12 +19,13 @@ from recovery.cli.common import (
     tolerate_option,
 )
 from recovery.cli.option import option
-from recovery.cli.owners import owner_options, to_read
+from recovery.cli.owners import ask_owners, owner_options, store_to_read
 from recovery.cli.tables import table
 from recovery.planning.advice import Advice, Option, advise, format_share
-from recovery.planning.health import DEFAULTS, format_seconds
+from recovery.planning.health import DEFAULTS, Finding, format_seconds
+from recovery.planning.owner_facts import OWNER_ADVICE
 from recovery.report.facts import Facts, gather, known
-from recovery.storage.locations import OwnerAccess
+from recovery.storage.store import OwnerAccess
 
 
 @click.command(name="advise")
@@ -40,16 +42,37 @@ def advise_command(directory: Path, tolerate: float, cores: int | None, access: 
 
     Reads only, also during a run.
     """
-    facts = gather(to_read(directory, access), DEFAULTS, SystemClock().wall_ms(), home=directory)
+    owners = ask_owners(access)
+    facts = gather(store_to_read(directory, access), DEFAULTS, SystemClock().wall_ms(), owners=owners)
     advice = advise(known(facts, cores or os.cpu_count() or 1), tolerate)
     if as_json:
-        print_json({"directory": str(directory), **advice.as_json(), "unreadable": list(facts.problems)})
+        print_json(
+            {"directory": str(directory), **advice.as_json(), **_owners_json(facts), "unreadable": list(facts.problems)}
+        )
     else:
         say(_text(advice, facts))
 
 
+def _owners_json(facts: Facts) -> dict[str, Any]:
+    return {
+        "owners": [each.as_json() for each in facts.owners],
+        "findings": [each.as_json() for each in _missed(facts)],
+    }
+
+
+def _missed(facts: Facts) -> list[Finding]:
+    """Return the targets about owners that are not met."""
+    return [each for each in facts.health if each.where is not None and each.level.severity]
+
+
 def _text(advice: Advice, facts: Facts) -> str:
     lines = []
+    if missed := _missed(facts):
+        lines += [
+            style("owners", "bold"),
+            *(f"  {one_line(each)}. {OWNER_ADVICE[each.target.name]}" for each in missed),
+        ]
+        lines.append("")
     interval = advice.interval
     if interval is not None:
         lines += [

@@ -30,14 +30,15 @@ from recovery.cli.common import (
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import ParsedType, option
 from recovery.cli.output_errors import of_output
-from recovery.cli.owners import owner_options, whole_copies
+from recovery.cli.owners import looked_at, owner_options
 from recovery.cli.restore_output import lines_facts, lines_text
 from recovery.cli.signals import answering
 from recovery.cli.tables import table
 from recovery.errors import BackupTargetError, ConfigurationError, NoBackupError, RecoveryError, StorageError
 from recovery.host.signals import StopSignals
 from recovery.planning.backups import KeepRule, parse_keep
-from recovery.storage.locations import OwnerAccess
+from recovery.storage.copied import files_of
+from recovery.storage.store import OwnerAccess
 
 if TYPE_CHECKING:
     # These import Arrow, which other commands need not wait for.
@@ -202,7 +203,7 @@ def _once(how: _How, progress: CopyProgress, line: bool = False) -> RecoveryErro
     from recovery.backup.repository import prune
 
     clock, target, keep = SystemClock(), how.target, how.keep
-    with whole_copies(how.directory, how.access) as directory:
+    with looked_at(how.directory, how.access) as store, files_of(store) as directory:
         made = make_backup(
             directory, target, clock=clock, random_id=lambda: token_hex(4), check=how.check,
             incremental=how.incremental, observe=progress.observe, catalog=how.catalog, writer=how.writer,

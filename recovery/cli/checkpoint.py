@@ -14,10 +14,11 @@ from recovery.base.addresses import is_cut_off, local_path
 from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.base.wording import counted
-from recovery.checkpoint.places import CheckpointPlace, LocalPlace, is_uri
+from recovery.checkpoint.directories import CheckpointDirectory, LocalCheckpoint, is_uri
 from recovery.cli.checkpoint_progress import CheckpointProgress
 from recovery.cli.common import directory_argument, format_size, json_option, print_json, say
-from recovery.cli.native import (
+from recovery.cli.operational import directory_and
+from recovery.cli.operators import (
     operators_at,
     operators_text,
     print_state,
@@ -27,14 +28,12 @@ from recovery.cli.native import (
     variable_option,
 )
 from recovery.cli.option import option
-from recovery.cli.owners import locations, owner_options, to_read
-from recovery.cli.places import directory_and
+from recovery.cli.owners import owner_options, store_at, store_to_read
 from recovery.cli.settings import settings_options
-from recovery.native.exporting import ExportedCheckpoint, export
-from recovery.native.held import held_files
-from recovery.native.importing import Imported, import_checkpoint
-from recovery.storage.locations import OwnerAccess
-from recovery.storage.snapshot import snapshot_at
+from recovery.operators.exporting import ExportedCheckpoint, export
+from recovery.operators.held import held_files
+from recovery.operators.importing import Imported, import_checkpoint
+from recovery.storage.store import OwnerAccess
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,12 +68,12 @@ def export_(
     also during a run.
     """
     directory, [target] = directory_and(words, ("TO",))
-    with opened(target, conf) as place, CheckpointProgress(quiet=as_json) as progress:
-        done = export(to_read(Path(directory), access), place, epoch=epoch, observe=progress.observe)
+    with opened(target, conf) as there, CheckpointProgress(quiet=as_json) as progress:
+        done = export(store_to_read(Path(directory), access), there, epoch=epoch, observe=progress.observe)
     if as_json:
-        print_json({"directory": directory, "to": place.shown, **_export_facts(done)})
+        print_json({"directory": directory, "to": there.shown, **_export_facts(done)})
     else:
-        say(_export_text(done, place.shown))
+        say(_export_text(done, there.shown))
 
 
 @checkpoint.command(name="import")
@@ -93,13 +92,11 @@ def import_(
     The partitions of DIR must be new. FROM does not change. Stop the job first: DIR does not contain what the job does
     afterwards.
     """
-    with opened(source, conf) as place, CheckpointProgress(quiet=as_json) as progress:
-        done = import_checkpoint(
-            place, directory, flow_id, clock=SystemClock(), observe=progress.observe,
-            locations=locations(directory, access) if access.owners else None,
-        )  # fmt: skip
+    with opened(source, conf) as there, CheckpointProgress(quiet=as_json) as progress:
+        store = store_at(directory, access)
+        done = import_checkpoint(there, store, flow_id, clock=SystemClock(), observe=progress.observe)
     if as_json:
-        print_json({"from": place.shown, "directory": str(directory), **_import_facts(done)})
+        print_json({"from": there.shown, "directory": str(directory), **_import_facts(done)})
     else:
         say(_import_text(done, directory))
 
@@ -147,7 +144,7 @@ def show(
         return
     if store is not None or variable is not None or since is not None or timers:
         raise click.UsageError("--store, --variable, --timers and --changes-since need --operator.")
-    at = snapshot_at(to_read(directory, access), epoch)
+    at = store_to_read(directory, access).at(epoch)
     files = held_files(at)
     operators = operators_at(at)
     if as_json:
@@ -168,15 +165,15 @@ def show(
 
 
 @contextlib.contextmanager
-def opened(name: str, conf: dict[str, str]) -> Iterator[CheckpointPlace]:
-    """Open the place that a name on the command line means. Only other file systems start Spark."""
+def opened(name: str, conf: dict[str, str]) -> Iterator[CheckpointDirectory]:
+    """Open the directory that a name on the command line means. Only other file systems start Spark."""
     if not is_uri(name) or is_cut_off(name):
-        yield LocalPlace(local_path(name), lambda: token_hex(4))
+        yield LocalCheckpoint(local_path(name), lambda: token_hex(4))
         return
     with session(conf) as spark:
-        from recovery.hadoop.checkpoint import HadoopPlace
+        from recovery.hadoop.checkpoint import HadoopCheckpoint
 
-        yield HadoopPlace(spark, name, lambda: token_hex(4))
+        yield HadoopCheckpoint(spark, name, lambda: token_hex(4))
 
 
 def _export_text(done: ExportedCheckpoint, target: str) -> str:

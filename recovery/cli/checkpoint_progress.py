@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recovery.checkpoint.places import CheckpointTransfer
+from recovery.checkpoint.directories import CheckpointTransfer
 from recovery.cli.common import format_size
 from recovery.cli.status_line import StatusLine
 

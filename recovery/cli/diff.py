@@ -15,7 +15,7 @@ from recovery.base.wording import counted
 from recovery.cli.common import json_option, print_json, say
 from recovery.cli.diff_output import differences_file
 from recovery.cli.history import SHOWN_CHANGES, difference_text
-from recovery.cli.native import session, store_option, timers_option, variable_option, wanted_state
+from recovery.cli.operators import session, store_option, timers_option, variable_option, wanted_state
 from recovery.cli.option import option
 from recovery.cli.owners import owner_options
 from recovery.cli.readable import READABLE, Readable
@@ -24,8 +24,6 @@ from recovery.cli.state_common import short
 from recovery.cli.status_line import StatusLine
 from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, RecoveryError
-from recovery.native.choose import WantedState, choose_operator
-from recovery.native.held import held_operators
 from recovery.operational.steps.comparison import (
     CHANGED,
     ONLY_A,
@@ -37,9 +35,11 @@ from recovery.operational.steps.comparison import (
     diff_snapshots,
     positions,
 )
+from recovery.operators.choose import WantedState, choose_operator
+from recovery.operators.held import held_operators
 from recovery.planning.comparing import ABSENT, Comparison
-from recovery.storage.locations import OwnerAccess
-from recovery.storage.snapshot import Snapshot, snapshot_at
+from recovery.storage.snapshot import Snapshot
+from recovery.storage.store import OwnerAccess
 
 DIFFERENT = 1
 """Exit code when something differs; errors have 2 and up."""
@@ -126,15 +126,15 @@ def diff(
     wanted = wanted_state(operator, store, variable, timers=timers)
     if operator is not None and (steps or every_key):
         raise click.UsageError("Give --operator or --step; all keys of an operator are read.")
-    same, a = a.path == b.path, a.to_read(access)
-    b = a if same else b
-    one, other = snapshot_at(a.path, epoch_a), snapshot_at(b.path, epoch_b)
+    if operator is not None:
+        a, b, access = *_as_files(a, b, access), OwnerAccess()
+    first = a.store(access)
+    one, other = first.at(epoch_a), (first if a.path == b.path else b.store(OwnerAccess())).at(epoch_b)
     comparison = Comparison(tolerance, frozenset(ignored))
     shown: list[KeyDifference] = []
     with contextlib.ExitStack() as opened:
-        line = opened.enter_context(StatusLine(quiet=as_json))
+        observe = _on(opened.enter_context(StatusLine(quiet=as_json)))
         if operator is None:
-            observe = _on(line)
             found = diff_snapshots(one, other, steps, pattern, comparison, every_key=every_key, observe=observe)
         else:
             found = opened.enter_context(_of_operator(a, b, one, other, wanted, comparison, pattern, conf))
@@ -154,6 +154,12 @@ def diff(
             say(f"\nnot compared: Spark's own {_named(uncompared)}; --operator N compares one")
     if _differ(found):
         raise SystemExit(DIFFERENT)
+
+
+def _as_files(a: Readable, b: Readable, access: OwnerAccess) -> tuple[Readable, Readable]:
+    """Return both with all partitions as files of this host, which Spark reads. access: the owners of A."""
+    files = a.to_read(access)
+    return files, files if a.path == b.path else b
 
 
 def _on(line: StatusLine) -> Observer:
@@ -206,7 +212,7 @@ def _of_operator(
     choose_operator(held_operators(there), wanted, there.epoch)
     counts = StepCounts()
     with session(conf) as spark:
-        from recovery.spark.sources.native_diff import compare_operator
+        from recovery.spark.sources.operator_diff import compare_operator
 
         found = compare_operator(spark, (a.path, one), (b.path, other), wanted, comparison, counts, pattern)
         yield Diff(

@@ -13,12 +13,13 @@ from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import format_size, format_time, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
+from recovery.cli.operational import directories
 from recovery.cli.option import option
-from recovery.cli.owners import owner_options, to_read
-from recovery.cli.places import directories
+from recovery.cli.owners import owner_options, store_to_read
 from recovery.planning.going_back import after_text
 from recovery.planning.resume import ResumePlan
-from recovery.storage.locations import OwnerAccess
+from recovery.storage.copied import files_of
+from recovery.storage.store import OwnerAccess
 
 
 @click.command()
@@ -40,16 +41,17 @@ def fork(words: tuple[str, ...], epoch: int | None, dry_run: bool, access: Owner
     With --owner, DIR is the directory of the run, and NEW_DIR, on this host, gets all partitions.
     """
     directory, [new] = directories(words, ("NEW_DIR",))
-    found = to_read(directory, access)
+    store = store_to_read(directory, access)
     if dry_run:
-        planned = plan_fork(found, new, epoch, copied_from=directory)
+        planned = plan_fork(store.found(), directory, new, epoch)
         if as_json:
             print_json({"directory": str(new), "dry_run": True, **_plan_facts(planned)})
         else:
             say(_plan_text(planned, new))
         return
     progress = CopyProgress(quiet=as_json)
-    made = fork_store(found, new, epoch, observe=progress.observe, copied_from=directory)
+    with files_of(store) as found:
+        made = fork_store(found, new, epoch, observe=progress.observe, copied_from=directory)
     if as_json:
         print_json({
             "directory": str(new), "dry_run": False, "store_id": made.store_id, "origin": made.origin.as_json(),

@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from secrets import token_hex
 from typing import NamedTuple
 
 import click
 from click.core import ParameterSource
 
 from recovery.base.clock import Clock, SystemClock
-from recovery.base.credentials.task_key import task_key
 from recovery.base.wording import counted, listed, moment_text
 from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import option
-from recovery.cli.owners import locations, owner_options
+from recovery.cli.owners import owner_options, store_at
 from recovery.epochs.snapshot import SharedEpochs
 from recovery.errors import RecoveryError
 from recovery.operational.backends.owned import documents_of
@@ -28,9 +26,7 @@ from recovery.planning.resume import common_cuts, plan_resume
 from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.copied import copies_of
 from recovery.storage.hydration import refuse_hydrating
-from recovery.storage.locations import Locations, OwnerAccess
-from recovery.storage.lock import check_unlocked
-from recovery.storage.standby import refuse_standby
+from recovery.storage.store import OwnerAccess, Store
 
 
 class _Collected(NamedTuple):
@@ -72,15 +68,11 @@ def gc(
     # -b 0 is explicit; a variable may have been set for other directories.
     checks = not discard_history and not _on_command_line("backup_interval")
     with contextlib.ExitStack() as held:
-        places = locations(directory, access)
-        held.callback(places.release)
-        before = sum(file.description.size_bytes for file in places.found() if file.description is not None)
+        store = store_at(directory, access)
+        before = sum(file.description.size_bytes for file in store.found() if file.description is not None)
         refuse_hydrating(directory, "gc")
-        if dry_run:
-            places = held.enter_context(_copies(places))
-        else:
-            held.enter_context(places.locked(clock, token_hex(8), "gc", task_key()))
-        done = _collect(places, backup_interval, checks, clock)
+        held_store = held.enter_context(_copies(store) if dry_run else store.locked(clock, "gc"))
+        done = _collect(held_store, backup_interval, checks, clock)
     if as_json:
         print_json({
             "directory": str(directory), "dry_run": dry_run, "floor": done.floor, "window": done.window[1],
@@ -92,35 +84,33 @@ def gc(
 
 
 @contextlib.contextmanager
-def _copies(places: Locations) -> Iterator[Locations]:
+def _copies(store: Store) -> Iterator[Store]:
     """Yield copies of the partitions in a directory that is removed afterwards. Raises DirectoryLockedError during a
     run, and StandbyDirectoryError, as collecting does."""
-    refuse_standby(places.directory)
-    check_unlocked(places.directory)
-    places.check_free()
-    with copies_of(places) as directory:
-        yield Locations(directory)
+    store.check_free()
+    with copies_of(store) as directory:
+        yield Store(directory)
 
 
-def _collect(places: Locations, backup_interval: float | None, checks: bool, clock: Clock) -> _Collected:
+def _collect(store: Store, backup_interval: float | None, checks: bool, clock: Clock) -> _Collected:
     """Collect in partitions that this process has for itself. checks: refuse an interval that discards history."""
-    plan = plan_resume(places.found())
+    plan = plan_resume(store.found())
     if checks:
         check_history(plan, backup_interval, moment_text)
     interval_s = kept_interval_s(plan.partitions, backup_interval)
     expired, damage = 0, None
     try:
         # Remove them before the space is given back.
-        expired = remove_expired(documents_of(places, clock, RetryPolicy()), clock.wall_ms())
+        expired = remove_expired(documents_of(store, clock, RetryPolicy()), clock.wall_ms())
     except RecoveryError as error:
         damage = error
-    store = places.connect(plan.partitions, places.directory / SCRATCH_NAME, clock)
+    partitions = store.connect(plan.partitions, store.directory / SCRATCH_NAME, clock)
     try:
-        floor = SharedEpochs(store, plan, clock, backup_interval_s=interval_s).time().floor
-        collected = store.collect(floor)
-        described = store.describe()
+        floor = SharedEpochs(partitions, plan, clock, backup_interval_s=interval_s).time().floor
+        collected = partitions.collect(floor)
+        described = partitions.describe()
     finally:
-        store.release()
+        partitions.release()
     if damage is not None:
         raise damage
     return _Collected(

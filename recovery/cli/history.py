@@ -12,22 +12,25 @@ from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.base.reserved import EPOCH_STEP
 from recovery.cli.common import format_time, json_option, print_json, say
-from recovery.cli.native import session, store_option, timers_option, variable_option, wanted_state
+from recovery.cli.operational import chosen_access, chosen_backend, state_options
+from recovery.cli.operators import session, store_option, timers_option, variable_option, wanted_state
 from recovery.cli.option import option
-from recovery.cli.places import chosen_access, chosen_backend, state_options
 from recovery.cli.readable import READABLE, Readable
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import json_text
 from recovery.cli.tables import table
 from recovery.errors import StateNotFoundError
-from recovery.native.choose import WantedState, choose_operator
-from recovery.native.held import held_operators
+from recovery.operational.backends.owned import documents_of
+from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.manager import StateManager
 from recovery.operational.steps.step_history import History, Version, key_history, mark_history
 from recovery.operational.targets import StepTarget
 from recovery.operational.values import to_json
+from recovery.operators.choose import WantedState, choose_operator
+from recovery.operators.held import held_operators
 from recovery.planning.comparing import ABSENT, Difference
 from recovery.storage.snapshot import snapshot_at
+from recovery.storage.store import Store
 
 SHOWN_CHANGES = 5
 
@@ -74,20 +77,20 @@ def history(
     if given.count(True) != 1 or (hwm is None) != (key is not None):
         raise click.UsageError("Give --step and --key, or --hwm, or --operator and --key.")
     wanted = wanted_state(operator, store, variable, timers=timers)
-    directory = directory.to_read(chosen_access())
     now: dict[str, Any] = {}
     if hwm is not None:
-        found = mark_history(
-            StepTarget(directory.path, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input
-        )
-        now = _mark_now(directory.path, environment, hwm, found)
+        at = directory.store(chosen_access())
+        found = mark_history(StepTarget(at, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input)
+        now = _mark_now(at, environment, hwm, found)
     elif operator is not None:
-        found = _operator_history(directory.path, wanted, str(key), conf, with_input=with_input)
+        files = directory.to_read(chosen_access()).path
+        found = _operator_history(files, wanted, str(key), conf, with_input=with_input)
         now = {"operator": operator, "store": store, "variable": variable, "timers": timers}
     else:
         assert step is not None
         assert key is not None
-        found = key_history(StepTarget(directory.path, step, SystemClock()), step, key, with_input=with_input)
+        at = directory.store(chosen_access())
+        found = key_history(StepTarget(at, step, SystemClock()), step, key, with_input=with_input)
     if as_json:
         print_json({"directory": directory.shown, **found.as_json(), **now})
         return
@@ -110,7 +113,7 @@ def _operator_history(
     at = snapshot_at(directory)
     choose_operator(held_operators(at), wanted, at.epoch)
     with session(conf) as spark:
-        from recovery.spark.sources.native_history import native_history
+        from recovery.spark.sources.operator_history import native_history
 
         return native_history(
             spark, directory, key, operator=wanted.operator, store=wanted.store, variable=wanted.variable,
@@ -118,17 +121,18 @@ def _operator_history(
         )  # fmt: skip
 
 
-def _mark_now(directory: Path, environment: str, key: str, found: History) -> dict[str, Any]:
+def _mark_now(at: Store, environment: str, key: str, found: History) -> dict[str, Any]:
     """Return what the mark is now, if it is not the newest version: it was set or removed outside of epochs. Raises
     StateNotFoundError if there is no such mark and never was."""
-    state = StateManager(directory, backend=chosen_backend(), environment=environment)
+    backend = chosen_backend() or documents_of(at, SystemClock(), RetryPolicy())
+    state = StateManager(backend=backend, environment=environment)
     mark = next((each for each in state.list_hwms() if each.key == key), None)
     last = found.versions[-1].value if found.versions else ABSENT
     if mark is None:
         if not found.versions:
             raise StateNotFoundError(
                 f"there is no mark {key!r:.120}",
-                path=directory,
+                path=at.directory,
                 remedy="List the marks: python -m recovery hwm list DIR",
             )
         return {} if last is ABSENT else {"now": None}

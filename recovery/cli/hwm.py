@@ -10,8 +10,8 @@ import click
 
 from recovery.base.wording import counted
 from recovery.cli.common import echo_json, format_time, json_option, print_json, say, tell
+from recovery.cli.operational import directory_and, open_state, state_options
 from recovery.cli.option import option
-from recovery.cli.places import directory_and, open_state, state_options
 from recovery.cli.tables import table
 from recovery.errors import StateNotFoundError, StateValueError
 from recovery.operational.marks import Mark, is_future
@@ -35,7 +35,7 @@ def hwm() -> None:
 def list_(words: tuple[str, ...], pattern: str | None, environment: str, as_json: bool) -> None:
     """List the marks, with their types and times of change."""
     directory, _ = directory_and(words, ())
-    found = open_state(directory, environment, marks="read").list_hwms(pattern)
+    found = open_state(directory, environment).list_hwms(pattern)
     if as_json:
         print_json([_facts(mark) for mark in found])
         return
@@ -53,7 +53,7 @@ def list_(words: tuple[str, ...], pattern: str | None, environment: str, as_json
 def get(words: tuple[str, ...], environment: str, as_json: bool) -> None:
     """Print the mark of KEY, in the form that `set` accepts. Ends with 44 if there is no such mark."""
     directory, [key] = directory_and(words, ("KEY",))
-    found = [mark for mark in open_state(directory, environment, marks="read").list_hwms() if mark.key == key]
+    found = [mark for mark in open_state(directory, environment).list_hwms() if mark.key == key]
     if not found:
         raise StateNotFoundError(
             f"there is no mark {key!r:.120}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -17,12 +16,11 @@ from recovery.cli.common import DIRECTORY, json_option, print_json, say, style
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import option
 from recovery.cli.owners import receiving_options
-from recovery.cli.restore_to_owners import ByOwner, bring
+from recovery.cli.restore_to_owners import ByOwner, new_store
 from recovery.cli.tables import table
 from recovery.host.new_directory import check_outside
-from recovery.host.scratch import scratch_directory
 from recovery.importing.bytewax import ImportedBytewax, ImportedStep, import_bytewax
-from recovery.storage.locations import OwnerAccess
+from recovery.storage.store import OwnerAccess
 
 
 def _pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -84,22 +82,16 @@ def bytewax(
     if allow:
         # Last, so that nothing in the present directory takes the place of an installed module.
         sys.path.append(str(Path.cwd()))
-    by_owner: ByOwner | None = None
-    with contextlib.ExitStack() as held:
-        target = directory
-        if access.owners:
-            check_outside(directory, source)
-            target = held.enter_context(scratch_directory("import")) / "made"
+    check_outside(directory, source)
+    with new_store(directory, access) as new:
         with CheckpointProgress(quiet=as_json) as progress:
             done = import_bytewax(
-                source, target, steps=steps, inputs=inputs, drop_steps=drop_steps, allow=allow, partitions=partitions,
+                source, new.made, steps=steps, inputs=inputs, drop_steps=drop_steps, allow=allow, partitions=partitions,
                 flow=flow, no_older_copies=no_older_copies, dry_run=dry_run, observe=progress.observe,
             )  # fmt: skip
-        if access.owners:
-            by_owner = bring(target, done.partitions, directory, access, dry_run=dry_run, quiet=as_json)
+        by_owner = new.bring(done.partitions, dry_run=dry_run, quiet=as_json)
     if as_json:
-        at_owners = {} if by_owner is None else by_owner.facts()
-        print_json({"from": str(source), "directory": str(directory), **_facts(done), **at_owners})
+        print_json({"from": str(source), "directory": str(directory), **_facts(done), **by_owner.facts()})
     else:
         say(_text(done, source, directory, by_owner))
 
@@ -111,7 +103,7 @@ def _facts(done: ImportedBytewax) -> dict[str, Any]:
     return facts
 
 
-def _text(done: ImportedBytewax, source: Path, directory: Path, by_owner: ByOwner | None) -> str:
+def _text(done: ImportedBytewax, source: Path, directory: Path, by_owner: ByOwner) -> str:
     verb = "imported" if done.written else "would import"
     lines = [
         f"{verb} epoch {done.epoch} of {one_line(source)} into {one_line(directory)}: flow {one_line(done.flow)}, "
@@ -127,10 +119,10 @@ def _text(done: ImportedBytewax, source: Path, directory: Path, by_owner: ByOwne
         left = ((each.theirs, each.keys, each.example) for each in done.left_out)
         lines += ["", table(("left out", "keys", "example"), left)]
     lines += [f"\n{style(each, 'yellow')}" for each in _warnings(done)]
-    if by_owner is not None:
+    if by_owner.owner_of:
         lines += ["", by_owner.text()]
     if done.written:
-        with_owners = "" if by_owner is None else " --owner …"
+        with_owners = " --owner …" if by_owner.owner_of else ""
         lines += ["", f"Next: python -m recovery run flow.py -r {one_line(directory)}{with_owners}"]
     return "\n".join(lines)
 

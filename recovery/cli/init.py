@@ -10,10 +10,9 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.common import DIRECTORY, json_option, print_json, say, umask_option
 from recovery.cli.owners import receiving_options
-from recovery.cli.restore_to_owners import bring
-from recovery.host.scratch import scratch_directory
+from recovery.cli.restore_to_owners import new_store
 from recovery.storage.initialize import init_partitions
-from recovery.storage.locations import OwnerAccess
+from recovery.storage.store import OwnerAccess
 
 
 @click.command()
@@ -31,25 +30,17 @@ def init(directory: Path, count: int, umask: bool, access: OwnerAccess, as_json:
     With --owner, the partitions go to the owners, the same number to each; DIR is then the directory of the run. The
     command ignores RECOVERY_OWNERS.
     """
-    if access.owners:
-        _at_owners(directory, count, umask, access, as_json)
-        return
-    paths = init_partitions(directory, count, umask=umask)
+    with new_store(directory, access) as new:
+        paths = init_partitions(new.made, count, umask=umask)
+        by_owner = new.bring(count, umask=umask, quiet=True)
+    facts = by_owner.facts()
     if as_json:
-        print_json({"directory": str(directory), "partitions": [str(path) for path in paths]})
+        names = list(facts["owners"]) if facts else [str(path) for path in paths]
+        print_json({"directory": str(directory), "partitions": names, **facts})
         return
-    last = f" … {paths[-1].name}" if count > 1 else ""
-    say(f"Created {counted(count, 'recovery partition')} in {one_line(directory)}: {paths[0].name}{last}")
-    say(f"Next: python -m recovery run flow.py -r {one_line(directory)} -s 10s")
-
-
-def _at_owners(directory: Path, count: int, umask: bool, access: OwnerAccess, as_json: bool) -> None:
-    with scratch_directory("init") as scratch:
-        init_partitions(scratch / "made", count)
-        made = bring(scratch / "made", count, directory, access, umask=umask, quiet=True)
-    if as_json:
-        print_json({"directory": str(directory), "partitions": list(made.facts()["owners"]), **made.facts()})
-        return
-    say(f"Created {counted(count, 'recovery partition')} at {counted(len(access.owners), 'owner')}:")
-    say(made.text())
-    say(f"Next: python -m recovery run flow.py -r {one_line(directory)} -s 10s --owner …")
+    created = f"Created {counted(count, 'recovery partition')}"
+    if facts:
+        say(f"{created} at {counted(len(access.owners), 'owner')}:\n{by_owner.text()}")
+    else:
+        say(f"{created} in {one_line(directory)}: {paths[0].name}{f' … {paths[-1].name}' if count > 1 else ''}")
+    say(f"Next: python -m recovery run flow.py -r {one_line(directory)} -s 10s{' --owner …' if facts else ''}")

@@ -11,7 +11,7 @@ from recovery.base.intervals import format_interval
 from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.common import print_json, tell
-from recovery.cli.places import chosen_backend
+from recovery.cli.operational import chosen_backend
 from recovery.config import RecoveryConfig
 from recovery.operational.runs import RUNNING, NodeRun
 

@@ -6,22 +6,20 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 import click
 
 from recovery.base.clock import SystemClock
-from recovery.base.credentials.task_key import task_key
 from recovery.base.printable import one_line
 from recovery.cli.common import say, tell
 from recovery.cli.config_options import config_option
 from recovery.cli.tables import table
 from recovery.planning.copies import Location
-from recovery.storage.copied import copies_of
-from recovery.storage.locations import Locations, OwnerAccess
-from recovery.storage.lock import check_unlocked
-from recovery.storage.standby import refuse_standby
+from recovery.planning.owner_facts import SeenOwner
+from recovery.storage.copied import files_of
+from recovery.storage.store import OwnerAccess, Store
+from recovery.wire.looking import seen_owners
 
 VERIFIES = "A PEM file of certificates that verify the owners."
 RECEIVES = (
@@ -49,59 +47,49 @@ def receiving_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return owner_options(function, envvar=None, help=RECEIVES)
 
 
-def locations(directory: Path, access: OwnerAccess) -> Locations:
-    """Return the locations that a look asks."""
-    return Locations(directory, access.connect(LOOK_S))
+def store_at(directory: Path, access: OwnerAccess) -> Store:
+    """Return the store that a command looks at or changes. Its connections end with the command."""
+    store = Store(directory, access.connect(LOOK_S))
+    click.get_current_context().call_on_close(store.release)
+    return store
+
+
+def store_to_read(directory: Path, access: OwnerAccess) -> Store:
+    """Return what `looked_at` yields, until the command ends."""
+    return click.get_current_context().with_resource(looked_at(directory, access))
 
 
 @contextlib.contextmanager
-def whole_copies(directory: Path, access: OwnerAccess) -> Iterator[Path]:
-    """Yield a directory with all partitions: the given one, or with owners one of copies, as of one moment, which is
-    removed afterwards."""
-    if not access.owners:
-        yield directory
-        return
-    places = locations(directory, access)
-    with contextlib.ExitStack() as held:
-        try:
-            found = held.enter_context(_told_copies(places))
-        finally:
-            places.release()
-        yield found
+def looked_at(directory: Path, access: OwnerAccess) -> Iterator[Store]:
+    """Yield a store to read, whose connections end with the block; then say which copies were not used."""
+    store = Store(directory, access.connect(LOOK_S))
+    try:
+        yield store
+    finally:
+        store.release()
+    for note in store.notes:
+        tell(one_line(note))
 
 
-@contextlib.contextmanager
-def locked_copies(directory: Path, access: OwnerAccess, purpose: str, *, only_check: bool = False) -> Iterator[Path]:
-    """Yield what `whole_copies` yields; with owners, they and the directory are locked until the block ends, or, with
-    `only_check`, are found free. Without owners, the block locks the directory. Raises DirectoryLockedError during a
-    run, StandbyDirectoryError, and what `copies_of` raises."""
-    if not access.owners:
-        yield directory
-        return
-    refuse_standby(directory)
-    places = locations(directory, access)
-    with contextlib.ExitStack() as held:
-        if only_check:
-            held.callback(places.release)
-            check_unlocked(directory)
-            places.check_free()
-        else:
-            held.enter_context(places.locked(SystemClock(), token_hex(8), purpose, task_key()))
-        yield held.enter_context(_told_copies(places))
+def ask_owners(access: OwnerAccess) -> list[SeenOwner]:
+    """Return what the owners say of themselves; without owners, nothing."""
+    owners = access.connect(LOOK_S)
+    try:
+        return seen_owners(owners, SystemClock())
+    finally:
+        for owner in owners:
+            owner.release()
 
 
-@contextlib.contextmanager
-def _told_copies(places: Locations) -> Iterator[Path]:
-    """Yield what `copies_of` yields, after a line for each copy that is not used."""
-    with copies_of(places) as found:
-        for note in places.notes:
-            tell(one_line(note))
-        yield found
+def owners_text(owners: Sequence[SeenOwner]) -> str:
+    """Return a table of what owners say of themselves."""
+    rows = [each.cells() for each in owners]
+    return table(tuple(rows[0]), [tuple(map(one_line, row.values())) for row in rows])
 
 
 def to_read(directory: Path, access: OwnerAccess) -> Path:
-    """Return what `whole_copies` yields. The directory exists until the command ends."""
-    return click.get_current_context().with_resource(whole_copies(directory, access))
+    """Return a directory with all partitions as files, until the command ends: see `files_of`."""
+    return click.get_current_context().with_resource(files_of(store_to_read(directory, access)))
 
 
 def shown_path(path: Path, directory: Path) -> str:

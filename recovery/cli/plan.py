@@ -19,7 +19,7 @@ from recovery.cli.common import (
     tell_error,
 )
 from recovery.cli.config_options import rewind_options
-from recovery.cli.owners import copies_facts, locations, owner_options, say_copies, say_links, shown_path
+from recovery.cli.owners import copies_facts, owner_options, say_copies, say_links, shown_path, store_at
 from recovery.cli.tables import table
 from recovery.config import RecoveryConfig
 from recovery.errors import RecoveryError
@@ -29,8 +29,8 @@ from recovery.planning.explain import Explanation, explain
 from recovery.planning.going_back import after_text, discarded
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile
-from recovery.storage.locations import Locations, OwnerAccess
 from recovery.storage.scan import links_of
+from recovery.storage.store import OwnerAccess, Store
 
 
 @click.command()
@@ -48,17 +48,8 @@ def plan(
     Changes nothing. If the files do not fit together, the command explains each file and ends with the error's code.
     With owners it also shows which copy of each partition a run would use.
     """
-    places = locations(directory, access)
-    try:
-        _plan(directory, places, resume_after, resume_epoch, as_json)
-    finally:
-        places.release()
-
-
-def _plan(
-    directory: Path, places: Locations, resume_after: int | None, resume_epoch: int | None, as_json: bool
-) -> None:
-    found = _found(places, as_json)
+    store = store_at(directory, access)
+    found = _found(store, as_json)
     files = explain(found, format_time)
     rewind_to = RecoveryConfig(directory, resume_after=resume_after, resume_epoch=resume_epoch).rewind_to
     try:
@@ -72,15 +63,14 @@ def _plan(
             say(_files_text(files, directory))
             tell_error(error)
         raise SystemExit(error.exit_code) from error
-    origins = origins_of(places)
+    origins = origins_of(store)
     again = None
-    if not places.owners:
-        # What cannot be read is the run's error, and the plan is of use without this.
-        with contextlib.suppress(RecoveryError):
-            again = input_again(planned)
+    # What cannot be read is the run's error, and the plan is of use without this.
+    with contextlib.suppress(RecoveryError):
+        again = input_again(store, planned)
     if as_json:
         print_json({
-            **_plan_facts(directory, planned, files), "unused": list(places.notes), "links": links_of(directory),
+            **_plan_facts(directory, planned, files), "unused": list(store.notes), "links": links_of(directory),
             "reads_again": None if again is None else again.as_json(),
             "origins": [each.as_json() for each in origins],
         })  # fmt: skip
@@ -94,22 +84,21 @@ def _plan(
     say()
     notes = {v.path: v.note for v in planned.verdicts}
     say(_files_text(files, directory, notes if rewind_to is not None else {}))
-    for note in places.notes:
+    for note in store.notes:
         say(one_line(note))
 
 
-def _found(places: Locations, as_json: bool) -> list[FoundFile]:
-    """Return the files that count. If owners were named and none can be chosen, say what each location has."""
-    if not places.owners:
-        return places.found()
-    asked = places.asked()
+def _found(store: Store, as_json: bool) -> list[FoundFile]:
+    """Return the files that count. If there are copies of which none can be chosen, say what each location has."""
     try:
-        return places.chosen(asked)
+        return store.found()
     except RecoveryError as error:
+        if not store.asked:
+            raise
         if as_json:
-            print_json({**error.as_json(), "directory": str(places.directory), "files": copies_facts(asked)})
+            print_json({**error.as_json(), "directory": str(store.directory), "files": copies_facts(store.asked)})
         else:
-            say_copies(asked)
+            say_copies(store.asked)
             tell_error(error)
         raise SystemExit(error.exit_code) from error
 

@@ -180,7 +180,7 @@ class _Above:
             return written
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """See `write`."""
+        """Write each line after clearing the status line."""
         for line in lines:
             self.write(line)
 

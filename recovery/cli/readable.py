@@ -12,8 +12,8 @@ from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.cli.common import DIRECTORY, tell
 from recovery.cli.option import ParsedType
-from recovery.cli.owners import to_read
-from recovery.storage.locations import OwnerAccess
+from recovery.cli.owners import store_to_read, to_read
+from recovery.storage.store import OwnerAccess, Store
 
 
 class Readable(NamedTuple):
@@ -24,9 +24,12 @@ class Readable(NamedTuple):
     shown: str
     is_place: bool = False
 
+    def store(self, access: OwnerAccess) -> Store:
+        """Return the store to read, with the partitions that owners have; a place of backups has all partitions."""
+        return Store(self.path) if self.is_place else store_to_read(self.path, access)
+
     def to_read(self, access: OwnerAccess) -> Readable:
-        """Return what `whole_copies` yields, with the partitions that owners have; a place of backups has all
-        partitions."""
+        """Return the same with all partitions as files of this host, for Spark."""
         return self if self.is_place else self._replace(path=to_read(self.path, access))
 
 

@@ -8,22 +8,24 @@ from typing import Any
 
 import click
 
+from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.base.wording import counted, listed
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, tell
 from recovery.cli.dry_run import dry_run_option
+from recovery.cli.operational import directory_and
 from recovery.cli.option import option
-from recovery.cli.owners import locked_copies, owner_options
-from recovery.cli.places import directory_and
+from recovery.cli.owners import owner_options, store_to_read
 from recovery.cli.status_line import StatusLine
 from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, RecoveryError
 from recovery.partitioning.in_place import drop_old, kept_directories
 from recovery.partitioning.repartition import Repartitioned, RepartitionPlan, plan_repartition, repartition
 from recovery.planning.resume import check_set
-from recovery.storage.locations import OwnerAccess
+from recovery.storage.copied import files_of, locked_files_of
 from recovery.storage.repartition import StepTally
 from recovery.storage.scan import scan
+from recovery.storage.store import OwnerAccess, Store
 
 USAGE = "Give DIR NEW_DIR N; with --in-place DIR N; with --drop-old DIR."
 MOST_DIGITS = 9
@@ -59,8 +61,9 @@ def repartition_command(
         raise click.UsageError(f"{error.message} {USAGE}") from error
     context = click.get_current_context()
     directory, *new = (Path(DIRECTORY.convert(each, None, context)) for each in (given, *rest[:-1]))
-    if access.owners and not new:
-        raise _refused_with_owners("--drop-old" if drop_old else "--in-place")
+    store = store_to_read(directory, access)
+    if not new:
+        _check_one_directory(store, "--drop-old" if drop_old else "--in-place")
     if drop_old:
         _drop_old(directory, dry_run, as_json)
         return
@@ -71,39 +74,42 @@ def repartition_command(
     if in_place and _has(directory, count):
         _say_unchanged(directory, count, dry_run, as_json)
         return
-    copied_from = directory if access.owners else None
-    with locked_copies(directory, access, "repartition", only_check=dry_run) as found:
-        if dry_run:
-            plan = plan_repartition(found, target, count, copied_from=copied_from)
-            if as_json:
-                print_json({**plan.as_json(), "dry_run": True})
-            else:
-                say(f"would {_plan_text(plan)}")
-            return
-        done = _repartitioned(found, copied_from, target, count, quiet=as_json)
+    if dry_run:
+        store.check_free()
+        with files_of(store) as found:
+            plan = plan_repartition(found, target, count, copied_from=directory)
+        if as_json:
+            print_json({**plan.as_json(), "dry_run": True})
+        else:
+            say(f"would {_plan_text(plan)}")
+        return
+    with locked_files_of(store, SystemClock(), "repartition") as found:
+        done = _repartitioned(found, directory, target, count, quiet=as_json)
     if as_json:
         print_json(_facts(done))
         return
     say(_text(done))
-    if access.owners:
+    if store.is_spread:
         say(
             "to bring it to owners without partitions: python -m recovery restore "
             f"{one_line(done.plan.new_directory)} {one_line(directory)} --owner …"
         )
 
 
-def _refused_with_owners(option: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{option} does not change partitions at owners",
-        cause="It swaps whole directories of one host; the files of these partitions, whose names and number "
-        "would change, lie in directories of several hosts.",
-        remedy="Make a new directory here (recovery repartition DIR NEW_DIR N --owner …), and bring it to owners "
-        "without partitions (recovery restore NEW_DIR DIR --owner …).",
-    )
+def _check_one_directory(store: Store, option: str) -> None:
+    """Raise ConfigurationError if an option that swaps directories is given for several."""
+    if store.is_spread:
+        raise ConfigurationError(
+            f"{option} does not change partitions at owners",
+            cause="It swaps whole directories of one host; the files of these partitions, whose names and number "
+            "would change, lie in directories of several hosts.",
+            remedy="Make a new directory here (recovery repartition DIR NEW_DIR N --owner …), and bring it to owners "
+            "without partitions (recovery restore NEW_DIR DIR --owner …).",
+        )
 
 
 def _repartitioned(
-    directory: Path, copied_from: Path | None, target: Path | None, count: int, *, quiet: bool
+    directory: Path, copied_from: Path, target: Path | None, count: int, *, quiet: bool
 ) -> Repartitioned:
     """Say what will be done, do it, and show how far it has come."""
 

@@ -22,12 +22,12 @@ from recovery.cli.common import (
 )
 from recovery.cli.config_options import threshold_option
 from recovery.cli.option import option
-from recovery.cli.owners import owner_options, to_read
+from recovery.cli.owners import ask_owners, owner_options, store_to_read
 from recovery.errors import ConfigurationError
 from recovery.planning.advice import advise
 from recovery.planning.health import parse_targets
 from recovery.report.facts import gather, known, largest
-from recovery.storage.locations import OwnerAccess
+from recovery.storage.store import OwnerAccess
 
 
 @click.command()
@@ -65,8 +65,10 @@ def report(
     from recovery.report.page import page
 
     targets = parse_targets(thresholds)
-    facts = gather(to_read(directory, access), targets, SystemClock().wall_ms(), home=directory)
-    text = page(facts, advise(known(facts, os.cpu_count() or 1), tolerate), largest(facts, keys) if keys else [])
+    store, owners = store_to_read(directory, access), ask_owners(access)
+    facts = gather(store, targets, SystemClock().wall_ms(), owners=owners)
+    advice = advise(known(facts, os.cpu_count() or 1), tolerate)
+    text = page(facts, advice, largest(store, facts, keys) if keys else [])
     if not write_whole(output, text):
         return
     size_bytes = len(text.encode())

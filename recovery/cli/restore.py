@@ -28,8 +28,8 @@ from recovery.planning.going_back import after_text
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.hydration import HydrationProgress, Stop, hydrate_directory, hydrating
 from recovery.storage.initialize import clear_killed_attempt
-from recovery.storage.locations import OwnerAccess
 from recovery.storage.scan import scan
+from recovery.storage.store import OwnerAccess
 
 if TYPE_CHECKING:
     from recovery.backup.sources import Source

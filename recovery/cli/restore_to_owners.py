@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -16,10 +17,11 @@ from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import format_size, print_json, say
 from recovery.cli.owners import LOOK_S
 from recovery.cli.restore_output import announcing, plan_facts, plan_text, reads_facts, reads_text
+from recovery.host.scratch import scratch_directory
 from recovery.planning.going_back import after_text
 from recovery.planning.owner_restore import allot
 from recovery.storage.initialize import refuse_existing
-from recovery.storage.locations import OwnerAccess
+from recovery.storage.store import OwnerAccess
 from recovery.wire.calls import OwnerCalls
 from recovery.wire.run_client import Owner
 
@@ -34,13 +36,16 @@ class RestoreOptions(NamedTuple):
 
 
 class ByOwner(NamedTuple):
-    """The owner that each partition is at; or, with `held`, would go to. held: the partitions that owners have now."""
+    """The owner that each partition is at; or, with `held`, would go to; nothing if no owner was named. held: the
+    partitions that owners have now."""
 
     owner_of: Mapping[PartitionIndex, str]
     held: Mapping[str, list[str]] | None = None
 
     def facts(self) -> dict[str, Any]:
         """Return the owners for programs."""
+        if not self.owner_of:
+            return {}
         owners = {f"part-{index}.sqlite3": location for index, location in self.owner_of.items()}
         return {"owners": owners} if self.held is None else {"owners": owners, "held": self.held}
 
@@ -58,35 +63,46 @@ class ByOwner(NamedTuple):
         return "\n".join(map(one_line, lines))
 
 
-def bring(
-    made: Path,
-    count: int,
-    directory: Path,
-    access: OwnerAccess,
-    *,
-    umask: bool = False,
-    dry_run: bool = False,
-    quiet: bool = False,
-) -> ByOwner:
-    """Bring a new store, all `count` partitions of which are in the directory `made`, to owners without partitions, all
-    or none. directory: that of the run. dry_run: only ask the owners; `made` need not exist. Raises what
-    `restore_to_owners` raises."""
-    from recovery.backup.at_owners import restore_to_owners
-    from recovery.backup.sources import open_source
-    from recovery.host.scratch import scratch_directory
-    from recovery.places.opening import open_place
+class StoreToBring:
+    """Where a command makes all partitions of a new store, and where they go then: see `new_store`."""
 
-    clock, owners = SystemClock(), access.connect(LOOK_S)
-    if dry_run:
-        refuse_existing(directory)
-        return _planned(count, owners)
-    with scratch_directory("restore") as scratch:
-        done = restore_to_owners(
-            open_source(open_place(str(made)), scratch, clock), owners, directory, scratch, clock=clock,
-            random_id=lambda: token_hex(4), task_key=task_key(), umask=umask,
-            observe=CopyProgress(quiet=quiet).observe,
-        )  # fmt: skip
-    return ByOwner(done.owner_of)
+    def __init__(self, directory: Path, made: Path, access: OwnerAccess) -> None:
+        self.made = made
+        """The directory in which to make the partitions."""
+        self._directory = directory
+        self._access = access
+
+    def bring(self, count: int, *, umask: bool = False, dry_run: bool = False, quiet: bool = False) -> ByOwner:
+        """Bring all `count` partitions to the owners, which have none, all or none; without owners, do nothing.
+        dry_run: only ask the owners; nothing need be made. Raises what `restore_to_owners` raises."""
+        from recovery.backup.at_owners import restore_to_owners
+        from recovery.backup.sources import open_source
+        from recovery.places.opening import open_place
+
+        clock, owners = SystemClock(), self._access.connect(LOOK_S)
+        if not owners:
+            return ByOwner({})
+        if dry_run:
+            refuse_existing(self._directory)
+            return _planned(count, owners)
+        with scratch_directory("restore") as scratch:
+            done = restore_to_owners(
+                open_source(open_place(str(self.made)), scratch, clock), owners, self._directory, scratch, clock=clock,
+                random_id=lambda: token_hex(4), task_key=task_key(), umask=umask,
+                observe=CopyProgress(quiet=quiet).observe,
+            )  # fmt: skip
+        return ByOwner(done.owner_of)
+
+
+@contextlib.contextmanager
+def new_store(directory: Path, access: OwnerAccess) -> Iterator[StoreToBring]:
+    """Yield where to make a new store: in `directory`; with owners in a directory that is removed afterwards, from
+    which `StoreToBring.bring` brings the partitions to them. `directory` is then that of the run."""
+    if not access.owners:
+        yield StoreToBring(directory, directory, access)
+        return
+    with scratch_directory("made") as scratch:
+        yield StoreToBring(directory, scratch / "made", access)
 
 
 def to_owners(source: str, directory: Path | None, access: OwnerAccess, wanted: RestoreOptions, as_json: bool) -> None:
@@ -94,7 +110,6 @@ def to_owners(source: str, directory: Path | None, access: OwnerAccess, wanted: 
     from recovery.backup.at_owners import restore_to_owners
     from recovery.backup.restore import look_into_chains, plan_from
     from recovery.backup.sources import open_source
-    from recovery.host.scratch import scratch_directory
     from recovery.places.opening import open_place
 
     clock, owners = SystemClock(), access.connect(LOOK_S)

@@ -16,8 +16,8 @@ from recovery.base.printable import one_line
 from recovery.cli.common import TRIGGER, json_option, print_json, tell, tell_error
 from recovery.cli.config_options import config_options
 from recovery.cli.nodes import run_nodes
+from recovery.cli.operational import chosen_backend, environment_options
 from recovery.cli.option import option
-from recovery.cli.places import chosen_backend, place_options
 from recovery.cli.progress import RunProgress, summary_text
 from recovery.cli.promote import take_over_before_run
 from recovery.cli.restore import restore_missing
@@ -88,7 +88,7 @@ FOR_PIPELINES = {
               help="For a [pipeline](operational-state.md#pipelines): load everything, as if there were no "
                    "marks.")  # fmt: skip
 @option("--no-state-update", is_flag=True, help="For a pipeline: leave the marks where they are.")
-@place_options
+@environment_options
 @json_option
 def run(
     target: str,

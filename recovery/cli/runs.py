@@ -10,8 +10,8 @@ from recovery.base.intervals import format_interval
 from recovery.base.wording import counted
 from recovery.cli.common import INTERVAL, format_time, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
+from recovery.cli.operational import directory_and, open_state, state_options
 from recovery.cli.option import option
-from recovery.cli.places import directory_and, open_state, state_options
 from recovery.cli.tables import table
 from recovery.operational.results import status_of
 from recovery.operational.runs import DEAD, NODE_STATUSES, Run
@@ -63,7 +63,7 @@ def list_(
 ) -> None:
     """List runs, newest first. A run is dead if its process is gone and did not record how the run ended."""
     directory, _ = directory_and(words, ())
-    state = open_state(directory, environment, marks="no")
+    state = open_state(directory, environment)
     found = state.list_runs(pipeline, node=node, status=status, days=days, limit=limit)
     if as_json:
         print_json([run.as_json() for run in found])
@@ -103,7 +103,7 @@ def _took(run: Run) -> str:
 def clean(words: tuple[str, ...], older_than: float, dry_run: bool, environment: str, as_json: bool) -> None:
     """Forget old runs. The last run of a pipeline and active runs always stay."""
     directory, _ = directory_and(words, ())
-    gone = open_state(directory, environment, marks="no").history.clean(older_than, dry_run=dry_run)
+    gone = open_state(directory, environment).history.clean(older_than, dry_run=dry_run)
     if as_json:
         print_json({"dry_run": dry_run, "runs": [{"pipeline": run.pipeline, "run_id": run.run_id} for run in gone]})
         return

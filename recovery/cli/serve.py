@@ -11,7 +11,7 @@ from recovery.cli.common import DIRECTORY, say
 from recovery.cli.config_options import FILE
 from recovery.cli.option import option
 from recovery.errors import OwnerUnreachableError
-from recovery.storage.locations import OwnerAccess
+from recovery.storage.store import OwnerAccess
 from recovery.wire.calls import OwnerCalls
 
 CHECK_S = 5.0
@@ -24,7 +24,8 @@ CHECK_S = 5.0
              "--insecure.")  # fmt: skip
 @option("--token-file", type=FILE, required=True, envvar="RECOVERY_TOKEN_FILE",
         help="A file with a secret of at least 16 bytes, the same at all owners and for all who use them. The secret "
-             "is never sent.")  # fmt: skip
+             "is never sent. A second line is accepted, too, [while the secret is "
+             "replaced](owners.md#renewing).")  # fmt: skip
 @option("--tls-cert", type=FILE, without="no TLS", help="The certificate of this host, a PEM file.")
 @option("--tls-key", type=FILE, help="The key of the certificate that --tls-cert names, a PEM file.")
 @option("--scratch", type=FILE, without="inside DIR", help="Where touched state is kept during a run.")
@@ -32,7 +33,7 @@ CHECK_S = 5.0
         help="Listen on another interface than loopback without TLS: states cross the network in plain "
              "text.")  # fmt: skip
 @option("--metrics-at", metavar="[HOST]:PORT", envvar="RECOVERY_METRICS_AT",
-        help="Serve [metrics for Prometheus](clusters.md#watching-an-owner) at /metrics, and /health and /ready for "
+        help="Serve [metrics for Prometheus](owners.md#watching) at /metrics, and /health and /ready for "
              "probes, over HTTP; without a host, at the loopback interface.")  # fmt: skip
 @option("--check", metavar="HOST:PORT",
         help="Serve nothing: ask whether the owner there is ready, and whether a run has it. A probe for init systems "
@@ -57,7 +58,8 @@ def serve(
     Runs and commands on other hosts name this owner with --owner HOST:PORT.
 
     The owner serves one run at a time. On SIGTERM the owner lets that run finish the epoch that is being closed. The
-    run then ends with 47, and the same command continues it once the owner is back. --check ends with 0 if the owner is
+    run then ends with 47, and the same command continues it once the owner is back. On SIGHUP the owner reads the token
+    and the certificate again, for new connections. --check ends with 0 if the owner is
     ready, else with 47 or 48.
     """
     if check is not None:

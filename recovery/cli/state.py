@@ -11,11 +11,17 @@ from typing import Any, TypeVar
 import click
 
 from recovery.base.printable import one_line, printable
-from recovery.base.reserved import RESERVED_PREFIX
 from recovery.cli.asking import ask, check_editor
 from recovery.cli.common import echo_json, format_time, json_option, print_json, say
 from recovery.cli.hwm import VALUES
-from recovery.cli.native import (
+from recovery.cli.operational import (
+    chosen_access,
+    chosen_backend,
+    directory_and,
+    open_state,
+    state_options,
+)
+from recovery.cli.operators import (
     print_state,
     refused_operator_option,
     store_option,
@@ -23,14 +29,7 @@ from recovery.cli.native import (
     variable_option,
 )
 from recovery.cli.option import option
-from recovery.cli.places import (
-    chosen_access,
-    chosen_backend,
-    chosen_places,
-    directory_and,
-    open_state,
-    state_options,
-)
+from recovery.cli.owners import store_to_read
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import (
     RETENTION,
@@ -59,7 +58,6 @@ from recovery.operational.scopes import is_scoped
 from recovery.operational.targets import REMOVED, StepTarget, Whole, missing, unknown_step
 from recovery.operational.values import parse_json
 from recovery.places.address import is_uri
-from recovery.storage.snapshot import snapshot_at
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,7 +72,7 @@ def state() -> None:
     """
 
 
-def native_options(function: F) -> F:
+def operator_options(function: F) -> F:
     """Add --operator and the options that select a part of the operator's state."""
     operator = option("--operator", type=click.IntRange(min=0), metavar="N",
                       help="Read the state of this operator of Spark's own, as [`checkpoint show`](#checkpoint) does. "
@@ -85,7 +83,7 @@ def native_options(function: F) -> F:
 @state.command(name="list")
 @click.argument("words", metavar="[DIR]", nargs=-1)
 @step_option
-@native_options
+@operator_options
 @epoch_option
 @pattern_option
 @option("--ids", is_flag=True,
@@ -148,7 +146,7 @@ def list_(
 @click.argument("words", metavar="[DIR] [ID]", nargs=-1)
 @step_option
 @any_key_option
-@native_options
+@operator_options
 @epoch_option
 @state_options
 @json_option
@@ -362,11 +360,7 @@ def backend(words: tuple[str, ...], environment: str, as_json: bool) -> None:
 def _steps(directory: str) -> list[str]:
     if is_uri(directory):
         return []
-    if not chosen_access().owners:
-        return snapshot_at(Path(directory)).steps()
-    places = chosen_places(directory)
-    sizes = [places.sizes(file.description) or {} for file in places.found() if file.description is not None]
-    return sorted({step for each in sizes for step in each if not step.startswith(RESERVED_PREFIX)})
+    return store_to_read(Path(directory), chosen_access()).at().steps()
 
 
 for command in (copy, move, export, import_, migrate_, scopes, clean):

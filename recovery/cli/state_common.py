@@ -18,10 +18,10 @@ from recovery.base.printable import one_line
 from recovery.base.untrusted_paths import read_named
 from recovery.cli.asking import ask
 from recovery.cli.common import INTERVAL, json_option, print_json, say
-from recovery.cli.native import refused_operator_option
+from recovery.cli.operational import chosen_access, directory_and, open_state, state_options
+from recovery.cli.operators import refused_operator_option
 from recovery.cli.option import ParsedType, option
-from recovery.cli.owners import locations, to_read
-from recovery.cli.places import chosen_access, directory_and, open_state, state_options
+from recovery.cli.owners import store_to_read
 from recovery.errors import ConfigurationError, CorruptStateError, StateValueError
 from recovery.operational.scopes import NEVER
 from recovery.operational.targets import DocumentTarget, Name, StateTarget, StepTarget, unknown_step
@@ -58,10 +58,8 @@ class Where:
     def target(self) -> StateTarget:
         """Return the target for reading and writing state."""
         if self.step is not None:
-            directory, access = Path(self.directory), chosen_access()
-            places = locations(directory, access) if access.owners else None
-            copies = to_read(directory, access)
-            return StepTarget(copies, self.step, SystemClock(), epoch=self.epoch, force=self.force, locations=places)
+            store = store_to_read(Path(self.directory), chosen_access())
+            return StepTarget(store, self.step, SystemClock(), epoch=self.epoch, force=self.force)
         if self.epoch is not None:
             raise click.UsageError("--epoch needs --step: operational state belongs to no epoch.")
         return self.documents()
@@ -133,7 +131,7 @@ def named(words: tuple[str, ...], step: str | None, key: str | None) -> tuple[st
 def with_content(
     words: tuple[str, ...], step: str | None, key: str | None, input_file: str | None
 ) -> tuple[str, Name, Any]:
-    """Return what `named` returns, and the JSON of the last word or of a file."""
+    """Return DIR, the name of a state, and the JSON of the last word or of a file."""
     if input_file is not None:
         directory, name = named(words, step, key)
         with naming_file(input_file, "Put JSON into the file, as `python -m recovery state get` prints it."):

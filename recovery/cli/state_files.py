@@ -15,8 +15,8 @@ from recovery.base.clock import SystemClock
 from recovery.base.wording import counted
 from recovery.cli.asking import ask
 from recovery.cli.common import echo_json, json_option, write_whole
+from recovery.cli.operational import directory_and, state_options
 from recovery.cli.option import option
-from recovery.cli.places import directory_and, state_options
 from recovery.cli.state_common import (
     Where,
     ask_of_new_steps,

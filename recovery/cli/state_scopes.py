@@ -9,7 +9,7 @@ import click
 from recovery.base.wording import counted
 from recovery.cli.common import format_time, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
-from recovery.cli.places import directory_and, open_state, state_options
+from recovery.cli.operational import directory_and, open_state, state_options
 from recovery.cli.state_common import pattern_option
 from recovery.cli.tables import table
 
@@ -25,7 +25,7 @@ def scopes(words: tuple[str, ...], pattern: str | None, environment: str, as_jso
     Scopes are processes, tasks, task instances and assets. Also shows when the first key of a scope expires.
     """
     directory, _ = directory_and(words, ())
-    found = open_state(directory, environment, marks="no").list_scopes(pattern)
+    found = open_state(directory, environment).list_scopes(pattern)
     if as_json:
         print_json([asdict(scope) for scope in found])
         return
@@ -53,7 +53,7 @@ def clean(words: tuple[str, ...], dry_run: bool, environment: str, as_json: bool
     Works for all environments, in any backend, also during a run.
     """
     directory, _ = directory_and(words, ())
-    count = open_state(directory, environment, marks="no").clean_expired(dry_run=dry_run)
+    count = open_state(directory, environment).clean_expired(dry_run=dry_run)
     if as_json:
         print_json({"dry_run": dry_run, "expired": count})
     else:

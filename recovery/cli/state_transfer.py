@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import click
 
 from recovery.cli.asking import ask
+from recovery.cli.operational import directory_and
 from recovery.cli.option import option
-from recovery.cli.places import directory_and
 from recovery.cli.state_common import Where, ask_of_new_steps, done, shown, writing_options
 from recovery.errors import ConfigurationError, StateNotFoundError
 from recovery.operational.targets import REMOVED, Name, StateEntry, missing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,23 +26,25 @@ from recovery.cli.common import (
     style,
 )
 from recovery.cli.config_options import threshold_option
-from recovery.cli.native import operators_at, operators_text
-from recovery.cli.owners import locations, owner_options, say_links, shown_path
+from recovery.cli.operators import operators_at, operators_text
+from recovery.cli.owners import owner_options, owners_text, say_links, shown_path, store_at
 from recovery.cli.tables import table
 from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with_path
 from recovery.host.processes import describe_holder
 from recovery.planning.going_back import after_text
 from recovery.planning.health import Finding, Level, parse_targets, worst
 from recovery.planning.measures import StepSize, measure_json
+from recovery.planning.owner_facts import SeenOwner
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.report.facts import Facts, gather
 from recovery.storage.hydration import HydrationProgress, hydrating
-from recovery.storage.locations import Locations, OwnerAccess
 from recovery.storage.lock import lock_holder
-from recovery.storage.scan import links_of, step_names
+from recovery.storage.scan import links_of
 from recovery.storage.snapshot import Snapshot
+from recovery.storage.store import OwnerAccess, Store
 from recovery.values.declaration import Declaration, shown
+from recovery.wire.looking import seen_owners
 
 READ_ATTEMPTS = 5
 
@@ -62,21 +63,21 @@ def status(directory: Path, thresholds: dict[str, str], access: OwnerAccess, as_
 
     Reads only, also during a run.
     """
-    places = locations(directory, access)
-    with contextlib.ExitStack() as held:
-        held.callback(places.release)
-        gathered = gather(directory, parse_targets(thresholds), SystemClock().wall_ms(), places)
-        facts = {
-            **collect_status(places, list(gathered.found), gathered.sizes),
-            "origins": [each.as_json() for each in gathered.origins],
-            "standby": facts_of(directory),
-            **collect_health(gathered),
-        }
+    store, clock = store_at(directory, access), SystemClock()
+    owners = seen_owners(store.owners, clock)
+    gathered = gather(store, parse_targets(thresholds), clock.wall_ms(), owners=owners)
+    facts = {
+        **collect_status(store, list(gathered.found), gathered.sizes),
+        "origins": [each.as_json() for each in gathered.origins],
+        "standby": facts_of(directory),
+        "owners": [each.as_json() for each in owners],
+        **collect_health(gathered),
+    }
     if as_json:
         print_json(facts)
         return
     _say_status(directory, facts, gathered)
-    for note in places.notes:
+    for note in store.notes:
         say(one_line(note))
 
 
@@ -128,6 +129,7 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
         say(f"epochs after {oldest} are only logged; keys and sizes are as of epoch {oldest}")
     say(one_line(f"steps: {', '.join(facts['steps']) or 'none yet'}"))
     say(health_text(gathered.health))
+    _say_owners(gathered.owners)
     if facts["waiting"]:
         say(one_line(f"waiting since {format_time(facts['waiting']['since_ms'])}: {facts['waiting']['what']}"))
     if facts["replica"]:
@@ -155,6 +157,15 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
         )
 
 
+def _say_owners(owners: Sequence[SeenOwner]) -> None:
+    if owners:
+        say()
+        say(owners_text(owners))
+        for each in owners:
+            say(one_line(f"{each.location}: {f'held by {each.holder}' if each.holder else 'no run has it'}"))
+        say()
+
+
 def _standby_text(facts: Mapping[str, Any]) -> str:
     closed = f", closed {format_time(facts['closed_ms'])}" if facts["closed_ms"] is not None else ""
     at = f"as of epoch {facts['epoch']}{closed}" if facts["backup"] else "without a backup yet"
@@ -170,10 +181,10 @@ def _say_hydration(parts: Sequence[Mapping[str, Any]]) -> None:
 
 
 def collect_status(
-    places: Locations, found: list[FoundFile], sizes: Mapping[str, Mapping[str, StepSize] | None]
+    store: Store, found: list[FoundFile], sizes: Mapping[str, Mapping[str, StepSize] | None]
 ) -> dict[str, Any]:
     """Return all facts of a directory as plain values. `sizes`: the sizes of each file's steps, by file name."""
-    directory = places.directory
+    directory = store.directory
     described = [file.description for file in found if file.description is not None]
     facts: dict[str, Any] = {
         "directory": str(directory),
@@ -182,7 +193,7 @@ def collect_status(
         "lock": lock_holder(directory),
         "links": links_of(directory),
         "hydrating": [_progress(each) for each in hydrating(directory)],
-        "partitions": [_partition(places, file, sizes.get(file.path.name)) for file in found],
+        "partitions": [_partition(store, file, sizes.get(file.path.name)) for file in found],
         "resume_epoch": None,
         "resume_after": None,
         "window": [],
@@ -196,12 +207,12 @@ def collect_status(
         plan = plan_resume(found)
         facts["resume_epoch"], facts["window"] = plan.resume_epoch, list(plan.window)
         facts["resume_after"] = plan.resume_epoch - 1
-        facts["operators"] = _read(places, operators_at) or []
-        facts["schemas"] = _read(places, _schemas) or {}
+        facts["operators"] = _read(store, operators_at) or []
+        facts["schemas"] = _read(store, _schemas) or {}
     except RecoveryError as error:
         facts["problem"] = error.as_json()
     try:
-        facts["steps"] = _steps(sizes) if places.owners else step_names([d.path for d in described])
+        facts["steps"] = store.newest_steps(described)
     except RecoveryError as error:
         facts["problem"] = facts["problem"] or error.as_json()
     return facts
@@ -220,11 +231,6 @@ def _progress(found: HydrationProgress) -> dict[str, Any]:
     }
 
 
-def _steps(sizes: Mapping[str, Mapping[str, StepSize] | None]) -> list[str]:
-    """Return the steps of the flow that have state."""
-    return sorted({step for each in sizes.values() for step in each or () if not step.startswith(RESERVED_PREFIX)})
-
-
 def _schemas(at: Snapshot) -> dict[str, Any]:
     """Return what each step declares: its key columns, and the form of its state for programs and for people."""
     found = {}
@@ -240,11 +246,11 @@ def _schemas(at: Snapshot) -> dict[str, Any]:
     return found
 
 
-def _read(places: Locations, read: Callable[[Snapshot], T]) -> T | None:
+def _read(store: Store, read: Callable[[Snapshot], T]) -> T | None:
     """Read something at the newest epoch. If a run collects that epoch meanwhile, the next epoch counts."""
     for left in reversed(range(READ_ATTEMPTS)):
         try:
-            return read(places.newest())
+            return read(store.at())
         except EpochNotHeldError:
             continue
         except StorageError:
@@ -300,7 +306,7 @@ def health_text(found: Sequence[Finding]) -> str:
     return f"health: {style(level, colour)}: {' · '.join(map(str, watched))}"
 
 
-def _partition(places: Locations, file: FoundFile, sizes: Mapping[str, StepSize] | None) -> dict[str, Any]:
+def _partition(store: Store, file: FoundFile, sizes: Mapping[str, StepSize] | None) -> dict[str, Any]:
     d = file.description
     if d is None:
         assert file.error is not None
@@ -309,7 +315,7 @@ def _partition(places: Locations, file: FoundFile, sizes: Mapping[str, StepSize]
     # A file of an older version does not separate steps from the run's own rows.
     keys = newest if sizes is None else sum(s.rows for step, s in sizes.items() if not step.startswith(RESERVED_PREFIX))
     return {
-        "file": shown_path(file.path, places.directory),
+        "file": shown_path(file.path, store.directory),
         "error": None,
         "index": d.index,
         "oldest_epoch": d.oldest_epoch,
@@ -320,7 +326,7 @@ def _partition(places: Locations, file: FoundFile, sizes: Mapping[str, StepSize]
         "closed_ms": d.newest.closed_ms if d.newest else None,
         "keys": keys,
         "size_bytes": d.size_bytes,
-        "log_bytes": places.log_bytes(d),
+        "log_bytes": store.reader(d).log_bytes(),
     }
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import click
 
 from recovery.cli.common import directory_argument, json_option, print_json, say, tell_error
-from recovery.cli.owners import locations, owner_options, say_links, shown_path
+from recovery.cli.owners import owner_options, say_links, shown_path, store_at
 from recovery.cli.tables import table
 from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.storage.hydration import refuse_hydrating
-from recovery.storage.locations import OwnerAccess
 from recovery.storage.scan import links_of
+from recovery.storage.store import OwnerAccess
 from recovery.storage.verify import Verdict, run_all
 
 
@@ -28,13 +28,10 @@ def verify(directory: Path, access: OwnerAccess, as_json: bool) -> None:
 
     Ends with 23 if a file is damaged, and with the code of `plan` if the files do not fit together.
     """
-    places = locations(directory, access)
-    try:
-        found = places.found()
-        refuse_hydrating(directory, "verify")
-        verdicts = run_all(places.checks([file.description for file in found if file.description is not None]))
-    finally:
-        places.release()
+    store = store_at(directory, access)
+    found = store.found()
+    refuse_hydrating(directory, "verify")
+    verdicts = run_all(store.checks([file.description for file in found if file.description is not None]))
     damaged = [verdict for verdict in verdicts if verdict.problems]
     errors: list[RecoveryError] = [CorruptPartitionError("; ".join(v.problems[:3]), path=v.path) for v in damaged]
     verdicts += [Verdict(f.path, 0, (f.error.found,)) for f in found if f.error is not None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from recovery.base.clock import Clock
 from recovery.base.ids import NO_BATCH, BatchId, Epoch, StepId
@@ -13,46 +12,43 @@ from recovery.epochs.snapshot import SharedEpochs
 from recovery.errors import RecoveryError
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import Execution, FoundFile, PartitionDescription
-from recovery.storage.connect import SCRATCH_NAME, connect_driver
-from recovery.storage.locations import Locations
-from recovery.storage.seam import DriverRows, Edited, PartitionStore
+from recovery.storage.connect import SCRATCH_NAME
+from recovery.storage.seam import DriverRows, Edited, FencingStore, PartitionStore
+from recovery.storage.store import Store
 
 StepKey = tuple[str, str]
 """Step id and state key."""
 
 
 class EpochWriter:
-    """One execution that closes epochs with states from its caller, who holds the directory's lock, or fences.
+    """One execution that closes epochs with states from its caller, who holds the store's locks, or fences.
 
     The constructor abandons everything at or above the plan's resume epoch, in all partitions.
     """
 
     def __init__(
         self,
-        directory: Path,
+        store: Store,
         plan: ResumePlan,
         flow_id: str,
         clock: Clock,
         *,
         backup_interval_s: float,
         fence: Callable[[ResumePlan], None] | None = None,
-        locations: Locations | None = None,
     ) -> None:
-        """fence: given if another execution may be closing epochs. Once no other execution can close epochs any more,
-        the plan is made again and passed to `fence`. If `fence` raises, nothing changes and the execution under way
-        continues.
-        locations: where the partitions are, if owners have some; then there is no `fence`."""
+        """fence: given if another execution, which `store.to_fence` has found, may be closing epochs. Once no other
+        execution can close epochs any more, the plan is made again and passed to `fence`. If `fence` raises, nothing
+        changes and the execution under way continues."""
         self.plan = plan
-        files = None if locations is not None else connect_driver(plan.partitions, directory / SCRATCH_NAME)
+        scratch = store.directory / SCRATCH_NAME
+        fencing: FencingStore | None = None
         self._store: PartitionStore
-        if files is not None:
-            self._store = files
+        if fence is None:
+            self._store = store.connect(plan.partitions, scratch, clock)
         else:
-            assert locations is not None
-            self._store = locations.connect(plan.partitions, directory / SCRATCH_NAME, clock)
+            self._store = fencing = store.connect_fencing(plan.partitions, scratch, clock)
         try:
-            if fence is not None:
-                assert files is not None, "only partitions of one directory can be fenced"
+            if fencing is not None and fence is not None:
                 decide = fence
 
                 def replanned(found: Sequence[PartitionDescription]) -> Execution:
@@ -60,7 +56,7 @@ class EpochWriter:
                     decide(self.plan)
                     return new_execution(self.plan, flow_id, clock, backup_interval_s=backup_interval_s)
 
-                self.execution = files.fence(replanned)
+                self.execution = fencing.fence(replanned)
             else:
                 self.execution = new_execution(self.plan, flow_id, clock, backup_interval_s=backup_interval_s)
                 self._store.start(self.execution, [], plan.partitions)

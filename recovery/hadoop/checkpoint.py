@@ -13,7 +13,15 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from recovery.base.ids import BatchId
-from recovery.checkpoint.places import CheckpointTransfer, LocalPlace, Observer, copied, ignore, not_vacant, vanished
+from recovery.checkpoint.directories import (
+    CheckpointTransfer,
+    LocalCheckpoint,
+    Observer,
+    copied,
+    ignore,
+    not_vacant,
+    vanished,
+)
 from recovery.errors import StorageError
 from recovery.host.storage_errors import storage_errors
 from recovery.places.address import split_system
@@ -22,8 +30,8 @@ from recovery.places.hadoop import HadoopFiles
 from recovery.places.secrets import without_password
 
 
-class HadoopPlace:
-    """A directory on any file system that the session can reach; see `recovery.checkpoint.places.CheckpointPlace`.
+class HadoopCheckpoint:
+    """A `CheckpointDirectory` on any file system that the session can reach.
 
     A checkpoint is written beside its final path and then renamed. If the file system cannot rename in one step, like
     object stores, a writer that is killed while renaming leaves a part.
@@ -42,16 +50,14 @@ class HadoopPlace:
             self.location = self._files.qualified(self._root)
 
     def sizes(self) -> dict[str, int]:
-        """See `CheckpointPlace.sizes`."""
         if self._is_local:
             # Hadoop would start a process for each file, for its permissions, and fail if it is renamed meanwhile.
-            return LocalPlace(self._root, self._random_id).sizes()
+            return LocalCheckpoint(self._root, self._random_id).sizes()
         with self._failures.of_hadoop():
             return {path: size for path, (size, _) in self._files.tree(self._root).items()}
 
     @contextlib.contextmanager
     def here(self, batch: BatchId, scratch: Path, observe: Observer = ignore) -> Iterator[Path]:
-        """See `CheckpointPlace.here`."""
         with copied(self.sizes(), self._fetch, batch, scratch, observe) as copy:
             yield copy
 
@@ -63,7 +69,6 @@ class HadoopPlace:
             raise vanished(self.shown, path) from None
 
     def check_vacant(self) -> None:
-        """See `CheckpointPlace.check_vacant`."""
         with self._failures.of_hadoop():
             # The root of a file system cannot be renamed to.
             if not self._root.name or not self._files.is_vacant(self._root):
@@ -71,7 +76,7 @@ class HadoopPlace:
 
     @contextlib.contextmanager
     def writing(self, observe: Observer = ignore) -> Iterator[Path]:
-        """See `CheckpointPlace.writing`. The block writes a local directory, which is copied there when it ends."""
+        """Provide a local path where the block creates a directory, which is copied to this one when the block ends."""
         self.check_vacant()
         scratch = Path(tempfile.gettempdir())
         with storage_errors(scratch), tempfile.TemporaryDirectory(prefix="recovery-checkpoint-", dir=scratch) as home:
@@ -97,7 +102,7 @@ class HadoopPlace:
             observe(CheckpointTransfer("copying", done, total))
 
     def _put(self, draft: Path) -> None:
-        """Rename the draft to its place. Remove an empty directory there first: Hadoop would move the draft into it."""
+        """Rename the draft to its final path. Hadoop would move it into an empty directory there: remove that first."""
         self.check_vacant()
         with self._failures.of_hadoop():
             self._files.remove_empty(self._root)

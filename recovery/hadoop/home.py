@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import IO
 
 from recovery.base import faults
-from recovery.base.ids import BatchId
-from recovery.checkpoint.home import Mark
+from recovery.base.ids import BatchId, Lease
+from recovery.checkpoint.home import CheckpointHome, LocalHome, Mark
 from recovery.errors import StorageError
 from recovery.host.durable import make_directories
+from recovery.places.address import file_system
 from recovery.places.failures import Failures
 from recovery.places.hadoop import HadoopFiles
 
@@ -35,7 +36,7 @@ CONCURRENT = 16
 
 
 class HadoopHome:
-    """A `recovery.checkpoint.home.CheckpointHome` on one of Hadoop's file systems."""
+    """A `CheckpointHome` on one of Hadoop's file systems."""
 
     shared = True
 
@@ -71,12 +72,10 @@ class HadoopHome:
         self._pulled = {path: mark for path, mark in self._marks.items() if not path.startswith("state/")}
 
     def has_logged(self, batch: BatchId) -> bool:
-        """See `CheckpointHome.has_logged`."""
         with self._failures.of_hadoop(FileNotFoundError):
             return self._files.size(self._root / "commits" / str(batch)) is not None
 
     def pull(self, batch: BatchId) -> None:
-        """See `CheckpointHome.pull`."""
         # Spark has the state at the address.
         shutil.rmtree(self.directory / "state", ignore_errors=True)
         self._look()
@@ -91,23 +90,19 @@ class HadoopHome:
         self._pulled = wanted
 
     def listing(self, directory: str) -> tuple[list[str], list[str]]:
-        """See `CheckpointHome.listing`."""
         directories, files = self._below.get(directory, (set(), set()))
         return sorted(directories), sorted(files)
 
     def exists(self, path: str) -> bool:
-        """See `CheckpointHome.exists`."""
         return path in self._marks
 
     def mark(self, path: str) -> Mark:
-        """See `CheckpointHome.mark`."""
         if path not in self._marks:
             raise _gone(self.location, path)
         return self._marks[path]
 
     @contextlib.contextmanager
     def opened(self, path: str) -> Iterator[IO[bytes]]:
-        """See `CheckpointHome.opened`."""
         own = self.directory / path
         if own.exists():
             with own.open("rb") as file:
@@ -126,7 +121,6 @@ class HadoopHome:
         self._all(lambda path: self._hold(path, targets[path]), targets)
 
     def discard(self) -> None:
-        """See `CheckpointHome.discard`."""
         self.close()
         with contextlib.suppress(Exception):
             self._files.delete(self._root)
@@ -170,3 +164,31 @@ class HadoopHome:
 
 def _gone(location: str, path: str) -> FileNotFoundError:
     return FileNotFoundError(2, "it has vanished", f"{location}/{path}")
+
+
+def checkpoint_home(address: str | None, scratch: Path, store_id: str, lease: Lease) -> CheckpointHome:
+    """Return the place of an execution's checkpoint. address: where all hosts reach it; None: only this host writes it,
+    into `scratch`."""
+    found = None if address is None else file_system(address, "scratch_directory")
+    if found is None:
+        return LocalHome(scratch / "checkpoint")
+    system, path = found
+    return HadoopHome(HadoopFiles(system), system, Path(path, _name(store_id, lease)), scratch / "checkpoint")
+
+
+def discard_earlier(address: str | None, store_id: str, leases: Iterable[Lease]) -> None:
+    """Remove what executions of this directory left at the address, because they were killed. Raises OSError.
+
+    leases: executions that are known to be of this directory: an execution of a copy of the directory may be under way.
+    """
+    found = None if address is None else file_system(address, "scratch_directory")
+    if found is not None:
+        system, path = found
+        files = HadoopFiles(system)
+        known = {_name(store_id, lease) for lease in leases}
+        for name in known.intersection(files.directories(Path(path))):
+            files.delete(Path(path, name))
+
+
+def _name(store_id: str, lease: Lease) -> str:
+    return f"recovery-{store_id}-{lease.number}-{lease.id}"

@@ -108,17 +108,26 @@ class StopSignals:
     no wait; and one that sets a threading.Event hangs if it interrupts a wait for that event.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_hangup: Callable[[], None] | None = None) -> None:
+        """on_hangup: what SIGHUP does instead of ending the command; the thread that waits calls it."""
         self._reading, _, _ = _signal_pipe()
+        self._on_hangup = on_hangup
         self._came = False
         handle(lambda *_: None)
+        if on_hangup is not None:
+            # Also under nohup: nothing ends by it.
+            signal.signal(signal.SIGHUP, lambda *_: None)
 
     def came_within(self, seconds: float) -> bool:
         """Wait for a signal, at most this long; returns immediately if one has come before."""
         until_s = time.monotonic() + min(seconds, LONGEST_WAIT_S)
         while not self._came and select.select([self._reading], [], [], max(0.0, until_s - time.monotonic()))[0]:
             # Other signals that have a handler are written, too.
-            self._came = not STOPPING_NUMBERS.isdisjoint(os.read(self._reading, 64))
+            came = set(os.read(self._reading, 64))
+            if self._on_hangup is not None and signal.SIGHUP in came:
+                came.remove(signal.SIGHUP)
+                self._on_hangup()
+            self._came = not STOPPING_NUMBERS.isdisjoint(came)
         return self._came
 
     def wait(self) -> None:

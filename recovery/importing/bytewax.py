@@ -22,7 +22,7 @@ from recovery.base.clock import Clock, SystemClock
 from recovery.base.faults import reach
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.base.wording import counted
-from recovery.checkpoint.places import CheckpointTransfer, Observer, ignore
+from recovery.checkpoint.directories import CheckpointTransfer, Observer, ignore
 from recovery.epochs.writer import StepKey
 from recovery.errors import ConfigurationError, InconsistentPartitionsError, StateValueError, UnknownStepError, shown
 from recovery.host.durable import files_below, sync
@@ -33,9 +33,8 @@ from recovery.planning.bytewax import TheirPosition, Written, their_position
 from recovery.planning.resume import plan_resume
 from recovery.storage.bytewax import TheirFile, TheirSnapshot, their_files
 from recovery.storage.initialize import fill_draft, new_store_id
-from recovery.storage.lock import DirectoryLock
-from recovery.storage.scan import scan
 from recovery.storage.seam import DriverRows, Edited
+from recovery.storage.store import Store
 from recovery.values.keys import encode_key
 from recovery.values.pickles import NamedClassError
 from recovery.values.unpickle import Unpickler
@@ -156,10 +155,10 @@ def _close_first_epoch(
     clock: Clock,
 ) -> None:
     """Close epoch 1 with the states and, if there are any, the rows of the input position. All files are synced."""
-    with DirectoryLock(directory, clock, "import bytewax"):
+    with Store(directory).locked(clock, "import bytewax") as store:
         close_audited(
-            directory,
-            plan_resume(scan(directory), flow_id=flow_id),
+            store,
+            plan_resume(store.found(), flow_id=flow_id),
             flow_id,
             facts,
             lambda writer: writer.close(states, batches=1 if rows else 0, driver_rows=rows),

@@ -9,6 +9,7 @@ from typing import Literal
 from recovery.metrics.meter import RunTotals
 from recovery.planning.health import Finding, HealthTarget, Level, wait_now
 from recovery.planning.measures import Measure, OperatorWork
+from recovery.planning.owner_facts import SeenOwner, owner_findings
 from recovery.planning.replica import ReplicaState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -56,6 +57,8 @@ def families(
     backup_objects: int | None = None,
     replica: ReplicaState | None = None,
     wait_s: float = 0.0,
+    owners: Sequence[SeenOwner] = (),
+    certificate_end_s: float | None = None,
 ) -> Iterator[Family]:
     """Yield all metrics of a run. Metrics without a value yet have no sample."""
     info = {"flow": about.flow, "execution": str(about.execution), "version": about.version}
@@ -89,8 +92,14 @@ def families(
     )
     if replica is not None:
         yield from _replica(replica)
+    yield _gauge(
+        "certificate_end_seconds", "Time until the certificate of --tls-cert ends; negative: it has.", certificate_end_s
+    )
     yield _gauge("wait_seconds", "Time that the run has waited for executors or a source; 0: it does not.", wait_s)
-    yield from _targets(about.targets, (*totals.findings, wait_now(about.targets, wait_s)))
+    # An owner is seen more often than an epoch is closed.
+    epochs = [each for each in totals.findings if each.where is None]
+    now = (wait_now(about.targets, wait_s), *owner_findings(owners, about.targets, certificate_end_s))
+    yield from _targets(about.targets, (*epochs, *now))
 
 
 def _gauge(name: str, help_text: str, value: float | None) -> Family:
@@ -138,9 +147,9 @@ def _targets(targets: Sequence[HealthTarget], findings: Sequence[Finding]) -> It
     yield Family(
         "recovery_threshold", "gauge", "Warning and critical levels of the targets, in seconds or bytes.", limits
     )
-    values = [({"target": each.target.name}, each.value) for each in findings if each.value is not None]
+    values = [(_target(each), each.value) for each in findings if each.value is not None]
     yield Family("recovery_target", "gauge", "Values of the targets, in seconds or bytes; newest epoch.", values)
-    levels = [({"target": each.target.name}, _level(each.level)) for each in findings]
+    levels = [(_target(each), _level(each.level)) for each in findings]
     yield Family(
         "recovery_health", "gauge", "0 ok, 1 warning, 2 critical, -1 not measured or without a level; newest epoch.",
         levels,
@@ -168,6 +177,11 @@ def exposition(found: Iterator[Family]) -> str:
             named = ",".join(f'{name}="{_quoted(text)}"' for name, text in labels.items())
             lines.append(f"{family.name}{{{named}}} {_number(value)}" if named else f"{family.name} {_number(value)}")
     return "\n".join([*lines, ""])
+
+
+def _target(finding: Finding) -> Labels:
+    name = {"target": finding.target.name}
+    return name if finding.where is None else {**name, "where": finding.where}
 
 
 def _level(level: Level) -> float:

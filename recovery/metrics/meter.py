@@ -27,6 +27,7 @@ from recovery.planning.measures import (
     summed,
     work_together,
 )
+from recovery.planning.owner_facts import SeenOwner, owner_findings
 
 MEMORY_EVERY_S = 2.0
 RECENT_BATCHES = 100
@@ -182,11 +183,13 @@ class Meter:
         partitions: Sequence[ClosedPartition],
         backup_lag_s: float | None = None,
         replica_lag_s: float | None = None,
+        owners: Sequence[SeenOwner] = (),
+        certificate_end_s: float | None = None,
     ) -> tuple[Measure, tuple[Finding, ...]]:
         """Count an epoch closed as of a micro-batch; return the measure to keep, and the targets that it does not meet.
 
         backup_lag_s: the age of the newest backup; None if there is none. replica_lag_s: of the oldest epoch that is
-        not replicated; None if none is."""
+        not replicated; None if none is. owners: as the run last saw them. certificate_end_s: see `owner_findings`."""
         memory = self._memory()
         with self._lock:
             ended = {each: self._batches.pop(each) for each in sorted(self._batches) if each <= batch}
@@ -215,7 +218,10 @@ class Meter:
                 **closing,
                 **memory,
             )
-            found = of_epoch(measure, self._targets, backup_lag_s, replica_lag_s)
+            found = (
+                *of_epoch(measure, self._targets, backup_lag_s, replica_lag_s),
+                *owner_findings(owners, self._targets, certificate_end_s),
+            )
             missed = tuple(each for each in found if each.level.severity)
             self._note(missed)
             self._totals = self._totals.plus(
@@ -244,7 +250,7 @@ class Meter:
     def _note(self, missed: Iterable[Finding]) -> None:
         for each in missed:
             before = self._worst.get(each.target.name)
-            if before is None or (each.value or 0) > (before.value or 0):
+            if before is None or each.is_worse(before):
                 self._worst[each.target.name] = each
 
     def _memory(self) -> dict[str, Any]:

@@ -2,44 +2,62 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recovery.base.clock import Clock
 from recovery.base.reserved import EPOCH_STEP
 from recovery.epochs.writer import StepKey
 from recovery.errors import CorruptPartitionError
 from recovery.operational import marks
-from recovery.operational.backends.backend import Backend, DirectoryBackend, Document
+from recovery.operational.backends.backend import Backend, Document
 from recovery.operational.ids import StateId, escape, unescape
 from recovery.planning.resume import common_cuts, plan_resume
-from recovery.storage.documents import BusyPartition, home
-from recovery.storage.history import KeyState, few_states_at, has_step
+from recovery.storage.documents import BusyPartition
+from recovery.storage.history import KeyState
 from recovery.storage.lock import lock_holder
-from recovery.storage.scan import scan
 from recovery.storage.seam import Edited
-from recovery.storage.snapshot import snapshot_at
+from recovery.storage.store import Store
+
+
+@contextlib.contextmanager
+def changing_marks(backend: Backend, clock: Clock) -> Iterator[None]:
+    """Context in which documents of marks may be written: no epoch moves a mark between `standing_marks` and the write.
+
+    In a directory, the document's own lock sees to that. At an owner, all locations are locked if epochs have moved
+    marks: raises DirectoryLockedError during a run.
+    """
+    store = backend.store
+    if store is None or store.home_owner() is None or not store.home().has_step(EPOCH_STEP):
+        yield
+        return
+    with store.locked(clock, "a change of marks"):
+        yield
 
 
 def standing_marks(backend: Backend, state_id: StateId) -> dict[str, Any]:
-    """Return `closed_marks`, for a caller that holds the document's partition and is about to write the document.
+    """Return `closed_marks`, for a caller in `changing_marks` that holds the document's partition, and is about to
+    write the document.
 
     Raises BusyPartition while an epoch is closed in that partition but not yet in all: the write would override the
     marks of that epoch, and it cannot be compared with them yet.
     """
-    if isinstance(backend, DirectoryBackend) and has_step(home(backend.directory), EPOCH_STEP):
-        holder = lock_holder(backend.directory)
-        if holder is not None and _is_closing(backend.directory, holder):
+    store = backend.store
+    if store is not None and store.home_owner() is None and store.home().has_step(EPOCH_STEP):
+        holder = lock_holder(store.directory)
+        if holder is not None and _is_closing(store, holder):
             raise BusyPartition("an epoch is being closed")
     return closed_marks(backend, state_id)
 
 
-def _is_closing(directory: Path, holder: Mapping[str, Any]) -> bool:
+def _is_closing(store: Store, holder: Mapping[str, Any]) -> bool:
     """Whether the run that holds the directory has closed an epoch in the first partition but not yet in all. If a dead
     run left such an epoch, the next run discards it when it begins."""
-    partitions = plan_resume(scan(directory)).partitions
+    partitions = plan_resume(store.found()).partitions
     shared, _, _ = max(common_cuts(partitions))
     if partitions[0].newest_epoch <= shared:
         return False
@@ -85,17 +103,16 @@ def above_closed(backend: Backend, document: Document) -> Document:
 
 def _rows(backend: Backend) -> dict[StateId, dict[str, Any]]:
     """Return the rows of all environments, by the id of the document that they belong to."""
-    if not isinstance(backend, DirectoryBackend):
-        return {}
-    directory = backend.directory
-    path = home(directory)
-    if not has_step(path, EPOCH_STEP):
+    store = backend.store
+    if store is None or not store.home().has_step(EPOCH_STEP):
         return {}
     found: dict[StateId, dict[str, Any]] = {}
-    for state in few_states_at(path, EPOCH_STEP, snapshot_at(directory).cut):
+    at = store.at()
+    home = at.readers[0]
+    for state in home.few_states(EPOCH_STEP, at.cut):
         environment, _, key = state.key.partition("/")
         state_id = f"@{environment}/{marks.DOCUMENT}" if unescape(environment) else marks.DOCUMENT
-        found.setdefault(state_id, {})[key] = _row(path, state)
+        found.setdefault(state_id, {})[key] = _row(home.path, state)
     return found
 
 

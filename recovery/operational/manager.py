@@ -13,10 +13,9 @@ from recovery.errors import ConfigurationError, shown
 from recovery.operational import marks, scopes
 from recovery.operational.backends.backend import Backend, Document
 from recovery.operational.backends.custom import StateStore
-from recovery.operational.backends.open import Location, choose_backend
-from recovery.operational.backends.owned import OwnerBackend
+from recovery.operational.backends.open import Location, StoreBackend, choose_backend
 from recovery.operational.backends.retry import RetryPolicy
-from recovery.operational.closed_marks import closed_marks, standing_marks
+from recovery.operational.closed_marks import changing_marks, closed_marks, standing_marks
 from recovery.operational.ids import check, escape, matches, unescape
 from recovery.operational.keyed import KeyedState, Scope, scopes_of
 from recovery.operational.marks import Mark
@@ -45,7 +44,7 @@ class StateManager:
         self,
         directory: Location | None = None,
         *,
-        backend: str | StateStore | OwnerBackend | None = None,
+        backend: str | StateStore | StoreBackend | None = None,
         environment: str = "",
         default_retention: Retention | None = None,
         retry: RetryPolicy | None = None,
@@ -104,7 +103,8 @@ class StateManager:
                 content = document and document.content
                 return marks.advance(content, wanted, now_ms, force=force, closed=closed, pipeline=pipeline)
 
-            self.backend.update({self._marks_id: change})
+            with changing_marks(self.backend, self._clock):
+                self.backend.update({self._marks_id: change})
 
     def remove_hwm(self, *keys: str) -> int:
         """Remove marks in one step, so that the next load starts from the beginning. Returns how many existed."""

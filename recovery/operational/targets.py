@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from recovery.base.clock import Clock
@@ -17,16 +16,16 @@ from recovery.epochs.writer import StepKey
 from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError, StateValueError
 from recovery.operational import marks, scopes
 from recovery.operational.backends.backend import Backend, Document
-from recovery.operational.closed_marks import settle, settled_marks, standing_marks
+from recovery.operational.closed_marks import changing_marks, settle, settled_marks, standing_marks
 from recovery.operational.ids import check, matches
 from recovery.operational.keyed import is_keyed
 from recovery.operational.runs import read_run
 from recovery.operational.steps.step_edits import edit_states
 from recovery.operational.values import from_json, to_json
 from recovery.storage.history import KeyState
-from recovery.storage.locations import Locations
 from recovery.storage.seam import Edited
-from recovery.storage.snapshot import Snapshot, snapshot_at
+from recovery.storage.snapshot import Snapshot
+from recovery.storage.store import Store
 
 Name = str | StepKey
 """The id of a document, or a step and a key."""
@@ -46,7 +45,7 @@ class StateEntry:
     facts: Mapping[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same facts for programs."""
+        """Return the entry's facts as JSON values."""
         if isinstance(self.name, str):
             return {
                 "id": self.name,
@@ -103,7 +102,8 @@ class StateTarget(Protocol):
 
 
 class DocumentTarget:
-    """The operational state of a backend in one environment. Marks that epochs moved appear as ordinary marks.
+    """The `StateTarget` of a backend's operational state in one environment. Marks that epochs moved appear as ordinary
+    marks.
 
     The content of scoped state is its value; a value that has expired is not there.
     """
@@ -112,21 +112,19 @@ class DocumentTarget:
         """force: allow a mark of a type that cannot be compared with the mark it replaces."""
         self._backend = backend
         self._prefix = prefix
+        self._clock = clock
         self._force = force
         # One moment for all that a command does: no value expires between its reads.
         self._now_ms = clock.wall_ms()
 
     @property
     def location(self) -> str:
-        """See `StateTarget.location`."""
         return self._backend.location
 
     def find(self, name: Name) -> StateEntry | None:
-        """See `StateTarget.find`."""
         return self.find_all([name])[name]
 
     def find_all(self, names: Iterable[Name]) -> dict[Name, StateEntry | None]:
-        """See `StateTarget.find_all`."""
         ids = {name: self._id(name) for name in names}
         found = self._backend.read(list(ids.values()))
         if marks.DOCUMENT in ids:
@@ -134,7 +132,6 @@ class DocumentTarget:
         return {name: self._entry_of(found[i]) if i in found else None for name, i in ids.items()}
 
     def entries(self, pattern: str | None = None) -> list[StateEntry]:
-        """See `StateTarget.entries`."""
         found = map(self._entry_of, self._all().values())
         return [entry for entry in found if entry is not None and matches(str(entry.name), pattern)]
 
@@ -148,7 +145,7 @@ class DocumentTarget:
         return expires_ms is not None and expires_ms <= self._now_ms
 
     def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, StateEntry | None]) -> str:
-        """See `StateTarget.write`. In a recovery directory all changes are one transaction."""
+        """Write content, or REMOVED, under names: in a recovery directory, all in one transaction."""
         for name, content in changes.items():
             if content is not REMOVED:
                 check_content(str(name), plain(content))
@@ -169,7 +166,12 @@ class DocumentTarget:
 
             return changed
 
-        self._backend.update({self._id(name): change(name) for name in changes})
+        wanted = {self._id(name): change(name) for name in changes}
+        if marks.DOCUMENT in changes:
+            with changing_marks(self._backend, self._clock):
+                self._backend.update(wanted)
+        else:
+            self._backend.update(wanted)
         return ", ".join(f"{name}: removed" if c is REMOVED else f"{name}: written" for name, c in changes.items())
 
     def _all(self) -> dict[str, Document]:
@@ -221,30 +223,18 @@ class DocumentTarget:
 
 
 class StepTarget:
-    """The states of a flow's steps, at the newest epoch or at a held one. Writing makes a new epoch."""
+    """The `StateTarget` of a flow's steps, at the newest epoch or at a held one. Writing makes a new epoch."""
 
-    def __init__(
-        self,
-        directory: Path,
-        step: str,
-        clock: Clock,
-        *,
-        epoch: int | None = None,
-        force: bool = False,
-        locations: Locations | None = None,
-    ) -> None:
-        """locations: where the partitions are, if owners have some; `directory` then has copies."""
-        self._directory = directory if locations is None else locations.directory
-        self._locations = locations
+    def __init__(self, store: Store, step: str, clock: Clock, *, epoch: int | None = None, force: bool = False) -> None:
+        self._store = store
         self._step = step
         self._clock = clock
         self._force = force
-        self.snapshot: Snapshot = snapshot_at(directory, epoch)
+        self.snapshot: Snapshot = store.at(epoch)
 
     @property
     def location(self) -> str:
-        """See `StateTarget.location`."""
-        return str(self._directory)
+        return str(self._store.directory)
 
     def at_same_moment(self, step: str) -> StepTarget:
         """Return the states of another step, as of the same epoch."""
@@ -253,22 +243,19 @@ class StepTarget:
         return other
 
     def find(self, name: Name) -> StateEntry | None:
-        """See `StateTarget.find`."""
         return self.find_all([name])[name]
 
     def find_all(self, names: Iterable[Name]) -> dict[Name, StateEntry | None]:
-        """See `StateTarget.find_all`."""
         wanted = list(map(_step_key, names))
         held = _held(self.snapshot, wanted)
         return {name: _step_entry(name[0], held[name]) if name in held else None for name in wanted}
 
     def entries(self, pattern: str | None = None) -> list[StateEntry]:
-        """See `StateTarget.entries`."""
         found = [_step_entry(self._step, s) for s in self.snapshot.states(self._step) if matches(s.key, pattern)]
         return sorted(found, key=lambda entry: entry.name)
 
     def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, StateEntry | None]) -> str:
-        """See `StateTarget.write`. Timeouts stay unchanged."""
+        """Write the states of keys, or REMOVED, in a new epoch; timeouts stay unchanged."""
 
         def compute(newest: Snapshot) -> dict[StepKey, Edited]:
             edited: dict[StepKey, Edited] = {}
@@ -293,9 +280,7 @@ class StepTarget:
             edited = compute(newest)
             return edited
 
-        epoch = edit_states(
-            self._directory, verb, computed, clock=self._clock, force=self._force, locations=self._locations
-        )
+        epoch = edit_states(self._store, verb, computed, clock=self._clock, force=self._force)
         count = counted(len(edited), "key")
         return "nothing to change" if epoch is None else f"epoch {epoch} closed: {count} edited"
 

@@ -1,11 +1,13 @@
-"""What an owner answers about the documents of operational state, which lie with partition 0 (`OwnerCalls`)."""
+"""What an owner answers about the documents of operational state, which lie with partition 0."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+
+from msgspec.structs import astuple
 
 from recovery.storage.documents import (
     BusyPartition,
@@ -25,43 +27,45 @@ class _OvertakenError(Exception):
     """A document has another generation than the one that a change was made from."""
 
 
-def read(directory: Path, ids: Sequence[str]) -> list[StateDocument]:
-    """See `OwnerCalls.documents`."""
-    return [_stored(each) for each in read_states(home(directory), ids).values()]
+class OwnedDocuments:
+    """The documents of a directory: `DocumentCalls`."""
 
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
 
-def found(directory: Path, prefix: str) -> list[StateDocument]:
-    """See `OwnerCalls.documents_of`."""
-    return [_stored(each) for each in read_prefix(home(directory), prefix)]
+    def documents(self, ids: list[str]) -> list[StateDocument]:
+        """See `DocumentCalls.documents`."""
+        return [_stored(each) for each in read_states(home(self._directory), ids).values()]
 
+    def documents_of(self, prefix: str) -> list[StateDocument]:
+        """See `DocumentCalls.documents_of`."""
+        return [_stored(each) for each in read_prefix(home(self._directory), prefix)]
 
-def change(directory: Path, changes: Sequence[Changed], now_ms: int, busy_ms: int) -> list[StateDocument] | None:
-    """See `OwnerCalls.change_documents`."""
+    def change_documents(self, changes: list[Changed], now_ms: int, busy_ms: int) -> list[StateDocument] | None:
+        """See `DocumentCalls.change_documents`."""
 
-    def changed(wanted: Changed, held: StoredState | None) -> str | None:
-        if wanted.seen != (0 if held is None else held.generation):
-            raise _OvertakenError
-        return wanted.content
+        def changed(wanted: Changed, held: StoredState | None) -> str | None:
+            if wanted.seen != (0 if held is None else held.generation):
+                raise _OvertakenError
+            return wanted.content
 
-    texts = {each.state_id: partial(changed, each) for each in changes}
-    try:
-        with _bounded(directory, busy_ms) as path:
-            made = change_states(path, texts, now_ms, busy_ms=busy_ms)
-    except _OvertakenError:
-        return None
-    return [_stored(each) for each in made.values()]
+        texts = {each.state_id: partial(changed, each) for each in changes}
+        try:
+            with _bounded(self._directory, busy_ms) as path:
+                made = change_states(path, texts, now_ms, busy_ms=busy_ms)
+        except _OvertakenError:
+            return None
+        return [_stored(each) for each in made.values()]
 
+    def forget_documents(self, ids: list[str], busy_ms: int) -> int:
+        """See `DocumentCalls.forget_documents`."""
+        with _bounded(self._directory, busy_ms) as path:
+            return forget_states(path, ids, busy_ms=busy_ms)
 
-def forget(directory: Path, ids: Sequence[str], busy_ms: int) -> int:
-    """See `OwnerCalls.forget_documents`."""
-    with _bounded(directory, busy_ms) as path:
-        return forget_states(path, ids, busy_ms=busy_ms)
-
-
-def place(directory: Path, documents: Sequence[StateDocument], busy_ms: int) -> None:
-    """See `OwnerCalls.place_documents`."""
-    with _bounded(directory, busy_ms) as path:
-        place_states(path, [StoredState(*each) for each in map(_fields, documents)], busy_ms=busy_ms)
+    def place_documents(self, placed: list[StateDocument], busy_ms: int) -> None:
+        """See `DocumentCalls.place_documents`."""
+        with _bounded(self._directory, busy_ms) as path:
+            place_states(path, [StoredState(*astuple(each)) for each in placed], busy_ms=busy_ms)
 
 
 @contextmanager
@@ -77,7 +81,3 @@ def _bounded(directory: Path, busy_ms: int) -> Iterator[Path]:
 
 def _stored(state: StoredState) -> StateDocument:
     return StateDocument(state.state_id, state.generation, state.content, state.changed_ms)
-
-
-def _fields(stored: StateDocument) -> tuple[str, int, str | None, int]:
-    return stored.state_id, stored.generation, stored.content, stored.changed_ms

@@ -16,7 +16,7 @@ from recovery.errors import StorageError
 from recovery.host.storage_errors import storage_errors
 from recovery.planning.values import StepEdit
 from recovery.storage.seam import CloseRequest
-from recovery.wire.calls import CONVERTED, DRIVER, EDITED, Closing, Edit, RowsAhead, check_values
+from recovery.wire.calls import CONVERTED, DRIVER, EDITED, Closing, Edit, RowsAhead
 
 
 class _Extent(NamedTuple):
@@ -41,7 +41,6 @@ class GivenRows:
 
     def add(self, epoch: Epoch, part: RowsAhead, directory: Path) -> None:
         """Keep a part of the rows. directory: for a temporary file without a name. Raises StorageError."""
-        check_values(value for _, value, _ in part.rows)
         with self._lock:
             if epoch != self._epoch:
                 self._clear()
@@ -128,8 +127,6 @@ class SpilledRows(Mapping[str, Any]):
 
 def request_of(closing: Closing, given: Given) -> CloseRequest:
     """Return what a run has sent as the seam has it. given: what came ahead."""
-    for rows in closing.driver_rows.values():
-        check_values(rows.values())
     return CloseRequest(
         epoch=closing.epoch,
         batch=closing.batch,

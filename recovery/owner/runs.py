@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from recovery.base.clock import Clock
-from recovery.base.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
+from recovery.base.ids import Epoch, Lease, PartitionIndex, StepId
 from recovery.base.printable import one_line
-from recovery.base.version import VERSION
 from recovery.errors import (
     ConfigurationError,
     DirectoryLockedError,
@@ -19,42 +20,37 @@ from recovery.errors import (
     StorageError,
 )
 from recovery.host.durable import PRIVATE, UMASK
-from recovery.host.processes import describe_holder
-from recovery.owner import documents
 from recovery.owner.copying import copies
+from recovery.owner.documents import OwnedDocuments
 from recovery.owner.given import request_of
 from recovery.owner.holding import Holding, why_not_held
 from recovery.owner.shipping import Shipping
 from recovery.owner.tasks import TaskService
-from recovery.planning.measures import ClosedPartition, Measure, StepSize
+from recovery.planning.measures import ClosedPartition
 from recovery.planning.owner_restore import LeftRestore
-from recovery.planning.resume import Cut
-from recovery.planning.values import Execution, PartitionDescription
-from recovery.storage.history import sizes_at, values_at
-from recovery.storage.lock import lock_holder
-from recovery.storage.scan import log_bytes, read_measures, scan, sizes_in
-from recovery.storage.seam import BatchCount, Collected
+from recovery.planning.values import Execution
+from recovery.storage.owner_reader import Looks, in_chunks
+from recovery.storage.scan import scan
 from recovery.storage.staged import StagedRestore, end_left, left
 from recovery.wire.calls import (
     BegunExecution,
-    Changed,
     Closing,
     DescribedFile,
-    FileFacts,
+    DocumentCalls,
     FullCheckResult,
     OwnerStatus,
+    PartitionCalls,
     Piece,
-    Row,
     RowsAhead,
-    StateDocument,
 )
+from recovery.wire.declared import Row, Verb
 from recovery.wire.messages import as_refusal
-from recovery.wire.service import Tasks
+from recovery.wire.service import AskedTarget, Tasks
 
 ENDING_S = 30.0
 """How long a new run waits for the last calls of the one before it."""
-CHUNK_BYTES = 1 << 20
-"""The most bytes of rows in one message."""
+CLOSES = {"seal": True, "fold": False}
+"""Whether an epoch is being closed after a call of `PartitionCalls`; the other calls do not change that."""
 
 
 class OwnedRuns:
@@ -72,14 +68,19 @@ class OwnedRuns:
         self.directory = directory
         self.scratch = scratch
         self.shipping = Shipping(directory, scratch)
+        self.documents = OwnedDocuments(directory)
         self.stops = False
         """Whether no further run may hold the directory."""
         self.epoch: Epoch | None = None
         """The newest epoch that was closed here since the service began."""
         self.epochs_closed = 0
+        self.close_s: float | None = None
+        """How long closing it took."""
+        self.serving: Callable[[], OwnerStatus]
+        """See `OwnerCalls.serving`."""
         self._clock = clock
         self._serve_tasks = serve_tasks
-        self._log = log
+        self.log = log
         self._lock = threading.Lock()
         self._ending = threading.Lock()
         self._holding: Holding | None = None
@@ -114,7 +115,7 @@ class OwnedRuns:
                     f"the owner's directory is in use by {self._holding.purpose}", path=self.directory
                 )
             self._holding = Holding(run, task_key, self.directory, self.scratch, purpose, self._clock)
-            self._log(f"held by {one_line(purpose)}")
+            self.log(f"held by {one_line(purpose)}")
             return self._holding
 
     def held_by(self, run: str, begun: BegunExecution | None) -> Holding:
@@ -125,8 +126,8 @@ class OwnedRuns:
             raise why_not_held(begun, there, holding, self.directory)
         return holding
 
-    def let_go(self, holding: Holding) -> None:
-        """End a hold. May be called again."""
+    def let_go(self, holding: Holding, why: str = "") -> None:
+        """End a hold. May be called again. why: the run did not ask for it, for the log."""
         with self._ending:
             with self._lock:
                 if self._holding is not holding:
@@ -137,7 +138,7 @@ class OwnedRuns:
             self._serve_tasks(None)
             with self._lock:
                 self._holding = None
-            self._log(f"let go by {one_line(holding.purpose)}")
+            self.log(f"let go by {one_line(holding.purpose)}{why and ': '}{why}")
 
     def begin_tasks(self, holding: Holding, execution: Execution) -> None:
         """Let the tasks of an execution in."""
@@ -146,7 +147,7 @@ class OwnedRuns:
             service = TaskService(store.address(lease), store.scratch)
             self._serve_tasks(Tasks(service, holding.task_key, lease, frozenset(store.indexes)))
             parts = ", ".join(map(str, store.indexes))
-            self._log(f"execution {lease.number} of {one_line(execution.flow_id)} began: partitions {parts}")
+            self.log(f"execution {lease.number} of {one_line(execution.flow_id)} began: partitions {parts}")
 
     def scan(self) -> list[DescribedFile]:
         """Describe what is in the directory."""
@@ -159,14 +160,6 @@ class OwnedRuns:
             for each in found
         ]
 
-    def serving(self) -> OwnerStatus:
-        """See `OwnerCalls.serving`."""
-        holding = self._holding
-        if holding is not None:
-            return OwnerStatus(VERSION, holding.purpose, self.stops)
-        other = lock_holder(self.directory)
-        return OwnerStatus(VERSION, "" if other is None else describe_holder(other), self.stops)
-
     def path(self, name: str) -> Path:
         """Return the path of a file that `scan` found."""
         if name not in {each.name for each in self.scan()}:
@@ -174,15 +167,25 @@ class OwnedRuns:
         return self.directory / name
 
 
-class Connection:
+class Connection(Looks):
     """The calls of one connection: `recovery.wire.service.RunConnection`."""
 
     def __init__(self, owner: OwnedRuns, unmask: Callable[[str], bytes], cut: Callable[[], None]) -> None:
+        super().__init__(owner.path)
         self._owner = owner
         self._unmask = unmask
         self._cut = cut
         self._joined: Holding | None = None
         self._holds: Holding | None = None
+
+    @contextlib.contextmanager
+    def target(self, verb: Verb) -> Iterator[AskedTarget]:
+        """See `RunConnection.target`. The partitions of a run stay open while a call uses them."""
+        if verb.protocol is PartitionCalls:
+            with self._held.using(closes=CLOSES.get(verb.name)) as store:
+                yield store
+        else:
+            yield self._owner.documents if verb.protocol is DocumentCalls else self
 
     @property
     def holds(self) -> bool:
@@ -192,7 +195,7 @@ class Connection:
     def ended(self) -> None:
         """See `RunConnection.ended`."""
         if self._holds is not None:
-            self._owner.let_go(self._holds)
+            self._owner.let_go(self._holds, "its connection has ended")
         elif self._joined is not None:
             self._joined.cuts.discard(self._cut)
 
@@ -206,20 +209,6 @@ class Connection:
         """See `OwnerCalls.found`."""
         return self._owner.scan()
 
-    def facts(self, name: str) -> FileFacts:
-        """See `OwnerCalls.facts`."""
-        path = self._owner.path(name)
-        measures = read_measures(path) if name == "part-0.sqlite3" else []
-        return FileFacts(log_bytes(path), sizes_in(path), measures)
-
-    def key_sizes(self, name: str, step: StepId, cut: Cut) -> list[tuple[str, int]]:
-        """See `OwnerCalls.key_sizes`."""
-        return list(sizes_at(self._owner.path(name), step, cut))
-
-    def values(self, name: str, step: StepId, cut: Cut, keys: list[str] | None) -> list[Row]:
-        """See `OwnerCalls.values`."""
-        return list(values_at(self._owner.path(name), step, cut, keys))
-
     def verify(self, names: list[str]) -> list[FullCheckResult]:
         """See `OwnerCalls.verify`."""
         from recovery.storage.verify import PartitionCheck
@@ -231,31 +220,11 @@ class Connection:
 
     def copies(self, names: list[str]) -> Iterator[Piece]:
         """See `OwnerCalls.copies`."""
-        return copies([self._owner.path(name) for name in names], self._owner.scratch)
+        return copies([self._owner.path(name) for name in names], self._owner.scratch, self._owner.log)
 
     def store_copies(self, wanted: str) -> str:
         """See `OwnerCalls.store_copies`."""
         return self._owner.shipping.ask(wanted)
-
-    def documents(self, ids: list[str]) -> list[StateDocument]:
-        """See `OwnerCalls.documents`."""
-        return documents.read(self._owner.directory, ids)
-
-    def documents_of(self, prefix: str) -> list[StateDocument]:
-        """See `OwnerCalls.documents_of`."""
-        return documents.found(self._owner.directory, prefix)
-
-    def change_documents(self, changes: list[Changed], now_ms: int, busy_ms: int) -> list[StateDocument] | None:
-        """See `OwnerCalls.change_documents`."""
-        return documents.change(self._owner.directory, changes, now_ms, busy_ms)
-
-    def forget_documents(self, ids: list[str], busy_ms: int) -> int:
-        """See `OwnerCalls.forget_documents`."""
-        return documents.forget(self._owner.directory, ids, busy_ms)
-
-    def place_documents(self, placed: list[StateDocument], busy_ms: int) -> None:
-        """See `OwnerCalls.place_documents`."""
-        documents.place(self._owner.directory, placed, busy_ms)
 
     # Holding
 
@@ -330,48 +299,11 @@ class Connection:
 
     # The calls of a run
 
-    def describe(self) -> list[PartitionDescription]:
-        """See `OwnerCalls.describe`."""
-        with self._held.using() as store:
-            return store.describe()
-
-    def prepare(self, execution: Execution) -> None:
-        """See `OwnerCalls.prepare`."""
-        with self._held.using() as store:
-            store.prepare(execution)
-
-    def allow(self, steps: list[StepId]) -> None:
-        """See `OwnerCalls.allow`."""
-        with self._held.using() as store:
-            store.allow(steps)
-
-    def begin(self, execution: Execution, planned: dict[PartitionIndex, PartitionDescription | None]) -> None:
-        """See `OwnerCalls.begin`."""
-        with self._held.using() as store:
-            store.begin(execution, planned)
-
     def make_deltas(self, execution: Execution, steps: list[StepId]) -> None:
         """See `OwnerCalls.make_deltas`."""
         with self._held.using() as store:
             store.make_deltas(execution, steps)
         self._owner.begin_tasks(self._held, execution)
-
-    def open(self, lease: Lease, batch: BatchId) -> None:
-        """See `OwnerCalls.open`."""
-        with self._held.using() as store:
-            store.open(lease, batch)
-
-    def check(self, lease: Lease) -> None:
-        """See `OwnerCalls.check`."""
-        with self._held.using() as store:
-            store.check(lease)
-
-    def seal(self, lease: Lease, batch: BatchId, apart: bool) -> None:
-        """See `OwnerCalls.seal`."""
-        if self._owner.stops:
-            raise OwnerUnreachableError("the owner is being stopped", path=self._owner.directory)
-        with self._held.using(closes=True) as store:
-            store.seal(lease, batch, apart=apart)
 
     def give(self, epoch: Epoch, part: RowsAhead) -> None:
         """See `OwnerCalls.give`."""
@@ -380,6 +312,7 @@ class Connection:
 
     def close(self, lease: Lease, requests: list[Closing]) -> list[ClosedPartition]:
         """See `OwnerCalls.close`."""
+        began_s = time.monotonic()
         given = self._held.given
         with self._held.using(closes=False) as store:
             indexed = zip(store.indexes, requests, strict=True)
@@ -388,63 +321,10 @@ class Connection:
         for each in requests[:1]:
             self._owner.epoch = each.epoch
             self._owner.epochs_closed += 1
+            self._owner.close_s = time.monotonic() - began_s
         return closed
-
-    def fold(self, lease: Lease, epoch: Epoch) -> list[dict[str, StepSize]]:
-        """See `OwnerCalls.fold`."""
-        with self._held.using(closes=False) as store:
-            return [dict(each) for each in store.fold(lease, epoch)]
-
-    def collect(self, floor: Epoch) -> list[Collected]:
-        """See `OwnerCalls.collect`."""
-        with self._held.using() as store:
-            return store.collect(floor)
-
-    def begin_input(self, lease: Lease, content: str) -> None:
-        """See `OwnerCalls.begin_input`."""
-        with self._held.using() as store:
-            store.begin_input(lease, content)
-
-    def beginning(self) -> tuple[int, str, str] | None:
-        """See `OwnerCalls.beginning`."""
-        with self._held.using() as store:
-            return store.newest_beginning()
-
-    def checkpoint(self) -> None:
-        """See `OwnerCalls.checkpoint`."""
-        with self._held.using() as store:
-            store.checkpoint()
-
-    def record(self, measure: Measure) -> None:
-        """See `OwnerCalls.record`."""
-        with self._held.using() as store:
-            store.record(measure)
-
-    def counts(self, batch: BatchId) -> dict[StepId, BatchCount]:
-        """See `OwnerCalls.counts`."""
-        with self._held.using() as store:
-            return store.counts_of_steps(batch)
-
-    def next_due_ms(self, lease: Lease, steps: list[StepId] | None) -> int | None:
-        """See `OwnerCalls.next_due_ms`."""
-        with self._held.using() as store:
-            return store.next_due_ms(lease, steps)
 
     def driver_rows(self, step: StepId, resume_epoch: Epoch | None) -> Iterator[list[Row]]:
         """See `OwnerCalls.driver_rows`."""
         with self._held.using() as store:
-            some: list[Row] = []
-            size_bytes = 0
-            for key, value in store.driver_rows(step, resume_epoch):
-                some.append((key, value))
-                size_bytes += len(key) + len(value)
-                if size_bytes > CHUNK_BYTES:
-                    yield some
-                    some, size_bytes = [], 0
-            if some:
-                yield some
-
-    def known_steps(self, resume_epoch: Epoch | None) -> set[StepId]:
-        """See `OwnerCalls.known_steps`."""
-        with self._held.using() as store:
-            return store.known_steps(resume_epoch)
+            yield from in_chunks(store.driver_rows(step, resume_epoch), lambda row: len(row[0]) + len(row[1]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import socket
 import sys
@@ -14,16 +13,18 @@ from pathlib import Path
 
 from recovery.base.addresses import host_and_port
 from recovery.base.clock import Clock, SystemClock
-from recovery.base.credentials.token import read_token
 from recovery.base.wording import counted
-from recovery.errors import ConfigurationError, NoPartitionsError
+from recovery.errors import ConfigurationError, NoPartitionsError, RecoveryError
 from recovery.host.open_files import allow_open_files
 from recovery.host.signals import StopSignals
 from recovery.metrics.endpoint import HEALTH, READY, MetricsEndpoint
-from recovery.owner import metrics
 from recovery.owner.process import WAITING
 from recovery.owner.runs import OwnedRuns
-from recovery.owner.serving import FILES_OF_DELTAS, STACK_BYTES, port_of, tls_context
+from recovery.owner.serving import FILES_OF_DELTAS, STACK_BYTES, port_of
+from recovery.owner.watch.credentials import CredentialFiles
+from recovery.owner.watch.facts import facts_of, status_of, text
+from recovery.owner.watch.loopback import is_loopback, loopback_warning
+from recovery.planning.owner_facts import OwnerFacts
 from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.verify import damage_behind
 from recovery.wire.address import location
@@ -64,20 +65,20 @@ class OwnerService:
         if not directory.is_dir():
             raise NoPartitionsError("there is no such directory", path=directory)
         directory = directory.absolute()
-        token = read_token(token_file)
+        self._files = CredentialFiles(token_file, tls_cert, tls_key)
+        self.credentials = self._files.read()
         host, port = host_and_port(at)
         host = host.strip("[]") or "127.0.0.1"
-        tls = tls_context(*(None if path is None else str(path) for path in (tls_cert, tls_key)))
-        if tls is None and not insecure and not _is_loopback(host):
+        if self.credentials.tls is None and not insecure and not is_loopback(host):
             raise _plain_text(location(host, port))
         allow_open_files(MOST_CONNECTIONS + FILES_OF_DELTAS)
-        self._log = log
+        self._log, self._clock = log, clock or SystemClock()
         self._listener = _listening(host, port)
         self.port = port_of(self._listener.fileno())
         self.runs = OwnedRuns(
             directory,
             scratch or directory / SCRATCH_NAME,
-            clock or SystemClock(),
+            self._clock,
             lambda tasks: self._server.serve_tasks(tasks),
             log,
         )
@@ -85,20 +86,44 @@ class OwnerService:
             self._listener,
             None,
             runs=self.runs,
-            token=token,
-            tls=tls,
+            tokens=self.credentials.tokens,
+            tls=self.credentials.tls,
             explain=partial(damage_behind, within=directory),
             log=log,
         )  # fmt: skip
+        self.runs.serving = lambda: status_of(self.runs, self.facts())
         self._endpoint = None if metrics_at is None else _endpoint(metrics_at)
         self._server.start()
         if self._endpoint is not None:
-            self._endpoint.serve(lambda: metrics.text(self.runs, self._server), self._not_ready)
+            self._endpoint.serve(lambda: text(self.facts()), self._not_ready)
             log(f"metrics at {self._endpoint.url}, probes at {HEALTH} and {READY}")
-        kind = "TLS" if tls is not None else "no TLS"
-        log(
-            f"serving {directory} at {location(host, self.port)}, {kind}; {counted(len(self.runs.scan()), 'partition')}"
+        self._say_where(host)
+
+    def _say_where(self, host: str) -> None:
+        """Log where the service listens, and a warning if no other host reaches it there by its name."""
+        at, listens = location(host, self.port), location(*self._listener.getsockname()[:2])
+        self._log(
+            f"serving {self.runs.directory} at {at}, {'' if listens == at else f'listening at {listens}, '}"
+            f"{self.credentials.text(self._clock)}; {counted(len(self.runs.scan()), 'partition')}"
         )
+        warning = loopback_warning(host)
+        if warning is not None:
+            self._log(f"warning: {warning}")
+
+    def facts(self) -> OwnerFacts:
+        """Return the facts of the service at this moment."""
+        return facts_of(self.runs, self._server, self.credentials, self._clock)
+
+    def reload(self) -> None:
+        """Read the token and the certificate again, for connections that come from now on. If one of the files cannot
+        be used, everything stays in use."""
+        try:
+            self.credentials = self._files.read()
+        except RecoveryError as error:
+            self._log(f"not reloaded, the token and the certificate from before stay in use: {error.parts()[0]}")
+            return
+        self._server.tokens, self._server.tls = self.credentials.tokens, self.credentials.tls
+        self._log(f"reloaded: {self.credentials.text(self._clock)}")
 
     def stop(self, wait_s: float = CLOSING_S) -> None:
         """Let no further run in; let one that closes an epoch finish that; then end all connections."""
@@ -132,8 +157,8 @@ def serve(
     insecure: bool = False,
     metrics_at: str | None = None,
 ) -> None:
-    """Serve the partitions in a directory to runs of other hosts, until SIGTERM or Ctrl-C. Call `serve` in the main
-    thread.
+    """Serve the partitions in a directory to runs of other hosts, until SIGTERM or Ctrl-C. SIGHUP reads the token and
+    the certificate again; on a terminal SIGHUP, too, ends the service. Call `serve` in the main thread.
 
     at: "HOST:PORT", or ":PORT" for the loopback interface. token_file: has the secret that runs have, too. tls_cert,
     tls_key: PEM files. scratch_directory: for what need not survive an execution; None: inside the directory.
@@ -141,7 +166,7 @@ def serve(
     without a secret: "HOST:PORT" or ":PORT". Raises ConfigurationError or NoPartitionsError.
     """
     threading.stack_size(STACK_BYTES)
-    signals = StopSignals()
+    signals = StopSignals(None if os.isatty(0) else lambda: service.reload())
     service = OwnerService(
         Path(directory),
         at,
@@ -163,13 +188,6 @@ def _endpoint(at: str) -> MetricsEndpoint:
 
 def _path(given: str | os.PathLike[str] | None) -> Path | None:
     return None if given is None else Path(given)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _plain_text(where: str) -> ConfigurationError:

@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 
 class BucketPlace:
-    """A prefix in a bucket. Every call ends: with an answer, or with an error after `no_answer_s` without one."""
+    """The `Place` of a prefix in a bucket. Every call ends: with an answer, or with an error after `no_answer_s`
+    without one."""
 
     answers: ClassVar[Answers] = {
         **OF_EVERY_PLACE,
@@ -59,7 +60,6 @@ class BucketPlace:
         self._files: dict[str, Any] = {}
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
-        """See `Place.write`."""
         size = 0
         # Not a context manager: leaving it by an exception would publish what was written so far.
         try:
@@ -84,7 +84,6 @@ class BucketPlace:
         return size
 
     def read(self, name: str) -> Iterator[bytes]:
-        """See `Place.read`."""
         stream = self._ask(lambda: self._filesystem.open_input_stream(self._path(name), compression=None))
         try:
             yield from content_of(name, lambda: self._ask(lambda: stream.read(CHUNK_BYTES)), self.shown)
@@ -93,7 +92,6 @@ class BucketPlace:
                 self._ask(stream.close)
 
     def read_range(self, name: str, offset: int, size: int) -> bytes:
-        """See `Place.read_range`."""
         # Opening asks for the object's size, so it stays open.
         known = self._files.get(name)
         if known is not None:
@@ -108,7 +106,6 @@ class BucketPlace:
         return self._ask(lambda: file.read_at(size, offset))  # type: ignore[no-any-return]
 
     def entries(self, prefix: str) -> list[PlaceEntry]:
-        """See `Place.entries`."""
         # Recursive, because some stores do not know directories that were never made.
         selector = arrow().fs.FileSelector(self._path(prefix.rstrip("/")), recursive=True, allow_not_found=True)
         infos = self._ask(lambda: self._filesystem.get_file_info(selector))
@@ -122,7 +119,6 @@ class BucketPlace:
         return sorted(found, key=lambda entry: entry.name)
 
     def delete(self, name: str) -> None:
-        """See `Place.delete`."""
         with contextlib.suppress(FileNotFoundError):
             self._ask(lambda: self._filesystem.delete_file(self._path(name)))
 

@@ -35,7 +35,7 @@ from recovery.places.protocol import (
 
 
 class DirectoryPlace:
-    """A directory of this machine. An object appears under its name whole and synced, or not at all.
+    """The `Place` of a directory of this machine. An object appears under its name whole and synced, or not at all.
 
     modes: the permissions of directories that are made. An object has the permissions of its directory.
     """
@@ -54,7 +54,6 @@ class DirectoryPlace:
         self._failures = Failures(BackupTargetError, self.shown)
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
-        """See `Place.write`."""
         path = self.root / name
         draft = path.with_name(f".{path.name}{DRAFT}")
         with self._translated(), self._made():
@@ -79,7 +78,6 @@ class DirectoryPlace:
                 raise _no_directory(self.shown, "it is not a directory") from None
 
     def read(self, name: str) -> Iterator[bytes]:
-        """See `Place.read`."""
         with self._translated(), self._opened(name) as file:
 
             def chunk() -> bytes:
@@ -89,7 +87,6 @@ class DirectoryPlace:
             yield from content_of(name, chunk, self.shown)
 
     def read_range(self, name: str, offset: int, size: int) -> bytes:
-        """See `Place.read_range`."""
         with self._translated():
             try:
                 file = self._opened(name)
@@ -105,7 +102,6 @@ class DirectoryPlace:
                 return os.pread(file.fileno(), size, offset)
 
     def entries(self, prefix: str) -> list[PlaceEntry]:
-        """See `Place.entries`."""
         found = []
         with self._translated():
             for path in files_below(self.root / prefix, directories=True):
@@ -119,7 +115,6 @@ class DirectoryPlace:
         return sorted(found, key=lambda entry: entry.name)
 
     def delete(self, name: str) -> None:
-        """See `Place.delete`."""
         with self._translated(), contextlib.suppress(IsADirectoryError):
             (self.root / name).unlink(missing_ok=True)
 
@@ -150,8 +145,8 @@ class DirectoryPlace:
 
 
 class DirectoryDocuments:
-    """Documents as files of a directory. An operating system lock excludes other writers of this machine; no writer
-    waits for it longer than `timeout_s`.
+    """A `DocumentStore` of files in a directory. An operating system lock excludes other writers of this machine; no
+    writer waits for the lock longer than `timeout_s`.
 
     The directory must exist: an unmounted share or a wrong path is never taken for empty. as_root: files get the
     permissions of the directory, as far as the umask allows; by default only this user may read them.
@@ -177,7 +172,6 @@ class DirectoryDocuments:
         self._failures = Failures(failure, str(root))
 
     def get(self, path: str) -> FoundObject | None:
-        """See `DocumentStore.get`."""
         with self._failures.of_disk():
             try:
                 content = read_received(self.root / path, LARGEST, through_links=True)
@@ -191,8 +185,8 @@ class DirectoryDocuments:
         return FoundObject(content, hashlib.sha256(content).hexdigest())
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """See `DocumentStore.put`. A rename replaces the file; the file is synced before the rename, the directory
-        after the rename."""
+        """Write the whole document if the stored one is still `expected`, by a rename: the file is synced before the
+        rename, the directory after the rename. Raises Conflict otherwise."""
         target = self.root / path
         if self._make_root is not None:
             self._make_root()
@@ -208,14 +202,12 @@ class DirectoryDocuments:
         return hashlib.sha256(content).hexdigest()
 
     def paths(self, prefix: str) -> list[str]:
-        """See `DocumentStore.paths`."""
         with self._failures.of_disk():
             found = [path for path in files_below(self.root / prefix) if path.suffix == ".json" and path.is_file()]
             self._check_root()
             return sorted(path.relative_to(self.root).as_posix() for path in found if not path.name.startswith("."))
 
     def delete(self, path: str) -> None:
-        """See `DocumentStore.delete`."""
         target = self.root / path
         with self._failures.of_disk():
             if not target.exists():

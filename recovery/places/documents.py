@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 
 class BucketDocuments:
-    """Documents in S3, Azure Blob Storage or Google Cloud Storage. No request takes longer than `timeout_s`, retries
-    included."""
+    """A `DocumentStore` in S3, Azure Blob Storage or Google Cloud Storage. No request takes longer than `timeout_s`,
+    retries included."""
 
     _asking_pids: ClassVar[set[int]] = set()
     """The ids of the processes that have made a request: this process, and the processes from which it was forked after
@@ -70,8 +70,6 @@ class BucketDocuments:
             ) from None
 
     def get(self, path: str) -> FoundObject | None:
-        """See `DocumentStore.get`."""
-
         def get() -> FoundObject | None:
             try:
                 found = self._api.get(self._store, self._prefix + path)
@@ -84,21 +82,17 @@ class BucketDocuments:
         return self._ask(get)
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """See `DocumentStore.put`."""
         mode = "create" if expected is None else expected
         return self._ask(
             lambda: _token(self._api.put(self._store, self._prefix + path, content, mode=mode, use_multipart=False))
         )
 
     def paths(self, prefix: str) -> list[str]:
-        """See `DocumentStore.paths`."""
         below = (self._prefix + prefix).rstrip("/") or None
         found = self._ask(lambda: self._api.list(self._store, prefix=below).collect())
         return sorted(each["path"].removeprefix(self._prefix) for each in found)
 
     def delete(self, path: str) -> None:
-        """See `DocumentStore.delete`."""
-
         def delete() -> None:
             with contextlib.suppress(FileNotFoundError):
                 self._api.delete(self._store, self._prefix + path)

@@ -40,13 +40,12 @@ def answered(call: Callable[[], T], shown: str, moved: Callable[[], int] = lambd
 
 
 class MountedPlace(DirectoryPlace):
-    """A directory that is asked in other threads. A call that was given up goes on in its thread."""
+    """The `Place` of a directory that is asked in other threads. A call that was given up goes on in its thread."""
 
     def __init__(self, of: DirectoryPlace) -> None:
         super().__init__(of.root, of.modes)
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
-        """See `Place.write`."""
         taken = 0
 
         def counted() -> Iterator[bytes]:
@@ -59,19 +58,15 @@ class MountedPlace(DirectoryPlace):
         return answered(lambda: super(MountedPlace, self).write(name, counted()), self.shown, lambda: taken)
 
     def read(self, name: str) -> Iterator[bytes]:
-        """See `Place.read`."""
         found = super().read(name)
         while chunk := answered(lambda: next(found, b""), self.shown):
             yield chunk
 
     def read_range(self, name: str, offset: int, size: int) -> bytes:
-        """See `Place.read_range`."""
         return answered(lambda: super(MountedPlace, self).read_range(name, offset, size), self.shown)
 
     def entries(self, prefix: str) -> list[PlaceEntry]:
-        """See `Place.entries`."""
         return answered(lambda: super(MountedPlace, self).entries(prefix), self.shown)
 
     def delete(self, name: str) -> None:
-        """See `Place.delete`."""
         answered(lambda: super(MountedPlace, self).delete(name), self.shown)

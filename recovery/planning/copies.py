@@ -15,7 +15,7 @@ from recovery.base.ids import ExecutionNumber, PartitionIndex
 from recovery.base.wording import counted
 from recovery.errors import DuplicatePartitionError, ForeignPartitionError, MissingPartitionsError, NoPartitionsError
 from recovery.planning.strays import strays
-from recovery.planning.values import PartitionDescription
+from recovery.planning.values import FoundFile, PartitionDescription
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _check_names(locations: Sequence[Location]) -> None:
     for location in locations:
         # The commands are for the host of the location: paths there are not known here.
         named = {each.path.name: each for each in location.partitions}
-        astray = strays([replace(each, path=Path(name)) for name, each in named.items()])
+        astray = strays([FoundFile(Path(name), replace(each, path=Path(name))) for name, each in named.items()])
         for path, error in astray.items():
             if isinstance(error, DuplicatePartitionError):
                 raise DuplicatePartitionError(

@@ -75,7 +75,7 @@ def explain(found: Sequence[FoundFile], show_time: ShowTime) -> tuple[Explanatio
         return tuple(_unreadable(file) for file in found)
     members = Members.of(described)
     broken = [file for file in found if file.error is not None]
-    astray = strays(described, [file.path.name for file in broken])
+    astray = strays(found)
     elsewhere = {file_name(d.index): d.path.name for d in described if _is_renamed(d, members)}
     explained: list[Explanation] = []
     needed: dict[str, str] = {}

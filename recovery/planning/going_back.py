@@ -43,7 +43,7 @@ class Discarded:
         return f"{epochs} of {runs}, closed {span}, with {counted(self.batches, 'micro-batch', 'micro-batches')}"
 
     def as_json(self) -> dict[str, object]:
-        """Return the same facts as JSON values."""
+        """Return the fields as JSON values."""
         return {
             "first_epoch": self.first,
             "last_epoch": self.last,

@@ -19,6 +19,7 @@ RECENT = 10
 MEANINGFUL_KEYS = 100
 """Keys per micro-batch below which an update latency has no level: most of the time is opening the files."""
 NOT_MEASURED = "not measured"
+DAY_S = 24 * 3600.0
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[kMGT]i?B|B)?", re.ASCII)
 _BYTES = {"": 1.0, "B": 1.0}
@@ -44,7 +45,8 @@ class Level(StrEnum):
 @dataclass(frozen=True, slots=True)
 class HealthTarget:
     """A measured quantity with levels. unit: s or bytes. Without levels (None) the quantity is watched only on request.
-    optional: many directories have nothing of the kind, and then there is no finding."""
+    optional: many directories have nothing of the kind, and then there is no finding. low: a value at or below a level
+    reaches the level, as free space does."""
 
     name: str
     title: str
@@ -52,41 +54,61 @@ class HealthTarget:
     warning: float | None
     critical: float | None
     optional: bool = False
+    low: bool = False
 
     def shown(self, value: float | None) -> str:
         """Return a value as text for people."""
         if value is None:
             return NOT_MEASURED
-        return format_bytes(value) if self.unit == "bytes" else format_seconds(value)
+        # A certificate that has ended says so by its level.
+        return format_bytes(value) if self.unit == "bytes" else format_seconds(max(0.0, value))
+
+    @property
+    def reached(self) -> str:
+        """How a text says that a value reaches a level: "warning from 10 s", "warning up to 2.0 GB"."""
+        return "up to" if self.low else "from"
 
     def level(self, value: float | None) -> Level:
         """Return the level of a value. A value equal to a limit reaches that level."""
         if value is None or self.warning is None or self.critical is None:
             return Level.UNKNOWN
-        if value >= self.critical:
+        sign = -1 if self.low else 1
+        if sign * value >= sign * self.critical:
             return Level.CRITICAL
-        return Level.WARNING if value >= self.warning else Level.OK
+        return Level.WARNING if sign * value >= sign * self.warning else Level.OK
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A target with its value and its level. note: why a value has no level, or is missing; None: it has one."""
+    """A target with its value and its level. note: why a value has no level, or is missing; None: it has one. where:
+    the owner that has the value; None: the run as a whole."""
 
     target: HealthTarget
     value: float | None
     level: Level
     note: str | None = None
+    where: str | None = None
 
     def __str__(self) -> str:
         t = self.target
         if self.level.severity:
             limit = t.critical if self.level is Level.CRITICAL else t.warning
-            return f"{t.title} {t.shown(self.value)} ({self.level} from {t.shown(limit)})"
+            return f"{self.title} {t.shown(self.value)} ({self.level} {t.reached} {t.shown(limit)})"
         note = f" ({self.note})" if self.note and self.value is not None else ""
-        return f"{t.title} {t.shown(self.value)}{note}"
+        return f"{self.title} {t.shown(self.value)}{note}"
+
+    @property
+    def title(self) -> str:
+        """What has the value."""
+        return self.target.title if self.where is None else f"{self.target.title} {self.where}"
+
+    def is_worse(self, other: Finding) -> bool:
+        """Whether the value is worse than that of another finding of this target."""
+        mine, its = self.value or 0, other.value or 0
+        return mine < its if self.target.low else mine > its
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same facts as JSON values."""
+        """Return the fields as JSON values."""
         t = self.target
         return {
             "target": t.name,
@@ -94,6 +116,7 @@ class Finding:
             "unit": t.unit,
             "level": str(self.level),
             "note": self.note,
+            "where": self.where,
             "warning": t.warning,
             "critical": t.critical,
         }
@@ -108,6 +131,11 @@ DEFAULTS = (
     HealthTarget("backup-lag", "backup lag", "s", None, None),
     HealthTarget("replica-lag", "replica lag", "s", 60, 300, optional=True),
     HealthTarget("wait", "waiting for Spark", "s", 30, 300, optional=True),
+    HealthTarget("owner-call", "call of owner", "s", 1, 10, optional=True),
+    HealthTarget("owner-closing", "closing at owner", "s", 10, 30, optional=True),
+    HealthTarget("owner-clock", "clock difference of owner", "s", 5, 60, optional=True),
+    HealthTarget("owner-disk", "free disk of owner", "bytes", 2e9, 500e6, optional=True, low=True),
+    HealthTarget("certificate", "end of certificate of", "s", 14 * DAY_S, 3 * DAY_S, optional=True, low=True),
 )
 
 
@@ -168,7 +196,7 @@ def findings(
         "replica-lag": [TargetReading(replica_lag_s)],
         "wait": [TargetReading(wait_s)],
     }
-    found = (_finding(target, readings[target.name]) for target in targets)
+    found = (_finding(target, readings[target.name]) for target in targets if target.name in readings)
     return tuple(each for each in found if each.value is not None or not each.target.optional)
 
 
@@ -274,9 +302,10 @@ def _parsed(target: HealthTarget, given: Any) -> HealthTarget:
             cause="A threshold is two levels, for a warning and for critical.",
             remedy=f"Write it like {target.name}={_example(target)}, or {target.name}=off.",
         ) from error
-    if warning > critical:
+    if (warning < critical) if target.low else (warning > critical):
+        side = "below" if target.low else "above"
         raise ConfigurationError(
-            f"threshold {target.name}: the warning level {target.shown(warning)} is above {target.shown(critical)}",
+            f"threshold {target.name}: the warning level {target.shown(warning)} is {side} {target.shown(critical)}",
             cause="The levels are in the wrong order.",
             remedy="Write the warning level first.",
         )
@@ -284,7 +313,8 @@ def _parsed(target: HealthTarget, given: Any) -> HealthTarget:
 
 
 def _example(target: HealthTarget) -> str:
-    return "1GB/5GB" if target.unit == "bytes" else "10s/30s"
+    levels = ("1GB", "5GB") if target.unit == "bytes" else ("10s", "30s")
+    return "/".join(reversed(levels) if target.low else levels)
 
 
 def _highest(values: Sequence[float | None]) -> float | None:

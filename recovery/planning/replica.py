@@ -43,7 +43,7 @@ class ReplicaState(NamedTuple):
     problem: str | None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same facts as JSON values."""
+        """Return the fields as JSON values."""
         return {
             "destination": self.destination,
             "epoch": self.shipped.epoch,

@@ -130,7 +130,7 @@ def check_set(found: Sequence[FoundFile]) -> tuple[PartitionDescription, ...]:
     descriptions = [file.description for file in found if file.description is not None]
     if not descriptions:
         raise NoPartitionsError("no recovery partition was found")
-    for error in strays(descriptions).values():
+    for error in strays(found).values():
         raise error
     count = descriptions[0].count
     missing = sorted(set(range(count)) - {d.index for d in descriptions})

@@ -2,15 +2,17 @@
 help.
 
 Pure functions of what reading the directory found. Every command describes such a file in the same words, because all
-take the words from here.
+take the words from here. No command named here overwrites a file: `mv -n` does not, and a name to which a file is moved
+away is free.
 """
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recovery.base.wording import counted
@@ -20,6 +22,12 @@ from recovery.planning.values import FoundFile, PartitionDescription
 ASIDE = ".aside"
 """The end of a name under which a file stays in the directory, and no command reads it."""
 _LOGS = "Rename the log of each file, NAME-wal, in the same way, if there is one."
+
+
+def free_name(name: str, end: str, is_taken: Callable[[str], bool]) -> str:
+    """Return the first name that is not taken: of `name` with `end`, then with `end`-2, `end`-3, and so on."""
+    ends = itertools.chain([end], (f"{end}-{number}" for number in itertools.count(2)))
+    return next(free for each in ends if not is_taken(free := f"{name}{each}"))
 
 
 def file_name(index: int) -> str:
@@ -47,22 +55,61 @@ class Members:
         return set(map(file_name, range(self.count)))
 
 
-def strays(described: Sequence[PartitionDescription], taken: Iterable[str] = ()) -> dict[Path, RecoveryError]:
-    """Return an error for every readable file of another store or with a wrong name: first those of other
-    stores.
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """Commands of a shell that move files of one directory. asides: by a file's name, its free name out of the way."""
 
-    taken: names of unreadable files in the directory.
-    """
+    asides: Mapping[str, str]
+
+    @classmethod
+    def among(cls, found: Sequence[FoundFile]) -> _Moves:
+        """Return the moves of the files of a directory."""
+        return cls({file.path.name: file.aside for file in found if file.aside})
+
+    def aside(self, path: Path) -> str:
+        """Return the command that moves a file out of the way."""
+        return _move(path, self._name_aside(path.name))
+
+    def back(self, path: Path, renamed: Mapping[str, str], useless: set[str]) -> str:
+        """Return the commands that give a file its own name back, whatever has that name now. renamed: the present and
+        the own names of files that were renamed."""
+        chain = [path.name]
+        while renamed[chain[-1]] in renamed and renamed[chain[-1]] != path.name:
+            chain.append(renamed[chain[-1]])
+        last = renamed[chain[-1]]
+        moves = []
+        if last == path.name or last in useless:
+            # A circle is opened at its last name.
+            moves.append(self.aside(path.with_name(last)))
+        for name in reversed(chain):
+            now = self._name_aside(name) if name == last else name
+            moves.append(_move(path.with_name(now), renamed[name]))
+        return " && ".join(moves)
+
+    def _name_aside(self, name: str) -> str:
+        return self.asides.get(name, f"{name}{ASIDE}")
+
+
+def _move(path: Path, name: str) -> str:
+    return shlex.join(["mv", "-n", str(path), str(path.with_name(name))])
+
+
+def strays(found: Sequence[FoundFile]) -> dict[Path, RecoveryError]:
+    """Return an error for every readable file of another store or with a wrong name, among the files of a directory:
+    first those of other stores."""
+    described = [file.description for file in found if file.description is not None]
     if not described:
         return {}
     members = Members.of(described)
+    moves = _Moves.among(found)
     foreign, misplaced = {}, []
     for d in described:
         if (d.store_id, d.count) != (members.store_id, members.count) or d.index >= members.count:
-            foreign[d.path] = _foreign(d, members)
+            foreign[d.path] = _foreign(d, members, moves)
         elif d.path.name != file_name(d.index):
             misplaced.append(d)
-    return foreign | _misplaced(misplaced, members, {*taken, *(path.name for path in foreign)})
+    useless = {file.path.name for file in found if file.description is None} | {path.name for path in foreign}
+    return foreign | _misplaced(misplaced, members, moves, useless)
 
 
 def judged(found: Sequence[FoundFile]) -> list[FoundFile]:
@@ -73,8 +120,8 @@ def judged(found: Sequence[FoundFile]) -> list[FoundFile]:
         return list(found)
     members = Members.of(described)
     renamed = {file_name(d.index): d for d in described if d.store_id == members.store_id}
-    taken = [file.path.name for file in found if file.description is None]
-    known = strays(described, taken)
+    known = strays(found)
+    moves = _Moves.among(found)
     judged = []
     for file in found:
         error = file.error
@@ -86,33 +133,33 @@ def judged(found: Sequence[FoundFile]) -> list[FoundFile]:
                     f"{error.found}",
                     path=file.path,
                     cause="Something else made the file, or a copy was cut off.",
-                    remedy=f"Move the extra file away: {_aside(file.path)}",
+                    remedy=f"Move the extra file away: {moves.aside(file.path)}",
                 )
             elif other is not None and other.path in known:
                 found_too = f"{error.found}; by its content {other.path.name} is {file.path.name}"
                 error = CorruptPartitionError(
                     found_too, path=error.path, cause=error.cause, remedy=known[other.path].remedy
                 )
-        judged.append(FoundFile(file.path, file.description, error))
+        judged.append(replace(file, error=error))
     return judged
 
 
-def _foreign(d: PartitionDescription, members: Members) -> ForeignPartitionError:
+def _foreign(d: PartitionDescription, members: Members, moves: _Moves) -> ForeignPartitionError:
     if d.store_id != members.store_id:
         found = f"it belongs to store {d.store_id}, the other files to store {members.store_id}"
     else:
         found = f"it is part-{d.index} of {counted(d.count, 'partition')}, the other files are of {members.count}"
     if d.path.name in members.names():
-        remedy = f"Move it away, and put this store's own {d.path.name} there: {_aside(d.path)}"
+        remedy = f"Move it away, and put this store's own {d.path.name} there: {moves.aside(d.path)}"
     else:
-        remedy = f"Move the extra file away: {_aside(d.path)}"
+        remedy = f"Move the extra file away: {moves.aside(d.path)}"
     return ForeignPartitionError(found, path=d.path, remedy=remedy)
 
 
 def _misplaced(
-    misplaced: Sequence[PartitionDescription], members: Members, taken: set[str]
+    misplaced: Sequence[PartitionDescription], members: Members, moves: _Moves, useless: set[str]
 ) -> dict[Path, RecoveryError]:
-    """Return the errors of the store's own files under wrong names. taken: names of files that are of no use."""
+    """Return the errors of the store's own files under wrong names. useless: names of files that are of no use."""
     newest: dict[int, PartitionDescription] = {}
     for d in misplaced:
         if d.index not in newest or _age(d) > _age(newest[d.index]):
@@ -128,15 +175,15 @@ def _misplaced(
                 f"by its content this file is {name}",
                 path=d.path,
                 cause="The file was renamed.",
-                remedy=f"Rename the file back: {_commands(d.path, among, taken)}. {_LOGS}",
+                remedy=f"Rename the file back: {moves.back(d.path, among, useless)}. {_LOGS}",
             )
         elif _age(d) > _age(rival):
             errors[d.path] = DuplicatePartitionError(
                 f"by its content this file is {name}, and newer than the file of that name: it ends at epoch "
                 f"{d.newest_epoch}, {rival.path.name} at epoch {rival.newest_epoch}",
                 path=d.path,
-                remedy=f"Keep one of them. This one: {_aside(rival.path)} && {_move(d.path, name)}. Or that one: "
-                f"{_aside(d.path)}. {_LOGS}",
+                remedy=f"Keep one of them. This one: {moves.aside(rival.path)} && {_move(d.path, name)}. Or that one: "
+                f"{moves.aside(d.path)}. {_LOGS}",
             )
         else:
             age = "no newer than it" if _age(d) == _age(rival) else f"older: it ends at epoch {d.newest_epoch}"
@@ -144,7 +191,7 @@ def _misplaced(
                 f"by its content this file is a second {name}, beside {rival.path.name}, and {age}",
                 path=d.path,
                 cause="A copy of a partition was left in the directory.",
-                remedy=f"Move the extra file away: {_aside(d.path)}",
+                remedy=f"Move the extra file away: {moves.aside(d.path)}",
             )
     return errors
 
@@ -152,28 +199,3 @@ def _misplaced(
 def _age(d: PartitionDescription) -> tuple[int, int]:
     executions = max((execution.number for execution in d.executions), default=0)
     return executions, d.newest_epoch
-
-
-def _commands(path: Path, renamed: Mapping[str, str], taken: set[str]) -> str:
-    """Return the commands that give a file its own name back, whatever has that name now. renamed: the present and the
-    own names of files that were renamed."""
-    chain = [path.name]
-    while renamed[chain[-1]] in renamed and renamed[chain[-1]] != path.name:
-        chain.append(renamed[chain[-1]])
-    last = renamed[chain[-1]]
-    moves = []
-    if last == path.name or last in taken:
-        # A circle is opened at its last name.
-        moves.append(_aside(path.with_name(last)))
-    for name in reversed(chain):
-        now = f"{name}{ASIDE}" if name == last else name
-        moves.append(_move(path.with_name(now), renamed[name]))
-    return " && ".join(moves)
-
-
-def _move(path: Path, name: str) -> str:
-    return shlex.join(["mv", str(path), str(path.with_name(name))])
-
-
-def _aside(path: Path) -> str:
-    return _move(path, f"{path.name}{ASIDE}")

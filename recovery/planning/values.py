@@ -107,11 +107,15 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file of a recovery directory: its description, or the error with which reading it failed."""
+    """A file of a recovery directory: its description, or the error with which reading it failed.
+
+    aside: a free name in the directory, under which the file may stay there; "": NAME.aside, which may be taken.
+    """
 
     path: Path
     description: PartitionDescription | None
     error: RecoveryError | None = None
+    aside: str = ""
 
 
 @dataclass(frozen=True, slots=True)

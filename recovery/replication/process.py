@@ -27,7 +27,7 @@ from recovery.places.secrets import shown_address
 from recovery.planning.replica import NO_LAG, NOTHING, ReplicaLag, ReplicaState, Shipped, pause_s
 from recovery.replication.messages import Answer, ReplicationTask, Ship
 from recovery.replication.unseen import Unseen, begin_unseen
-from recovery.storage.locations import OwnerAccess
+from recovery.storage.store import OwnerAccess
 
 NO_OWNERS = OwnerAccess()
 END_S = 30.0

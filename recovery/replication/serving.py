@@ -17,19 +17,21 @@ import msgspec
 
 from recovery.backup.conditional import open_documents
 from recovery.backup.lease import Claimant, PublishingLease, claim
-from recovery.backup.spread import SpreadParts
+from recovery.backup.make import Parts
+from recovery.backup.manifest import backup_id
+from recovery.backup.spread import SpreadParts, parts_of
 from recovery.base.clock import SystemClock
-from recovery.errors import ConfigurationError, RecoveryError, StaleDirectoryError
+from recovery.errors import BackupTargetError, RecoveryError, StaleDirectoryError
 from recovery.host.children import lines_of, tell_parent
 from recovery.host.durable import PRIVATE
 from recovery.places.mounted import limited
-from recovery.places.opening import lasting_place, open_place
+from recovery.places.opening import open_place
 from recovery.places.secrets import shown_address
 from recovery.planning.backups import parse_keep
 from recovery.replication.messages import Answer, ReplicationTask, Ship, problem_of
 from recovery.replication.shipper import PASSING, Shipper
 from recovery.replication.unseen import end_unseen, read_unseen
-from recovery.storage.locations import Locations, OwnerAccess
+from recovery.storage.store import OwnerAccess, Store
 
 NICENESS = 10
 LOOK_S = 10.0
@@ -53,7 +55,8 @@ def main() -> int:
         fence = _Fence(task)
         fence.shipper.look(task.store_id)
         fence.check()
-        _print(Answer(lacks=fence.lost))
+        wrong = fence.elsewhere()
+        _print(Answer(lacks=fence.lost) if wrong is None else Answer(problem_of(wrong, passes=False)))
     except RecoveryError as error:
         _print(_failed(error))
         if fence is None:
@@ -63,19 +66,11 @@ def main() -> int:
         _print(_answer(fence, wanted))
 
 
-def _at_owners(task: ReplicationTask) -> SpreadParts | None:
-    """Return the partitions of a run with owners."""
-    if not task.owners:
-        return None
+def _parts(task: ReplicationTask) -> Parts:
+    """Return the partitions of the run."""
     token_file, tls_ca = (None if path is None else Path(path) for path in (task.token_file, task.tls_ca))
     owners = OwnerAccess(tuple(task.owners), token_file, tls_ca).connect(LOOK_S)
-    try:
-        place = lasting_place(task.destination)
-    except ConfigurationError as error:
-        error.cause = "The secrets would be sent to the owners, and secrets never leave a host."
-        error.remedy = "Leave the secrets out, and give them by the environment, on each host: see docs/backup.md."
-        raise
-    return SpreadParts(Locations(Path(task.directory), owners), place)
+    return parts_of(Store(Path(task.directory), owners), task.destination)
 
 
 class _Fence:
@@ -89,10 +84,12 @@ class _Fence:
         self._lease: PublishingLease | None = None
         self._has_all = False
         self.lost: str | None = None
+        self._target = limited(open_place(task.destination))
+        self._parts = _parts(task)
         self.shipper = Shipper(
-            Path(task.directory), limited(open_place(task.destination)), clock=SystemClock(),
-            random_id=lambda: token_hex(4), keep=[parse_keep(text) for text in task.keep], scratch=Path(task.scratch),
-            fence=self.check, parts=_at_owners(task),
+            Path(task.directory), self._target, clock=SystemClock(), random_id=lambda: token_hex(4),
+            keep=[parse_keep(text) for text in task.keep], scratch=Path(task.scratch), fence=self.check,
+            parts=self._parts,
         )  # fmt: skip
 
     def check(self) -> int:
@@ -101,6 +98,14 @@ class _Fence:
         lease = self._claimed()
         lease.check()
         return lease.term.term
+
+    def elsewhere(self) -> BackupTargetError | None:
+        """Return the error for an owner that the same address leads to another place; None if there is none. Raises
+        what an owner refuses with."""
+        if not isinstance(self._parts, SpreadParts):
+            return None
+        now_ms = SystemClock().wall_ms()
+        return self._parts.elsewhere(self._target, backup_id(now_ms, token_hex(4)), now_ms)
 
     def end(self, epoch: int) -> None:
         """Record that the run has ended after this epoch, and that everything is shipped."""

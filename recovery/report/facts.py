@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,19 @@ from recovery.backup.note import LastBackup, LastReplica, Waiting, last_backup, 
 from recovery.base.ids import Epoch
 from recovery.base.reserved import CHECKPOINT_STEP, RESERVED_PREFIX
 from recovery.errors import RecoveryError, with_path
-from recovery.native.held import held_operators, held_rows
 from recovery.operational.backends.owned import origins_of
+from recovery.operators.held import held_operators, held_rows
 from recovery.planning.advice import Known
 from recovery.planning.health import Finding, HealthTarget, findings, unsaved_s
 from recovery.planning.measures import Measure, StepSize, summed
+from recovery.planning.owner_facts import SeenOwner, owner_findings
 from recovery.planning.replica import ReplicaLag, Shipped, lag_of
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
-from recovery.storage.locations import Locations
 from recovery.storage.lock import lock_holder
 from recovery.storage.origin import Origin
-from recovery.storage.scan import largest_states, links_of
+from recovery.storage.scan import links_of
+from recovery.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Facts:
     sizes: per file name, the steps in its newest snapshot; None: the file does not contain them.
     origins: the stores that this store was made from, the nearest first.
     replica, replica_lag: what a run that replicates has shipped, and what is not; None: there was no such run.
+    owners: the owners that were asked, with what they say of themselves.
     waiting: what the run that has the directory waits for; None: there is no run, or it does not wait.
     operator_count, operator_rows: Spark's own operators that have state, and the rows in it; None: not known of all.
     """
@@ -55,6 +57,7 @@ class Facts:
     replica: LastReplica | None = None
     replica_lag: ReplicaLag | None = None
     waiting: Waiting | None = None
+    owners: tuple[SeenOwner, ...] = ()
 
     @property
     def described(self) -> list[PartitionDescription]:
@@ -77,40 +80,24 @@ class Facts:
         return [measure for measure in self.measures if measure.epoch]
 
 
-def gather(
-    directory: Path,
-    targets: Sequence[HealthTarget],
-    now_ms: int,
-    locations: Locations | None = None,
-    *,
-    home: Path | None = None,
-) -> Facts:
-    """Read all facts about a directory, even if a part is damaged. Raises NoPartitionsError, StorageError.
-
-    locations: the directory, and owners that have other partitions; then also raises what `Locations.found` does. home:
-    the directory of the run, whose copies `directory` has.
-    """
-    home = home or directory
-    locations = locations or Locations(directory)
-    found = locations.found()
+def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int, *, owners: Sequence[SeenOwner] = ()) -> Facts:
+    """Read all facts about a store, even if a part is damaged. owners: what its owners say of themselves. Raises
+    NoPartitionsError, StorageError, and what `Store.found` does."""
+    home, found = store.directory, store.found()
     problems: list[str] = []
     plan, problem = None, None
     try:
         plan = plan_resume(found)
     except RecoveryError as error:
         problem = error
-    sizes, measures = _contents(locations, found, problems)
-    operators, operator_rows = _operators(locations, sizes, measures) if problem is None else (0, None)
+    sizes, measures = _contents(store, found, problems)
+    operators, operator_rows = _operators(store, sizes, measures) if problem is None else (0, None)
     backup, replica = last_backup(home), last_replica(home)
     behind = _behind(replica, found, now_ms)
-    state_bytes = _state_bytes(sizes, max((file.description.count for file in found if file.description), default=0))
-    lag_s = None if backup is None else max(0, now_ms - backup.finished_ms) / 1000
-    began = (execution for file in found if file.description for execution in file.description.executions)
-    waiting_s = unsaved_s(began, now_ms)
     holder = lock_holder(home)
     waiting = None if holder is None else _waiting(home, found)
-    origins = _origins(locations, problems) if problem is None else ()
-    return Facts(
+    origins = _origins(store, problems) if problem is None else ()
+    facts = Facts(
         directory=home,
         now_ms=now_ms,
         found=tuple(found),
@@ -121,11 +108,7 @@ def gather(
         backup=backup,
         holder=holder,
         links=links_of(home),
-        health=findings(
-            measures, targets, state_bytes=state_bytes, backup_lag_s=lag_s, unsaved_s=waiting_s,
-            replica_lag_s=None if behind is None else behind.seconds,
-            wait_s=None if waiting is None else max(0, now_ms - waiting.since_ms) / 1000,
-        ),
+        health=(),
         problems=tuple(problems),
         operator_count=operators,
         operator_rows=operator_rows,
@@ -133,7 +116,27 @@ def gather(
         replica=replica,
         replica_lag=behind,
         waiting=waiting,
-    )  # fmt: skip
+        owners=tuple(owners),
+    )
+    return replace(facts, health=_health(facts, targets))
+
+
+def _health(facts: Facts, targets: Sequence[HealthTarget]) -> tuple[Finding, ...]:
+    """Return the facts compared with the targets."""
+    now_ms, backup, behind, waiting = facts.now_ms, facts.backup, facts.replica_lag, facts.waiting
+    began = (execution for each in facts.described for execution in each.executions)
+    return (
+        *findings(
+            facts.measures,
+            targets,
+            state_bytes=facts.state_bytes,
+            backup_lag_s=None if backup is None else max(0, now_ms - backup.finished_ms) / 1000,
+            unsaved_s=unsaved_s(began, now_ms),
+            replica_lag_s=None if behind is None else behind.seconds,
+            wait_s=None if waiting is None else max(0, now_ms - waiting.since_ms) / 1000,
+        ),
+        *owner_findings(facts.owners, targets),
+    )
 
 
 def _waiting(home: Path, found: Sequence[FoundFile]) -> Waiting | None:
@@ -144,7 +147,7 @@ def _waiting(home: Path, found: Sequence[FoundFile]) -> Waiting | None:
 
 
 def _contents(
-    locations: Locations, found: Sequence[FoundFile], problems: list[str]
+    store: Store, found: Sequence[FoundFile], problems: list[str]
 ) -> tuple[dict[str, Mapping[str, StepSize] | None], list[Measure]]:
     """Return the sizes of the steps by file name, None for a file that cannot be read, and the measures. Adds to
     `problems`."""
@@ -157,9 +160,10 @@ def _contents(
         if file.path.name != f"part-{file.description.index}.sqlite3":
             continue
         try:
-            sizes[file.path.name] = locations.sizes(file.description)
+            reader = store.reader(file.description)
+            sizes[file.path.name] = reader.sizes()
             if file.description.index == 0:
-                measures = locations.measures(file.description)
+                measures = reader.measures()
         except (RecoveryError, ValueError) as error:
             sizes.setdefault(file.path.name, None)
             problems.append(f"{file.path.name}: {error.found if isinstance(error, RecoveryError) else error}")
@@ -176,7 +180,7 @@ def _behind(replica: LastReplica | None, found: Sequence[FoundFile], now_ms: int
 
 
 def _operators(
-    locations: Locations, sizes: Mapping[str, Mapping[str, StepSize] | None], measures: Sequence[Measure]
+    store: Store, sizes: Mapping[str, Mapping[str, StepSize] | None], measures: Sequence[Measure]
 ) -> tuple[int, int | None]:
     """Return the number of Spark's own operators that have state, and the rows in all of them, if known.
 
@@ -186,7 +190,7 @@ def _operators(
     if CHECKPOINT_STEP not in steps or any(not step.startswith(RESERVED_PREFIX) for step in steps):
         return 0, None
     try:
-        at = locations.newest()
+        at = store.at()
         operators = held_operators(at)
         rows = held_rows(at, measures)
     except (RecoveryError, ValueError):
@@ -195,9 +199,9 @@ def _operators(
     return len(operators), None if None in counts else sum(count or 0 for count in counts)
 
 
-def _origins(locations: Locations, problems: list[str]) -> tuple[Origin, ...]:
+def _origins(store: Store, problems: list[str]) -> tuple[Origin, ...]:
     try:
-        return origins_of(locations)
+        return origins_of(store)
     except RecoveryError as error:
         problems.append(with_path(error.found, error.path))
         return ()
@@ -210,7 +214,7 @@ def _state_bytes(sizes: Mapping[str, Mapping[str, StepSize] | None], partitions:
     return sum(size.size_bytes for size in summed(known).values())
 
 
-def largest(facts: Facts, limit: int) -> list[tuple[str, str, int]]:
+def largest(store: Store, facts: Facts, limit: int) -> list[tuple[str, str, int]]:
     """Return the states with the most bytes, of all partitions: step, key, bytes; without the run's own rows.
 
     Reads every key of the newest snapshot. Skips unreadable partitions.
@@ -218,7 +222,7 @@ def largest(facts: Facts, limit: int) -> list[tuple[str, str, int]]:
     states: list[tuple[str, str, int]] = []
     for description in facts.described:
         try:
-            states += largest_states(description.path, limit)
+            states += store.reader(description).largest(limit)
         except RecoveryError:
             continue
     return sorted(states, key=lambda state: (-state[2], state[0], state[1]))[:limit]

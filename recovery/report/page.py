@@ -18,6 +18,7 @@ from recovery.planning.values import ClosedEpoch
 from recovery.report.charts import meter, share_bar
 from recovery.report.facts import Facts
 from recovery.report.html import joined, section
+from recovery.report.owners import owners_section
 from recovery.report.partitions import partitions_section
 from recovery.report.text import escaped, format_count, shortened
 from recovery.report.timeline import timeline_section
@@ -50,6 +51,7 @@ def page(facts: Facts, advice: Advice, largest: Sequence[tuple[str, str, int]]) 
         timeline_section(facts, drawn),
         partitions_section(facts),
         trends_section(facts),
+        owners_section(facts),
         _health(facts.health),
         _steps(facts),
         _largest(largest),
@@ -164,12 +166,11 @@ def _health(found: Sequence[Finding]) -> str:
         if t.warning is None or t.critical is None:
             limits, picture = "no levels set", ""
         else:
-            limits = f"warning from {t.shown(t.warning)}, critical from {t.shown(t.critical)}"
-            picture = (
-                meter(each.value, t.warning, t.critical, str(each.level), str(each)) if each.value is not None else ""
-            )
+            limits = f"warning {t.reached} {t.shown(t.warning)}, critical {t.reached} {t.shown(t.critical)}"
+            drawn = each.value is not None and not t.low
+            picture = meter(each.value or 0, t.warning, t.critical, str(each.level), str(each)) if drawn else ""
         level = "not watched" if t.warning is None else str(each.level) if each.note is None else each.note
-        title = f"{t.title[0].upper()}{t.title[1:]}"
+        title = f"{each.title[0].upper()}{each.title[1:]}"
         cards.append(
             f'<div class="target"><div class="row"><h3>{escaped(title)}</h3><span class="pill {each.level}">'
             f"{escaped(level)}</span></div><b>{escaped(t.shown(each.value))}</b>{picture}"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from recovery.base.addresses import local_path
 from recovery.base.outside import Answers, CannotTell, Checked, DoesNotApply, Moment, Question
 from recovery.errors import ConfigurationError
-from recovery.planning.resume import plan_resume
 from recovery.sinks.plain import DiscardSink
 from recovery.sinks.protocol import EpochOutput, Resume
-from recovery.storage.scan import scan
+from recovery.storage.copied import files_of
+from recovery.storage.store import Store
 from recovery.values.functions import check_runs, not_run
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ class AllKeysSink(DiscardSink):
 
     `write` replaces what it wrote before: it is called again for an epoch after a crash, and for an older one after
     going back, so its last output is always the state of the newest closed epoch. Epoch 0, with no rows, is the time
-    before the first. The flow's own output is discarded.
+    before the first. The flow's own output is discarded. Where owners have partitions, these are copied to this host
+    for each call: see `recovery.storage.copied`.
     """
 
     answers: ClassVar[Answers] = {
@@ -59,16 +60,19 @@ class AllKeysSink(DiscardSink):
         self._step = step
         self._directory = local_path(directory)
         self._replace = write
+        self._store: Store | None = None
 
     def check(self, resume: Resume) -> None:
-        """Check that the directory is the run's own. Raises ConfigurationError, or the errors of reading the
-        directory."""
-        if plan_resume(scan(self._directory)).store_id != resume.store_id:
+        """Check that the directory is the run's own. Raises ConfigurationError."""
+        store = resume.where
+        assert store is not None, "a run says where its partitions are"
+        if not self._directory.is_dir() or not self._directory.samefile(store.directory):
             raise ConfigurationError(
                 f"AllKeysSink reads {self._directory}, which is not the recovery directory of this run",
                 cause="The sink would show the state of another run.",
                 remedy="Give the sink the same directory as the run.",
             )
+        self._store = store
 
     def rollback(self, resume: Resume) -> None:
         """Replace what was written with the state that the run starts from."""
@@ -85,7 +89,10 @@ class AllKeysSink(DiscardSink):
     def _show(self, epoch: int) -> None:
         from pyspark.sql import SparkSession
 
-        frame = self._step.all_keys(SparkSession.builder.getOrCreate(), self._directory, epoch)
-        left = not_run(self._replace(frame, epoch))
+        assert self._store is not None, "check comes first"
+        # Tasks read files. At owners, each epoch's partitions are copied for them.
+        with files_of(self._store) as directory:
+            frame = self._step.all_keys(SparkSession.builder.getOrCreate(), directory, epoch)
+            left = not_run(self._replace(frame, epoch))
         if left is not None:
             raise TypeError(f"write returned {left}: it has written nothing")

@@ -41,8 +41,12 @@ class Delivery:
             )
         check = getattr(self._sink, "check", None)
         if check is not None:
-            with _translated(sink, "check", "before the run"):
-                _check_done(sink, "check", check(resume))
+            try:
+                with _translated(sink, "check", "before the run"):
+                    _check_done(sink, "check", check(resume))
+            except BaseException:
+                self.release()
+                raise
         self.single_action = bool(getattr(sink, "single_action", False))
         self.keeps_plan = _declared(sink, "keeps_plan")
         """What the sink declares; see `Sink`. Some sinks know this only after their check."""

@@ -27,6 +27,7 @@ from recovery.base.printable import one_line
 from recovery.errors import ConfigurationError, OutputMismatchError, StaleDirectoryError
 from recovery.planning.timeline import TimelinePart
 from recovery.storage.origin import Origin, continued
+from recovery.storage.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -151,6 +152,7 @@ class Resume:
         execution has shown after it must stay, too: the partitions are an older copy.
     loses: the user says that it may be taken back: the directory was restored or promoted for this run, or
         --lose-epochs was given. say: gets a sentence for each execution whose output is taken back only for that.
+    where: the store with the partitions, to read them; None: not known.
     accepts_loss: --lose-epochs was given: rows of closed epochs that somebody else took out of the target may stay so.
     """
 
@@ -168,6 +170,7 @@ class Resume:
     held: tuple[str, Epoch] | None = None
     replaced: tuple[str, ...] = ()
     accepts_loss: bool = False
+    where: Store | None = None
 
     @property
     def stores(self) -> tuple[str, ...]:

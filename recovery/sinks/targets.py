@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from recovery.base.printable import one_line
@@ -20,18 +21,23 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 class TargetRefusal:
     """Why a target cannot be written to.
 
-    means: what the target says, and why: why the run ends with `error`, both for the documentation. kinds: names of
-    exceptions. texts: parts of what is said, in lower case.
+    means: what the target says, and why: why the run ends with `error`, both for the documentation. codes: numbers of
+    the operating system's errors, or SQLSTATEs. kinds: how the names of exceptions begin. texts: parts of what is said,
+    in lower case.
     """
 
     means: str
-    errnos: tuple[int, ...]
+    codes: tuple[int | str, ...]
     error: type[RecoveryError]
     why: str
     cause: str
     remedy: str
     kinds: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
+
+    def fits(self, kinds: Collection[str], text: str) -> bool:
+        """Return whether this is why, by the kinds of an error or by what is said, in lower case."""
+        return any(kind.startswith(self.kinds) for kind in kinds) or any(part in text for part in self.texts)
 
 
 FULL = TargetRefusal(
@@ -136,11 +142,8 @@ def refusal_of(error: BaseException) -> TargetRefusal:
     text = "\n".join(map(str, chain)).lower()
     found = _OS_ERROR.search(text)
     number = int(found[1]) if found is not None else getattr(error, "errno", None)
-    by_number = next((each for each in REFUSALS if number in each.errnos), None)
-    return by_number or next(
-        (each for each in REFUSALS if not kinds.isdisjoint(each.kinds) or any(part in text for part in each.texts)),
-        AWAY,
-    )
+    by_number = next((each for each in REFUSALS if number in each.codes), None)
+    return by_number or next((each for each in REFUSALS if each.fits(kinds, text)), AWAY)
 
 
 def said(error: BaseException) -> str:

@@ -7,6 +7,7 @@ write or read as files of the driver's host; `REFUSALS` lists it.
 
 from __future__ import annotations
 
+import logging
 import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +21,11 @@ from recovery.config import RecoveryConfig
 from recovery.errors import ConfigurationError, OwnerRefusedError, RecoveryError, UnsupportedPlanError
 from recovery.owner.process import OwnerProcess
 from recovery.owner.serving import tls_context
-from recovery.sinks import AllKeysSink, DeltaSink, FileSink, IcebergSink, KafkaSink
+from recovery.owner.watch.loopback import is_loopback, loopback_warning
+from recovery.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink
 from recovery.wire.address import DEADLINE_S
 
+_log = logging.getLogger("recovery")
 _ONE_PROCESS = re.compile(r"local(\[[^\]]*\])?")
 _ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
 _CLUSTER = re.compile(r"spark://[\w.:,\[\]-]+|yarn|k8s://[^\s]+")
@@ -31,6 +34,10 @@ PARALLELISM = "spark.default.parallelism"
 INSTANCES, CORES = "spark.executor.instances", "spark.executor.cores"
 ANY = ("0.0.0.0", "::")
 """Addresses to listen at that no task can reach."""
+DRIVER, BIND = "spark.driver.host", "spark.driver.bindAddress"
+BY_BIND_ADDRESS = "spark.kubernetes.executor.useDriverPodIP"
+"""On Kubernetes: whether executors connect to the address that the driver listens at, instead of its host's name. That
+is the default of Spark 4.3."""
 
 
 def is_one_process(master: str) -> bool:
@@ -58,6 +65,30 @@ def check_master(master: str, settings: Mapping[str, str] | None = None) -> None
             remedy="Leave it out, and run the command on the host with the directory: --deploy-mode client. On "
             "Kubernetes that is a pod with the volume.",
         )
+    if is_cluster(master):
+        _check_driver(master, settings or {})
+
+
+def is_kubernetes(master: str) -> bool:
+    """Whether Spark makes the pods of executors itself."""
+    return master.startswith("k8s://")
+
+
+def _check_driver(master: str, settings: Mapping[str, str]) -> None:
+    """Raise ConfigurationError if executors would connect to an address that none of them can reach."""
+    by_bind_address = is_kubernetes(master) and settings.get(BY_BIND_ADDRESS, "").strip().lower() == "true"
+    setting = BIND if by_bind_address else DRIVER
+    address = settings.get(setting, "").strip()
+    if address.strip("[]") not in ANY:
+        return
+    way_out = f"Set {DRIVER} to a name or an address of this host that executors reach, and {BIND} to {address}."
+    if is_kubernetes(master):
+        way_out = f"{way_out[:-1]}, and {BY_BIND_ADDRESS} to false: Spark 4.3 uses {BIND} for both without that."
+    raise ConfigurationError(
+        f"{setting} is {address}, and executors of {master} would connect to it",
+        cause="That is an address to listen at. An executor that connects to it reaches its own host.",
+        remedy=way_out,
+    )
 
 
 def check_one_host(master: str, what: str) -> None:
@@ -115,6 +146,9 @@ class TaskServing:
         listen there."""
         trusted = self.check(settings)
         bind, host, port = self._place(settings)
+        warning = loopback_warning(bind) or (f"{bind} is this host alone" if is_loopback(bind) else None)
+        if warning is not None:
+            _log.warning("executors of other hosts cannot reach this run at %s: %s: --serve HOST:PORT", host, warning)
         owner = make(bind=bind, port=port, tls_cert=self.tls_cert, tls_key=self.tls_key)
         return owner, owner.address(host, deadline_s=self.deadline_s, tls_ca_pem=trusted)
 
@@ -143,9 +177,9 @@ class TaskServing:
 
     def _place(self, settings: Mapping[str, str]) -> tuple[str, str, int]:
         """Return the address to listen at, the host's name for tasks, and the port."""
-        driver = settings.get("spark.driver.host", "localhost")
+        driver = settings.get(DRIVER, "localhost")
         given, port = host_and_port(self.at or ":0")
-        bind = (given or settings.get("spark.driver.bindAddress", driver)).strip("[]")
+        bind = (given or settings.get(BIND, driver)).strip("[]")
         return bind, (driver if bind in ANY else given or driver).strip("[]"), port
 
 
@@ -185,17 +219,6 @@ def check_plan(master: str, planned: Planned) -> None:
             found = refusal.found(planned)
             if found is not None:
                 raise refusal.kind(f"{found}, on master {master}", cause=refusal.cause, remedy=refusal.remedy)
-
-
-def check_spread(sink: object, owners: Sequence[str]) -> None:
-    """Raise ConfigurationError for a sink that needs all partitions as files, where owners of other hosts have some."""
-    if owners and isinstance(sink, AllKeysSink):
-        raise ConfigurationError(
-            "AllKeysSink reads all recovery partitions in tasks, and owners of other hosts have some",
-            cause="The files are not on the hosts of the tasks.",
-            remedy="Write the output of the step, with UpsertSink for example; or bring all partitions to one "
-            "directory (recovery backup DIR DEST --owner …, then recovery restore DEST NEW_DIR).",
-        )
 
 
 def _file_sink(planned: Planned) -> str | None:

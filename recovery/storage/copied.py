@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from recovery.base.clock import Clock
 from recovery.base.threads import each, is_stopped
 from recovery.errors import InconsistentPartitionsError, StorageError
 from recovery.host.durable import create
@@ -17,8 +18,8 @@ from recovery.host.storage_errors import storage_errors
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import PartitionDescription
 from recovery.storage.copies import pin
-from recovery.storage.locations import AT_ONCE, Locations
 from recovery.storage.scan import scan
+from recovery.storage.store import AT_ONCE, Store
 from recovery.storage.verify import naming
 from recovery.wire.calls import OwnerCalls, Piece
 
@@ -26,17 +27,39 @@ ATTEMPTS = 3
 
 
 @contextlib.contextmanager
-def copies_of(locations: Locations) -> Iterator[Path]:
-    """Yield a directory with copies of the partitions of all locations, which is removed afterwards. Errors of the
-    block name the files that were copied. Raises what `copied` raises."""
+def files_of(store: Store) -> Iterator[Path]:
+    """Yield a directory of this host with all partitions as files: that of the store; with owners, what `copies_of`
+    yields."""
+    if not store.owners:
+        yield store.directory
+        return
+    with copies_of(store) as directory:
+        yield directory
+
+
+@contextlib.contextmanager
+def copies_of(store: Store) -> Iterator[Path]:
+    """Yield a directory with copies of all partitions, which is removed afterwards. Errors of the block name the files
+    that were copied. Raises what `copied` raises."""
     with scratch_directory("read") as room:
-        directory = copied(locations, room)
-        with naming(directory, str(locations.directory), locations.shown):
+        directory = copied(store, room)
+        with naming(directory, str(store.directory), store.shown):
             yield directory
 
 
-def copied(locations: Locations, room: Path) -> Path:
-    """Copy the partitions of all locations to a new directory in `room`, and return it. Works during a run.
+@contextlib.contextmanager
+def locked_files_of(store: Store, clock: Clock, purpose: str) -> Iterator[Path]:
+    """Yield what `files_of` yields; with owners, all locations are locked until the block ends. Without owners, the
+    block locks the directory. Raises what `Store.locked` raises."""
+    if not store.owners:
+        yield store.directory
+        return
+    with store.locked(clock, purpose) as held, copies_of(held) as directory:
+        yield directory
+
+
+def copied(store: Store, room: Path) -> Path:
+    """Copy the partitions of a store to a new directory in `room`, and return it. Works during a run.
 
     The copies are of one moment, so they hold the newest epoch that was closed in all partitions. Raises the errors of
     planning, StorageError, and what the owners refuse with.
@@ -44,7 +67,7 @@ def copied(locations: Locations, room: Path) -> Path:
     for attempt in range(ATTEMPTS):
         directory = room / f"copies-{attempt}"
         directory.mkdir()
-        _copy(locations, plan_resume(locations.found()).partitions, directory)
+        _copy(store, plan_resume(store.found()).partitions, directory)
         try:
             plan_resume(scan(directory))
         except InconsistentPartitionsError:
@@ -53,24 +76,24 @@ def copied(locations: Locations, room: Path) -> Path:
             return directory
     raise StorageError(
         "no consistent copies could be taken",
-        path=locations.directory,
+        path=store.directory,
         cause="Meanwhile runs started and ended, or a run closed epochs faster than its backup interval keeps them.",
         remedy="Run the command again; if it fails again, give the run a longer backup interval, such as -b 10m.",
     )
 
 
-def _copy(locations: Locations, partitions: Sequence[PartitionDescription], directory: Path) -> None:
+def _copy(store: Store, partitions: Sequence[PartitionDescription], directory: Path) -> None:
     """Copy these partitions. The copies' transactions begin within milliseconds of each other, wherever they are."""
     with contextlib.ExitStack() as held:
         coming: list[tuple[Generator[Piece, None, None], list[str]]] = []
-        for owner in locations.owners:
-            names = [each.path.name for each in partitions if locations.owner_of(each.index) is owner]
+        for owner in store.owners:
+            names = [each.path.name for each in partitions if store.owner_of(each.index) is owner]
             if names:
                 pieces = owner.stream(OwnerCalls.copies, names)
                 held.enter_context(contextlib.closing(pieces))
                 coming.append((pieces, names))
         each(lambda source: next(source[0]), coming, at_once=AT_ONCE, name="owner")
-        pinned = pin(each.path for each in partitions if locations.owner_of(each.index) is None)
+        pinned = pin(each.path for each in partitions if store.owner_of(each.index) is None)
         for one in pinned:
             held.callback(one.release)
         takes: list[Callable[[], object]] = [partial(_receive, pieces, names, directory) for pieces, names in coming]

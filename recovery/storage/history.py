@@ -150,13 +150,6 @@ def few_states_at(path: Path, step: str, cut: Cut, keys: Sequence[str] | None = 
     return read_partition(path, read)
 
 
-def values_at(path: Path, step: str, cut: Cut, keys: Sequence[str] | None = None) -> list[tuple[str, str | bytes]]:
-    """Return keys of a step in one partition as of a cut, with their values. keys: None: all, for a step with few; then
-    a lacking row raises CorruptPartitionError. Raises like `states_at`."""
-    found = states_at(path, step, cut) if keys is None else few_states_at(path, step, cut, keys)
-    return [(each.key, each.value) for each in found]
-
-
 def sizes_at(path: Path, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
     """Yield the keys of a step in one partition as of a cut, with the size of each value in bytes. Values are not read,
     so their digests are not checked. Raises like `states_at`."""

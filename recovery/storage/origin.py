@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -142,7 +142,7 @@ def _named(file: FoundFile, origins: dict[str, tuple[str, Origin]]) -> FoundFile
         cause=f"The file was copied here from {origin.directory}, or from a backup of it.",
         remedy="Put back this store's own file, from a backup made since.",
     )
-    return FoundFile(file.path, None, error)
+    return replace(file, description=None, error=error)
 
 
 def _read_quietly(path: Path) -> tuple[Origin, ...]:

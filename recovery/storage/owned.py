@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from recovery.base.ids import NO_EPOCH, BatchId, Epoch, Lease, PartitionIndex, StepId
 from recovery.errors import LeaseLostError, OwnerUnreachableError
@@ -23,42 +23,22 @@ from recovery.storage.seam import BatchCount, CloseRequest, Collected, Edited, a
 from recovery.storage.sqlite.store import FilePartitions, epoch_of
 from recovery.values.keys import home_of
 from recovery.wire.address import owner_address
-from recovery.wire.calls import CONVERTED, DRIVER, EDITED, BegunExecution, Closing, Edit, OwnerCalls, RowsAhead
+from recovery.wire.calls import (
+    CONVERTED,
+    DRIVER,
+    EDITED,
+    BegunExecution,
+    Closing,
+    Edit,
+    OwnerCalls,
+    PartitionCalls,
+    RowsAhead,
+)
 from recovery.wire.run_client import Owner
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
-
-
-class LocatedPartitions(Protocol):
-    """The partitions of one location: `FilePartitions` for a share of the store, or an owner's. Arguments and results
-    that are one for each partition are those of `indexes`, in this order."""
-
-    indexes: tuple[PartitionIndex, ...]
-
-    def describe(self) -> list[PartitionDescription]: ...
-    def prepare(self, execution: Execution) -> Path | None: ...
-    def allow(self, steps: Sequence[StepId]) -> None: ...
-    def begin(self, execution: Execution, planned: Mapping[PartitionIndex, PartitionDescription | None]) -> None: ...
-    def make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None: ...
-    def address(self, lease: Lease) -> str: ...
-    def open(self, lease: Lease, batch: BatchId) -> None: ...
-    def check(self, lease: Lease) -> None: ...
-    def seal(self, lease: Lease, batch: BatchId, *, apart: bool = True) -> None: ...
-    def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]: ...
-    def fold(self, lease: Lease, epoch: Epoch) -> Sequence[Mapping[str, StepSize]]: ...
-    def collect(self, floor: Epoch) -> list[Collected]: ...
-    def begin_input(self, lease: Lease, content: str) -> None: ...
-    def newest_beginning(self) -> tuple[int, str, str] | None: ...
-    def checkpoint(self) -> None: ...
-    def record(self, measure: Measure) -> None: ...
-    def counts_of_steps(self, batch: BatchId) -> dict[StepId, BatchCount]: ...
-    def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None: ...
-    def driver_rows(
-        self, step: StepId, resume_epoch: Epoch | None = None
-    ) -> Generator[tuple[str, str | bytes], None, None]: ...
-    def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]: ...
-    def release(self) -> None: ...
-
 
 PART_BYTES = 8 << 20
 """The most bytes of rows that are sent ahead of a close in one call."""
@@ -101,7 +81,8 @@ class SentAhead:
 
 
 class OwnerPartitions:
-    """The partitions of an owner that a run holds: a `LocatedPartitions`."""
+    """The partitions of an owner that a run holds. What they return for each partition is in the order of `indexes`, as
+    for a share of the store in `FilePartitions`."""
 
     def __init__(self, owner: Owner, store_id: str, indexes: Sequence[PartitionIndex], count: int) -> None:
         """Open the partitions at the owner."""
@@ -111,18 +92,16 @@ class OwnerPartitions:
         self._count = count
         owner.ask(OwnerCalls.take, store_id, list(indexes), count)
 
+    def ask(self, call: Callable[Concatenate[PartitionCalls, P], R], *arguments: P.args, **named: P.kwargs) -> R:
+        """Make a call for these partitions."""
+        return self._owner.ask(call, *arguments, **named)
+
     def describe(self) -> list[PartitionDescription]:
-        return [at_owner(self._owner, each) for each in self._owner.ask(OwnerCalls.describe)]
-
-    def prepare(self, execution: Execution) -> None:
-        self._owner.ask(OwnerCalls.prepare, execution)
-
-    def allow(self, steps: Sequence[StepId]) -> None:
-        self._owner.ask(OwnerCalls.allow, list(steps))
+        return [at_owner(self._owner, each) for each in self.ask(PartitionCalls.describe)]
 
     def begin(self, execution: Execution, planned: Mapping[PartitionIndex, PartitionDescription | None]) -> None:
         self._owner.begun = BegunExecution(self._store_id, execution.lease)
-        self._owner.ask(OwnerCalls.begin, execution, dict(planned))
+        self.ask(PartitionCalls.begin, execution, planned)
 
     def make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None:
         self._owner.ask(OwnerCalls.make_deltas, execution, list(steps))
@@ -132,15 +111,6 @@ class OwnerPartitions:
         return owner_address(
             self._owner.location, lease, self._count, deadline_s=at.deadline_s, tls_ca_pem=at.tls_ca_pem
         )
-
-    def open(self, lease: Lease, batch: BatchId) -> None:
-        self._owner.ask(OwnerCalls.open, lease, batch)
-
-    def check(self, lease: Lease) -> None:
-        self._owner.ask(OwnerCalls.check, lease)
-
-    def seal(self, lease: Lease, batch: BatchId, *, apart: bool = True) -> None:
-        self._owner.ask(OwnerCalls.seal, lease, batch, apart)
 
     def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
         # An owner may have none of the partitions.
@@ -184,39 +154,12 @@ class OwnerPartitions:
                 assert isinstance(text, str)
                 ahead.add(home_of(edit.old, self._count, key), CONVERTED, edit.old, key, edit.convert(key, text))
 
-    def fold(self, lease: Lease, epoch: Epoch) -> Sequence[Mapping[str, StepSize]]:
-        return self._owner.ask(OwnerCalls.fold, lease, epoch)
-
-    def collect(self, floor: Epoch) -> list[Collected]:
-        return self._owner.ask(OwnerCalls.collect, floor)
-
-    def begin_input(self, lease: Lease, content: str) -> None:
-        self._owner.ask(OwnerCalls.begin_input, lease, content)
-
-    def newest_beginning(self) -> tuple[int, str, str] | None:
-        return self._owner.ask(OwnerCalls.beginning)
-
-    def checkpoint(self) -> None:
-        self._owner.ask(OwnerCalls.checkpoint)
-
-    def record(self, measure: Measure) -> None:
-        self._owner.ask(OwnerCalls.record, measure)
-
-    def counts_of_steps(self, batch: BatchId) -> dict[StepId, BatchCount]:
-        return self._owner.ask(OwnerCalls.counts, batch)
-
-    def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None:
-        return self._owner.ask(OwnerCalls.next_due_ms, lease, None if steps is None else list(steps))
-
     def driver_rows(
         self, step: StepId, resume_epoch: Epoch | None = None
     ) -> Generator[tuple[str, str | bytes], None, None]:
         with closing(self._owner.stream(OwnerCalls.driver_rows, step, resume_epoch)) as found:
             for some in found:
                 yield from some
-
-    def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:
-        return self._owner.ask(OwnerCalls.known_steps, resume_epoch)
 
     def release(self) -> None:
         self._owner.release()
@@ -227,6 +170,8 @@ def at_owner(owner: Owner, description: PartitionDescription) -> PartitionDescri
     return replace(description, path=Path(owner.location, description.path.name))
 
 
+Located = FilePartitions | OwnerPartitions
+"""The partitions of one location."""
 AT_ONCE = 4
 """The thread that closes epochs, the stream, the timer and the checks ask a location at the same time."""
 
@@ -235,10 +180,10 @@ class OwnedPartitions:
     """The partitions of one store in several locations: a `PartitionStore` but for `fence`, which only a store of files
     has. The driver's own directory has its scratch files, and perhaps partitions."""
 
-    def __init__(self, own: FilePartitions, others: Sequence[LocatedPartitions]) -> None:
+    def __init__(self, own: FilePartitions, others: Sequence[OwnerPartitions]) -> None:
         self.partition_count = own.partition_count
         self._own = own
-        self._locations: list[LocatedPartitions] = [own, *others]
+        self._locations: list[Located] = [own, *others]
         self._pool = ThreadPoolExecutor(AT_ONCE * len(self._locations), thread_name_prefix="location")
 
     def describe(self) -> list[PartitionDescription]:
@@ -247,7 +192,7 @@ class OwnedPartitions:
 
     def prepare(self, execution: Execution) -> Path:
         """See `PartitionStore.prepare`. Owners have scratch directories of their own."""
-        self._each(lambda location: location.prepare(execution))
+        self._all(PartitionCalls.prepare, execution)
         return self._own.scratch
 
     @property
@@ -260,13 +205,13 @@ class OwnedPartitions:
     ) -> None:
         """See `PartitionStore.start`. As in one directory, partitions that lacked an epoch come before those that hold
         it, wherever they are."""
-        self._each(lambda location: location.allow(steps))
+        self._all(PartitionCalls.allow, steps)
         seen: dict[PartitionIndex, PartitionDescription | None] = {
             index: planned[index] if planned else None for location in self._locations for index in location.indexes
         }
         for epoch in sorted({epoch_of(each) for each in seen.values()}):
 
-            def begin(location: LocatedPartitions, epoch: Epoch = epoch) -> None:
+            def begin(location: Located, epoch: Epoch = epoch) -> None:
                 mine = {index: seen[index] for index in location.indexes if epoch_of(seen[index]) == epoch}
                 if mine:
                     location.begin(execution, mine)
@@ -283,15 +228,15 @@ class OwnedPartitions:
 
     def open(self, lease: Lease, batch: BatchId) -> None:
         """See `PartitionStore.open`."""
-        self._each(lambda location: location.open(lease, batch))
+        self._all(PartitionCalls.open, lease, batch)
 
     def check(self, lease: Lease) -> None:
         """See `PartitionStore.check`. This store asks every owner."""
-        self._each(lambda location: location.check(lease))
+        self._all(PartitionCalls.check, lease)
 
     def seal(self, lease: Lease, batch: BatchId, *, apart: bool = True) -> None:
         """See `PartitionStore.seal`."""
-        self._each(lambda location: location.seal(lease, batch, apart=apart))
+        self._all(PartitionCalls.seal, lease, batch, apart)
 
     def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
         """See `PartitionStore.close`. Locations clear what they have closed without waiting for others: the content is
@@ -302,38 +247,39 @@ class OwnedPartitions:
 
     def fold(self, lease: Lease, epoch: Epoch) -> list[Mapping[str, StepSize]]:
         """See `PartitionStore.fold`."""
-        return self._in_order(self._each(lambda location: location.fold(lease, epoch)))
+        return self._in_order(self._all(PartitionCalls.fold, lease, epoch))
 
     def collect(self, floor: Epoch) -> list[Collected]:
         """See `PartitionStore.collect`."""
-        return self._in_order(self._each(lambda location: location.collect(floor)))
+        return self._in_order(self._all(PartitionCalls.collect, floor))
 
     def begin_input(self, lease: Lease, content: str) -> None:
         """See `PartitionStore.begin_input`."""
-        self._each(lambda location: location.begin_input(lease, content))
+        self._all(PartitionCalls.begin_input, lease, content)
 
     def beginning(self) -> str | None:
         """See `PartitionStore.beginning`."""
-        found = [each for each in self._each(lambda location: location.newest_beginning()) if each is not None]
+        found = [each for each in self._all(PartitionCalls.newest_beginning) if each is not None]
         return max(found)[2] if found else None
 
     def checkpoint(self) -> None:
         """See `PartitionStore.checkpoint`."""
-        self._each(lambda location: location.checkpoint())
+        self._all(PartitionCalls.checkpoint)
 
     def record(self, measure: Measure) -> None:
         """See `PartitionStore.record`. The first partition has the measures."""
-        next(location for location in self._locations if PartitionIndex(0) in location.indexes).record(measure)
+        first = next(location for location in self._locations if PartitionIndex(0) in location.indexes)
+        _call(first, PartitionCalls.record, measure)
 
     def counts(self, lease: Lease, batch: BatchId) -> BatchCount:
         """See `PartitionStore.counts`."""
-        by_location = self._each(lambda location: location.counts_of_steps(batch))
+        by_location = self._all(PartitionCalls.counts_of_steps, batch)
         steps = {step for counts in by_location for step in counts}
         return of_all_steps(added_up(counts[step] for counts in by_location if step in counts) for step in steps)
 
     def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None:
         """See `PartitionStore.next_due_ms`."""
-        found = self._each(lambda location: location.next_due_ms(lease, steps))
+        found = self._all(PartitionCalls.next_due_ms, lease, steps)
         return min((due for due in found if due is not None), default=None)
 
     def driver_values(self, step: StepId, resume_epoch: Epoch | None = None) -> dict[str, str | bytes]:
@@ -350,7 +296,7 @@ class OwnedPartitions:
 
     def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:
         """See `PartitionStore.known_steps`."""
-        return set().union(*self._each(lambda location: location.known_steps(resume_epoch)))
+        return set().union(*self._all(PartitionCalls.known_steps, resume_epoch))
 
     def release(self) -> None:
         """See `PartitionStore.release`. Owners let the run go."""
@@ -358,7 +304,11 @@ class OwnedPartitions:
         for location in self._locations:
             location.release()
 
-    def _each(self, work: Callable[[LocatedPartitions], T]) -> list[T]:
+    def _all(self, call: Callable[Concatenate[PartitionCalls, P], R], *arguments: P.args, **named: P.kwargs) -> list[R]:
+        """Make a call at all locations; see `_each`."""
+        return self._each(lambda location: _call(location, call, *arguments, **named))
+
+    def _each(self, work: Callable[[Located], T]) -> list[T]:
         """Do `work` for all locations in parallel. Waits for all before raising an error: first that of a run that was
         replaced, last that of a lost owner."""
         futures = [self._pool.submit(work, location) for location in self._locations]
@@ -375,6 +325,16 @@ class OwnedPartitions:
             for pair in zip(location.indexes, results, strict=True)
         )
         return [result for _, result in sorted(pairs, key=lambda pair: pair[0])]
+
+
+def _call(
+    location: Located, call: Callable[Concatenate[PartitionCalls, P], R], *arguments: P.args, **named: P.kwargs
+) -> R:
+    if isinstance(location, OwnerPartitions):
+        return location.ask(call, *arguments, **named)
+    here: PartitionCalls = location
+    result: R = getattr(here, call.__name__)(*arguments, **named)
+    return result
 
 
 def _rank(error: BaseException) -> int:

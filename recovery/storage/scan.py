@@ -17,7 +17,7 @@ from recovery.errors import (
     StorageError,
 )
 from recovery.planning.measures import Measure, StepSize
-from recovery.planning.strays import judged
+from recovery.planning.strays import ASIDE, free_name, judged
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.no_partitions import no_partitions
 from recovery.storage.origin import name_relatives
@@ -41,18 +41,24 @@ def scan(directory: Path) -> list[FoundFile]:
     """
     found: list[FoundFile] = []
     try:
-        paths = [path for path in directory.iterdir() if path.suffix == SUFFIX]
+        names = set(os.listdir(directory))  # noqa: PTH208
     except (FileNotFoundError, NotADirectoryError):
         raise no_partitions(directory) from None
     except OSError as error:
         raise StorageError(str(error), path=directory) from error
+
+    def is_taken(name: str) -> bool:
+        return not names.isdisjoint({name, f"{name}-wal"})
+
+    paths = [path for name in names if (path := directory / name).suffix == SUFFIX]
     for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
+        aside = free_name(path.name, ASIDE, is_taken)
         try:
-            found.append(FoundFile(path, describe_file(path)))
+            found.append(FoundFile(path, describe_file(path), aside=aside))
         except RecoveryError as error:
             # Another program's database may lie beside ours, unless it has a partition's name.
             if path.name.startswith("part-") or not isinstance(error, ForeignPartitionError):
-                found.append(FoundFile(path, None, error))
+                found.append(FoundFile(path, None, error, aside))
     if not found:
         raise no_partitions(directory)
     return judged(name_relatives(found))

@@ -1,46 +1,38 @@
-"""A snapshot of a recovery directory: the state of its steps at a held epoch, read from all partitions."""
+"""A snapshot of a store: the state of its steps at a held epoch, read from all partitions, wherever they are."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
-from recovery.base.ids import NO_EPOCH, PartitionIndex
+from recovery.base.ids import NO_EPOCH
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.errors import ConfigurationError, EpochNotHeldError
 from recovery.planning.measures import Measure
 from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
 from recovery.planning.timeline import TimelinePart, fork, timeline
-from recovery.planning.values import ClosedEpoch, Execution
-from recovery.storage.history import (
-    KeyChange,
-    KeyState,
-    KeyVersion,
-    changes_between,
-    check_all_there,
-    count_at,
-    few_states_at,
-    sizes_at,
-    states_at,
-    steps_in,
-    values_at,
-    versions_of,
-)
-from recovery.storage.scan import read_measures, scan
+from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
+from recovery.storage.history import KeyChange, KeyState, KeyVersion
+from recovery.storage.reading import FileReader, PartitionReader
+from recovery.storage.scan import scan
 from recovery.values.keys import home_of
+
+ReaderOf: TypeAlias = Callable[[PartitionDescription], PartitionReader]
+"""Returns the reader of a partition: `FileReader.of`, or `Store.reader`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A snapshot of a recovery directory: the files, and the cut that they share.
+    """A snapshot of a store: the readers of its partitions in the order of their indexes, and the cut that all share.
 
-    epochs, executions: the closed epochs that the files held when the snapshot was chosen, and the executions. cuts:
-    the snapshots that they shared. timeline: which execution closed which epochs up to this snapshot.
+    epochs, executions: the closed epochs that the partitions held when the snapshot was chosen, and the executions.
+    cuts: the snapshots that they shared. timeline: which execution closed which epochs up to this snapshot.
     """
 
-    paths: tuple[Path, ...]
+    readers: tuple[PartitionReader, ...]
     cut: Cut
     epochs: tuple[ClosedEpoch, ...]
     executions: tuple[Execution, ...]
@@ -48,13 +40,18 @@ class Snapshot:
     timeline: tuple[TimelinePart, ...]
 
     @classmethod
-    def of(cls, plan: ResumePlan, cut: Cut) -> Snapshot:
+    def of(cls, plan: ResumePlan, cut: Cut, reader: ReaderOf) -> Snapshot:
         """Return the snapshot of a cut that all partitions of a plan hold."""
         held = plan.partitions
         snapshot = next((closed for closed in held[0].epochs if closed.cut == cut), None)
         parts = timeline(held[0].executions, snapshot)
-        paths, cuts = tuple(d.path for d in held), frozenset(common_cuts(held))
-        return cls(paths, cut, held[0].epochs, tuple(held[0].executions), cuts, parts)
+        cuts = frozenset(common_cuts(held))
+        return cls(tuple(map(reader, held)), cut, held[0].epochs, tuple(held[0].executions), cuts, parts)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """How errors name the partitions; the paths of their files, if all are of this host."""
+        return tuple(reader.path for reader in self.readers)
 
     @property
     def epoch(self) -> int:
@@ -75,17 +72,17 @@ class Snapshot:
 
     def states(self, step: str) -> Iterator[KeyState]:
         """Yield the states of a step, one partition after the other."""
-        for path in self.paths:
-            yield from states_at(path, step, self.cut)
+        for reader in self.readers:
+            yield from reader.states(step, self.cut)
 
     def states_in_order(self, step: str) -> Iterator[KeyState]:
         """Yield the states of a step by key, from all partitions. Holds a few rows of each partition in memory."""
-        every = [states_at(path, step, self.cut, in_order=True) for path in self.paths]
+        every = [reader.states(step, self.cut, in_order=True) for reader in self.readers]
         return heapq.merge(*every, key=lambda state: state.key)
 
     def versions(self, step: str, key: str) -> list[KeyVersion]:
         """Return the values of a key that are still held, oldest first."""
-        return versions_of(self.paths[home_of(step, len(self.paths), key)], step, key, self.cut)
+        return self._home_of(step, key).versions(step, key, self.cut)
 
     def state(self, step: str, key: str) -> KeyState | None:
         """Return the state of one key."""
@@ -93,78 +90,70 @@ class Snapshot:
 
     def some(self, step: str, keys: Iterable[str]) -> dict[str, KeyState]:
         """Return the states of these keys, for those that have one."""
-        wanted: dict[Path, list[str]] = {}
+        wanted: dict[int, list[str]] = {}
         for key in dict.fromkeys(keys):
-            wanted.setdefault(self.paths[home_of(step, len(self.paths), key)], []).append(key)
-        found = (few_states_at(path, step, self.cut, some) for path, some in wanted.items())
+            wanted.setdefault(home_of(step, len(self.readers), key), []).append(key)
+        found = (self.readers[index].few_states(step, self.cut, some) for index, some in wanted.items())
         return {state.key: state for states in found for state in states}
 
     def sizes(self, step: str) -> Iterator[tuple[str, int]]:
         """Yield the keys of a step and the size of each value in bytes, without reading the values."""
-        for path in self.paths:
-            yield from sizes_at(path, step, self.cut)
+        for reader in self.readers:
+            yield from reader.key_sizes(step, self.cut)
 
     def values(self, step: str, keys: Sequence[str] | None = None) -> dict[str, str | bytes]:
         """Return the values of these keys, for those that have one; None: of all, for a step with few."""
-        return {
-            key: value
-            for index, some in self.by_partition(step, keys).items()
-            for key, value in values_at(self.paths[index], step, self.cut, some)
-        }
-
-    def by_partition(self, step: str, keys: Iterable[str] | None) -> dict[PartitionIndex, list[str] | None]:
-        """Return which of these keys each partition may have; None: all of them in each."""
-        if keys is None:
-            return {PartitionIndex(index): None for index in range(len(self.paths))}
-        found: dict[PartitionIndex, list[str] | None] = {}
-        for key in dict.fromkeys(keys):
-            some = found.setdefault(PartitionIndex(home_of(step, len(self.paths), key)), [])
-            assert some is not None
-            some.append(key)
-        return found
+        found = self.states(step) if keys is None else self.some(step, keys).values()
+        return {state.key: state.value for state in found}
 
     def measures(self) -> list[Measure]:
         """Return the measures of part-0, oldest first. Raises what `read_measures` raises."""
-        return read_measures(self.paths[0])
+        return self.readers[0].measures()
 
     def count(self, step: str) -> int:
         """Return the number of keys of a step, without reading their values."""
-        return sum(count_at(path, step, self.cut) for path in self.paths)
+        return sum(reader.count(step, self.cut) for reader in self.readers)
 
     def changes(self, step: str, since: Snapshot) -> Iterator[KeyChange]:
         """Yield the keys of a step whose state differs from that in the snapshot `since`."""
-        for path in self.paths:
-            yield from changes_between(path, step, since.cut, self.cut)
+        for reader in self.readers:
+            yield from reader.changes(step, since.cut, self.cut)
 
     def changes_in_order(self, step: str, since: Snapshot) -> Iterator[KeyChange]:
         """Yield the changes of a step since another snapshot, by key. Holds the keys that were written in
         between in memory."""
-        every = [changes_between(path, step, since.cut, self.cut) for path in self.paths]
+        every = [reader.changes(step, since.cut, self.cut) for reader in self.readers]
         return heapq.merge(*every, key=lambda change: change.key)
 
     def check_all_there(self, step: str, key: str) -> None:
         """Raises CorruptPartitionError if the key's partition lacks rows of the step. Reads all keys of the step in
         that partition."""
-        check_all_there(self.paths[home_of(step, len(self.paths), key)], step, self.cut)
+        self._home_of(step, key).check_all_there(step, self.cut)
 
     def steps(self, *, reserved: bool = False) -> list[str]:
         """Return the steps that have state at any held epoch."""
-        found = {step for path in self.paths for step in steps_in(path)}
+        found = {step for reader in self.readers for step in reader.steps()}
         return sorted(step for step in found if reserved or not step.startswith(RESERVED_PREFIX))
+
+    def _home_of(self, step: str, key: str) -> PartitionReader:
+        return self.readers[home_of(step, len(self.readers), key)]
 
 
 def snapshot_at(directory: Path, epoch: int | None = None) -> Snapshot:
-    """Return the snapshot of an epoch that all partitions hold; None: the newest. Only reads; a run may be active.
+    """Return the snapshot of an epoch that all partitions of a directory hold; None: the newest. Only reads; a run may
+    be active. Raises the errors of planning, and EpochNotHeldError."""
+    return snapshot_of(scan(directory), FileReader.of, directory, epoch)
 
-    Raises the errors of planning, and EpochNotHeldError.
-    """
-    plan = plan_resume(scan(directory))
+
+def snapshot_of(found: Sequence[FoundFile], reader: ReaderOf, directory: Path, epoch: int | None = None) -> Snapshot:
+    """Return what `snapshot_at` does, of these files. directory: named in errors about all of them."""
+    plan = plan_resume(found)
     cuts = common_cuts(plan.partitions)
     if epoch is None:
-        return Snapshot.of(plan, max(cuts))
+        return Snapshot.of(plan, max(cuts), reader)
     for cut in cuts:
         if cut[0] == epoch:
-            return Snapshot.of(plan, cut)
+            return Snapshot.of(plan, cut, reader)
     raise EpochNotHeldError(
         f"epoch {epoch} is not held: the partitions share epochs {min(cuts)[0]} to {max(cuts)[0]}", path=directory
     )

@@ -9,7 +9,7 @@ from recovery.storage.seam import BatchCount, Changes, Keys, States, TaskStore
 
 
 class SpreadTaskStore:
-    """Gives each call to the stores that have its partitions, one after the other: a `TaskStore`."""
+    """A `TaskStore` that gives each call to the stores that have its partitions, one after the other."""
 
     def __init__(self, stores: Sequence[tuple[Collection[PartitionIndex], TaskStore]]) -> None:
         """stores: each with the indexes of its partitions. The first store notes gathered micro-batches."""
@@ -17,7 +17,6 @@ class SpreadTaskStore:
         self._store_of = {index: store for indexes, store in stores for index in indexes}
 
     def read(self, step: StepId, batch: BatchId, wanted: Mapping[PartitionIndex, Keys]) -> States:
-        """See `TaskStore.read`."""
         found: States = {}
         for store, indexes in self._by_store(wanted):
             found |= store.read(step, batch, {index: wanted[index] for index in indexes})
@@ -26,31 +25,26 @@ class SpreadTaskStore:
     def apply(
         self, step: StepId, batch: BatchId, changes: Mapping[PartitionIndex, Iterable[Changes]], count: BatchCount
     ) -> None:
-        """See `TaskStore.apply`."""
         for store, indexes in self._by_store(sorted(changes)):
             store.apply(step, batch, {index: changes[index] for index in indexes}, count)
             count = BatchCount(0, 0)
 
     def gathered(self, step: StepId, batch: BatchId, *, note: bool) -> bool:
-        """See `TaskStore.gathered`."""
         return self._stores[0].gathered(step, batch, note=note)
 
     def withdraw(self, step: StepId, batch: BatchId, partitions: Collection[PartitionIndex]) -> None:
-        """See `TaskStore.withdraw`."""
         for store, indexes in self._by_store(partitions):
             store.withdraw(step, batch, indexes)
 
     def due(
         self, step: StepId, batch: BatchId, partitions: Collection[PartitionIndex], up_to_ms: int
     ) -> dict[PartitionIndex, list[str]]:
-        """See `TaskStore.due`."""
         found: dict[PartitionIndex, list[str]] = {}
         for store, indexes in self._by_store(partitions):
             found |= store.due(step, batch, indexes, up_to_ms)
         return found
 
     def release(self) -> None:
-        """See `TaskStore.release`."""
         for store in self._stores:
             store.release()
 

@@ -1,4 +1,5 @@
-"""The connection between tasks and the owner of the partitions: frames over TCP, with TLS if a certificate is given.
+"""The connections of tasks, runs and looks to the owner of partitions: frames over TCP, with TLS if a certificate is
+given. All declare their calls as protocols (`declared`); bulk rows are frames of their own.
 
 Why not Arrow Flight: pyarrow 26 sets no limit to the messages that gRPC buffers before a handler or a middleware sees
 the call. Two refused messages of 600 MB from a client without the key raised a server's memory by 2.7 GB, and a call

@@ -1,27 +1,29 @@
-"""The calls of runs, and of commands that only look, to an owner. Both ends read the types of arguments and results
-from the annotations here, so received bytes can only become values of these types."""
+"""The calls of runs, and of commands that only look, to an owner (see `recovery.wire.declared`)."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Iterator
-from pathlib import Path, PurePath
-from typing import Any, NamedTuple, Protocol, get_args, get_origin, get_type_hints
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from recovery.base.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
+from recovery.planning.owner_facts import OwnerFacts
 from recovery.planning.owner_restore import LeftRestore
 from recovery.planning.resume import Cut
 from recovery.planning.values import Execution, PartitionDescription
 from recovery.storage.seam import BatchCount, Collected, Edited
-from recovery.wire.frames import WireError
+from recovery.wire.declared import DeclaredCalls, Row, Value, check_values
 from recovery.wire.messages import Refusal
 
-Value = Any
-"""Text, bytes or None: msgspec has no type for texts and bytes together. See `check_values`."""
-Row = tuple[str, Value]
+StateRow = tuple[str, int, Value, int | None]
+"""A `KeyState`: key, epoch, value, timeout."""
+VersionRow = tuple[StateRow, int | None]
+"""A `KeyVersion`: its state, and the epoch that replaced or removed it."""
+ChangeRow = tuple[str, StateRow | None, StateRow | None]
+"""A `KeyChange`: the key, and its state before and after."""
 
 
 class DescribedFile(msgspec.Struct, frozen=True):
@@ -63,6 +65,7 @@ class OwnerStatus(msgspec.Struct, frozen=True):
     version: str
     holder: str
     stops: bool
+    facts: OwnerFacts
 
 
 class BegunExecution(msgspec.Struct, frozen=True, array_like=True):
@@ -110,6 +113,9 @@ class RowsAhead(msgspec.Struct, frozen=True, array_like=True):
     step: StepId
     rows: list[tuple[str, Value, int | None]]
 
+    def __post_init__(self) -> None:
+        check_values(value for _, value, _ in self.rows)
+
 
 class Closing(msgspec.Struct, frozen=True, array_like=True):
     """A `CloseRequest` as it is sent. parts: how many parts with further rows were sent ahead of it."""
@@ -126,14 +132,17 @@ class Closing(msgspec.Struct, frozen=True, array_like=True):
     notes_made: bool = False
     parts: int = 0
 
+    def __post_init__(self) -> None:
+        for rows in self.driver_rows.values():
+            check_values(rows.values())
+
 
 class OwnerCalls(Protocol):
     """The calls on a connection that has proved itself with the token.
 
     A look asks without holding. A run holds the owner's directory on one connection (`hold`); it is held until that
-    connection ends. The run's other connections `join` the first. `take` opens partitions, which the calls below it
-    then mean, in the order of their indexes; each does what the method of `PartitionStore` with its name does for
-    these.
+    connection ends. The run's other connections `join` the first. `take` opens partitions, which the calls below it,
+    and `PartitionCalls`, then mean.
     """
 
     def serving(self) -> OwnerStatus:
@@ -148,12 +157,49 @@ class OwnerCalls(Protocol):
         """Return further facts about one file."""
         ...
 
-    def key_sizes(self, name: str, step: StepId, cut: Cut) -> list[tuple[str, int]]:
+    def states(self, name: str, step: StepId, cut: Cut, in_order: bool) -> Iterator[list[StateRow]]:
+        """Return the states of a step in one file as of a cut; see `recovery.storage.reading.PartitionReader`, as for
+        the calls below."""
+        ...
+
+    def few_states(self, name: str, step: StepId, cut: Cut, keys: list[str] | None) -> Iterator[list[StateRow]]:
+        """Return the states of these keys of a step in one file as of a cut, those that it has; None: all."""
+        ...
+
+    def key_sizes(self, name: str, step: StepId, cut: Cut) -> Iterator[list[tuple[str, int]]]:
         """Return the keys of a step in one file as of a cut, with the size of each value in bytes."""
         ...
 
-    def values(self, name: str, step: StepId, cut: Cut, keys: list[str] | None) -> list[Row]:
-        """Return these keys of a step in one file as of a cut, those that it has, with their values; None: all."""
+    def count(self, name: str, step: StepId, cut: Cut) -> int:
+        """Return the number of keys of a step in one file as of a cut."""
+        ...
+
+    def versions(self, name: str, step: StepId, key: str, cut: Cut) -> Iterator[list[VersionRow]]:
+        """Return the values of a key that one file still holds, up to a cut, oldest first."""
+        ...
+
+    def changes(self, name: str, step: StepId, first: Cut, last: Cut) -> Iterator[list[ChangeRow]]:
+        """Return the keys of a step in one file whose state differs between two cuts."""
+        ...
+
+    def all_there(self, name: str, step: StepId, cut: Cut) -> None:
+        """Refuse if a file lacks rows of a step that it had as of a cut."""
+        ...
+
+    def steps(self, name: str) -> list[str]:
+        """Return the steps with rows in any snapshot that a file holds."""
+        ...
+
+    def newest_steps(self, name: str) -> list[str]:
+        """Return the steps of the flow with rows in the newest snapshot of a file."""
+        ...
+
+    def has_step(self, name: str, step: StepId) -> bool:
+        """Return whether a file has rows of a step in its newest snapshot."""
+        ...
+
+    def largest(self, name: str, limit: int) -> list[tuple[str, str, int]]:
+        """Return the largest states of a file: step, key, bytes."""
         ...
 
     def verify(self, names: list[str]) -> list[FullCheckResult]:
@@ -166,27 +212,6 @@ class OwnerCalls(Protocol):
 
     def store_copies(self, wanted: str) -> str:
         """Store copies at a place of backups; see `recovery.backup.share`. Works during a run."""
-        ...
-
-    def documents(self, ids: list[str]) -> list[StateDocument]:
-        """Return the documents of these ids, as of one moment. The owner has partition 0."""
-        ...
-
-    def documents_of(self, prefix: str) -> list[StateDocument]:
-        """Return all documents whose id begins with `prefix`, removed documents included, sorted by id."""
-        ...
-
-    def change_documents(self, changes: list[Changed], now_ms: int, busy_ms: int) -> list[StateDocument] | None:
-        """Change documents in one transaction, and return them; None, with nothing changed, if one of them has another
-        generation than was seen. busy_ms: how long to wait for other writers."""
-        ...
-
-    def forget_documents(self, ids: list[str], busy_ms: int) -> int:
-        """Remove documents without a trace; return how many there were."""
-        ...
-
-    def place_documents(self, placed: list[StateDocument], busy_ms: int) -> None:
-        """Write documents unchanged, generation and time included."""
         ...
 
     def hold(self, run: str, purpose: str, masked_key: str) -> None:
@@ -244,36 +269,8 @@ class OwnerCalls(Protocol):
         """End the restore. counts: the restore's files stay; if not, they are removed."""
         ...
 
-    def describe(self) -> list[PartitionDescription]:
-        """See `PartitionStore.describe`."""
-        ...
-
-    def prepare(self, execution: Execution) -> None:
-        """See `PartitionStore.prepare`."""
-        ...
-
-    def allow(self, steps: list[StepId]) -> None:
-        """Make room for the deltas of these steps, or refuse."""
-        ...
-
-    def begin(self, execution: Execution, planned: dict[PartitionIndex, PartitionDescription | None]) -> None:
-        """Begin an execution in some partitions: a part of `PartitionStore.start`."""
-        ...
-
     def make_deltas(self, execution: Execution, steps: list[StepId]) -> None:
         """Create the deltas of an execution that has begun: the rest of `PartitionStore.start`. Tasks may come now."""
-        ...
-
-    def open(self, lease: Lease, batch: BatchId) -> None:
-        """See `PartitionStore.open`."""
-        ...
-
-    def check(self, lease: Lease) -> None:
-        """See `PartitionStore.check`."""
-        ...
-
-    def seal(self, lease: Lease, batch: BatchId, apart: bool) -> None:
-        """See `PartitionStore.seal`."""
         ...
 
     def give(self, epoch: Epoch, part: RowsAhead) -> None:
@@ -284,122 +281,72 @@ class OwnerCalls(Protocol):
         """See `PartitionStore.close`."""
         ...
 
-    def fold(self, lease: Lease, epoch: Epoch) -> list[dict[str, StepSize]]:
-        """See `PartitionStore.fold`."""
-        ...
-
-    def collect(self, floor: Epoch) -> list[Collected]:
-        """See `PartitionStore.collect`."""
-        ...
-
-    def begin_input(self, lease: Lease, content: str) -> None:
-        """See `PartitionStore.begin_input`."""
-        ...
-
-    def beginning(self) -> tuple[int, str, str] | None:
-        """Return the newest row that says where the input begins: execution, its id, and the content."""
-        ...
-
-    def checkpoint(self) -> None:
-        """See `PartitionStore.checkpoint`."""
-        ...
-
-    def record(self, measure: Measure) -> None:
-        """See `PartitionStore.record`."""
-        ...
-
-    def counts(self, batch: BatchId) -> dict[StepId, BatchCount]:
-        """Return what was applied for a batch so far, by step."""
-        ...
-
-    def next_due_ms(self, lease: Lease, steps: list[StepId] | None) -> int | None:
-        """See `PartitionStore.next_due_ms`."""
-        ...
-
     def driver_rows(self, step: StepId, resume_epoch: Epoch | None) -> Iterator[list[Row]]:
         """See `PartitionStore.driver_rows`; some rows at a time."""
         ...
 
-    def known_steps(self, resume_epoch: Epoch | None) -> set[StepId]:
-        """See `PartitionStore.known_steps`."""
+
+class DocumentCalls(Protocol):
+    """The calls about documents of operational state, which lie with partition 0."""
+
+    def documents(self, ids: list[str]) -> list[StateDocument]:
+        """Return the documents of these ids, as of one moment. The owner has partition 0."""
+        ...
+
+    def documents_of(self, prefix: str) -> list[StateDocument]:
+        """Return all documents whose id begins with `prefix`, removed documents included, sorted by id."""
+        ...
+
+    def change_documents(self, changes: list[Changed], now_ms: int, busy_ms: int) -> list[StateDocument] | None:
+        """Change documents in one transaction, and return them; None, with nothing changed, if one of them has another
+        generation than was seen. busy_ms: how long to wait for other writers."""
+        ...
+
+    def forget_documents(self, ids: list[str], busy_ms: int) -> int:
+        """Remove documents without a trace; return how many there were."""
+        ...
+
+    def place_documents(self, placed: list[StateDocument], busy_ms: int) -> None:
+        """Write documents unchanged, generation and time included."""
         ...
 
 
-class Verb(NamedTuple):
-    """The types of a call: its arguments, and its result or, if it is a stream, its items."""
+class PartitionCalls(Protocol):
+    """The calls that an owner passes to the partitions that a run has taken. What these return for each partition is in
+    the order in which they were taken. Each call does what the method of `PartitionStore` with its name does."""
 
-    arguments: msgspec.msgpack.Decoder[Any]
-    result: msgspec.msgpack.Decoder[Any]
-    is_stream: bool
+    def describe(self) -> list[PartitionDescription]: ...
+    def prepare(self, execution: Execution) -> Path: ...
+    def allow(self, steps: Sequence[StepId]) -> None:
+        """Make room for the deltas of these steps, or refuse."""
+        ...
 
+    def begin(self, execution: Execution, planned: Mapping[PartitionIndex, PartitionDescription | None]) -> None:
+        """Begin an execution in some partitions: a part of `PartitionStore.start`."""
+        ...
 
-def verb(name: str) -> Verb:
-    """Return the types of a call. Raises WireError for an unknown name."""
-    found = _VERBS.get(name)
-    if found is None:
-        raise WireError(f"there is no call {name!r:.40}")
-    return found
+    def open(self, lease: Lease, batch: BatchId) -> None: ...
+    def check(self, lease: Lease) -> None: ...
+    def seal(self, lease: Lease, batch: BatchId, apart: bool) -> None: ...
+    def fold(self, lease: Lease, epoch: Epoch) -> Sequence[Mapping[str, StepSize]]: ...
+    def collect(self, floor: Epoch) -> list[Collected]: ...
+    def begin_input(self, lease: Lease, content: str) -> None: ...
+    def newest_beginning(self) -> tuple[int, str, str] | None:
+        """Return the newest row that says where the input begins: execution, its id, and the content."""
+        ...
 
+    def checkpoint(self) -> None: ...
+    def record(self, measure: Measure) -> None: ...
+    def counts_of_steps(self, batch: BatchId) -> dict[StepId, BatchCount]:
+        """Return what was applied for a batch so far, by step."""
+        ...
 
-def _verb(function: Any) -> Verb:
-    hints = get_type_hints(function)
-    result = hints.pop("return")
-    is_stream = get_origin(result) is Iterator
-    arguments: Any = tuple[tuple(hints.values())]  # type: ignore[misc]  # made when it runs
-    return Verb(_decoder(arguments), _decoder(get_args(result)[0] if is_stream else result), is_stream)
-
-
-def check_values(values: Iterable[Value]) -> None:
-    """Raise WireError unless these are texts, bytes or None."""
-    for value in values:
-        if not isinstance(value, str | bytes | None):
-            raise WireError(f"a value of type {type(value).__name__}")
-
-
-def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(kind, dec_hook=_from_text)
-
-
-def _from_text(kind: type, text: Any) -> Any:
-    if issubclass(kind, PurePath) and isinstance(text, str):
-        return Path(text)
-    raise TypeError(f"{kind.__name__} is not sent")
+    def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None) -> int | None: ...
+    def known_steps(self, resume_epoch: Epoch | None) -> set[StepId]: ...
 
 
-def _to_text(found: Any) -> Any:
-    if isinstance(found, PurePath):
-        return str(found)
-    raise TypeError(f"{type(found).__name__} is not sent")
+class AskedCalls(OwnerCalls, DocumentCalls, PartitionCalls, Protocol):
+    """Whatever a run or look can ask an owner."""
 
 
-# Made before there are threads: msgspec is not safe while it first looks at a type.
-_VERBS = {
-    name: _verb(function)
-    for name, function in vars(OwnerCalls).items()
-    if inspect.isfunction(function) and not name.startswith("_")
-}
-_encoder = msgspec.msgpack.Encoder(enc_hook=_to_text)
-encode = _encoder.encode
-_named = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
-
-
-def write_call(name: str, arguments: tuple[Any, ...]) -> bytes:
-    """Return a call as a message."""
-    return _encoder.encode((name, arguments))
-
-
-def read_call(body: bytes) -> tuple[str, tuple[Any, ...]]:
-    """Return name and arguments of a call. Raises WireError."""
-    try:
-        name, given = _named.decode(body)
-        return name, verb(name).arguments.decode(given)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise WireError(f"a call that cannot be read: {error}") from None
-
-
-def read_result(name: str, body: bytes) -> Any:
-    """Return the result of a call, or some of its items. Raises WireError."""
-    try:
-        return verb(name).result.decode(body)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise WireError(f"an answer to {name} that cannot be read: {error}") from None
+ASKED: DeclaredCalls[AskedCalls] = DeclaredCalls(AskedCalls)

@@ -8,49 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from recovery.base.credentials.certificates import client_context
 from recovery.base.ids import BatchId, PartitionIndex, StepId
-from recovery.base.printable import one_line
-from recovery.base.version import VERSION
-from recovery.errors import OwnerRefusedError, OwnerUnreachableError, StorageError
-from recovery.storage.seam import BatchCount, Changes
+from recovery.errors import OwnerRefusedError, StorageError
+from recovery.storage.seam import BatchCount, Changes, States
 from recovery.wire import messages
 from recovery.wire.address import OwnerAddress
-from recovery.wire.frames import (
-    HELLO_BYTES,
-    MESSAGE_BYTES,
-    SILENCE_S,
-    VALUE_BYTES,
-    Channel,
-    Kind,
-    WireError,
-    settle,
-    wait_at_most,
-)
-from recovery.wire.proof import is_proof, new_nonce, proof
+from recovery.wire.declared import encode
+from recovery.wire.frames import MESSAGE_BYTES, Channel, Kind, WireError
+from recovery.wire.line import Line, RefusedError, answer, ask, next_message, put
+from recovery.wire.messages import TASK_CALLS, TaskCalls
 
 KEY_CHARS = MESSAGE_BYTES // 4 - 4096
 """Limit of the keys in one call, in characters: at most four bytes each."""
-MOST_SAID = 300
-_UNPROVEN = (
-    "The owner has another token, another version of this package, other TLS settings, or no run; or something else "
-    "listens at this address.",
-    "Give the run and all owners one --token-file and one version, and check the address and --tls-ca. Then run "
-    "the same command again.",
-)
-"""Cause and remedy for whatever was said before a proof."""
-LONGEST_PAUSE_S = 1.0
-"""Between two attempts to reach the owner."""
 
 T = TypeVar("T")
 
@@ -64,12 +40,10 @@ class OwnerTaskStore:
         self._looked_up = 0
         self._seam_s = 0.0
 
-    def read(
-        self, step: StepId, batch: BatchId, wanted: Mapping[PartitionIndex, tuple[str, ...]]
-    ) -> dict[PartitionIndex, list[str | None]]:
+    def read(self, step: StepId, batch: BatchId, wanted: Mapping[PartitionIndex, tuple[str, ...]]) -> States:
         """See `TaskStore.read`."""
         with self._timed():
-            found: dict[PartitionIndex, list[str | None]] = {index: [] for index in wanted}
+            found: States = {index: [] for index in wanted}
             for some in _in_calls(wanted):
                 self._looked_up += sum(map(len, some.values()))
                 states = iter(self._lines.call(partial(_read, step, batch, some)))
@@ -91,25 +65,22 @@ class OwnerTaskStore:
 
     def withdraw(self, step: StepId, batch: BatchId, partitions: Collection[PartitionIndex]) -> None:
         """See `TaskStore.withdraw`."""
-        call = messages.Withdraw(step, batch, tuple(partitions))
-        self._lines.call(partial(_simple, call, None))
+        there = tuple(partitions)
+        self._lines.call(lambda channel: ask(channel, TASK_CALLS, TaskCalls.withdraw, step, batch, there))
 
     def due(
         self, step: StepId, batch: BatchId, partitions: Collection[PartitionIndex], up_to_ms: int
     ) -> dict[PartitionIndex, list[str]]:
         """See `TaskStore.due`."""
-        call = messages.Due(step, batch, tuple(partitions), up_to_ms)
+        there = tuple(partitions)
         with self._timed():
-            found: dict[PartitionIndex, list[str]] = self._lines.call(
-                partial(_simple, call, dict[PartitionIndex, list[str]])
+            return self._lines.call(
+                lambda channel: ask(channel, TASK_CALLS, TaskCalls.due, step, batch, there, up_to_ms)
             )
-            return found
 
     def gathered(self, step: StepId, batch: BatchId, *, note: bool) -> bool:
         """See `TaskStore.gathered`."""
-        call = messages.Gathered(step, batch, note)
-        found: bool = self._lines.call(partial(_simple, call, bool))
-        return found
+        return self._lines.call(lambda channel: ask(channel, TASK_CALLS, TaskCalls.gathered, step, batch, note))
 
     def release(self) -> None:
         """See `TaskStore.release`. The process keeps its connection for the next task."""
@@ -143,15 +114,15 @@ def connect(address: OwnerAddress, task_key: bytes | None) -> tuple[OwnerTaskSto
 # The calls
 
 
-def _read(step: StepId, batch: BatchId, wanted: Mapping[PartitionIndex, tuple[str, ...]], channel: Channel) -> Any:
-    channel.send(Kind.CALL, messages.encode(messages.Read(step, batch, dict(wanted))))
+def _read(
+    step: StepId, batch: BatchId, wanted: Mapping[PartitionIndex, tuple[str, ...]], channel: Channel
+) -> list[str | None]:
+    verb = put(channel, TASK_CALLS, TaskCalls.read, step, batch, dict(wanted))
+    channel.flush()
     found: list[str | None] = []
-    while True:
-        kind, body = next_message(channel)
-        if kind != Kind.STATES:
-            break
-        found += messages.read_states(body)
-    number = messages.read_answer(body, int)
+    while (message := next_message(channel))[0] == Kind.STATES:
+        found += messages.read_states(message[1])
+    number = answer(verb, message)
     if not number == len(found) == sum(map(len, wanted.values())):
         raise WireError(f"{len(found)} states instead of {sum(map(len, wanted.values()))}")
     return found
@@ -164,7 +135,7 @@ def _apply(
     count: BatchCount,
     channel: Channel,
 ) -> None:
-    channel.put(Kind.CALL, messages.encode(messages.Apply(step, batch, tuple(changes), count)))
+    verb = put(channel, TASK_CALLS, TaskCalls.apply, step, batch, tuple(changes), count)
     numbers, size_bytes = [], 0
     for chunks in changes.values():
         number = 0
@@ -173,8 +144,8 @@ def _apply(
             number += 1
             size_bytes += len(body)
         numbers.append(number)
-    channel.send(Kind.END, messages.encode(messages.End(tuple(numbers), size_bytes)))
-    _answer(channel, None)
+    channel.send(Kind.END, encode(messages.End(tuple(numbers), size_bytes)))
+    answer(verb, next_message(channel))
 
 
 def _from_here(chunks: Iterable[Changes]) -> Iterator[Changes]:
@@ -183,36 +154,6 @@ def _from_here(chunks: Iterable[Changes]) -> Iterator[Changes]:
         yield from chunks
     except OSError as error:
         raise StorageError(str(error)) from error
-
-
-def _simple(call: messages.AnyCall, kind: Any, channel: Channel) -> Any:
-    channel.send(Kind.CALL, messages.encode(call))
-    return _answer(channel, kind)
-
-
-def _answer(channel: Channel, kind: Any) -> Any:
-    found, body = next_message(channel)
-    if found != Kind.ANSWER:
-        raise WireError(f"a message of kind {found} instead of an answer")
-    return messages.read_answer(body, kind)
-
-
-def next_message(channel: Channel, most: int = VALUE_BYTES) -> tuple[int, bytes]:
-    """Return the next message that is not a sign of progress. Raises the error with which the owner refuses."""
-    while True:
-        kind, body = channel.message(most)
-        if kind == Kind.REFUSAL:
-            raise RefusedError(messages.read_first(body, messages.Refusal))
-        if kind != Kind.PROGRESS:
-            return kind, body
-
-
-class RefusedError(Exception):
-    """The owner refused a call; the connection can be used further."""
-
-    def __init__(self, refusal: messages.Refusal) -> None:
-        super().__init__(refusal.error)
-        self.refusal = refusal
 
 
 def _in_calls(
@@ -276,139 +217,6 @@ class Lines:
     def _give(self, line: Line) -> None:
         with self._lock:
             self._idle.append(line)
-
-
-class Line:
-    """One connection to an owner, made on first use. A connection that replaces this one has the same name."""
-
-    def __init__(self, address: OwnerAddress, key: bytes, role: str = messages.TASK) -> None:
-        """key: the task key; the token for another role."""
-        self._address = address
-        self._key = key
-        self._role = role
-        self.facts: tuple[str, ...] = ()
-        """What both sides know of the connection, with a nonce of each."""
-        self.calls = 0
-        self._name = secrets.token_hex(16)
-        self.channel: Channel | None = None
-
-    def call(self, work: Callable[[Channel], T]) -> T:
-        """See `Lines.call`."""
-        deadline_s = self._address.deadline_s
-        unheard_s = time.monotonic()
-        attempts, pause_s = 0, 0.0
-        self.calls += 1
-        while True:
-            try:
-                if self.channel is None:
-                    self.channel = self.connect(unheard_s + deadline_s)
-                return work(self.channel)
-            except (OSError, WireError) as error:
-                reason = reason_of(error)
-                if attempts == 0 and self.channel is not None:
-                    unheard_s = max(unheard_s, self.channel.heard_s)
-                self.drop()
-            attempts += 1
-            now_s = time.monotonic()
-            if now_s + pause_s >= unheard_s + deadline_s:
-                raise OwnerUnreachableError(
-                    f"the owner of the partitions at {self._address.location} was not reached for"
-                    f" {now_s - unheard_s:.0f} s, in {attempts} attempts from {socket.gethostname()}: {reason}"
-                )
-            # The first failure may only mean that the owner was started again since the last call.
-            time.sleep(pause_s)
-            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s or 0.05)
-
-    def drop(self) -> None:
-        """Close the connection, if there is one."""
-        if self.channel is not None:
-            self.channel.close()
-            self.channel = None
-
-    def connect(self, until_s: float) -> Channel:
-        """Make a connection that has proved itself. Raises OSError and WireError, and what the owner refuses with."""
-        address = self._address
-        left_s = max(0.1, min(SILENCE_S, until_s - time.monotonic()))
-        facts: list[str] = []
-        sock = socket.create_connection((address.host, address.port), timeout=left_s)
-        channel = Channel(sock)
-        try:
-            settle(sock)
-            wait_at_most(sock, left_s)
-            if address.tls_ca_pem is not None:
-                channel.sock = self._secured(sock, address.tls_ca_pem)
-            channel.until_s = time.monotonic() + left_s
-            self._prove(channel, facts)
-            channel.until_s = None
-            wait_at_most(channel.sock, SILENCE_S)
-        except RefusedError as refused:
-            channel.close()
-            if messages.is_proven(refused.refusal, self._key, facts):
-                raise messages.as_error(refused.refusal, address.location) from None
-            # Whoever listens there may say anything: neither the error's class nor its advice is taken from it.
-            said = one_line(refused.refusal.found)[:MOST_SAID]
-            raise self._refused(f"it refused before it had proved itself, and said: {said}", *_UNPROVEN) from None
-        except BaseException:
-            channel.close()
-            raise
-        return channel
-
-    def _secured(self, sock: socket.socket, tls_ca_pem: str) -> ssl.SSLSocket:
-        try:
-            return client_context(tls_ca_pem).wrap_socket(sock, server_hostname=self._address.host)
-        except ssl.SSLCertVerificationError as error:
-            raise self._refused(
-                f"its certificate is not accepted: {error.verify_message}",
-                "The certificate has expired, names another host, or was signed by another authority.",
-                "Give the owner a certificate that names this host, and the run the certificates to check it with.",
-            ) from None
-        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            raise
-        except ssl.SSLError as error:
-            raise self._refused(
-                f"the TLS handshake failed: {error.reason or error}",
-                "The owner has no certificate, or something else listens there.",
-                "Give the owner a certificate (--tls-cert, --tls-key), or leave out --tls-ca.",
-            ) from None
-
-    def _prove(self, channel: Channel, facts: list[str]) -> None:
-        """Exchange versions and proofs. facts: gets the facts that both sides know, once they know them."""
-        package = VERSION if self._role == messages.RUN else ""
-        hello = messages.Hello(messages.NAME, messages.PROTOCOL, self._role, new_nonce(), package)
-        channel.send(Kind.HELLO, messages.write_first(hello))
-        challenge = self._expect(channel, Kind.CHALLENGE, messages.Challenge)
-        if challenge.name != messages.NAME or challenge.protocol[0] != messages.PROTOCOL[0]:
-            raise self._refused("it speaks another version of the protocol", None, None)
-        version = ".".join(map(str, hello.protocol))
-        facts += [version, hello.nonce, challenge.incarnation, challenge.nonce]
-        lease = self._address.lease
-        own = proof(self._key, self._role, *facts)
-        channel.send(Kind.PROOF, messages.write_first(messages.Proof(own, lease.number, lease.id, self._name)))
-        welcome = self._expect(channel, Kind.WELCOME, messages.Welcome)
-        if not is_proof(welcome.proof, self._key, messages.OWNER, *facts):
-            raise self._refused("it cannot prove that it belongs to this run", None, None)
-        self.facts = tuple(facts)
-
-    def _expect(self, channel: Channel, kind: Kind, content: Any) -> Any:
-        """Return the content of the next message. Anything but a message of the protocol comes from another program."""
-        try:
-            found, body = next_message(channel, HELLO_BYTES)
-            if found != kind:
-                raise WireError(f"a message of kind {found} instead of {kind.name}")
-            return messages.read_first(body, content)
-        except WireError as error:
-            raise self._refused(f"its answer is not understood: {error}", None, None) from None
-
-    def _refused(self, found: str, cause: str | None, remedy: str | None) -> OwnerRefusedError:
-        where = f"the owner of the partitions at {self._address.location}"
-        return OwnerRefusedError(f"{where}, from {socket.gethostname()}: {found}", cause=cause, remedy=remedy)
-
-
-def reason_of(error: Exception) -> str:
-    """Return the reason for a connection's error, for people."""
-    if isinstance(error, BlockingIOError):
-        return "no answer"
-    return str(error) or type(error).__name__
 
 
 _all_lines: dict[tuple[OwnerAddress, bytes], Lines] = {}

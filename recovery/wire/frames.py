@@ -46,7 +46,6 @@ class Kind(IntEnum):
     STATES = 9
     ANSWER = 10
     REFUSAL = 11
-    ROWS = 12
 
 
 class WireError(Exception):

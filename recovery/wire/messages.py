@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -18,10 +18,11 @@ from recovery.base.printable import one_line
 from recovery.errors import RecoveryError, StorageError, error_named
 from recovery.planning.resume import Cut
 from recovery.storage.seam import BatchCount, Changes
+from recovery.wire.declared import DeclaredCalls, encode, read
 from recovery.wire.frames import MESSAGE_BYTES, VALUE_BYTES, WireError
 from recovery.wire.proof import is_proof, proof
 
-PROTOCOL = (1, 0)
+PROTOCOL = (2, 0)
 """Versions that differ in the first number do not understand each other."""
 NAME = "recovery"
 TASK = "task"
@@ -53,12 +54,13 @@ class Challenge(msgspec.Struct, frozen=True):
 
 class Proof(msgspec.Struct, frozen=True):
     """number, id: the execution's lease, of a task. line: names the client's connection. A new connection of the same
-    name ends the old one, and what is still waiting there."""
+    name ends the old one, and what is still waiting there. again: the client had such a connection before."""
 
     proof: str
     number: int
     id: str
     line: str
+    again: bool = False
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -79,48 +81,9 @@ class Refusal(msgspec.Struct, frozen=True):
     """That the owner has refused, while the client still waits for the owner's proof."""
 
 
-class Call(msgspec.Struct, frozen=True, array_like=True, tag_field="call"):
-    """A request for an operation of `TaskStore`."""
-
-    step: StepId
-    batch: BatchId
-
-
-class Read(Call, frozen=True, tag=1):
-    """Answered by STATES messages, in the order of the keys, and an ANSWER of their number."""
-
-    wanted: dict[PartitionIndex, tuple[str, ...]]
-
-
-class Apply(Call, frozen=True, tag=2):
-    """Followed by a CHANGES message for each chunk, in the order of `partitions`, and END."""
-
-    partitions: tuple[PartitionIndex, ...]
-    count: BatchCount
-
-
-class Withdraw(Call, frozen=True, tag=3):
-    """Answered by None."""
-
-    partitions: tuple[PartitionIndex, ...]
-
-
-class Due(Call, frozen=True, tag=4):
-    """Answered by the keys of each partition."""
-
-    partitions: tuple[PartitionIndex, ...]
-    up_to_ms: int
-
-
-class Gathered(Call, frozen=True, tag=5):
-    """Answered by a boolean."""
-
-    note: bool
-
-
-class Rows(msgspec.Struct, frozen=True, array_like=True, tag_field="call", tag=6):
-    """Begins to read the rows of a step in one partition as of a cut; since: an older cut, to read what has changed.
-    Answered, as `More` is, by a ROWS message, which is empty at the end."""
+class Rows(msgspec.Struct, frozen=True, array_like=True):
+    """Which rows a task reads: those of a step in one partition as of a cut; since: an older cut, to read what has
+    changed."""
 
     step: StepId
     partition: PartitionIndex
@@ -128,8 +91,39 @@ class Rows(msgspec.Struct, frozen=True, array_like=True, tag_field="call", tag=6
     since: Cut | None = None
 
 
-class More(msgspec.Struct, frozen=True, array_like=True, tag_field="call", tag=7):
-    """Asks for the next ROWS message. So a slow client fills no memory at either end."""
+class TaskCalls(Protocol):
+    """The calls of a task (see `recovery.wire.declared`): those of `TaskStore`, and those that read rows. States and
+    changes in bulk are messages of their own."""
+
+    def read(self, step: StepId, batch: BatchId, wanted: dict[PartitionIndex, tuple[str, ...]]) -> int:
+        """Send the states in STATES messages, in the order of the keys, and return their number."""
+        ...
+
+    def apply(self, step: StepId, batch: BatchId, partitions: tuple[PartitionIndex, ...], count: BatchCount) -> None:
+        """Apply the chunks that follow the call, each in a CHANGES message, in the order of `partitions`, and END."""
+        ...
+
+    def withdraw(self, step: StepId, batch: BatchId, partitions: tuple[PartitionIndex, ...]) -> None:
+        """See `TaskStore.withdraw`."""
+        ...
+
+    def due(
+        self, step: StepId, batch: BatchId, partitions: tuple[PartitionIndex, ...], up_to_ms: int
+    ) -> dict[PartitionIndex, list[str]]:
+        """See `TaskStore.due`."""
+        ...
+
+    def gathered(self, step: StepId, batch: BatchId, note: bool) -> bool:
+        """See `TaskStore.gathered`."""
+        ...
+
+    def rows(self, wanted: Rows) -> bytes:
+        """Begin to read rows, and return the first ones; empty at the end."""
+        ...
+
+    def more(self) -> bytes:
+        """Return the next rows. Each is asked for, so a slow client fills no memory at either end."""
+        ...
 
 
 class End(msgspec.Struct, frozen=True, array_like=True):
@@ -139,12 +133,9 @@ class End(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
 
 
-AnyCall = Read | Apply | Withdraw | Due | Gathered | Rows | More
+TASK_CALLS: DeclaredCalls[TaskCalls] = DeclaredCalls(TaskCalls)
 _ChangesBody = tuple[bool, int, tuple[str, ...]]
 
-_encoder = msgspec.msgpack.Encoder()
-encode = _encoder.encode
-_call = msgspec.msgpack.Decoder(AnyCall)
 _end = msgspec.msgpack.Decoder(End)
 _changes = msgspec.msgpack.Decoder(_ChangesBody)
 _states = msgspec.msgpack.Decoder(list[str | None])
@@ -152,29 +143,15 @@ _states = msgspec.msgpack.Decoder(list[str | None])
 _first = {kind: msgspec.json.Decoder(kind) for kind in (Hello, Challenge, Proof, Welcome, Refusal)}
 
 
-def _read(decode: Any, body: bytes) -> Any:
-    try:
-        return decode(body)
-    except (ValueError, RecursionError) as error:
-        # msgspec's own errors are ValueErrors.
-        raise WireError(f"a message that cannot be read: {error}") from None
-
-
-def read_call(body: bytes) -> AnyCall:
-    """Return the call in a CALL message."""
-    found: AnyCall = _read(_call.decode, body)
-    return found
-
-
 def read_end(body: bytes) -> End:
     """Return the content of an END message."""
-    found: End = _read(_end.decode, body)
+    found: End = read(_end.decode, body)
     return found
 
 
 def read_changes(body: bytes) -> Changes:
     """Return the chunk in a CHANGES message."""
-    timeouts, key_chars, packed = _read(_changes.decode, body)
+    timeouts, key_chars, packed = read(_changes.decode, body)
     if key_chars < 0 or (len(body) > MESSAGE_BYTES and len(packed) > 1):
         raise WireError(f"{len(packed)} changes in a message of {len(body)} bytes, with keys of {key_chars} characters")
     return Changes(packed, timeouts, key_chars)
@@ -182,18 +159,13 @@ def read_changes(body: bytes) -> Changes:
 
 def read_states(body: bytes) -> list[str | None]:
     """Return the states in a STATES message."""
-    found: list[str | None] = _read(_states.decode, body)
+    found: list[str | None] = read(_states.decode, body)
     return found
-
-
-def read_answer(body: bytes, kind: Any) -> Any:
-    """Return the content of an ANSWER message."""
-    return _read(lambda text: msgspec.msgpack.decode(text, type=kind), body)
 
 
 def read_first(body: bytes, kind: Any) -> Any:
     """Return the content of a message before the proof, or of a refusal."""
-    return _read(_first[kind].decode, body)
+    return read(_first[kind].decode, body)
 
 
 def write_first(message: Hello | Challenge | Proof | Welcome | Refusal) -> bytes:
@@ -211,7 +183,7 @@ def _in_parts(chunk: Changes) -> Iterator[bytes]:
     packed = chunk.packed
     # Count characters first, to avoid encoding a value that is too large.
     if len(packed) < 2 or sum(map(len, packed)) < MESSAGE_BYTES:
-        body = _encoder.encode((chunk.timeouts, chunk.key_chars, packed))
+        body = encode((chunk.timeouts, chunk.key_chars, packed))
         if len(body) <= MESSAGE_BYTES or len(packed) < 2:
             if len(body) > VALUE_BYTES:
                 raise too_large(len(body))
@@ -245,8 +217,6 @@ def as_typed(error: Exception, explain: Explain, log: Callable[[str], None]) -> 
     what `explain` finds behind it. A defect is sent without its traceback, which `log` gets."""
     if isinstance(error, RecoveryError):
         return error
-    if isinstance(error, OSError):
-        return StorageError(str(error), path=error.filename)
     behind = explain(error)
     if behind is not None:
         return behind

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Generator, Iterator
-from functools import partial
 
 from recovery.errors import OwnerUnreachableError
 from recovery.wire import messages
 from recovery.wire.address import OwnerAddress
-from recovery.wire.client import Line, RefusedError, next_message
-from recovery.wire.frames import VALUE_BYTES, Channel, Kind, WireError
+from recovery.wire.frames import VALUE_BYTES, WireError
+from recovery.wire.line import Line, RefusedError, ask
+from recovery.wire.messages import TASK_CALLS, TaskCalls
 
 
 def read_rows(address: OwnerAddress, task_key: bytes, call: messages.Rows) -> Iterator[bytes]:
@@ -21,11 +21,11 @@ def read_rows(address: OwnerAddress, task_key: bytes, call: messages.Rows) -> It
     """
     line = Line(address, task_key)
     try:
-        body = line.call(partial(_ask, call))
+        body = line.call(lambda channel: ask(channel, TASK_CALLS, TaskCalls.rows, call))
         while body:
             yield body
             assert line.channel is not None
-            body = _ask(messages.More(), line.channel)
+            body = ask(line.channel, TASK_CALLS, TaskCalls.more)
     except RefusedError as refused:
         raise messages.as_error(refused.refusal, address.location) from None
     except (OSError, WireError) as error:
@@ -35,14 +35,6 @@ def read_rows(address: OwnerAddress, task_key: bytes, call: messages.Rows) -> It
         ) from error
     finally:
         line.drop()
-
-
-def _ask(call: messages.Rows | messages.More, channel: Channel) -> bytes:
-    channel.send(Kind.CALL, messages.encode(call))
-    kind, body = next_message(channel)
-    if kind != Kind.ROWS:
-        raise WireError(f"a message of kind {kind} instead of rows")
-    return body
 
 
 class RowsUnderWay:

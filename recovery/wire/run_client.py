@@ -9,14 +9,24 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from functools import partial
+from typing import Concatenate, ParamSpec, TypeVar
 
-from recovery.errors import LeaseLostError, OwnerRefusedError, OwnerUnreachableError, RecoveryError, StorageError
-from recovery.wire import calls, messages
+from recovery.base.clock import SystemClock
+from recovery.errors import (
+    LeaseLostError,
+    OwnerRefusedError,
+    OwnerUnreachableError,
+    RecoveryError,
+    StorageError,
+    UnsupportedPlanError,
+)
+from recovery.planning.owner_facts import SeenOwner
+from recovery.wire import messages
 from recovery.wire.address import OwnerAddress
-from recovery.wire.calls import BegunExecution, OwnerCalls
-from recovery.wire.client import Line, RefusedError, next_message, reason_of
-from recovery.wire.frames import VALUE_BYTES, Channel, Kind, WireError
+from recovery.wire.calls import ASKED, AskedCalls, BegunExecution, OwnerCalls
+from recovery.wire.frames import Channel, Kind, WireError
+from recovery.wire.line import Line, RefusedError, ask, next_message, put, reason_of
 from recovery.wire.proof import masked
 
 STILL_S = 10.0
@@ -38,13 +48,16 @@ class Owner:
     errors begin with the owner's location.
     """
 
-    def __init__(self, address: OwnerAddress, token: bytes) -> None:
-        """address: the deadline in the address is for the first connection."""
+    def __init__(self, address: OwnerAddress, token: bytes | Callable[[], bytes]) -> None:
+        """address: the deadline in the address is for the first connection. token: or what returns it, for each
+        connection."""
         self.address = address
         self.location = address.location
         self.begun: BegunExecution | None = None
         """What the run begins in the owner's partitions; None before."""
-        self._token = token
+        self.seen: SeenOwner | None = None
+        """What the owner last said to the run that holds it."""
+        self._token = partial(bytes, token) if isinstance(token, bytes) else token
         self._lock = threading.Lock()
         self._idle: list[Line] = []
         self._run: str | None = None
@@ -53,13 +66,17 @@ class Owner:
         self._ended = threading.Event()
         self._keeper: threading.Thread | None = None
 
+    def again(self) -> Owner:
+        """Return further connections to the same owner, which belong to no run yet."""
+        return Owner(self.address, self._token)
+
     def hold(self, run: str, purpose: str, task_key: bytes) -> None:
         """Lock the owner's directory for a run, until `release` or the end of this process. Raises
-        DirectoryLockedError."""
-        line = self._connected()
+        DirectoryLockedError. Owners that are locked together are locked in the order of `incarnation`."""
+        line = self._taken()
         try:
-            key = masked(task_key, self._token, *line.facts)
-            self._on(line, OwnerCalls.hold.__name__, (run, purpose, key))
+            key = masked(task_key, line.key, *line.facts)
+            self._on(line, OwnerCalls.hold, run, purpose, key)
         except BaseException:
             line.drop()
             raise
@@ -72,21 +89,30 @@ class Owner:
         self._keeper = threading.Thread(target=self._keep, name=f"hold-{self.location}", daemon=True)
         self._keeper.start()
 
-    def ask(self, call: Callable[Concatenate[OwnerCalls, P], R], *arguments: P.args, **_: P.kwargs) -> R:
-        """Make a call of `OwnerCalls` and return its result."""
+    def incarnation(self) -> str:
+        """Connect, and return the text that names the owner's process, under whichever address it was reached."""
+        # A connection that idled may have been to an earlier process. `hold` takes the newest one.
+        line = self._connected()
+        self._give(line)
+        return line.incarnation
+
+    def ask(self, call: Callable[Concatenate[AskedCalls, P], R], *arguments: P.args, **named: P.kwargs) -> R:
+        """Make a call and return its result."""
         with self._line() as line:
-            result: R = self._on(line, call.__name__, arguments)
-            return result
+            return self._on(line, call, *arguments, **named)
 
     def stream(
-        self, call: Callable[Concatenate[OwnerCalls, P], Iterator[R]], *arguments: P.args, **_: P.kwargs
+        self, call: Callable[Concatenate[AskedCalls, P], Iterator[R]], *arguments: P.args, **named: P.kwargs
     ) -> Generator[R, None, None]:
         """Make a call that yields several answers, and yield them. Closing the generator early ends the call."""
         with self._line() as line, self._described():
             channel = self._channel(line)
-            channel.send(Kind.CALL, calls.write_call(call.__name__, arguments))
-            while (found := next_message(channel))[0] == Kind.STATES:
-                yield calls.read_result(call.__name__, found[1])
+            verb = put(channel, ASKED, call, *arguments, **named)
+            channel.flush()
+            while (message := next_message(channel))[0] == Kind.STATES:
+                yield verb.decode(message[1])
+            if message[0] != Kind.ANSWER:
+                raise WireError(f"a message of kind {message[0]} instead of an answer")
 
     def release(self) -> None:
         """Release the owner's directory, and end all connections. May be called again."""
@@ -96,7 +122,7 @@ class Owner:
             if not self._keeper.is_alive():
                 # An owner that does not answer releases it when the connection ends.
                 with contextlib.suppress(RecoveryError):
-                    self._on(self._holding, OwnerCalls.let_go.__name__, ())
+                    self._on(self._holding, OwnerCalls.let_go)
         with self._lock:
             lines, self._idle = self._idle, []
         for line in filter(None, [self._holding, *lines]):
@@ -108,20 +134,11 @@ class Owner:
             line.drop()
         self._holding = None
 
-    def _on(self, line: Line, name: str, arguments: tuple[Any, ...]) -> Any:
+    def _on(
+        self, line: Line, call: Callable[Concatenate[AskedCalls, P], R], *arguments: P.args, **named: P.kwargs
+    ) -> R:
         with self._described():
-            channel = self._channel(line)
-            body = calls.write_call(name, arguments)
-            if len(body) > VALUE_BYTES:
-                raise StorageError(
-                    f"a call of {len(body)} bytes is too large for the owner at {self.location}",
-                    cause="A single value, or a list in this call, is larger than the wire takes.",
-                )
-            channel.send(Kind.CALL, body)
-            kind, body = next_message(channel)
-            if kind != Kind.ANSWER:
-                raise WireError(f"a message of kind {kind} instead of an answer")
-            return calls.read_result(name, body)
+            return ask(self._channel(line), ASKED, call, *arguments, **named)
 
     @staticmethod
     def _channel(line: Line) -> Channel:
@@ -135,9 +152,13 @@ class Owner:
             yield
         except RefusedError as refused:
             error = messages.as_error(refused.refusal, self.location)
-            # An error without a path is this owner's, too.
-            error.path = error.path or self.location
+            # An error without a path is this owner's, too, unless the flow is at fault.
+            if not isinstance(error, UnsupportedPlanError):
+                error.path = error.path or self.location
             raise error from None
+        except StorageError as error:
+            error.path = error.path or self.location
+            raise
         except (OSError, WireError) as error:
             raise self._why(reason_of(error)) from error
 
@@ -148,16 +169,7 @@ class Owner:
             raise self._lost
         if self._ended.is_set():
             raise self._unreachable("the run has released it")
-        with self._lock:
-            line = self._idle.pop() if self._idle else None
-        if line is None:
-            line = self._connected()
-            try:
-                if self._run is not None:
-                    self._on(line, OwnerCalls.join.__name__, (self._run, self.begun))
-            except BaseException:
-                line.drop()
-                raise
+        line = self._taken()
         try:
             yield line
         except RecoveryError as error:
@@ -171,6 +183,20 @@ class Owner:
             raise
         self._give(line)
 
+    def _taken(self) -> Line:
+        """Return an idle connection, or a new one, which joins the run."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        line = self._connected()
+        try:
+            if self._run is not None:
+                self._on(line, OwnerCalls.join, self._run, self.begun)
+        except BaseException:
+            line.drop()
+            raise
+        return line
+
     def _give(self, line: Line) -> None:
         with self._lock:
             if not self._ended.is_set():
@@ -180,7 +206,7 @@ class Owner:
 
     def _connected(self) -> Line:
         """Return a new connection; try until the deadline."""
-        line = Line(self.address, self._token, messages.RUN)
+        line = Line(self.address, self._token(), messages.RUN)
         began_s = time.monotonic()
         until_s = began_s + (self.address.deadline_s if self._run is None else CLASSIFY_S)
         while True:
@@ -205,11 +231,10 @@ class Owner:
         owner says so."""
         if self._run is None or self._ended.is_set():
             return self._unreachable(reason)
-        line = Line(self.address, self._token, messages.RUN)
+        line = Line(self.address, self._token(), messages.RUN)
         try:
             line.channel = line.connect(time.monotonic() + CLASSIFY_S)
-            line.channel.send(Kind.CALL, calls.write_call(OwnerCalls.join.__name__, (self._run, self.begun)))
-            next_message(line.channel)
+            ask(line.channel, ASKED, OwnerCalls.join, self._run, self.begun)
         except RefusedError as refused:
             error = messages.as_error(refused.refusal, self.location)
             if isinstance(error, LeaseLostError):
@@ -230,8 +255,12 @@ class Owner:
         assert self._holding is not None
         assert self._run is not None
         while not self._ended.wait(STILL_S):
+            began_s = time.monotonic()
             try:
-                self._on(self._holding, OwnerCalls.still.__name__, (self._run, self.begun))
+                said = self._on(self._holding, OwnerCalls.still, self._run, self.begun)
+                self.seen = SeenOwner.of(
+                    self.location, said.holder, said.facts, time.monotonic() - began_s, SystemClock().wall_ms()
+                )
             except RecoveryError as error:
                 if not self._ended.is_set():
                     self._lost = error

@@ -17,20 +17,30 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NoReturn
 
+from recovery.base.printable import one_line
 from recovery.base.version import VERSION
-from recovery.errors import LeaseLostError, OwnerRefusedError, OwnerUnreachableError, RecoveryError
+from recovery.errors import (
+    CorruptPartitionError,
+    FileReplacedError,
+    LeaseLostError,
+    OwnerRefusedError,
+    OwnerUnreachableError,
+    RecoveryError,
+    StorageError,
+    with_path,
+)
 from recovery.wire import messages
 from recovery.wire.answers import Answers
 from recovery.wire.frames import HELLO_BYTES, PROGRESS_S, SILENCE_S, Channel, Kind, WireError, settle, wait_at_most
 from recovery.wire.proof import is_proof, new_nonce, proof, unmasked
 from recovery.wire.run_calls import serve_call
 from recovery.wire.service import RunConnection, Runs, Tasks
-from recovery.wire.task_calls import TaskCalls, Turns
+from recovery.wire.task_calls import TaskConnection, Turns
+from recovery.wire.traffic import Repeats, ServerCounts
 
 MOST_CONNECTIONS = 2000
 MOST_UNPROVEN = 256
@@ -40,18 +50,8 @@ HOLD_S = 45.0
 """A run that says nothing for so long no longer holds the partitions."""
 TLS_HANDSHAKE = 0x16
 """First byte of a client that speaks TLS."""
-
-
+FILE_ERRORS = (StorageError, FileReplacedError, CorruptPartitionError)
 REFUSAL_PAUSE_S = 1.0
-
-
-@dataclass(slots=True)
-class ServerCounts:
-    """What a server has done. Threads add to it without a lock, so a number may be a little low."""
-
-    proven: int = 0
-    refused: int = 0
-    calls: int = 0
 
 
 class OwnerServer:
@@ -63,21 +63,22 @@ class OwnerServer:
         tasks: Tasks | None,
         *,
         runs: Runs | None = None,
-        token: bytes | None = None,
+        tokens: Sequence[bytes] = (),
         tls: ssl.SSLContext | None = None,
         explain: messages.Explain = lambda _: None,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """runs, token: the handler of runs and looks, and their secret; None: the server answers tasks only. explain:
-        see `messages.as_typed`."""
+        """runs, tokens: the handler of runs and looks, and their secrets, each of which is accepted; None: the server
+        answers tasks only. explain: see `messages.as_typed`."""
         self.incarnation = new_nonce()
         self.runs = runs
-        self.token = token
+        self.tokens = tokens
         self.tls = tls
         self.explain = explain
         self.log = log
         self.turns = Turns()
         self.counts = ServerCounts()
+        self._repeats = Repeats()
         self._tasks = tasks
         self._earlier: deque[Tasks] = deque(maxlen=MOST_EARLIER)
         """What served the tasks of runs that have ended: with those runs' keys, the tasks get an answer that they
@@ -98,6 +99,22 @@ class OwnerServer:
     def connections(self) -> int:
         """The number of open connections."""
         return len(self._open)
+
+    def traffic(self) -> tuple[int, int]:
+        """Return the bytes that came in and went out on all connections since the server began."""
+        with self._lock:
+            channels = [session.channel for session in self._open]
+            return (
+                self.counts.received_bytes + sum(each.received_bytes for each in channels),
+                self.counts.sent_bytes + sum(each.sent_bytes for each in channels),
+            )
+
+    def refused(self, error: RecoveryError, peer: str) -> None:
+        """Count an error that is sent to a client, and log it."""
+        self.counts.file_errors += isinstance(error, FILE_ERRORS)
+        line = self._repeats(f"refused {peer}: {one_line(with_path(error.found, error.path))}")
+        if line is not None:
+            self.log(line)
 
     @property
     def tasks(self) -> Tasks | None:
@@ -138,7 +155,7 @@ class OwnerServer:
                 # Without free file descriptors, connections stay in the queue.
                 self._stopped.wait(0.1)
                 continue
-            session = Session(self, sock, f"{peer[0]}:{peer[1]}")
+            session = Session(self, sock, peer[0])
             with self._lock:
                 if len(self._open) >= MOST_CONNECTIONS or len(self._unproven) >= MOST_UNPROVEN:
                     oldest = next(iter(self._unproven), None)
@@ -169,7 +186,10 @@ class OwnerServer:
         """Remove a session that has ended."""
         with self._lock:
             self._unproven.pop(session, None)
-            self._open.discard(session)
+            if session in self._open:
+                self._open.discard(session)
+                self.counts.received_bytes += session.channel.received_bytes
+                self.counts.sent_bytes += session.channel.sent_bytes
             if session.line is not None and self._proven.get(session.line) is session:
                 del self._proven[session.line]
 
@@ -191,10 +211,10 @@ class Session:
 
     def __init__(self, server: OwnerServer, sock: socket.socket, peer: str) -> None:
         self.channel = Channel(sock)
-        self.answers = Answers(self.channel)
+        self.answers = Answers(self.channel, lambda error: server.refused(error, peer))
         self.begun_s = time.monotonic()
         self.line: str | None = None
-        self._calls: TaskCalls | None = None
+        self._calls: TaskConnection | None = None
         self._run: RunConnection | None = None
         self._server = server
         self._peer = peer
@@ -216,7 +236,6 @@ class Session:
                 self._server.counts.calls += 1
         except (OSError, WireError) as error:
             if isinstance(error, WireError):
-                log(f"{self._peer}: {error}")
                 with contextlib.suppress(OSError):
                     self.answers.refuse(OwnerRefusedError(f"the owner of the partitions does not understand: {error}"))
         except Exception as error:
@@ -276,6 +295,7 @@ class Session:
         _, body = self._expect(Kind.PROOF)
         found = messages.read_first(body, messages.Proof)
         key = self._accept(hello.role, found, facts)
+        server.counts.reconnections += found.again
         channel.until_s = None
         wait_at_most(channel.sock, SILENCE_S)
         self._replace(found.line)
@@ -294,17 +314,19 @@ class Session:
     def _accept(self, role: str, found: messages.Proof, facts: tuple[str, ...]) -> bytes:
         """Return the key by which the client has proved itself. Refuses it otherwise."""
         server = self._server
-        if role == messages.RUN and server.token is not None and server.runs is not None:
-            if not is_proof(found.proof, server.token, role, *facts):
-                server.log(f"{self._peer}: wrong token")
+        if role == messages.RUN and server.runs is not None:
+            tokens = server.tokens
+            token = next((each for each in tokens if is_proof(found.proof, each, role, *facts)), None)
+            if token is None:
                 self._refuse(
                     OwnerRefusedError(
                         "the owner refused the token",
-                        cause="The owner was started with another token.",
-                        remedy="Give the run and all owners the same file: --token-file FILE",
+                        cause="The owner has another token, or has not read its new one yet.",
+                        remedy="Give the run and all owners the same file (--token-file FILE), and have owners read "
+                        "it: kill -HUP. Then run the same command again.",
                     )
                 )
-            token = server.token
+            server.counts.second_token += token != tokens[0]
             self._run = server.runs.connected(lambda text: unmasked(text, token, *facts), self.channel.cut)
             return token
         tasks = server.tasks
@@ -320,7 +342,6 @@ class Session:
                 facts,
             )
         if key is None or tasks is None:
-            server.log(f"{self._peer}: wrong proof")
             self._refuse(
                 OwnerRefusedError(
                     f"the owner refused the {role:.10}'s proof",
@@ -332,7 +353,7 @@ class Session:
             self._server.counts.refused += 1
             lost = LeaseLostError(f"execution {found.number} may not write any more: {tasks.lease.number} began here")
             self.answers.end_with(lost, key, facts)
-        self._calls = TaskCalls(self.answers, tasks, server.turns, server.explain, server.log)
+        self._calls = TaskConnection(self.answers, tasks, server.turns, server.explain, server.log)
         return tasks.key
 
     def _secure(self) -> None:
@@ -354,7 +375,15 @@ class Session:
                     )
                 )
             channel.sock = tls.wrap_socket(channel.sock, server_side=True, do_handshake_on_connect=False)
-            channel.sock.do_handshake()
+            try:
+                channel.sock.do_handshake()
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                raise
+            except ssl.SSLError as error:
+                self._server.refused(
+                    OwnerRefusedError(f"the TLS handshake failed: {error.reason or error}"), self._peer
+                )
+                raise
 
     def _replace(self, line: str) -> None:
         """Replace the earlier connection of this name. Calls of the earlier connection that have not begun never will:

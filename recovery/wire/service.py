@@ -9,7 +9,8 @@ from typing import Protocol
 
 from recovery.base.ids import Lease, PartitionIndex
 from recovery.storage.seam import Changes, TaskStore
-from recovery.wire.calls import OwnerCalls
+from recovery.wire.calls import DocumentCalls, OwnerCalls, PartitionCalls
+from recovery.wire.declared import Verb
 from recovery.wire.messages import Rows
 
 
@@ -51,7 +52,7 @@ class Service(Protocol):
         ...
 
     def rows(self, call: Rows) -> Iterator[bytes]:
-        """Yield the rows that a call asks for as ROWS messages, none of which is empty."""
+        """Yield the rows that a call asks for, some at a time; nothing that is yielded is empty."""
         ...
 
 
@@ -65,8 +66,15 @@ class Tasks:
     partitions: Collection[PartitionIndex]
 
 
+AskedTarget = OwnerCalls | DocumentCalls | PartitionCalls
+
+
 class RunConnection(OwnerCalls, Protocol):
     """The handler of one connection of a run or look."""
+
+    def target(self, verb: Verb) -> contextlib.AbstractContextManager[AskedTarget]:
+        """Return what executes a call: an object of the protocol that declares it, open until the block ends."""
+        ...
 
     @property
     def holds(self) -> bool:

@@ -221,7 +221,7 @@ def test_the_command(store, tmp_path):
     assert (made["origin"]["epoch"], made["resume_epoch"], made["partitions"]) == (4, 5, 3)
     assert call(tmp_path / "new")[0] == AlreadyInitializedError.exit_code
     assert call(tmp_path / "third", "--epoch", 9)[0] == EpochNotHeldError.exit_code
-    assert plan_fork(tmp_path / "other", tmp_path / "third").resume_epoch == 5
+    assert plan_fork(scan(tmp_path / "other"), tmp_path / "other", tmp_path / "third").resume_epoch == 5
 
 
 KILLED = """

@@ -14,7 +14,7 @@ from recovery.errors import ConfigurationError
 from recovery.operational.backends.open import open_backend
 from recovery.places.opening import open_place
 from recovery.sinks.all_keys import AllKeysSink
-from recovery.spark.sources.native_state import native_operators
+from recovery.spark.sources.operator_state import native_operators
 
 CUT_OFF = ("s3:/bucket/x", "s3:bucket/x", "s3//bucket/x", "S3:/bucket", "gs:/bucket/x", "azure:/box/x", "abfs:/box/x",
            "nas:/srv/copies", "s3:")  # fmt: skip

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from recovery.checkpoint.places import is_uri, may_be_needed, newest_batch
-from recovery.checkpoint.relocate import names_places, relocated
+from recovery.checkpoint.directories import is_uri, may_be_needed, newest_batch
+from recovery.checkpoint.relocate import names_location, relocated
 from recovery.checkpoint.state_stores.operators import operators_of
 from recovery.errors import SparkCheckpointError
 
@@ -67,8 +67,8 @@ def test_an_operator_that_does_not_say_its_name(content):
 def test_schemas_are_named_where_the_checkpoint_stands():
     """The paths below the operator stay, the place before them changes; nothing else does."""
     path = "state/0/_metadata/v2/0"
-    assert names_places(path)
-    assert not names_places("state/0/_metadata/metadata")
+    assert names_location(path)
+    assert not names_location("state/0/_metadata/metadata")
     old = {
         "operatorInfo": {"operatorId": 0, "operatorName": "transformWithStateExec"},
         "stateStoreInfo": [

@@ -14,15 +14,14 @@ from click.testing import CliRunner, Result
 from recovery.base.clock import SystemClock
 from recovery.base.credentials.task_key import task_key
 from recovery.cli import main
-from recovery.cli.owners import locations
-from recovery.native.importing import import_checkpoint
+from recovery.operators.importing import import_checkpoint
 from recovery.storage.initialize import init_partitions
-from recovery.storage.locations import OwnerAccess
 from recovery.storage.origin import read_origins
 from recovery.storage.snapshot import snapshot_at
+from recovery.storage.store import OwnerAccess, Store
 from tests.backup.support import states
 from tests.importing.theirs import word_count
-from tests.native.support import held, place, write_job
+from tests.operators.support import held, place, write_job
 from tests.owner.served import Served, spread, token_file
 from tests.stores import Driver, SpreadDirectory, alter, problems
 
@@ -65,7 +64,7 @@ def kinds(tmp_path_factory) -> Iterator[Kinds]:
     made = root / "db"
     init_partitions(made, 3)
     write_job(root / "job", batch=4)
-    import_checkpoint(place(root / "job"), made, "flow", clock=SystemClock())
+    import_checkpoint(place(root / "job"), Store(made), "flow", clock=SystemClock())
     with Driver(made, ["count"]) as run:
         for batch in range(5, 8):
             run.apply(batch, {f"k{n}": f"{batch}" for n in range(30)}, step="count")
@@ -112,13 +111,41 @@ def test_a_new_store(kinds, tmp_path, words):
 
 
 def test_status(kinds, tmp_path):
-    """All but who has locked what, and what a copy of the directory changes: operators, schemas and sizes, too."""
+    """All but who has locked what, what a copy of the directory changes, and the owners themselves: operators, schemas
+    and sizes, too."""
     files, owners = both(kinds, "status DIR", tmp_path)
+    assert (len(owners.pop("owners")), files.pop("owners")) == (2, [])
     for each in (files, owners):
         each["partitions"] = [{**one, "file": ""} for one in each["partitions"]]
     assert owners == files
     assert [each["name"] for each in owners["operators"]] == ["stateStoreSave"]
     assert "stateStoreSave" in call(["status", kinds.there, *kinds.options]).stdout
+
+
+@pytest.mark.parametrize("words", ["plan DIR", "plan DIR --resume-after 2"])
+def test_a_plan(kinds, tmp_path, words):
+    """With the files that a run would read again, and each partition's part in it."""
+    files, owners = both(kinds, words, tmp_path)
+    for each in (files, owners):
+        each["files"] = [{**one, "file": ""} for one in each["files"]]
+    assert owners == files
+
+
+@pytest.mark.parametrize("words", [
+    "state list DIR --step count", "state get DIR --step count --key k7", "history DIR --step count --key k7",
+    "diff DIR DIR --epoch-a 2 --epoch-b 4", "advise DIR --cores 2",
+])  # fmt: skip
+def test_what_asks_copies_nothing(kinds, tmp_path, words, monkeypatch):
+    """Not even to a temporary directory: the owners send the rows that the command needs."""
+
+    def copies(*_: object) -> None:
+        raise AssertionError("whole partitions were copied")
+
+    monkeypatch.setattr("recovery.storage.copied.copied", copies)
+    files, owners = both(kinds, words, tmp_path, 1 if words.startswith("diff") else 0)
+    if words.startswith("advise"):
+        assert (len(owners.pop("owners")), files.pop("owners")) == (2, [])
+    assert owners == files
 
 
 def test_a_checkpoint(kinds, tmp_path):
@@ -152,7 +179,7 @@ def test_the_same_refusal(kinds, tmp_path, words, code):
 def test_during_a_run(kinds, tmp_path):
     """A fork is made; a repartition would lack what the run closes, and says who has the partitions."""
     _, *words = kinds.options
-    run = locations(kinds.there, OwnerAccess(tuple(words[:3:2]), Path(str(words[-1]))))
+    run = Store(kinds.there, OwnerAccess(tuple(words[:3:2]), Path(str(words[-1]))).connect(5.0))
     run.hold("one", "run one", task_key())
     try:
         for dry in ([], ["--dry-run"]):

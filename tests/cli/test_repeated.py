@@ -22,7 +22,7 @@ from recovery.cli import main
 from recovery.places.opening import lasting_place, open_place
 from recovery.storage.initialize import init_partitions
 from tests.backup.support import work
-from tests.native.support import write_job
+from tests.operators.support import write_job
 from tests.stores import ROOT
 
 SECOND = {

@@ -81,8 +81,9 @@ class Lab:
 class Run:
     """A run under way on the driver's host."""
 
-    def __init__(self, command: list[str], output: Path) -> None:
+    def __init__(self, command: list[str], output: Path, patience_s: float = PATIENCE_S) -> None:
         self.output = output
+        self._patience_s = patience_s
         with output.open("ab") as file:
             self._begin = file.tell()
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
@@ -93,7 +94,7 @@ class Run:
 
     def await_text(self, pattern: str) -> None:
         """Wait until it has printed this."""
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + self._patience_s
         while re.search(pattern, self.text(), re.MULTILINE) is None:
             assert self.process.poll() is None, self.text()
             assert time.monotonic() < deadline_s, f"{pattern!r} never came:\n{self.text()}"
@@ -102,7 +103,7 @@ class Run:
     def wait(self) -> int:
         """Wait until it has ended; return its exit code."""
         try:
-            return self.process.wait(PATIENCE_S)
+            return self.process.wait(self._patience_s)
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"the run does not end:\n{self.text()}") from None

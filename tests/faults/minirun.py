@@ -36,7 +36,6 @@ from recovery.sinks.delivery import Delivery
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.run.position import resume_of_sink
 from recovery.spark.run.prepare import Prepared
-from recovery.spark.run.replicating import ReplicatedClosing
 from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount, Changes
 from recovery.values.keys import partition_of
@@ -97,13 +96,15 @@ class MiniRun:
         try:
             self._begin(settings, clock, contributors)
         except BaseException:
-            self.prepared.release()
+            self.prepared.parts.end()
             raise
 
     def _begin(self, config: RecoveryConfig, clock: Clock, contributors: Sequence[Contributor]) -> None:
         plan = self.prepared.plan
-        replicated = ReplicatedClosing(self.prepared.replication, self._is_ending)
-        replicated.ready()
+        parts, replicated = self.prepared.parts, self.prepared.replicated
+        if replicated is not None:
+            replicated.is_ending = self._is_ending
+            replicated.ready()
         self.store = self.prepared.open_store()
         execution = new_execution(
             plan,
@@ -122,18 +123,24 @@ class MiniRun:
         restored = restore(self.store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), self.checkpoint)
         rows = self.look()
         self.store.start(execution, [STEP], plan.partitions)
-        replicated.begun()
+        if replicated is not None:
+            replicated.begun(execution)
         delivery.rollback()
         faults.reach("start.3")
         self.closed: list[int] = []
 
         def may_close() -> None:
-            self.prepared.check.wait()
-            replicated.may_close()
+            for part in parts:
+                part.may_close()
+
+        def may_publish() -> None:
+            for part in parts:
+                part.may_publish()
 
         def on_closed(closed: EpochClosed) -> None:
             self.closed.append(closed.epoch)
-            replicated.closed()
+            for part in parts:
+                part.closed()
 
         self.closer = EpochCloser(
             self.store,
@@ -153,10 +160,11 @@ class MiniRun:
                     config.replicate is not None
                     or reads_made_keys(config.path, config.backup_interval_s, clock.wall_ms())
                 ),
-                may_publish=replicated.may_publish,
+                may_publish=may_publish,
             ),
             clock,
         )
+        parts.add_end("closer", self.closer.finish)
         self.closer.begin(StepPlan((), {} if declared else {STEP: '{"key":[["key","string"]],"state":"plain"}'}), rows)
         faults.reach("start.4")
         self.start = self.store.beginning()
@@ -252,11 +260,11 @@ class MiniRun:
         try:
             with self.closer.lock:
                 self.closer.close(lambda: True)
-            self.closer.finish()
-            if self.prepared.replication is not None:
-                self.prepared.replication.end()
+            # Only now: an end without closing does not wait for the last shipping.
+            for part in self.prepared.parts:
+                part.started()
         finally:
-            self.prepared.release()
+            self.release()
 
     def why(self, error: BaseException) -> BaseException:
         """The error that a user sees when this one is noticed first."""
@@ -265,8 +273,7 @@ class MiniRun:
     def release(self) -> None:
         """End without closing."""
         self._ends = True
-        self.closer.finish()
-        self.prepared.release()
+        self.prepared.parts.end()
 
 
 def run(directory: Path, number: int, batches: int, choices: int | None = None, **config) -> list[int]:

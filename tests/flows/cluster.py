@@ -11,7 +11,18 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recovery import AllKeysSink, DiscardSink, FileSink, Flow, Node, Pipeline, aggregate, stateful, stateful_arrow
+from recovery import (
+    AllKeysSink,
+    DiscardSink,
+    FileSink,
+    Flow,
+    Node,
+    Pipeline,
+    aggregate,
+    incremental,
+    stateful,
+    stateful_arrow,
+)
 from recovery.aggregates import count as number_of
 
 KEYS = 500
@@ -177,7 +188,7 @@ def refused(what, path):
 
 def table(kind, share, rows_per_batch=500, last=3, pause_s=0.0):
     """The numbers of rows as a table on a share, until micro-batch number `last`. kind: "delta", "iceberg" or "files".
-    pause_s: between two reads of a micro-batch by the sink."""
+    share: a path, or an address. pause_s: between two reads of a micro-batch by the sink."""
     from recovery import DeltaSink, IcebergSink
 
     def build(spark):
@@ -185,7 +196,7 @@ def table(kind, share, rows_per_batch=500, last=3, pause_s=0.0):
             stateful("counts", key="key", update=count, output="key string, n long")
         )
 
-    place = f"file://{share}"
+    place = share if "://" in share else f"file://{share}"
     catalog = {"type": "sql", "uri": f"sqlite:///{share}/catalog.db", "warehouse": place}
     sinks = {
         "delta": lambda: DeltaSink(f"{place}/table"),
@@ -207,6 +218,18 @@ def table(kind, share, rows_per_batch=500, last=3, pause_s=0.0):
 
     sink.write = ending
     return Flow("counts", build, sink=sink)
+
+
+def loading(last=2):
+    """Each micro-batch also loads ten more rows of a batch source, those above a mark, and prints their ids."""
+    end = ending(last)
+
+    def write(batch, batch_id):
+        found = incremental(lambda spark: spark.range(10 * (batch_id + 1)), column="id", key="ids")
+        print(f"loaded {json.dumps([row.id for row in found.orderBy('id').collect()])}", flush=True)
+        end(batch, batch_id)
+
+    return Flow("loading", lambda spark: rows(spark, 100), sink=write)
 
 
 def every_key(path, last=3):

@@ -1,4 +1,4 @@
-"""The queries of tests.flows.native in one process, on one session: `python -m tests.flows.together JSON`, with
+"""The queries of tests.flows.operators in one process, on one session: `python -m tests.flows.together JSON`, with
 {"root": DIRECTORY, "pause_s": SECONDS, "queries": {NAME: {what RecoveryConfig takes}, ...}}.
 
 Each has its input, recovery directory and output below the root, and they start in the order given. Lines tell how far
@@ -15,7 +15,7 @@ from pathlib import Path
 from recovery import RecoveryConfig, start
 from recovery.spark.jvm.session import create_session, prepare_environment
 from recovery.spark.run.reporting.events import BatchDone
-from tests.flows.native import make, settings
+from tests.flows.operators import make, settings
 from tests.spark.support import ROOT, set_to
 
 MASTER = "local[2]"

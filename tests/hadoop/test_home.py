@@ -11,8 +11,8 @@ import pytest
 from recovery.base.ids import Lease
 from recovery.checkpoint import capture
 from recovery.errors import StorageError
+from recovery.hadoop import home
 from recovery.hadoop.home import HadoopHome
-from recovery.spark.run import checkpoint_home
 from tests.checkpoint.support import write
 from tests.hadoop.checkpoint_story import ENDS, LAST, Story
 from tests.hadoop.faulty import WAYS, Faulty, LocalFiles
@@ -95,13 +95,13 @@ def test_what_a_killed_run_leaves_is_removed_by_the_next_and_nothing_else(tmp_pa
     """Also where that one is killed while it removes; places of others stay."""
     files = LocalFiles(tmp_path)
     leases = [Lease(number, f"{number:016x}") for number in (1, 2)]
-    names = [checkpoint_home._name("5e1f", each) for each in leases]
+    names = [home._name("5e1f", each) for each in leases]
     others = ["recovery-5e1f-3-0000000000000003", "recovery-0000-1-0000000000000001", "mine"]
     for name in (*names, *others):
         files.create(ROOT / name / "state" / "1.delta", b"x")
     faulty = Faulty(files, at=2, killed=True)
-    monkeypatch.setattr(checkpoint_home, "HadoopFiles", lambda system: faulty)
+    monkeypatch.setattr(home, "HadoopFiles", lambda system: faulty)
     with pytest.raises(Killed):
-        checkpoint_home.discard_earlier("test://place/scratch", "5e1f", leases)
-    checkpoint_home.discard_earlier("test://place/scratch", "5e1f", leases)
+        home.discard_earlier("test://place/scratch", "5e1f", leases)
+    home.discard_earlier("test://place/scratch", "5e1f", leases)
     assert sorted(files.directories(ROOT)) == sorted(others)

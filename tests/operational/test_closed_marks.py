@@ -22,6 +22,7 @@ from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
 from recovery.storage.sqlite.store import FilePartitions
+from recovery.storage.store import Store
 from tests.operational.support import IMPATIENT
 from tests.stores import problems
 
@@ -30,7 +31,7 @@ from tests.stores import problems
 def execution(directory, resume_epoch=None):
     """An execution that closes epochs with marks, as a run of a pipeline does."""
     plan = plan_resume(scan(directory), resume_epoch=resume_epoch)
-    writer = EpochWriter(directory, plan, "nightly", SystemClock(), backup_interval_s=3600)
+    writer = EpochWriter(Store(directory), plan, "nightly", SystemClock(), backup_interval_s=3600)
     try:
         yield writer
     finally:
@@ -526,7 +527,7 @@ def test_a_start_that_did_not_reach_all_files(make_store):
         close(directory, writer, orders=5)
     before = (directory / "part-1.sqlite3").read_bytes()
     plan = plan_resume(scan(directory), flow_id="other", shared=True)
-    EpochWriter(directory, plan, "other", SystemClock(), backup_interval_s=3600).release()
+    EpochWriter(Store(directory), plan, "other", SystemClock(), backup_interval_s=3600).release()
     (directory / "part-1.sqlite3").write_bytes(before)
     assert [found.description.flow_id for found in scan(directory)] == ["other", "nightly"]
     state = StateManager(directory)
@@ -534,7 +535,7 @@ def test_a_start_that_did_not_reach_all_files(make_store):
     state.set_hwm("orders", 6)
     for pipeline in ("other", "nightly"):
         plan = plan_resume(scan(directory), flow_id=pipeline, shared=True)
-        writer = EpochWriter(directory, plan, pipeline, SystemClock(), backup_interval_s=3600)
+        writer = EpochWriter(Store(directory), plan, pipeline, SystemClock(), backup_interval_s=3600)
         close(directory, writer, **{pipeline: 7})
         writer.release()
     assert {mark.key: mark.value for mark in state.list_hwms()} == {"nightly": 7, "orders": 6, "other": 7}

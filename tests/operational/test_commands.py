@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from recovery import StateManager
 from recovery.cli import main
-from recovery.operational import targets
+from recovery.storage.store import Store
 from tests.stores import Driver, alter, paths_of, problems, query
 
 
@@ -225,14 +225,14 @@ def test_steps_are_exported_as_of_one_epoch(recovery, store_dir, monkeypatch):
 
         close(1)
         close(2)
-        original = targets.snapshot_at
+        original = Store.at
 
-        def snapshot_at(*arguments):
+        def at(*arguments):
             found = original(*arguments)
             close(run.epoch)
             return found
 
-        monkeypatch.setattr(targets, "snapshot_at", snapshot_at)
+        monkeypatch.setattr(Store, "at", at)
         lines = recovery("state", "export", store_dir, "--step", "one", "--step", "two").splitlines()
     assert [json.loads(line)["content"] for line in lines[1:-1]] == [2, 2]
 

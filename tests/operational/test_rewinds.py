@@ -25,7 +25,7 @@ def start(directory, **config):
         note_start(prepared.plan, prepared.config, CLOCK)
         return prepared
     finally:
-        prepared.release()
+        prepared.parts.end()
 
 
 @pytest.fixture

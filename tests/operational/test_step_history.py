@@ -22,6 +22,7 @@ from recovery.operational.closed_marks import changes
 from recovery.operational.steps.step_history import REMOVED, TIMED_OUT, WRITTEN, key_history
 from recovery.operational.targets import StepTarget
 from recovery.planning.comparing import ABSENT
+from recovery.storage.store import Store
 from tests.stores import STEP, Driver, alter, paths_of, window
 
 KEYS = ["a", "b/c", "'", "🙂"]
@@ -29,7 +30,7 @@ KEYS = ["a", "b/c", "'", "🙂"]
 
 def versions(directory, key):
     """Epoch, what and value of each version."""
-    found = key_history(StepTarget(directory, STEP, SystemClock()), STEP, key)
+    found = key_history(StepTarget(Store(directory), STEP, SystemClock()), STEP, key)
     return [(each.epoch, each.what, each.value) for each in found.versions]
 
 

@@ -38,6 +38,7 @@ from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
 from recovery.storage.snapshot import snapshot_at
 from recovery.storage.sqlite.store import FilePartitions
+from recovery.storage.store import Store
 from recovery.values.declaration import Declaration
 from tests.operational.support import background
 from tests.stores import STEP, Driver, alter, paths_of, problems, run_python, state_at, window
@@ -53,7 +54,7 @@ def at(directory, epoch, step=STEP):
 def edited(directory, changes, **options):
     """Edit the keys of the step; returns the epoch."""
     compute = lambda _: {(STEP, key): change for key, change in changes.items()}  # noqa: E731
-    return edit_states(directory, "set", compute, clock=SystemClock(), **options)
+    return edit_states(Store(directory), "set", compute, clock=SystemClock(), **options)
 
 
 @settings(max_examples=8)
@@ -172,7 +173,7 @@ def test_an_edit_by_force_stands_also_where_the_next_run_is_about_to_begin(ran, 
     with DirectoryLock(ran, SystemClock(), "flow words"):
         assert edited(ran, {"a": ("9", None)}, force=True) == 3
     with pytest.raises(LeaseLostError, match="closed since this was planned"):
-        EpochWriter(ran, plans[0], "flow", SystemClock(), backup_interval_s=0)
+        EpochWriter(Store(ran), plans[0], "flow", SystemClock(), backup_interval_s=0)
     assert at(ran, 3)["a"] == ("9", None)
     with Driver(ran) as run:
         assert run.read(2, ["a"]) == {"a": "9"}
@@ -191,7 +192,7 @@ def test_force_with_nothing_to_do_fences_nobody(ran, found):
     with DirectoryLock(ran, SystemClock(), "flow words"), Driver(ran) as run:
         run.apply(2, {"a": "4"})
         with contextlib.suppress(StateLockedError):
-            assert edit_states(ran, "set", compute, clock=SystemClock(), force=True) is None
+            assert edit_states(Store(ran), "set", compute, clock=SystemClock(), force=True) is None
         run.close(2)
     assert at(ran, 3)["a"] == ("4", None)
     assert StateManager(ran).list_runs() == []
@@ -205,8 +206,8 @@ def test_force_while_the_run_closes_epochs(ran, monkeypatch, how):
 
     original = steps.check_whole
 
-    def close_meanwhile(plan):
-        original(plan)
+    def close_meanwhile(plan, store):
+        original(plan, store)
         for _ in range(2):
             run.apply(run.epoch, {"a": str(100 + run.epoch)})
             run.close(run.epoch, floor=run.epoch - 1)
@@ -223,7 +224,7 @@ def test_force_while_the_run_closes_epochs(ran, monkeypatch, how):
         return {(STEP, "b"): ("9", None)}
 
     with DirectoryLock(ran, SystemClock(), "flow words"), Driver(ran) as run:
-        assert edit_states(ran, "set", compute, clock=SystemClock(), force=True) == 5
+        assert edit_states(Store(ran), "set", compute, clock=SystemClock(), force=True) == 5
         with pytest.raises(LeaseLostError):
             run.close(99)
     assert seen == [4]
@@ -243,7 +244,7 @@ def test_force_computes_while_the_run_continues(ran):
         return {(STEP, "b"): ("9", None)}
 
     with DirectoryLock(ran, SystemClock(), "flow words"), Driver(ran) as run:
-        assert edit_states(ran, "set", compute, clock=SystemClock(), force=True) == 4
+        assert edit_states(Store(ran), "set", compute, clock=SystemClock(), force=True) == 4
     assert seen == [(2, "3"), (3, "4")]
     assert at(ran, 4) == {"a": ("4", None), "b": ("9", None)}
     assert problems(ran) == []
@@ -259,7 +260,7 @@ def test_force_that_finds_nothing_to_do_in_the_end(ran):
         return {} if newest.state(STEP, "a").value == "9" else {(STEP, "a"): ("9", None)}
 
     with DirectoryLock(ran, SystemClock(), "flow words"), Driver(ran) as run:
-        assert edit_states(ran, "set", compute, clock=SystemClock(), force=True) is None
+        assert edit_states(Store(ran), "set", compute, clock=SystemClock(), force=True) is None
         run.apply(3, {"a": "10"})
         run.close(3)
     [record] = StateManager(ran).list_runs()
@@ -294,24 +295,24 @@ def test_an_epoch_that_is_closed_is_closed(ran, monkeypatch):
 def test_many_keys_are_read_in_one_call(ran, monkeypatch):
     """Each partition once for what is looked at, and once for what is compared before it is written."""
     from recovery.operational.targets import StepTarget
-    from recovery.storage import snapshot
+    from recovery.storage import history
 
     reads = []
-    original = snapshot.few_states_at
+    original = history.few_states_at
 
     def counted(path, step, cut, keys=None):
         if step != DECLARATIONS_STEP:
             reads.append((path.name, step, len(keys)))
         return original(path, step, cut, keys)
 
-    monkeypatch.setattr(snapshot, "few_states_at", counted)
-    target = StepTarget(ran, STEP, SystemClock())
+    monkeypatch.setattr(history, "few_states_at", counted)
+    target = StepTarget(Store(ran), STEP, SystemClock())
     names = [(step, f"key-{n}") for n in range(200) for step in (STEP, "other")]
     seen = target.find_all(names)
     assert target.write("import", dict.fromkeys(names, 5), seen) == "epoch 3 closed: 400 keys edited"
     assert len(reads) == 2 * 2 * len(paths_of(ran))
     assert sum(count for *_, count in reads) == 2 * len(names)
-    assert StepTarget(ran, STEP, SystemClock()).write("import", {names[0]: 5, names[2]: 6}, {}) == (
+    assert StepTarget(Store(ran), STEP, SystemClock()).write("import", {names[0]: 5, names[2]: 6}, {}) == (
         "epoch 4 closed: 1 key edited"
     )
 
@@ -345,7 +346,10 @@ def test_an_edit_that_the_step_could_not_read(declared, step, key, text, said):
     before = window(declared)
     with pytest.raises(StateValueError, match=f"step '{step}', key '{key}'.*{said}"):
         edit_states(
-            declared, "set", lambda _: {(step, key): (text, None), (step, "1"): ("[]", None)}, clock=SystemClock()
+            Store(declared),
+            "set",
+            lambda _: {(step, key): (text, None), (step, "1"): ("[]", None)},
+            clock=SystemClock(),
         )
     result = CliRunner().invoke(
         main, ["state", "set", str(declared), "--step", step, "--key", key, text, "--force", "--json"]
@@ -361,7 +365,7 @@ def test_an_edit_that_the_step_reads(declared):
         (STEP, "b"): ('{"clicks":5}', None), (STEP, "old"): (None, None), ("users", "8"): ('{"any":1}', None),
         ("users", "007"): ("[1]", None), ("later", "x"): ("5", None), ("new", "x"): ("5", None),
     }  # fmt: skip
-    assert edit_states(declared, "set", lambda _: changes, clock=SystemClock()) == 2
+    assert edit_states(Store(declared), "set", lambda _: changes, clock=SystemClock()) == 2
     assert at(declared, 2) == {"a": ('{"clicks":1}', None), "b": ('{"clicks":5}', None)}
     assert at(declared, 2, "users") == {"7": ("[]", None), "8": ('{"any":1}', None), "007": ("[1]", None)}
 
@@ -380,7 +384,7 @@ def test_nothing_is_written_on_top_of_damage(ran):
 def test_steps_that_are_not_the_flows(ran, step):
     """The input position cannot be edited apart from the state."""
     with pytest.raises(ConfigurationError, match="cannot be edited"):
-        edit_states(ran, "set", lambda _: {(step, "a"): ("1", None)}, clock=SystemClock())
+        edit_states(Store(ran), "set", lambda _: {(step, "a"): ("1", None)}, clock=SystemClock())
 
 
 def test_an_epoch_that_is_not_held(ran):
@@ -402,8 +406,9 @@ import sys
 from pathlib import Path
 from recovery.base.clock import SystemClock, Uptime
 from recovery.operational.steps.step_edits import edit_states
+from recovery.storage.store import Store
 changes = {("count", key): (sys.argv[2], None) for key in "abcdef"}
-edit_states(Path(sys.argv[1]), "set", lambda _: changes, clock=SystemClock())
+edit_states(Store(Path(sys.argv[1])), "set", lambda _: changes, clock=SystemClock())
 """
     points = ["start.3.partition", "start.3.partition:2", "close.2.checked:2", "close.2.driver", "close.2.committed",
               "close.2.committed:2", "close.3", "close.4"]  # fmt: skip
@@ -440,9 +445,11 @@ def test_concurrent_edits_come_one_after_the_other(ran):
     from recovery import DirectoryLockedError
     from recovery.base.clock import SystemClock, Uptime
     from recovery.operational.steps.step_edits import edit_states
+    from recovery.storage.store import Store
     sys.stdin.readline()
     try:
-        edit_states(Path(sys.argv[1]), "set", lambda _: {("count", sys.argv[2]): ("1", None)}, clock=SystemClock())
+        store, changes = Store(Path(sys.argv[1])), {("count", sys.argv[2]): ("1", None)}
+        edit_states(store, "set", lambda _: changes, clock=SystemClock())
         print(sys.argv[2])
     except DirectoryLockedError:
         pass
@@ -457,7 +464,7 @@ def test_rows_of_the_runs_own_are_found_by_key(store_maker):
     """Marks that epochs move are all in one partition, whatever their key."""
     directory = store_maker(4)
     keys = [f"%/m{number}" for number in range(8)]
-    writer = EpochWriter(directory, plan_resume(scan(directory)), "flow", SystemClock(), backup_interval_s=0)
+    writer = EpochWriter(Store(directory), plan_resume(scan(directory)), "flow", SystemClock(), backup_interval_s=0)
     writer.close({("$hwm", key): ("1", None) for key in keys})
     writer.release()
     assert set(snapshot_at(directory).some("$hwm", keys)) == set(keys)
@@ -468,7 +475,7 @@ def test_an_epoch_counts_as_closed_when_all_partitions_have_it(store_maker, tmp_
     directory, copies = store_maker(2), tmp_path / "copies"
     copies.mkdir()
     clock = SetClock()
-    writer = EpochWriter(directory, plan_resume(scan(directory)), "flow", clock, backup_interval_s=60)
+    writer = EpochWriter(Store(directory), plan_resume(scan(directory)), "flow", clock, backup_interval_s=60)
     changes = {("s", f"k{number}"): ("1", None) for number in range(9)}
     writer.close(changes)
     clock.forward(100)

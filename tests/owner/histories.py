@@ -19,7 +19,7 @@ from recovery.base.ids import Lease
 from recovery.owner.service import serve
 from recovery.planning.resume import plan_resume
 from recovery.replication import process as shipping
-from recovery.storage.locations import Locations
+from recovery.storage.store import Store
 from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import OwnerCalls
 from recovery.wire.run_client import Owner
@@ -215,7 +215,7 @@ class History:
         """Settings that go back to an epoch that is held; none if there is no plan."""
         for each in self.owners:
             each.start()
-        places = Locations(self.places[0], [self.client(each) for each in self.owners])
+        places = Store(self.places[0], [self.client(each) for each in self.owners])
         try:
             plan = plan_resume(places.found())
         finally:

@@ -81,7 +81,7 @@ class TestFaults:
 
     def test_frozen_past_the_deadline(self, run, monkeypatch):
         """The error names the address; the driver can close what was finished."""
-        monkeypatch.setattr("recovery.wire.client.SILENCE_S", 0.5)
+        monkeypatch.setattr("recovery.wire.line.SILENCE_S", 0.5)
         run.apply(0, {"a": "1"})
         pid = run.owner.pid
         os.kill(pid, signal.SIGSTOP)

@@ -8,10 +8,14 @@ import platform
 import re
 import shutil
 import signal
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,20 +23,25 @@ from recovery.base.ids import Lease
 from recovery.errors import (
     ConfigurationError,
     DirectoryLockedError,
+    EpochNotHeldError,
+    FlowMismatchError,
     LeaseLostError,
+    MissingPartitionsError,
     NoPartitionsError,
     OwnerRefusedError,
     OwnerUnreachableError,
     RecoveryError,
+    UnsupportedPlanError,
 )
 from recovery.owner.service import OwnerService
-from recovery.storage.locations import OwnerAccess
+from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
+from recovery.storage.store import OwnerAccess, Store
 from recovery.wire import server
 from recovery.wire.address import OwnerAddress
-from recovery.wire.calls import OwnerCalls
+from recovery.wire.calls import OwnerCalls, PartitionCalls
 from recovery.wire.run_client import Owner
-from tests.owner.served import TOKEN, Served, recovery, spread, token_file
+from tests.owner.served import PATIENCE_S, TOKEN, Served, recovery, spread, token_file
 from tests.stores import KEY, Driver, SpreadDirectory, run_python
 from tests.wire.certificates import make_certificates
 
@@ -49,7 +58,7 @@ def service(store_dir, tmp_path):
 
 
 def client(port: int, token: str = TOKEN, *, tls_ca_pem: str | None = None, host: str = "127.0.0.1") -> Owner:
-    return Owner(OwnerAddress(host, port, Lease(0, ""), 0, 1.0, tls_ca_pem), token.encode())
+    return Owner(OwnerAddress(host, port, Lease(0, ""), 0, PATIENCE_S, tls_ca_pem), token.encode())
 
 
 class TestWhoMayComeIn:
@@ -137,6 +146,43 @@ class TestHolding:
             again.hold("one", "a run", KEY)
         run.release()
 
+    @pytest.mark.parametrize("others_name", ["127.0.0.1", "localhost"])
+    def test_of_two_runs_that_begin_together_one_gets_all_owners(self, make_store, tmp_path, monkeypatch, others_name):
+        """They name the owners in opposite orders, and perhaps under other names; both try a first owner before either
+        tries a second one."""
+        away = spread(make_store(2), ((0,), (1,)))
+        owners = [OwnerService(each, "127.0.0.1:0", token_file(tmp_path), log=lambda _: None) for each in away]
+        together, whole, tried = threading.Barrier(2), Owner.hold, set()
+
+        def hold(owner: Owner, run: str, purpose: str, task_key: bytes) -> None:
+            try:
+                whole(owner, run, purpose, task_key)
+            finally:
+                if run not in tried:
+                    tried.add(run)
+                    together.wait(20)
+
+        def begin(run: str) -> str:
+            named = [client(each.port, host="127.0.0.1" if run == "one" else others_name) for each in owners]
+            locations = Store(tmp_path, named if run == "one" else named[::-1])
+            try:
+                locations.hold(run, f"run {run}", KEY)
+                return "goes on"
+            except DirectoryLockedError as error:
+                # It has locked nothing: the other run has all owners.
+                return f"{error.exit_code}, {sum(run in each.runs.serving().holder for each in owners)} locked"
+            finally:
+                together.wait(20)
+                locations.release()
+
+        monkeypatch.setattr(Owner, "hold", hold)
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                assert sorted(pool.map(begin, ("one", "two"))) == ["40, 0 locked", "goes on"]
+        finally:
+            for each in owners:
+                each.stop(0.1)
+
     def test_a_silent_run_loses_the_directory(self, service, monkeypatch):
         """Frozen for long, it finds that another one has begun."""
         monkeypatch.setattr(server, "HOLD_S", 0.3)
@@ -154,7 +200,7 @@ class TestHolding:
                 assert time.monotonic() < until_s
                 time.sleep(0.05)
         with pytest.raises((LeaseLostError, OwnerUnreachableError)):
-            run.ask(OwnerCalls.describe)
+            run.ask(PartitionCalls.describe)
         other.release()
         run.release()
 
@@ -339,18 +385,51 @@ def test_every_error_of_an_owner_names_its_location(service, store_dir):
     run.release()
 
 
+WHOLE_STORE: dict[str, tuple[type[RecoveryError], Callable[[SpreadDirectory], object]]] = {
+    "an owner is not named": (MissingPartitionsError, lambda places: _plan(places, owners=1)),
+    "another flow": (FlowMismatchError, lambda places: _plan(places, flow_id="other")),
+    "an epoch that is not held": (EpochNotHeldError, lambda places: _plan(places, resume_epoch=9)),
+    "more steps than a partition takes": (
+        UnsupportedPlanError, lambda places: Driver(places, [f"step {number}" for number in range(200)])
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WHOLE_STORE)
+def test_an_error_about_the_whole_store_begins_with_no_owner(make_store, what):
+    """No single owner has the fault."""
+    kind, work = WHOLE_STORE[what]
+    places = SpreadDirectory(make_store(4), ((), (0, 1), (2, 3)))
+    try:
+        with Driver(places) as run:
+            run.apply(0, {"a": "1"})
+            run.close(0)
+        with pytest.raises(kind) as error:
+            work(places)
+        assert error.value.path is None
+        assert not str(error.value).startswith("127.0.0.1:")
+    finally:
+        places.close()
+
+
+def _plan(places: SpreadDirectory, owners: int = 2, **wanted: Any) -> None:
+    named = places.locations().owners[:owners]
+    plan_resume(Store(places.places[0], named).found(), **wanted)
+
+
 def test_threads_may_begin_together(tmp_path):
     """msgspec is not safe while it first looks at a type, so that is done before."""
     code = """
 import sys, threading
 sys.setswitchinterval(1e-6)
 from recovery.wire import calls
-body, gate = calls.encode([calls.DescribedFile("part-0.sqlite3")]), threading.Barrier(16)
+from recovery.wire.declared import encode
+body, gate = encode([calls.DescribedFile("part-0.sqlite3")]), threading.Barrier(16)
+call = calls.ASKED.write_call(calls.OwnerCalls.found)[1]
 def begin():
     gate.wait()
-    for name in ("found", "facts"):
-        calls.verb(name)
-    calls.verb("found").result.decode(body)
+    verb, _ = calls.ASKED.read_call(call)
+    verb.decode(body)
 threads = [threading.Thread(target=begin) for _ in range(16)]
 for each in threads: each.start()
 for each in threads: each.join()

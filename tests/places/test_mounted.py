@@ -60,8 +60,9 @@ def hanging(tmp_path, monkeypatch) -> Iterator[Callable[[], None]]:
 def wanted(store: Path, place: Path) -> bytes:
     """What a run asks an owner for that has all partitions."""
     found = scan(store)
-    asked = WantedShare(f"{place}", random_id(), SystemClock().wall_ms(), False, True, found[0].description.store_id,
-                   len(found), [each.description.index for each in found], [])  # fmt: skip
+    asked = WantedShare(f"{place}", "running/one", random_id(), SystemClock().wall_ms(), False, True,
+                        found[0].description.store_id, len(found), [each.description.index for each in found],
+                        [])  # fmt: skip
     return msgspec.json.encode(asked)
 
 
@@ -121,6 +122,7 @@ def test_an_owner_answers_nevertheless(store, hanging, tmp_path, monkeypatch):
     answer = sharing.answer(wanted(store, tmp_path / "dest"))
     assert (answer.refusal.error, answer.refusal.found) == ("BackupTargetError", "no answer for 0 s")
     hanging()
+    DirectoryPlace(tmp_path / "dest").write("running/one", [b"{}"])
     for _ in range(2):
         answer = sharing.answer(wanted(store, tmp_path / "dest"))
         assert (answer.refusal, len(answer.copies)) == (None, 2)

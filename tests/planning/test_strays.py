@@ -72,14 +72,14 @@ def other_store(directory):
 
 
 CASES = [
-    (renamed, DuplicatePartitionError, "by its content this file is part-1.sqlite3", "Rename the file back: mv"),
-    (swapped, DuplicatePartitionError, "by its content this file is part-1.sqlite3", "Rename the file back: mv"),
-    (shifted, DuplicatePartitionError, "by its content this file is part-0.sqlite3", "Rename the file back: mv"),
-    (copied, DuplicatePartitionError, "this file is a second part-1.sqlite3", "Move the extra file away: mv"),
-    (copied_by_hand, DuplicatePartitionError, "this file is a second part-1.sqlite3", "Move the extra file away: mv"),
-    (empty, ForeignPartitionError, "none of the 2 partitions of this store", "Move the extra file away: mv"),
+    (renamed, DuplicatePartitionError, "by its content this file is part-1.sqlite3", "Rename the file back: mv -n"),
+    (swapped, DuplicatePartitionError, "by its content this file is part-1.sqlite3", "Rename the file back: mv -n"),
+    (shifted, DuplicatePartitionError, "by its content this file is part-0.sqlite3", "Rename the file back: mv -n"),
+    (copied, DuplicatePartitionError, "this file is a second part-1.sqlite3", "Move the extra file away: mv -n"),
+    (copied_by_hand, DuplicatePartitionError, "is a second part-1.sqlite3", "Move the extra file away: mv -n"),
+    (empty, ForeignPartitionError, "none of the 2 partitions of this store", "Move the extra file away: mv -n"),
     (empty_in_place, CorruptPartitionError, "by its content part-2.sqlite3 is part-1.sqlite3", "Rename the file back"),
-    (other_store, ForeignPartitionError, "it belongs to store", "Move the extra file away: mv"),
+    (other_store, ForeignPartitionError, "it belongs to store", "Move the extra file away: mv -n"),
 ]  # fmt: skip
 IDS = [case[0].__name__ for case in CASES]
 
@@ -111,7 +111,7 @@ def test_the_commands_it_names_put_the_directory_right(store, change, kind, foun
     assert found in error.found
     assert error.remedy.startswith(remedy)
     for _ in range(3):
-        commands = re.search(r": (mv .*?)(?:\. Rename the log|$)", error.remedy)
+        commands = re.search(r": (mv -n .*?)(?:\. Rename the log|$)", error.remedy)
         subprocess.run(commands[1], shell=True, check=True)
         try:
             assert plan_resume(scan(store)).resume_epoch == before
@@ -119,6 +119,31 @@ def test_the_commands_it_names_put_the_directory_right(store, change, kind, foun
         except RecoveryError as another:
             error = another
     raise error
+
+
+@pytest.mark.parametrize(("change", "kind", "found", "remedy"), CASES, ids=IDS)
+def test_no_command_that_it_names_overwrites_a_file(store, change, kind, found, remedy):
+    """Files that were moved away before, with their logs, stay; so does every file when a command is repeated."""
+    change(store)
+    kept = {}
+    for path in list(store.glob("*.sqlite3")):
+        for name in (f"{path.name}.aside", f"{path.name}.aside-2-wal"):
+            kept[store / name] = f"kept: {name}"
+    for path, text in kept.items():
+        path.write_text(text)
+    contents = sorted(path.read_bytes() for path in store.iterdir())
+    for _ in range(3):
+        try:
+            plan_resume(scan(store))
+            break
+        except RecoveryError as error:
+            commands = re.search(r": (mv -n .*?)(?:\. Rename the log|$)", error.remedy)[1]
+        subprocess.run(commands, shell=True, check=True)
+        assert sorted(path.read_bytes() for path in store.iterdir()) == contents
+    plan_resume(scan(store))
+    subprocess.run(commands, shell=True, check=False, stderr=subprocess.DEVNULL)
+    assert sorted(path.read_bytes() for path in store.iterdir()) == contents
+    assert {path: path.read_text() for path in kept} == kept
 
 
 @pytest.mark.parametrize(("change", "kind", "found", "remedy"), CASES, ids=IDS)
@@ -148,11 +173,11 @@ def test_plan_of_a_renamed_file_asks_for_no_copy(store):
     assert files["part-1.sqlite3"]["role"] == "missing"
     assert files["part-1.sqlite3"]["fix"] == ""
     assert "part-2.sqlite3 is it" in files["part-1.sqlite3"]["note"]
-    assert files["part-2.sqlite3"]["fix"].startswith("Rename the file back: mv")
+    assert files["part-2.sqlite3"]["fix"].startswith("Rename the file back: mv -n")
     empty(store)
     files = {each["file"]: each for each in json.loads(CliRunner().invoke(
         main, ["plan", str(store), "--json"]).output)["files"]}  # fmt: skip
-    assert files["part-7.sqlite3"]["fix"].startswith("Move the extra file away: mv")
+    assert files["part-7.sqlite3"]["fix"].startswith("Move the extra file away: mv -n")
 
 
 def test_the_newer_of_two_copies_is_not_called_the_extra_one(store):
@@ -165,7 +190,7 @@ def test_the_newer_of_two_copies_is_not_called_the_extra_one(store):
     (store / "old").rename(store / "part-1.sqlite3")
     error = refused(store)
     assert "newer than the file of that name: it ends at epoch 2, part-1.sqlite3 at epoch 1" in error.found
-    assert error.remedy.startswith("Keep one of them. This one: mv ")
+    assert error.remedy.startswith("Keep one of them. This one: mv -n ")
 
 
 def test_of_two_renamed_copies_the_newer_one_is_renamed_back(store):
@@ -201,7 +226,7 @@ def test_at_an_owner(store):
     with pytest.raises(DuplicatePartitionError) as error:
         choose_copies([Location("h2:7000", partitions)])
     assert error.value.remedy.startswith(
-        "In the directory of h2:7000: Rename the file back: mv part-2.sqlite3 part-1.sqlite3"
+        "In the directory of h2:7000: Rename the file back: mv -n part-2.sqlite3 part-1.sqlite3"
     )
 
 
@@ -211,4 +236,4 @@ def test_bytes_of_a_run_of_the_program(store):
     command = [sys.executable, "-m", "recovery", "verify", str(store)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 25
-    assert f"mv '{store}/part-2.sqlite3' '{store}/part-1.sqlite3'" in done.stderr
+    assert f"mv -n '{store}/part-2.sqlite3' '{store}/part-1.sqlite3'" in done.stderr

@@ -16,6 +16,7 @@ from recovery.backup.lease import read_term
 from recovery.backup.repository import list_backups
 from recovery.base.clock import SystemClock
 from recovery.base.ids import Epoch
+from recovery.epochs.execution import new_execution
 from recovery.errors import BackupTargetError, ForeignPartitionError, StaleDirectoryError, TakenOverError
 from recovery.places.directory import DirectoryPlace
 from recovery.planning.replica import ReplicaLag, Shipped
@@ -23,7 +24,7 @@ from recovery.planning.resume import plan_resume
 from recovery.replication.messages import Answer
 from recovery.replication.process import Replication
 from recovery.replication.shipper import Shipper, newest_of
-from recovery.spark.run.replicating import ReplicatedClosing
+from recovery.spark.run.parts.replicating import ReplicatedClosing
 from recovery.storage.hydration import hydrating
 from recovery.storage.scan import scan
 from tests.backup.standby.support import followed, promoted
@@ -196,7 +197,7 @@ class TestSync:
         assert hydrating(store)
         logged = []
         replication = begin(sync=True, log=logged.append)
-        ReplicatedClosing(replication, lambda: False).begun()
+        ReplicatedClosing(replication).begun(new_execution(plan_resume(scan(store)), "flow", SystemClock()))
         assert hydrating(store) == []
         assert (replication.state.shippings, replication.state.problem) == (1, None)
         assert logged == ["recovery: --replicate-sync: fetching the rest of the lazy restore first"]

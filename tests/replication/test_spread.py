@@ -26,8 +26,8 @@ from recovery.owner.shipping import Shipping
 from recovery.places.directory import DirectoryPlace
 from recovery.replication.process import Replication
 from recovery.replication.shipper import PASSING, Shipper
-from recovery.storage.locations import OwnerAccess
 from recovery.storage.scan import describe_file
+from recovery.storage.store import OwnerAccess
 from recovery.wire.messages import as_refusal
 from tests.backup.support import random_id, states
 from tests.shares import seeds
@@ -151,7 +151,7 @@ class TestEpochs:
 
         with monkeypatch.context() as closing:
             closing.setattr(Connection, "found", found)
-            closing.setattr("recovery.storage.locations.AT_ONCE", 1)
+            closing.setattr("recovery.storage.store.AT_ONCE", 1)
             with pytest.raises(InconsistentPartitionsError, match="backup interval is shorter") as error:
                 at.ship()
         assert isinstance(error.value, PASSING)
@@ -188,10 +188,13 @@ class TestEpochs:
         at = Shipper(
             spread.places[0], DirectoryPlace(tmp_path / "dest"), clock=SystemClock(), random_id=random_id, parts=parts
         )
-        with pytest.raises(BackupTargetError, match="an owner has stored") as error:
+        with pytest.raises(BackupTargetError, match="which has stored nothing") as error:
             at.ship()
         assert "all hosts reach" in error.value.remedy
         assert list_backups(DirectoryPlace(tmp_path / "dest")).manifests == ()
+        for place in ("dest", "elsewhere"):
+            kept = [path for path in (tmp_path / place).rglob("*") if path.is_file() and "part-1" not in str(path)]
+            assert kept == []
 
     @pytest.mark.parametrize("damaged", [[2], [0, 1, 2, 3]])
     def test_a_damaged_chain_is_begun_again(self, spread, tmp_path, damaged):
@@ -287,6 +290,22 @@ class TestProcesses:
         assert (found["replica"]["epoch"], found["replica"]["lag_epochs"]) == (3, 0)
         call("restore", tmp_path / "dest", tmp_path / "new")
         assert sorted(states(tmp_path / "new")) == [0, 1, 2, 3]
+
+    def test_a_place_that_each_host_has_for_itself_ends_the_run(self, spread, tmp_path, monkeypatch):
+        """Before its first epoch, with 60, and nothing is stored on an owner's disk."""
+        for name in ("owners", "run"):
+            (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / "owners")
+        for each in spread.services:
+            each.runs.shipping.ask("{}")
+        monkeypatch.chdir(tmp_path / "run")
+        made = replication(spread, "/proc/self/cwd/dest")
+        with pytest.raises(BackupTargetError, match="for the owner at 127") as error:
+            made.ready(60)
+        made.stop()
+        assert (error.value.exit_code, type(error.value)) == (60, BackupTargetError)
+        assert not list((tmp_path / "owners").rglob("*.*"))
+        assert not list((tmp_path / "run" / "dest").glob("[om]*/**/*.*"))
 
     @pytest.mark.long
     def test_an_owner_that_is_away(self, spread, tmp_path):

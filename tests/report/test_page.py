@@ -18,6 +18,7 @@ from recovery.planning.health import DEFAULTS, parse_targets
 from recovery.report.facts import gather, known, largest
 from recovery.report.page import page
 from recovery.report.text import escaped
+from recovery.storage.store import Store
 from tests.report.support import STARTED_MS, clock, long_history, run_epochs
 from tests.stores import Driver
 
@@ -60,8 +61,8 @@ class Page(HTMLParser):
 
 def render(directory, targets=DEFAULTS, keys=5):
     """The page of a directory, as text."""
-    facts = gather(directory, targets, STARTED_MS + 10**8)
-    return page(facts, advise(known(facts, 2), 30.0), largest(facts, keys))
+    facts = gather(Store(directory), targets, STARTED_MS + 10**8)
+    return page(facts, advise(known(facts, 2), 30.0), largest(Store(directory), facts, keys))
 
 
 def check(text):
@@ -148,7 +149,7 @@ def test_a_damaged_store(make_store, damage):
 def test_no_store(tmp_path):
     """A directory that is none is an error, not an empty page."""
     with pytest.raises(Exception, match="no recovery partition"):
-        gather(tmp_path, DEFAULTS, 0)
+        gather(Store(tmp_path), DEFAULTS, 0)
 
 
 def test_escaping():
@@ -219,14 +220,14 @@ def test_the_keys_are_those_of_steps(make_store):
     """The rows that a run keeps of itself are none of the biggest keys."""
     directory = make_store(2)
     run_epochs(directory, 2, clock())
-    found = largest(gather(directory, DEFAULTS, STARTED_MS), 1000)
+    found = largest(Store(directory), gather(Store(directory), DEFAULTS, STARTED_MS), 1000)
     assert {step for step, _, _ in found} == {"count", "sessions"}
 
 
 def test_state_of_sparks_own_operators_is_counted(make_store):
     """A directory that took over a checkpoint has no keys of steps, and does not say that it has no state."""
     directory = make_store(2)
-    facts = replace(gather(directory, DEFAULTS, STARTED_MS), operator_count=1)
+    facts = replace(gather(Store(directory), DEFAULTS, STARTED_MS), operator_count=1)
     assert "of 1 operator of Spark; rows not counted yet" in page(facts, advise(known(facts, 2), 30.0), [])
     facts = replace(facts, operator_count=2, operator_rows=1)
     assert "1 row of 2 operators of Spark" in page(facts, advise(known(facts, 2), 30.0), [])

@@ -75,6 +75,22 @@ def test_the_phases_in_their_order():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("phase", ["check", "rollback"])
+def test_a_sink_that_makes_the_start_fail_is_released(phase):
+    """What it has opened by then does not stay open."""
+
+    class Failing(Recording):
+        def _call(self, name, value):
+            super()._call(name, value)
+            if name == phase:
+                raise OSError("no target")
+
+    sink = Failing()
+    with pytest.raises(SinkFailedError, match="no target"):
+        Delivery(sink, resume(), recoverable=True).rollback()
+    assert [name for name, _ in sink.calls][-2:] == [phase, "release"]
+
+
 def test_functions_and_plain_objects_only_write():
     """They have no part in closing epochs, and put nothing into the partitions; they run without recovery too."""
     seen = []

@@ -192,7 +192,7 @@ def test_what_a_catalog_says():
 
 def test_no_number_is_in_two_rows():
     """And only what passes is restarted."""
-    numbers = [number for each in REFUSALS for number in each.errnos]
+    numbers = [number for each in REFUSALS for number in each.codes]
     assert len(numbers) == len(set(numbers))
     assert {each.error for each in REFUSALS} == {SinkFailedError, SinkRefusedError}
 

@@ -17,11 +17,12 @@ from click.testing import CliRunner
 import recovery
 from recovery import RecoveryConfig, init_partitions, start
 from recovery.base.clock import SystemClock
-from recovery.checkpoint.places import LocalPlace
+from recovery.checkpoint.directories import LocalCheckpoint
 from recovery.cli import main
 from recovery.errors import SparkCheckpointError
-from recovery.native.exporting import export
-from recovery.native.importing import import_checkpoint
+from recovery.operators.exporting import export
+from recovery.operators.importing import import_checkpoint
+from recovery.storage.store import Store
 from tests.backup.emulators import BUCKET, moto
 from tests.flows import windows
 from tests.renaming import renaming
@@ -68,8 +69,8 @@ def truth(spark, source: Path, home: Path) -> dict[int, list]:
     return windows.outputs(home / "truth")
 
 
-def place(path: Path) -> LocalPlace:
-    return LocalPlace(path, lambda: "test")
+def place(path: Path) -> LocalCheckpoint:
+    return LocalCheckpoint(path, lambda: "test")
 
 
 def known_rows(directory: Path, epoch: int) -> dict[int, int | None]:
@@ -103,7 +104,7 @@ def export_and_continue(spark, source, expected, home, store):
     """An epoch in the middle is exported, and plain Spark goes on from it as if nothing had happened."""
     under_recovery(spark, source, home / "db", home / "recovered", store)
     assert windows.outputs(home / "recovered") == expected
-    exported = export(home / "db", place(home / "exported"), epoch=CUT + 1)
+    exported = export(Store(home / "db"), place(home / "exported"), epoch=CUT + 1)
     assert (exported.epoch, exported.batch, exported.steps) == (CUT + 1, CUT, ())
     plain(source, home / "exported", home / "continued")
     assert windows.outputs(home / "continued") == later(expected, CUT)
@@ -114,7 +115,7 @@ def import_and_continue(spark, source, expected, home, store, kill):
     assert plain(source, home / "job", home / "before", "--store", store, "--kill", str(kill)) == -9
     init_partitions(home / "db", 3)
     before = {file: file.read_bytes() for file in (home / "job").rglob("*") if file.is_file()}
-    imported = import_checkpoint(place(home / "job"), home / "db", "windows", clock=SystemClock())
+    imported = import_checkpoint(place(home / "job"), Store(home / "db"), "windows", clock=SystemClock())
     assert (imported.epoch, imported.batch, imported.begun) == (1, kill - 1, kill)
     assert {file: file.read_bytes() for file in (home / "job").rglob("*") if file.is_file()} == before
     summary = under_recovery(spark, source, home / "db", home / "after", store)
@@ -179,10 +180,10 @@ def test_there_and_back_again(spark, tmp_path, store):
     expected = [three_more(spark, source, tmp_path, 0)]
     assert plain(source, tmp_path / "job", tmp_path / "output", "--store", store) == 0
     init_partitions(directory, 2)
-    import_checkpoint(place(tmp_path / "job"), directory, "windows", clock=SystemClock())
+    import_checkpoint(place(tmp_path / "job"), Store(directory), "windows", clock=SystemClock())
     expected.append(three_more(spark, source, tmp_path, 3))
     under_recovery(spark, source, directory, tmp_path / "output", store)
-    export(directory, place(tmp_path / "exported"))
+    export(Store(directory), place(tmp_path / "exported"))
     expected.append(three_more(spark, source, tmp_path, 6))
     assert plain(source, tmp_path / "exported", tmp_path / "output", "--store", store) == 0
     assert windows.outputs(tmp_path / "output") == expected[-1]
@@ -205,10 +206,10 @@ def test_state_variables_and_the_commands(spark, tmp_path):
     options = ("--store", "rocksdb", "--query", "variables")
     assert plain(source, tmp_path / "job", tmp_path / "output", *options, "--kill", "2") == -9
     init_partitions(directory, 2)
-    import_checkpoint(place(tmp_path / "job"), directory, "windows", clock=SystemClock())
+    import_checkpoint(place(tmp_path / "job"), Store(directory), "windows", clock=SystemClock())
     shutil.rmtree(tmp_path / "job")
     under_recovery(spark, source, directory, tmp_path / "output", "rocksdb", windows.build_variables)
-    export(directory, place(tmp_path / "exported"), epoch=3)
+    export(Store(directory), place(tmp_path / "exported"), epoch=3)
     numbers = recovery.native_state(spark, directory, variable="count", epoch=3)
     counts = {row.key.key: row.value.n for row in numbers.collect()}
     elements = recovery.native_state(spark, directory, variable="values", epoch=3)
@@ -266,9 +267,9 @@ def command(*arguments):
 
 def test_files_that_are_renamed_while_they_are_listed(spark, tmp_path):
     """As Spark finishes its logs. Hadoop asks for the permissions of a file after it has listed it."""
-    from recovery.hadoop.checkpoint import HadoopPlace
+    from recovery.hadoop.checkpoint import HadoopCheckpoint
 
-    place = HadoopPlace(spark, f"file:{tmp_path}/made here", lambda: "test")
+    place = HadoopCheckpoint(spark, f"file:{tmp_path}/made here", lambda: "test")
     assert place.sizes() == {}
     (tmp_path / "made here" / "offsets").mkdir(parents=True)
     (tmp_path / "made here" / "offsets" / "0").write_text("zero")
@@ -281,7 +282,7 @@ def test_files_that_are_renamed_while_they_are_listed(spark, tmp_path):
 @pytest.mark.skipif(not JARS, reason="no jars of S3A: mvn -f .ci/s3a/pom.xml, as .ci/run does")
 def test_an_object_store(tmp_path):
     """By the commands: exported to S3 and imported from there; what is there is not written over."""
-    from tests.native.support import held, job, write_job
+    from tests.operators.support import held, job, write_job
 
     write_job(tmp_path / "job", batch=3)
     for name in ("db", "again"):
@@ -305,35 +306,36 @@ def test_an_object_store(tmp_path):
 
 def test_another_file_system(spark, tmp_path):
     """A checkpoint is exported to a URI and imported from it, through Hadoop: what is there afterwards is the same."""
-    from recovery.hadoop.checkpoint import HadoopPlace
-    from tests.native.support import held, job, write_job
+    from recovery.hadoop.checkpoint import HadoopCheckpoint
+    from tests.operators.support import held, job, write_job
 
     write_job(tmp_path / "job", batch=3)
     init_partitions(tmp_path / "db", 2)
-    there = HadoopPlace(spark, (tmp_path / "job").as_uri(), lambda: "test")
-    assert import_checkpoint(there, tmp_path / "db", "windows", clock=SystemClock()).batch == 3
-    target = HadoopPlace(spark, f"file:{tmp_path}/made here/exported", lambda: "test")
-    export(tmp_path / "db", target)
+    there = HadoopCheckpoint(spark, (tmp_path / "job").as_uri(), lambda: "test")
+    assert import_checkpoint(there, Store(tmp_path / "db"), "windows", clock=SystemClock()).batch == 3
+    target = HadoopCheckpoint(spark, f"file:{tmp_path}/made here/exported", lambda: "test")
+    export(Store(tmp_path / "db"), target)
     assert held(tmp_path / "made here" / "exported") == job(3)
     with pytest.raises(recovery.ConfigurationError, match="not empty"):
-        export(tmp_path / "db", target)
+        export(Store(tmp_path / "db"), target)
     init_partitions(tmp_path / "mounted", 2)
     with set_to(spark, {"fs.viewfs.mounttable.cluster.link./jobs": f"file://{tmp_path}"}):
-        viewed = HadoopPlace(spark, "viewfs://cluster/jobs/job", lambda: "test")
-        assert import_checkpoint(viewed, tmp_path / "mounted", "windows", clock=SystemClock()).batch == 3
-        export(tmp_path / "mounted", HadoopPlace(spark, "viewfs://cluster/jobs/again", lambda: "test"))
+        viewed = HadoopCheckpoint(spark, "viewfs://cluster/jobs/job", lambda: "test")
+        assert import_checkpoint(viewed, Store(tmp_path / "mounted"), "windows", clock=SystemClock()).batch == 3
+        export(Store(tmp_path / "mounted"), HadoopCheckpoint(spark, "viewfs://cluster/jobs/again", lambda: "test"))
     assert held(tmp_path / "again") == job(3)
 
     def fail(event):
         if event.what == "copying":
             raise OSError(28, "No space left on device")
 
+    there = HadoopCheckpoint(spark, f"file:{tmp_path}/made here/other", lambda: "test")
     with pytest.raises(recovery.StorageError, match="No space"):
-        export(tmp_path / "db", HadoopPlace(spark, f"file:{tmp_path}/made here/other", lambda: "test"), observe=fail)
+        export(Store(tmp_path / "db"), there, observe=fail)
     assert [path.name for path in (tmp_path / "made here").iterdir()] == ["exported"]
     with pytest.raises(recovery.StorageError, match="nowhere"):
-        HadoopPlace(spark, "nowhere://host/path", lambda: "test")
-    empty = HadoopPlace(spark, (tmp_path / "nothing").as_uri(), lambda: "test")
+        HadoopCheckpoint(spark, "nowhere://host/path", lambda: "test")
+    empty = HadoopCheckpoint(spark, (tmp_path / "nothing").as_uri(), lambda: "test")
     init_partitions(tmp_path / "fresh", 2)
     with pytest.raises(SparkCheckpointError, match="nothing"):
-        import_checkpoint(empty, tmp_path / "fresh", "windows", clock=SystemClock())
+        import_checkpoint(empty, Store(tmp_path / "fresh"), "windows", clock=SystemClock())

@@ -17,10 +17,13 @@ from recovery import (
     start,
 )
 from recovery.base.clock import SystemClock
+from recovery.operational.backends.owned import documents_of
+from recovery.operational.backends.retry import RetryPolicy
 from recovery.sinks.delivery import Delivery
 from recovery.spark.pipelines.incremental import FlowLoads
-from recovery.spark.run import prepare as preparing
+from recovery.spark.run.parts import checking
 from recovery.storage.scan import scan
+from recovery.storage.store import Store
 from tests.faults.minirun import STEP, MiniRun, run, totals
 from tests.faults.minirun import states as numbers
 from tests.spark.support import run_to_end, states, totals_step
@@ -52,7 +55,7 @@ def test_a_mark_that_is_set_while_the_output_is_prepared(store_dir, monkeypatch)
         return prepare(self, *arguments)
 
     monkeypatch.setattr(Delivery, "prepare", meddle)
-    loads = FlowLoads(store_dir, SystemClock())
+    loads = FlowLoads(documents_of(Store(store_dir), SystemClock(), RetryPolicy()), SystemClock())
     execution = MiniRun(store_dir, INPUT, snapshot_interval="1h", contributors=[loads])
     try:
         execution.batch()
@@ -80,8 +83,8 @@ def test_the_first_epoch_waits_for_the_check(store_dir, monkeypatch):
     run(store_dir, INPUT, 2)
     before = newest(store_dir)
     go_on = threading.Event()
-    check = preparing.PartitionCheck.run
-    monkeypatch.setattr(preparing.PartitionCheck, "run", lambda self: go_on.wait(60) and check(self))
+    check = checking.PartitionCheck.run
+    monkeypatch.setattr(checking.PartitionCheck, "run", lambda self: go_on.wait(60) and check(self))
     execution = MiniRun(store_dir, INPUT, snapshot_interval="1h")
     try:
         execution.batch()
@@ -131,19 +134,19 @@ def test_damage_ends_a_run_as_soon_as_it_is_found(spark, feed, tmp_path):
 def checked(monkeypatch) -> list[str]:
     """What happened, in order: "check" for each partition that is read. Every store counts as large."""
     happened: list[str] = []
-    check = preparing.PartitionCheck.run
-    monkeypatch.setattr(preparing.PartitionCheck, "run", lambda self: (happened.append("check"), check(self))[1])
-    monkeypatch.setattr(preparing, "AT_ONCE_BYTES", -1)
-    monkeypatch.setattr(preparing, "PATIENCE_S", 600)
+    check = checking.PartitionCheck.run
+    monkeypatch.setattr(checking.PartitionCheck, "run", lambda self: (happened.append("check"), check(self))[1])
+    monkeypatch.setattr(checking, "AT_ONCE_BYTES", -1)
+    monkeypatch.setattr(checking, "PATIENCE_S", 600)
     return happened
 
 
-def until_done(check: preparing.BackgroundCheck, checked: list[str]) -> None:
+def until_done(check: checking.BackgroundCheck, checked: list[str]) -> None:
     """Wait until both partitions were checked, without asking for it."""
     for future in check._futures:
         future.result(60)
     assert checked == ["check"] * 2
-    check.cancel()
+    check.end()
 
 
 class TestWhenTheCheckBegins:
@@ -162,29 +165,29 @@ class TestWhenTheCheckBegins:
 
     def test_a_deferred_check_begins_in_time(self, store_dir, checked, monkeypatch):
         """Also when no micro-batch comes."""
-        monkeypatch.setattr(preparing, "PATIENCE_S", 0.05)
-        check = preparing.BackgroundCheck([preparing.PartitionCheck(path) for path in paths_of(store_dir)])
+        monkeypatch.setattr(checking, "PATIENCE_S", 0.05)
+        check = checking.BackgroundCheck([checking.PartitionCheck(path) for path in paths_of(store_dir)])
         until_done(check, checked)
 
     def test_immediately_in_a_small_store(self, store_dir, checked, monkeypatch):
         """Nobody would notice it."""
-        monkeypatch.setattr(preparing, "AT_ONCE_BYTES", 16 << 20)
-        check = preparing.BackgroundCheck([preparing.PartitionCheck(path) for path in paths_of(store_dir)])
+        monkeypatch.setattr(checking, "AT_ONCE_BYTES", 16 << 20)
+        check = checking.BackgroundCheck([checking.PartitionCheck(path) for path in paths_of(store_dir)])
         until_done(check, checked)
 
     def test_when_somebody_waits_for_it(self, store_dir, checked):
         """A pipeline has no micro-batches."""
-        check = preparing.BackgroundCheck([preparing.PartitionCheck(path) for path in paths_of(store_dir)])
-        check.wait()
+        check = checking.BackgroundCheck([checking.PartitionCheck(path) for path in paths_of(store_dir)])
+        check.may_close()
         assert checked == ["check"] * 2
-        check.cancel()
+        check.end()
 
     def test_not_when_the_run_has_ended_before(self, store_dir, monkeypatch, checked):
         """The end does not wait for it, nor for the time that it is put off."""
         opened = []
         monkeypatch.setattr("recovery.storage.verify.snapshot", opened.append)
-        check = preparing.BackgroundCheck([preparing.PartitionCheck(path) for path in paths_of(store_dir)])
-        check.cancel()
+        check = checking.BackgroundCheck([checking.PartitionCheck(path) for path in paths_of(store_dir)])
+        check.end()
         assert opened == []
 
 

@@ -85,6 +85,37 @@ def test_a_driver_that_the_cluster_places_is_refused():
     check_master("local[*]", {"spark.submit.deployMode": "cluster"})
 
 
+KUBERNETES = "k8s://https://10.0.0.5:6443"
+POD_IP = "spark.kubernetes.executor.useDriverPodIP"
+BIND = {"spark.driver.bindAddress": "0.0.0.0"}
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "setting"),
+    [
+        (CLUSTER, {"spark.driver.host": "0.0.0.0"}, "spark.driver.host"),
+        ("yarn", {"spark.driver.host": "[::]"}, "spark.driver.host"),
+        # As Spark 4.3 leaves the settings of a session.
+        (KUBERNETES, {"spark.driver.host": "0.0.0.0", **BIND}, "spark.driver.host"),
+        (KUBERNETES, {"spark.driver.host": "words-0.words", **BIND, POD_IP: "true"}, "spark.driver.bindAddress"),
+        (KUBERNETES, {**BIND, POD_IP: " True "}, "spark.driver.bindAddress"),
+        (CLUSTER, {"spark.driver.host": "driver", **BIND}, None),
+        (CLUSTER, {"spark.driver.host": "driver", **BIND, POD_IP: "true"}, None),
+        (KUBERNETES, {"spark.driver.host": "words-0.words", **BIND}, None),
+        (KUBERNETES, {"spark.driver.host": "words-0.words", **BIND, POD_IP: "false"}, None),
+        (KUBERNETES, {"spark.driver.bindAddress": "10.0.0.7", POD_IP: "true"}, None),
+        ("local[2]", {"spark.driver.host": "0.0.0.0", **BIND}, None),
+    ],
+)  # fmt: skip
+def test_executors_are_never_sent_to_an_address_to_listen_at(master, settings, setting):
+    """They would connect to their own host, and end. setting: the one that is refused."""
+    if setting is None:
+        check_master(master, settings)
+        return
+    with pytest.raises(ConfigurationError, match=rf"(?s){setting} is .*What to do: Set spark\.driver\.host"):
+        check_master(master, settings)
+
+
 @pytest.mark.parametrize(
     ("master", "settings", "limit"),
     [
@@ -193,6 +224,22 @@ def test_where_tasks_reach_the_driver(at, settings, bind, port, expected):
     again, _ = TaskServing(at, 30).at_a_free_port().start(settings, Owner)
     assert again.given == {"bind": bind, "port": 0, "tls_cert": None, "tls_key": None}
     assert address == f"{expected} 30"
+
+
+@pytest.mark.parametrize(("at", "host", "warns"), [
+    (None, "127.0.1.1", True), ("127.0.0.1:7400", "10.0.0.9", True), (None, "10.0.0.9", False),
+    ("0.0.0.0:7400", "10.0.0.9", False),
+])  # fmt: skip
+def test_an_address_that_no_executor_reaches_is_a_warning(at, host, warns, caplog):
+    class Owner:
+        def __init__(self, **_: object) -> None:
+            """Listens nowhere."""
+
+        def address(self, host: str, **_: object) -> str:
+            return host
+
+    TaskServing(at, 30).start({"spark.driver.host": host}, Owner)
+    assert ("executors of other hosts cannot reach this run" in caplog.text) is warns
 
 
 class TestTls:

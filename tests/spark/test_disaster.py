@@ -18,10 +18,10 @@ from recovery.storage.scan import scan
 from tests.backup.emulators import script
 from tests.backup.support import back_up, bring_back
 from tests.backup.test_tools import litestream_config
-from tests.flows.native import tumbling, write_events
+from tests.flows.operators import tumbling, write_events
 from tests.spark.support import ROOT, Feed, run_to_end, states, totals_step
 from tests.spark.test_crashes import GONE_S, finish, recovery_run, wait_for_batch
-from tests.spark.test_native import Outputs
+from tests.spark.test_operators import Outputs
 from tests.stores import paths_of, query
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

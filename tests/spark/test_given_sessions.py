@@ -75,7 +75,9 @@ def test_a_script(feed, tmp_path, name):
 
 def test_which_settings_are_slower():
     """Those that differ from what this package sets, whatever the case of their letters; none changes a result."""
-    assert set(slower_settings({}, "spark://h:7077")) == {"spark.python.unix.domain.socket.enabled"}
+    assert "spark.python.unix.domain.socket.enabled" in slower_settings({}, "local[2]")
+    # It depends on the hosts of executors whether they can use such sockets.
+    assert slower_settings({}, "spark://h:7077") == slower_settings({}, "yarn") == {}
     given = {
         "spark.python.unix.domain.socket.enabled": "TRUE",
         "spark.python.worker.reuse": "False",

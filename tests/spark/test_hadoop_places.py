@@ -11,7 +11,7 @@ import pytest
 
 from recovery import init_partitions
 from tests.backup.emulators import BUCKET, moto
-from tests.cluster.native_counts import FEW, assert_counts
+from tests.cluster.operator_counts import FEW, assert_counts
 from tests.hadoop.real_places import checkpoints, outputs
 from tests.spark.support import ROOT
 from tests.spark.test_crashes import finish, recovery_command

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from urllib.parse import parse_qsl
 
 import pytest
 
-from recovery import AllKeysSink, ConfigurationError, RecoveryConfig, aggregate
-from recovery.aggregates import count
-from recovery.spark.clusters import check_spread
+from recovery import ConfigurationError, RecoveryConfig
 from recovery.wire.server import HOLD_S
 from tests.backup.emulators import moto
 from tests.cluster.support import Run, assert_exact, batches_in
@@ -211,6 +211,40 @@ def test_a_replica_in_a_bucket(bucket, secured):
 
 
 @pytest.mark.long
+def test_credentials_are_renewed_during_a_run(secured):
+    """Token and certificate are read again by owners while the run goes on, and the run's metrics show each owner. The
+    run does not end by it, nor does a command beside it that knows the new token alone."""
+    fleet, new = secured, "fedcba9876543210fedcba9876543210"
+    run = fleet.run("counts(2000, 10_000, 0.2)", "--metrics-port", 0)
+    run.await_text(r"^batch 2$")
+    url = re.search(r"metrics at (http://\S+)", run.text())[1]
+
+    def page() -> str:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return answer.read().decode()
+
+    for tokens in (f"{TOKEN}\n{new}", f"{new}\n{TOKEN}", new):
+        fleet.token.write_text(tokens)
+        for each in fleet.owners:
+            reloads = each.text().count("reloaded: ")
+            each.process.send_signal(signal.SIGHUP)
+            wait_until(lambda each=each, reloads=reloads: each.text().count("reloaded: ") > reloads)
+        status = recovery("status", fleet.places[0], *fleet.options, "--json")
+        assert status.returncode == 0, status.stderr
+    for each in fleet.owners:
+        wait_until(lambda each=each: f'recovery_owner_held{{owner="{each.at}"}} 1' in page(), 60)
+        assert "not reloaded" not in each.text()
+    found = json.loads(status.stdout)
+    assert [each["holder"].partition(" on ")[0] for each in found["owners"]] == ["flow counts", "flow counts"]
+    assert {each["target"] for each in found["health"] if each["where"]} >= {"owner-call", "certificate"}
+    assert re.search(r'recovery_health\{target="certificate",where="127\S+"\} 2', page())
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 0, run.text()
+    assert not any("Traceback" in each.text() for each in fleet.owners)
+    assert assert_exact(fleet.together(), 2000) > 3
+
+
+@pytest.mark.long
 def test_every_kind_of_step(secured):
     """A step per key, an Arrow step and one with timeouts; driver and tasks speak TLS."""
     fleet = secured
@@ -237,11 +271,35 @@ def test_an_aggregate_that_the_driver_merges(fleet):
     assert found == truth(2000 * batches_in(together))
 
 
-def test_what_needs_all_partitions_as_files_is_refused():
-    sink = AllKeysSink(aggregate("totals", key="key", n=count()), "db", print)
-    with pytest.raises(ConfigurationError, match="AllKeysSink"):
-        check_spread(sink, ("h1:7337",))
-    check_spread(sink, ())
+def test_all_keys(fleet):
+    """At each closed epoch, all of them, as where all partitions are files of the driver."""
+    flow = f"every_key({str(fleet.places[0])!r})"
+    for last in (3, 5):
+        text = fleet.run(flow.replace(")", f", {last})")).succeed()
+        shown = re.findall(r"^epoch (\d+) (\{.*\})$", text, re.MULTILINE)
+        assert int(shown[-1][0]) >= last
+        for epoch, counts in shown:
+            assert json.loads(counts) == truth(2000 * int(epoch)), epoch
+    other = fleet.run("every_key('elsewhere')")
+    assert other.wait() == 11
+    assert "is not the recovery directory of this run" in other.text()
+
+
+def test_loads_with_a_mark(fleet):
+    """Each id is loaded once, over two runs; the mark is where the command looks for it, and can be set back."""
+    loaded = []
+    for last in (2, 4):
+        text = fleet.run(f"loading({last})").succeed()
+        loads = [json.loads(line.split(" ", 1)[1]) for line in text.splitlines() if line.startswith("loaded ")]
+        loaded += [row for ids in loads for row in ids]
+    assert loaded == list(range(len(loaded)))
+    assert len(loaded) >= 50
+    mark = recovery("hwm", "get", fleet.places[0], "ids", *fleet.options)
+    assert json.loads(mark.stdout) == len(loaded) - 1, mark.stderr
+    back = recovery("hwm", "set", fleet.places[0], "ids", 19, "--force", *fleet.options)
+    assert back.returncode == 0, back.stderr
+    text = fleet.run("loading(5)").succeed()
+    assert json.loads(next(line for line in text.splitlines() if line.startswith("loaded ")).split(" ", 1)[1])[0] == 20
 
 
 @pytest.mark.parametrize("owners", ["h1:7337", (":7337",), ("h1:7337", "h1:7337"), ("h1",)])
@@ -250,11 +308,27 @@ def test_names_of_owners_are_checked(owners):
         RecoveryConfig("db", owners=owners)
 
 
-def test_a_pipeline_refuses_owners(tmp_path):
-    """Before anything starts."""
-    (tmp_path / "nodes.py").write_text("from recovery import Node, Pipeline\npipeline = Pipeline('p', [])\n")
-    found = recovery(
-        "run", tmp_path / "nodes.py", "-r", tmp_path / "db", "--owner", "127.0.0.1:1", "--token-file", "token"
+def test_a_pipeline(fleet, tmp_path):
+    """Its marks move with epochs of all partitions, and its record lies with partition 0. A lost owner is named."""
+    nodes = tmp_path / "nodes.py"
+    nodes.write_text(
+        "import os\n"
+        "from recovery import Node, Pipeline, incremental\n"
+        "read = incremental(lambda spark: spark.range(int(os.environ['ROWS'])), column='id', key='ids')\n"
+        "write = lambda frame: print('loaded', sorted(row.id for row in frame.collect()), flush=True)\n"
+        "pipeline = Pipeline('nightly', [Node('load', read, write)])\n"
     )
-    assert found.returncode == 11, found.stderr
-    assert "A pipeline has no state of steps" in found.stderr
+    words = ("run", nodes, "-r", fleet.places[0], *fleet.options)
+    for count, loaded in (("4", [0, 1, 2, 3]), ("6", [4, 5])):
+        done = recovery(*words, ROWS=count)
+        assert done.returncode == 0, done.stderr
+        assert f"loaded {loaded}" in done.stdout
+    assert json.loads(recovery("hwm", "get", fleet.places[0], "ids", *fleet.options).stdout) == 5
+    runs = json.loads(recovery("runs", fleet.places[0], "--json", *fleet.options).stdout)
+    assert [(run["pipeline"], run["status"]) for run in runs] == [("nightly", "succeeded")] * 2
+    back = recovery(*words, "--resume-after", 1, ROWS="6")
+    assert "loaded [4, 5]" in back.stdout, back.stderr
+    fleet.owners[0].kill()
+    refused = recovery(*words, ROWS="6")
+    assert refused.returncode == 47, refused.stderr
+    assert "Traceback" not in refused.stderr

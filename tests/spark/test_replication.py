@@ -23,7 +23,7 @@ from recovery import (
     TakenOverError,
 )
 from recovery.cli import main
-from recovery.spark.run.replicating import REPLICATED_KEEPS_S, replicated
+from recovery.spark.run.parts.replicating import REPLICATED_KEEPS_S, replicated
 from recovery.spark.run.reporting.events import BatchDone, ReplicaChanged
 from recovery.storage.scan import scan
 from tests.backup.standby.support import followed, promoted

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from recovery.errors import SparkUnavailableError
 from recovery.spark.jvm import versions
 from recovery.spark.jvm.java import _bundled_java, java_home
 from recovery.spark.jvm.launch import FIRST_CALL, ErrorOutput, _answer_own_user, reason_in
-from recovery.spark.jvm.session import _of_master, daemon, prepare_environment
+from recovery.spark.jvm.session import daemon, prepare_environment, settings_of
 from recovery.storage.initialize import init_partitions
 
 ROOT = str(Path(recovery.__file__).resolve().parents[1])
@@ -64,9 +65,46 @@ def test_on_a_cluster_the_environment_is_left_to_its_hosts(environment):
     prepare_environment("/home/me/flows", master="spark://h:7077")
     assert "PYSPARK_PYTHON" not in environment
     assert "PYTHONPATH" not in environment
-    assert _of_master("spark://h:7077").keys() <= {
-        "spark.python.unix.domain.socket.enabled", "spark.executor.processTreeMetrics.enabled",
-    }  # fmt: skip
+
+
+OF_DRIVERS = {
+    "spark.driver.memory",
+    "spark.driver.extraJavaOptions",
+    "spark.ui.enabled",
+    "spark.ui.showConsoleProgress",
+}
+"""What only the driver reads."""
+OF_CLUSTERS = {
+    "spark.executor.processTreeMetrics.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.files.openCostInBytes": "262144",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
+    "spark.sql.streaming.checkpointFileManagerClass": versions.FILE_MANAGER,
+}
+"""What the executors of every cluster get, whatever host the driver runs on."""
+OF_KUBERNETES = {"spark.kubernetes.executor.useDriverPodIP": "false"}
+"""There Spark would send executors to the address that the driver listens at, instead of its name."""
+HOSTS_OF_DRIVERS = {
+    "as it is": lambda *_: None,
+    "a long path for temporary files": lambda patch, path: patch.setattr(tempfile, "tempdir", str(path)),
+    "no Unix sockets": lambda patch, _: patch.delattr(socket, "AF_UNIX"),
+    "many cores": lambda patch, _: patch.setattr(os, "cpu_count", lambda: 97),
+    "local directories": lambda patch, path: patch.setenv("SPARK_LOCAL_DIRS", str(path)),
+    "another Java": lambda patch, path: patch.setenv("JAVA_HOME", str(path)),
+}
+
+
+@pytest.mark.parametrize("master", ["spark://h:7077", "yarn", "k8s://https://h:6443"])
+@pytest.mark.parametrize("host", HOSTS_OF_DRIVERS)
+def test_what_executors_get_does_not_depend_on_the_drivers_host(host, master, environment, monkeypatch, tmp_path):
+    """A cluster gets these settings and no others; what else is set is for the driver alone."""
+    long = tmp_path / ("a" * 120)
+    long.mkdir()
+    HOSTS_OF_DRIVERS[host](monkeypatch, long)
+    settings = dict(settings_of("flow", master, {"spark.executor.cores": "3"}).getAll())
+    for name in ("spark.master", "spark.app.name", *OF_DRIVERS):
+        settings.pop(name, None)
+    assert settings == OF_CLUSTERS | (OF_KUBERNETES if "k8s" in master else {}) | {"spark.executor.cores": "3"}
 
 
 def test_workers_run_this_python(environment):

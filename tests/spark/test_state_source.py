@@ -11,6 +11,7 @@ from recovery import fork, register
 from recovery.base.clock import SystemClock
 from recovery.operational.targets import REMOVED, StepTarget
 from recovery.spark.jvm.versions import REPLACES_FORMATS
+from recovery.storage.store import Store
 from tests.backup.support import back_up
 from tests.spark.support import run_to_end, states, totals_step
 
@@ -120,7 +121,7 @@ def test_a_flow_continues_from_edited_state(spark, feed, tmp_path):
     frame = feed.frame(spark).transform(totals_step())
     feed.add([("a", 1), ("b", 2), ("c", 3)])
     run_to_end(frame, directory, backup_interval="1h")
-    StepTarget(directory, "totals", SystemClock()).write(
+    StepTarget(Store(directory), "totals", SystemClock()).write(
         "set", {("totals", "a"): [10, 100], ("totals", "c"): REMOVED}, {}
     )
     feed.add([("a", 1), ("c", 1)])

@@ -45,6 +45,7 @@ from recovery.epochs.writer import EpochWriter
 from recovery.operational.steps import step_edits
 from recovery.planning.resume import plan_resume
 from recovery.storage.scan import scan
+from recovery.storage.store import Store
 from recovery.values.keys import encode_key, partition_of
 from tests.shares import some
 from tests.spark.support import ODD_KEYS, add_up, run_to_end, states, totals_step
@@ -634,7 +635,7 @@ def test_what_a_start_that_fails_leaves(spark, feed, tmp_path, monkeypatch):
         yield
         fail()
 
-    steps = {"launch._triggered": fail, "launch._session_settings": fail_behind, "query.announce": fail}
+    steps = {"launch._triggered": fail, "launch._session_settings": fail_behind, "stream.announce": fail}
     for step, failing in steps.items():
         monkeypatch.setattr(f"recovery.spark.run.{step}", failing)
         # Elsewhere other tests have theirs.
@@ -757,7 +758,7 @@ def test_epochs_of_a_pipeline_are_no_position(spark, feed, tmp_path):
     feed.add([("a", 1)])
     init_partitions(tmp_path / "db", 2)
     plan = plan_resume(scan(tmp_path / "db"))
-    writer = EpochWriter(tmp_path / "db", plan, "test", SystemClock(), backup_interval_s=0)
+    writer = EpochWriter(Store(tmp_path / "db"), plan, "test", SystemClock(), backup_interval_s=0)
     writer.close({}, batches=1)
     writer.release()
     with pytest.raises(FlowMismatchError, match="counts 1 micro-batch, and it holds the position after 0"):

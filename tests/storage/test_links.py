@@ -322,6 +322,19 @@ class TestHardLinks:
         assert window(store_dir) == (0, 1, 2)
         assert problems(store_dir) == []
 
+    def test_the_way_out_overwrites_no_other_file(self, store_dir, tmp_path, make: Callable):
+        """A copy of an earlier day may have the first name of the new one."""
+        make(filled(store_dir), tmp_path)
+        there = (store_dir / "part-1.sqlite3").resolve().parent
+        old = there / "part-1.sqlite3.copy"
+        old.write_text("old")
+        with pytest.raises(LinkedPartitionError) as raised:
+            plan_resume(scan(store_dir))
+        command = raised.value.remedy.partition(": ")[2]
+        assert subprocess.run(command, shell=True, cwd=there, check=False).returncode == 0
+        assert old.read_text() == "old"
+        assert window(store_dir) == (0, 1, 2)
+
 
 def test_operational_state_is_not_written_to_a_file_with_two_names(store_dir, tmp_path):
     """It is read: whoever only looks needs no other file."""

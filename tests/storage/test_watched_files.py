@@ -19,6 +19,7 @@ from recovery.storage.lock import LOCK_NAME, DirectoryLock
 from recovery.storage.scan import scan
 from recovery.storage.sqlite import store as files_module
 from recovery.storage.sqlite.store import FilePartitions
+from recovery.storage.store import Store
 from tests.stores import STEP, Driver, alter, problems, state_at, window
 
 Fault = Callable[[Path, Driver], Path]
@@ -310,7 +311,7 @@ def test_an_edit_is_in_the_directory(run, store_dir, monkeypatch):
     """What closes epochs without a stream looks at the same."""
     run.end()
     with DirectoryLock(store_dir, SystemClock(), "edit"):
-        writer = EpochWriter(store_dir, plan_resume(scan(store_dir)), "flow", SystemClock(), backup_interval_s=0)
+        writer = EpochWriter(Store(store_dir), plan_resume(scan(store_dir)), "flow", SystemClock(), backup_interval_s=0)
         try:
             (store_dir / LOCK_NAME).unlink()
             with pytest.raises(FileReplacedError, match="removed or moved away"):

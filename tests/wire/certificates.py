@@ -10,7 +10,11 @@ import pytest
 
 
 def make_certificates(
-    directory: Path, names: tuple[str, ...] = ("localhost",), addresses: tuple[str, ...] = ("127.0.0.1",)
+    directory: Path,
+    names: tuple[str, ...] = ("localhost",),
+    addresses: tuple[str, ...] = ("127.0.0.1",),
+    *,
+    lasts_days: float = 2,
 ) -> tuple[Path, Path, Path]:
     """Files of a certificate, its key, and the authority that signed it."""
     pytest.importorskip("cryptography")
@@ -29,7 +33,7 @@ def make_certificates(
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=2))
+            .not_valid_after(now + datetime.timedelta(days=lasts_days))
         )
         for extension, critical in extensions:
             made = made.add_extension(extension, critical)

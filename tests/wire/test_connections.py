@@ -17,7 +17,9 @@ from recovery.errors import LeaseLostError, OwnerRefusedError, OwnerUnreachableE
 from recovery.owner.spool import MessageSpool, SpoolMemory
 from recovery.storage.seam import BatchCount, Changes
 from recovery.wire import client, messages, server, task_calls
+from recovery.wire.declared import encode
 from recovery.wire.frames import HEADER, Channel, Kind
+from recovery.wire.messages import TASK_CALLS, TaskCalls
 from recovery.wire.proof import proof
 from tests.stores import STEP, pack
 from tests.waiting import wait_until
@@ -46,7 +48,7 @@ def proven(serving: Serving, *, line: str = "line", key: bytes | None = None, le
     channel = connected(serving)
     channel.send(Kind.HELLO, messages.write_first(messages.Hello("recovery", messages.PROTOCOL, "task", "n")))
     challenge = messages.read_first(channel.message(4096)[1], messages.Challenge)
-    own = proof(key or serving.key, "task", "1.0", "n", challenge.incarnation, challenge.nonce)
+    own = proof(key or serving.key, "task", "2.0", "n", challenge.incarnation, challenge.nonce)
     used = lease or serving.lease
     channel.send(Kind.PROOF, messages.write_first(messages.Proof(own, used.number, used.id, line)))
     return channel
@@ -154,7 +156,7 @@ class TestRefusals:
         with pytest.raises(StorageError, match="the owner of the partitions failed: ZeroDivisionError") as caught:
             serving.task().read(STEP, 0, {0: ("a",)})
         assert "Traceback" not in str(caught.value)
-        assert "Traceback" in serving.log[-1]
+        assert any("Traceback" in line for line in serving.log)
 
     def test_an_error_of_a_class_that_is_unknown_here(self):
         """As a typed one, with its name."""
@@ -240,17 +242,17 @@ class TestRefusals:
             task.read(STEP, 0, {0: ("a",)})
         assert type(caught.value) is kind, caught.value
 
-    @pytest.mark.parametrize("protocol", [(2, 0), (0, 9)])
+    @pytest.mark.parametrize("protocol", [(1, 0), (3, 0)])
     def test_another_version(self, serving, monkeypatch, protocol):
         """The first number counts; a later second one is understood."""
-        monkeypatch.setattr(messages, "PROTOCOL", (1, 7))
+        monkeypatch.setattr(messages, "PROTOCOL", (2, 7))
         assert serving.task().read(STEP, 0, {0: ("a",)}) == {0: [None]}
         channel = connected(serving)
         channel.send(Kind.HELLO, messages.write_first(messages.Hello("recovery", protocol, "task", "n")))
         found = refusal(channel)
         assert (found.error, found.found) == (
             "OwnerRefusedError",
-            f"the owner speaks version 1.7 of the protocol, and the task {protocol[0]}.{protocol[1]}",
+            f"the owner speaks version 2.7 of the protocol, and the task {protocol[0]}.{protocol[1]}",
         )
 
     def test_a_server_of_another_kind(self, serving):
@@ -368,7 +370,7 @@ class TestProven:
     def test_an_apply_that_does_not_fit_is_refused_whole(self, run, serving, channel, wrong):
         body = next(messages.changes_messages([pack({"a": "1"})]))
         partitions = (0, 9) if wrong == "several" else (0,)
-        channel.put(Kind.CALL, messages.encode(messages.Apply(STEP, 0, partitions, COUNT)))
+        channel.put(Kind.CALL, TASK_CALLS.write_call(TaskCalls.apply, STEP, 0, partitions, COUNT)[1])
         if wrong == "kind":
             channel.put(Kind.HELLO, b"{}")
         if wrong == "body":
@@ -377,7 +379,7 @@ class TestProven:
         number = {"messages": 2, "order": 0}.get(wrong, 1)
         numbers = (number, 0) if wrong == "partitions" else (number,)
         size = len(body) + (wrong == "bytes")
-        channel.send(Kind.END, messages.encode(messages.End(numbers, size)))
+        channel.send(Kind.END, encode(messages.End(numbers, size)))
         assert refusal(channel).error in ("OwnerRefusedError", "StorageError")
         assert serving.task().read(STEP, 1, {0: ("a",)}) == {0: [None]}
         assert run.store.counts(run.lease, 0) == BatchCount(0, 0)
@@ -397,7 +399,7 @@ class TestProven:
             return {index: [None] * len(keys) for index, keys in wanted.items()}
 
         monkeypatch.setattr("tests.memory_store.MemoryTaskStore.read", slow)
-        channel.send(Kind.CALL, messages.encode(messages.Read(STEP, 0, {0: ("a",)})))
+        channel.send(Kind.CALL, TASK_CALLS.write_call(TaskCalls.read, STEP, 0, {0: ("a",)})[1])
         assert channel.message(4096)[0] == Kind.PROGRESS
 
     def test_large_values_and_many_keys(self, serving):
@@ -444,10 +446,10 @@ class TestSpool:
 def send_apply(channel: Channel, chunks: list[Changes]) -> None:
     """A whole apply to partition 0, without waiting for the answer."""
     bodies = list(messages.changes_messages(chunks))
-    channel.put(Kind.CALL, messages.encode(messages.Apply(STEP, 0, (0,), COUNT)))
+    channel.put(Kind.CALL, TASK_CALLS.write_call(TaskCalls.apply, STEP, 0, (0,), COUNT)[1])
     for body in bodies:
         channel.put(Kind.CHANGES, body)
-    channel.send(Kind.END, messages.encode(messages.End((len(bodies),), sum(map(len, bodies)))))
+    channel.send(Kind.END, encode(messages.End((len(bodies),), sum(map(len, bodies)))))
 
 
 def test_the_address_has_no_secret(serving):

@@ -1,4 +1,4 @@
-"""Which native stateful operators have state in a checkpoint, by the names and sizes of its files.
+"""Which of Spark's own stateful operators have state in a checkpoint, by the names and sizes of its files.
 
 An operator's name is in a file of its own, `state/<operator>/_metadata/metadata`, or in `…/_metadata/v2/<batch>`.
 """
@@ -23,7 +23,7 @@ _METADATA = re.compile(r"state/(\d+)/_metadata/(?:metadata|v2/(\d+))")
 
 
 @dataclass(frozen=True, slots=True)
-class NativeOperator:
+class StatefulOperator:
     """One of Spark's own stateful operators.
 
     number: Spark's number for it in the plan. name: Spark's name for its kind; "" when the checkpoint has none.
@@ -69,7 +69,7 @@ class _Counted:
     metadata: tuple[int, str] | None = None
 
 
-def operators_of(sizes: Mapping[str, int], read: Callable[[str], str | bytes]) -> tuple[NativeOperator, ...]:
+def operators_of(sizes: Mapping[str, int], read: Callable[[str], str | bytes]) -> tuple[StatefulOperator, ...]:
     """Return the operators in a checkpoint whose files have these sizes, by their number. `read` returns a file's
     content; `read` is called for one small file of each operator."""
     counted: dict[int, _Counted] = {}
@@ -92,7 +92,7 @@ def operators_of(sizes: Mapping[str, int], read: Callable[[str], str | bytes]) -
     return tuple(_operator(number, counted[number], read) for number in sorted(counted))
 
 
-def missing_store(sizes: Mapping[str, int], operators: Sequence[NativeOperator]) -> str | None:
+def missing_store(sizes: Mapping[str, int], operators: Sequence[StatefulOperator]) -> str | None:
     """Return the directory of a store that is missing from the files; None when all are present.
 
     Spark writes every store of every partition in every micro-batch, even an empty one.
@@ -114,11 +114,11 @@ def missing_store(sizes: Mapping[str, int], operators: Sequence[NativeOperator])
     return None
 
 
-def _operator(number: int, counted: _Counted, read: Callable[[str], str | bytes]) -> NativeOperator:
+def _operator(number: int, counted: _Counted, read: Callable[[str], str | bytes]) -> StatefulOperator:
     described = _Described("", (), len(counted.partitions), (), False)
     if counted.metadata is not None:
         described = _described(read(counted.metadata[1])) or described
-    return NativeOperator(
+    return StatefulOperator(
         number=number,
         name=described.name,
         # Several stores may share the files of one.

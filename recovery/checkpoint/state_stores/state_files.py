@@ -1,4 +1,4 @@
-"""Which files under `state/` a query with native stateful operators needs to resume after a micro-batch.
+"""Which files under `state/` a query with stateful operators of Spark's own needs to resume after a micro-batch.
 
     state/<operator>/<partition>/<version>.<kind>            one store; a join of two streams has several:
     state/<operator>/<partition>/<store>/<version>.<kind>

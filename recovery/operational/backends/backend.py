@@ -32,6 +32,7 @@ from recovery.storage.documents import (
     still_locked,
 )
 from recovery.storage.lock import lock_holder
+from recovery.storage.store import Store
 
 LOCKS_NAME = "locks"
 
@@ -63,7 +64,9 @@ class Backend(Protocol):
     """A store of documents."""
 
     location: str
-    """Where the store is, for people; without credentials."""
+    """Where the documents are, for people; without credentials."""
+    store: Store | None
+    """The store with whose partitions the documents lie: its epochs move marks, too. None: a place without epochs."""
 
     def read(self, ids: Sequence[StateId]) -> dict[StateId, Document]:
         """Return the documents of these ids. Ids that never had one are left out; removed documents have no content."""
@@ -96,25 +99,29 @@ class Backend(Protocol):
 
 
 class DirectoryBackend:
-    """Operational state in a recovery directory; see `recovery.storage.documents`."""
+    """A `Backend` in a recovery directory, by `recovery.storage.documents`."""
 
-    def __init__(self, directory: str | os.PathLike[str], clock: Clock, retry: RetryPolicy) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], clock: Clock, retry: RetryPolicy, store: Store | None = None
+    ) -> None:
+        """store: given if owners have other partitions."""
         self.directory = Path(directory)
+        self.store: Store | None = store or Store(self.directory)
         self.location = str(directory)
         self._clock = clock
         self._retry = retry
         home(self.directory)
 
     def read(self, ids: Sequence[StateId]) -> dict[StateId, Document]:
-        """See `Backend.read`. All documents are as of one moment."""
+        """Return the documents of these ids, all as of one moment."""
         return {each: document(stored) for each, stored in read_states(home(self.directory), ids).items()}
 
     def list(self, prefix: str = "") -> list[Document]:
-        """See `Backend.list`. All documents are as of one moment."""
+        """Return the documents whose id begins with `prefix`, all as of one moment."""
         return [document(stored) for stored in read_prefix(home(self.directory), prefix)]
 
     def update(self, changes: Mapping[StateId, Change]) -> dict[StateId, Document]:
-        """See `Backend.update`. All changes are one transaction."""
+        """Change documents in one transaction; return their new values."""
 
         def as_text(change: Change) -> Callable[[StoredState | None], str | None]:
             def changed(stored: StoredState | None) -> str | None:
@@ -132,19 +139,19 @@ class DirectoryBackend:
         return self._patiently(attempt)
 
     def forget(self, ids: Sequence[StateId]) -> int:
-        """See `Backend.forget`. One transaction."""
+        """Remove documents without a tombstone, in one transaction; return how many existed."""
         return self._patiently(
             lambda: forget_states(home(self.directory), ids, busy_ms=round(self._retry.busy_s * 1000))
         )
 
     def place(self, documents: Sequence[Document]) -> None:
-        """See `Backend.place`. One transaction."""
+        """Store documents of another backend unchanged, in one transaction."""
         stored = [StoredState(d.state_id, d.generation, to_text(d.content), d.changed_ms) for d in documents]
         self._patiently(lambda: place_states(home(self.directory), stored, busy_ms=round(self._retry.busy_s * 1000)))
 
     @contextmanager
     def lock(self, name: str, purpose: str) -> Iterator[None]:
-        """See `Backend.lock`. The operating system holds the lock, and frees it when the process dies."""
+        """Hold the lock of this name. The operating system frees the lock when the process dies."""
         from recovery.operational.locks import FileLock
 
         home(self.directory)

@@ -55,7 +55,6 @@ class StoreObjects:
         self._store = store
 
     def get(self, path: str) -> FoundObject | None:
-        """See `DocumentStore.get`."""
         found = self._ask(lambda: self._store.get(path))
         if found is None:
             return None
@@ -70,18 +69,15 @@ class StoreObjects:
         return FoundObject(content, token)
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """See `DocumentStore.put`."""
         token = self._ask(lambda: self._store.put(path, content, expected))
         if token is None:
             raise Conflict(path)
         return token
 
     def paths(self, prefix: str) -> list[str]:
-        """See `DocumentStore.paths`."""
         return sorted(self._ask(lambda: self._store.paths(prefix)))
 
     def delete(self, path: str) -> None:
-        """See `DocumentStore.delete`."""
         self._ask(lambda: self._store.delete(path))
 
     def _ask(self, call: Callable[[], T]) -> T:

@@ -36,14 +36,16 @@ STATE = Purpose(
 """The addresses of operational state. Only a directory can be created."""
 
 Location = str | os.PathLike[str]
+StoreBackend = DirectoryBackend | OwnerBackend
+"""The operational state that lies with the partitions of a store."""
 
 
 def choose_backend(
-    directory: Location | None, backend: str | StateStore | OwnerBackend | None, clock: Clock, retry: RetryPolicy
+    directory: Location | None, backend: str | StateStore | StoreBackend | None, clock: Clock, retry: RetryPolicy
 ) -> Backend:
     """Return the backend that `choose` names, the given one, or one on a store that the caller provides. Raises as
     `open_backend`."""
-    if isinstance(backend, OwnerBackend):
+    if isinstance(backend, DirectoryBackend | OwnerBackend):
         return backend
     if backend is None or isinstance(backend, str):
         return open_backend(choose(directory, backend), clock, retry)

@@ -10,15 +10,14 @@ from typing import TypeVar
 import msgspec
 
 from recovery.base.clock import Clock
-from recovery.base.ids import PartitionIndex
 from recovery.errors import ConfigurationError, StateLockedError
-from recovery.operational.backends.backend import Backend, Change, DirectoryBackend, Document, document, to_text
+from recovery.operational.backends.backend import Change, DirectoryBackend, Document, document, to_text
 from recovery.operational.backends.retry import Busy, RetryPolicy
 from recovery.operational.ids import StateId
 from recovery.storage.documents import StoredState
-from recovery.storage.locations import Locations
 from recovery.storage.origin import DOCUMENT, Origin, origins_in, read_origins
-from recovery.wire.calls import Changed, OwnerCalls, StateDocument
+from recovery.storage.store import Store
+from recovery.wire.calls import Changed, DocumentCalls, StateDocument
 from recovery.wire.run_client import Owner
 
 T = TypeVar("T")
@@ -27,22 +26,24 @@ T = TypeVar("T")
 class OwnerBackend:
     """A `Backend` at the owner that has partition 0. A change is made here, and counts if nobody was faster."""
 
-    def __init__(self, owner: Owner, clock: Clock, retry: RetryPolicy) -> None:
+    def __init__(self, owner: Owner, clock: Clock, retry: RetryPolicy, store: Store | None = None) -> None:
+        """store: the store of the partition, whose epochs move marks."""
         self.location = owner.location
+        self.store = store
         self._owner = owner
         self._clock = clock
         self._retry = retry
 
     def read(self, ids: Sequence[StateId]) -> dict[StateId, Document]:
-        """See `Backend.read`. All documents are as of one moment."""
-        return _by_id(self._owner.ask(OwnerCalls.documents, list(ids)))
+        """Return the documents of these ids, all as of one moment."""
+        return _by_id(self._owner.ask(DocumentCalls.documents, list(ids)))
 
     def list(self, prefix: str = "") -> list[Document]:
-        """See `Backend.list`. All documents are as of one moment."""
-        return [_document(each) for each in self._owner.ask(OwnerCalls.documents_of, prefix)]
+        """Return the documents whose id begins with `prefix`, all as of one moment."""
+        return [_document(each) for each in self._owner.ask(DocumentCalls.documents_of, prefix)]
 
     def update(self, changes: Mapping[StateId, Change]) -> dict[StateId, Document]:
-        """See `Backend.update`. All changes are one transaction."""
+        """Change documents in one transaction; return their new values."""
 
         def attempt() -> dict[StateId, Document]:
             before = self.read(list(changes))
@@ -50,7 +51,7 @@ class OwnerBackend:
                 Changed(each, before[each].generation if each in before else 0, to_text(change(before.get(each))))
                 for each, change in changes.items()
             ]
-            made = self._owner.ask(OwnerCalls.change_documents, wanted, self._clock.wall_ms(), self._busy_ms)
+            made = self._owner.ask(DocumentCalls.change_documents, wanted, self._clock.wall_ms(), self._busy_ms)
             if made is None:
                 raise Busy("another writer was faster")
             return _by_id(made)
@@ -58,13 +59,13 @@ class OwnerBackend:
         return self._patiently(attempt)
 
     def forget(self, ids: Sequence[StateId]) -> int:
-        """See `Backend.forget`. One transaction."""
-        return self._patiently(lambda: self._owner.ask(OwnerCalls.forget_documents, list(ids), self._busy_ms))
+        """Remove documents without a tombstone, in one transaction; return how many existed."""
+        return self._patiently(lambda: self._owner.ask(DocumentCalls.forget_documents, list(ids), self._busy_ms))
 
     def place(self, documents: Sequence[Document]) -> None:
-        """See `Backend.place`. One transaction."""
+        """Store documents of another backend unchanged, in one transaction."""
         stored = [StateDocument(d.state_id, d.generation, to_text(d.content), d.changed_ms) for d in documents]
-        self._patiently(lambda: self._owner.ask(OwnerCalls.place_documents, stored, self._busy_ms))
+        self._patiently(lambda: self._owner.ask(DocumentCalls.place_documents, stored, self._busy_ms))
 
     def lock(self, name: str, purpose: str) -> AbstractContextManager[None]:
         """Refuse: only processes of the owner's host can hold its files."""
@@ -97,18 +98,20 @@ class OwnerBackend:
             raise last or StateLockedError(f"{error}, again and again", path=self.location) from error
 
 
-def documents_of(locations: Locations, clock: Clock, retry: RetryPolicy) -> Backend:
-    """Return the operational state that lies with partition 0. locations: must have chosen their copies."""
-    owner = locations.owner_of(PartitionIndex(0))
-    return DirectoryBackend(locations.directory, clock, retry) if owner is None else OwnerBackend(owner, clock, retry)
-
-
-def origins_of(locations: Locations) -> tuple[Origin, ...]:
-    """Return the stores that the store was made from, as `read_origins`. locations: must have chosen their copies."""
-    owner = locations.owner_of(PartitionIndex(0))
+def documents_of(store: Store, clock: Clock, retry: RetryPolicy) -> DirectoryBackend | OwnerBackend:
+    """Return the operational state that lies with partition 0 of a store."""
+    owner = store.home_owner()
     if owner is None:
-        return read_origins(locations.directory)
-    stored = [StoredState(*msgspec.structs.astuple(each)) for each in owner.ask(OwnerCalls.documents, [DOCUMENT])]
+        return DirectoryBackend(store.directory, clock, retry, store)
+    return OwnerBackend(owner, clock, retry, store)
+
+
+def origins_of(store: Store) -> tuple[Origin, ...]:
+    """Return the stores that a store was made from, as `read_origins` does."""
+    owner = store.home_owner()
+    if owner is None:
+        return read_origins(store.directory)
+    stored = [StoredState(*msgspec.structs.astuple(each)) for each in owner.ask(DocumentCalls.documents, [DOCUMENT])]
     return origins_in(next(iter(stored), None), Path(owner.location))
 
 

@@ -31,6 +31,7 @@ from recovery.operational.backends.paths import STATE_FILE, decode_path, encode_
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.ids import StateId
 from recovery.places.protocol import Conflict, DocumentStore, Token, nonce
+from recovery.storage.store import Store
 
 FORMAT, VERSION = "recovery-state", 1
 READERS = 8
@@ -55,10 +56,11 @@ class StoredDocument:
 
 
 class RemoteBackend:
-    """See `Backend`. `terms` apply to its leases."""
+    """A `Backend` of objects in a `DocumentStore`. terms: of the leases that are its locks."""
 
     def __init__(self, objects: DocumentStore, clock: Clock, retry: RetryPolicy, terms: LeaseTerms) -> None:
         self.location = objects.location
+        self.store: Store | None = None
         self._objects = objects
         self._clock = clock
         self._retry = retry
@@ -66,12 +68,11 @@ class RemoteBackend:
         self._held = threading.local()
 
     def read(self, ids: Sequence[StateId]) -> dict[StateId, Document]:
-        """See `Backend.read`."""
         found = self._map(self._get, ids)
         return {each: stored.document for each, stored in zip(ids, found, strict=True) if stored is not None}
 
     def list(self, prefix: str = "") -> list[Document]:
-        """See `Backend.list`. Each document is as of the moment it is read."""
+        """Return the documents whose id begins with `prefix`, each as of the moment it is read."""
         directory = encode_path(prefix.rpartition("/")[0]) if "/" in prefix else ""
         below = "" if "!" in directory else directory
         paths = [path for path in self._objects.paths(below) if path.endswith(f"/{STATE_FILE}")]
@@ -84,18 +85,16 @@ class RemoteBackend:
         return sorted((d for d in found if d.state_id.startswith(prefix)), key=lambda d: d.state_id)
 
     def update(self, changes: Mapping[StateId, Change]) -> dict[StateId, Document]:
-        """See `Backend.update`. The changes are made one by one, in the order given."""
+        """Change documents one by one, in the order given; return their new values."""
         found = {state_id: self._update(state_id, change) for state_id, change in changes.items()}
         return {state_id: document for state_id, document in found.items() if document is not None}
 
     def forget(self, ids: Sequence[StateId]) -> int:
-        """See `Backend.forget`."""
         existing = [each for each, stored in zip(ids, self._map(self._get, ids), strict=True) if stored is not None]
         self._map(lambda each: self._objects.delete(f"{encode_path(each)}/{STATE_FILE}"), existing)
         return len(existing)
 
     def place(self, documents: Sequence[Document]) -> None:
-        """See `Backend.place`."""
         for document in documents:
 
             def attempt(document: Document = document) -> None:
@@ -106,7 +105,7 @@ class RemoteBackend:
 
     @contextmanager
     def lock(self, name: str, purpose: str) -> Iterator[None]:
-        """See `Backend.lock`. A lease, renewed while it is held; writes of the holding thread carry its fencing
+        """Hold the lock of this name: a lease, renewed while it is held. Writes of the holding thread carry its fencing
         number."""
         held: list[HeldLease] = self._held.__dict__.setdefault("leases", [])
         with HeldLease(self._objects, name, purpose, self._clock, self._terms, self._retry.longest_s) as lease:

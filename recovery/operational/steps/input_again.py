@@ -24,6 +24,7 @@ from recovery.errors import RecoveryError
 from recovery.planning.lost_input import SHOWN_PARTS
 from recovery.planning.resume import BEGINNING, ResumePlan, common_cuts
 from recovery.storage.snapshot import Snapshot
+from recovery.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +43,19 @@ class InputAgain:
         return f"it would read {counted(self.files, 'file')} of this host again{'; '.join(['', *what])}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same facts as JSON values."""
+        """Return the fields as JSON values."""
         return asdict(self)
 
 
-def input_again(plan: ResumePlan) -> InputAgain | None:
-    """Return the files that a plan reads again; None if it discards no epoch that all partitions hold, or has read no
-    files. Only reads. Raises the errors of reading."""
+def input_again(store: Store, plan: ResumePlan) -> InputAgain | None:
+    """Return the files that a plan of a store reads again; None if it discards no epoch that all partitions hold, or
+    has read no files. Only reads. Raises the errors of reading."""
     newest = max(common_cuts(plan.partitions))
     chosen = BEGINNING if plan.snapshot is None else plan.snapshot.cut
     if chosen == newest:
         return None
-    known = () if chosen == BEGINNING else _rows(Snapshot.of(plan, chosen))
-    beyond = reached_between(_rows(Snapshot.of(plan, newest)), known)
+    known = () if chosen == BEGINNING else _rows(Snapshot.of(plan, chosen, store.reader))
+    beyond = reached_between(_rows(Snapshot.of(plan, newest, store.reader)), known)
     found = dict(_looked(beyond))
     gone = tuple(name for name, state in found.items() if state == "gone")
     changed = tuple(name for name, state in found.items() if state == "changed")

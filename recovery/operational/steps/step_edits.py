@@ -7,11 +7,9 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from secrets import token_hex
 from typing import TypeVar
 
 from recovery.base.clock import Clock
-from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import Epoch
 from recovery.base.reserved import DECLARATIONS_STEP, RESERVED_PREFIX
 from recovery.epochs.writer import EpochWriter, StepKey
@@ -22,13 +20,10 @@ from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.runs import EDIT, RunHistory, RunRecorder
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
-from recovery.storage.copied import copies_of
-from recovery.storage.locations import Locations
-from recovery.storage.lock import DirectoryLock, lock_holder
-from recovery.storage.scan import scan
 from recovery.storage.seam import Edited
 from recovery.storage.snapshot import Snapshot
-from recovery.storage.verify import check_all, run_all
+from recovery.storage.store import Store
+from recovery.storage.verify import run_all
 from recovery.values.declaration import Declaration, shown
 from recovery.values.fits import key_check, state_check
 
@@ -36,57 +31,36 @@ E = TypeVar("E")
 
 
 def edit_states(
-    directory: Path,
+    store: Store,
     what: str,
     compute: Callable[[Snapshot], Mapping[StepKey, Edited]],
     *,
     clock: Clock,
     force: bool = False,
-    locations: Locations | None = None,
 ) -> Epoch | None:
     """Change states of steps as a new epoch; returns that epoch, or None if there was nothing to change.
 
-    `compute` returns the changes, given the newest snapshot under the directory's lock; with `force` it may be called
+    `compute` returns the changes, given the newest snapshot under the store's locks; with `force` it may be called
     twice. The input position stays, so the next run continues where the last one stopped. With `force` the edit does
-    not wait for a run that holds the lock, but fences it: nothing that the run does from then on counts. The edit is an
-    execution with an entry in the run history; going back before its epoch undoes it. locations: where the partitions
-    are, if owners have some; a run is then never fenced. Raises DirectoryLockedError, FlowMismatchError,
-    CorruptPartitionError, and the errors of planning, of `compute` and of the run history's backend;
-    then nothing was changed and no run fenced.
+    not wait for a run that holds the lock, but fences it: nothing that the run does from then on counts. A run with
+    owners is never fenced. The edit is an execution with an entry in the run history; going back before its epoch
+    undoes it. Raises DirectoryLockedError, FlowMismatchError, CorruptPartitionError, and the errors of planning, of
+    `compute` and of the run history's backend; then nothing was changed and no run fenced.
     """
-    if locations is not None:
-        return _edit_at_owners(locations, what, compute, clock)
-    scan(directory)
+    # Where no partitions are, no lock file is left.
+    store.found()
     with ExitStack() as held:
-        fence = force and lock_holder(directory) is not None
+        fence = force and store.to_fence() is not None
         if not fence:
-            held.enter_context(DirectoryLock(directory, clock, f"state {what}"))
-        plan = plan_resume(scan(directory))
-        _check_used(plan, directory)
-        check_whole(plan)
+            store = held.enter_context(store.locked(clock, f"state {what}"))
+        plan = plan_resume(store.found())
+        _check_used(plan, store.directory)
+        check_whole(plan, store)
         if fence:
-            return _edit_by_force(directory, what, compute, clock)
-        changes = _changes(plan, compute)
+            return _edit_by_force(store, what, compute, clock)
+        changes = _changes(store, plan, compute)
         facts = {"what": what, "keys": len(changes)}
-        return _audited(directory, plan, facts, lambda writer: writer.close(changes), clock) if changes else None
-
-
-def _edit_at_owners(
-    locations: Locations, what: str, compute: Callable[[Snapshot], Mapping[StepKey, Edited]], clock: Clock
-) -> Epoch | None:
-    """Edit while this process holds all locations. What is edited is read from copies."""
-    with ExitStack() as held:
-        held.enter_context(locations.locked(clock, token_hex(8), f"state {what}", task_key()))
-        plan = plan_resume(locations.found())
-        _check_used(plan, locations.directory)
-        check_whole(plan, locations)
-        changes = _changes(plan_resume(scan(held.enter_context(copies_of(locations)))), compute)
-        facts = {"what": what, "keys": len(changes)}
-        if not changes:
-            return None
-        return _audited(
-            locations.directory, plan, facts, lambda writer: writer.close(changes), clock, locations=locations
-        )
+        return _audited(store, plan, facts, lambda writer: writer.close(changes), clock) if changes else None
 
 
 def _check_used(plan: ResumePlan, directory: Path) -> None:
@@ -99,8 +73,10 @@ def _check_used(plan: ResumePlan, directory: Path) -> None:
         )
 
 
-def _changes(plan: ResumePlan, compute: Callable[[Snapshot], Mapping[StepKey, Edited]]) -> Mapping[StepKey, Edited]:
-    newest = Snapshot.of(plan, _cut(plan))
+def _changes(
+    store: Store, plan: ResumePlan, compute: Callable[[Snapshot], Mapping[StepKey, Edited]]
+) -> Mapping[StepKey, Edited]:
+    newest = Snapshot.of(plan, _cut(plan), store.reader)
     changes = compute(newest)
     for step, _ in changes:
         _check_step(step)
@@ -143,16 +119,16 @@ class _NothingToChange(Exception):  # noqa: N818 - not an error
 
 
 def _edit_by_force(
-    directory: Path, what: str, compute: Callable[[Snapshot], Mapping[StepKey, Edited]], clock: Clock
+    store: Store, what: str, compute: Callable[[Snapshot], Mapping[StepKey, Edited]], clock: Clock
 ) -> Epoch | None:
     """Edit during a run, by force: until the run is fenced. The run may close epochs meanwhile: then the changes are
     computed again, while all partitions are held."""
-    plan = plan_resume(scan(directory))
+    plan = plan_resume(store.found())
     seen, changes = _cut(plan), dict[StepKey, Edited]()
     facts: dict[str, object] = {"what": what}
 
     def look(newest: ResumePlan) -> None:
-        found = dict(_changes(newest, compute))
+        found = dict(_changes(store, newest, compute))
         changes.clear()
         changes.update(found)
         facts["keys"] = len(changes)
@@ -167,21 +143,20 @@ def _edit_by_force(
         # The run may have collected the epoch meanwhile.
         with suppress(EpochNotHeldError):
             look(plan)
-        return _audited(directory, plan, facts, lambda writer: writer.close(changes), clock, fence=decide)
+        return _audited(store, plan, facts, lambda writer: writer.close(changes), clock, fence=decide)
     except _NothingToChange:
         return None
 
 
-def audit(directory: Path, locations: Locations | None, clock: Clock) -> RunHistory:
-    """Return the run history of a directory. locations: where the partitions are, if owners have some."""
-    chosen, retry = choose(directory, None), RetryPolicy()
-    if locations is not None and chosen == directory:
-        return RunHistory(documents_of(locations, clock, retry), clock)
-    return RunHistory(open_backend(chosen, clock, retry), clock)
+def audit(store: Store, clock: Clock) -> RunHistory:
+    """Return the run history of a store, whose copies `store.found` has chosen."""
+    chosen, retry = choose(store.directory, None), RetryPolicy()
+    backend = documents_of(store, clock, retry) if chosen == store.directory else open_backend(chosen, clock, retry)
+    return RunHistory(backend, clock)
 
 
 def close_audited(
-    directory: Path,
+    store: Store,
     plan: ResumePlan,
     flow_id: str,
     facts: Mapping[str, object],
@@ -190,22 +165,19 @@ def close_audited(
     clock: Clock,
     backup_interval_s: float,
     fence: Callable[[ResumePlan], None] | None = None,
-    locations: Locations | None = None,
 ) -> E:
     """Close an epoch in an execution of its own. The entry of that execution in the run history holds `facts` and the
     user's name.
 
-    `close` gets the writer. The caller holds the directory's lock, or fences; with `locations`, it holds them all.
+    `close` gets the writer. The caller holds the store's locks, or fences.
     """
-    history = audit(directory, locations, clock)
+    history = audit(store, clock)
     # Record the edit before it begins, above all before it fences another run.
     record = history.begin(flow_id, EDIT, {**_numbers(plan), **facts, "by": _user()})
     # Owners take the record's end as long as they are held.
     with ExitStack() as held:
         try:
-            writer = EpochWriter(
-                directory, plan, flow_id, clock, backup_interval_s=backup_interval_s, fence=fence, locations=locations
-            )
+            writer = EpochWriter(store, plan, flow_id, clock, backup_interval_s=backup_interval_s, fence=fence)
             held.callback(writer.release)
             record.note(**_numbers(writer.plan), **facts)
             closed = close(writer)
@@ -224,38 +196,23 @@ def _numbers(plan: ResumePlan) -> dict[str, int]:
 
 
 def _audited(
-    directory: Path,
+    store: Store,
     plan: ResumePlan,
     facts: Mapping[str, object],
     close: Callable[[EpochWriter], E],
     clock: Clock,
     *,
     fence: Callable[[ResumePlan], None] | None = None,
-    locations: Locations | None = None,
 ) -> E:
     assert plan.flow_id is not None
-    return close_audited(
-        directory,
-        plan,
-        plan.flow_id,
-        facts,
-        close,
-        clock=clock,
-        # An edit keeps history for as long as the last run.
-        backup_interval_s=kept_interval_s(plan.partitions, None),
-        fence=fence,
-        locations=locations,
-    )
+    # An edit keeps history for as long as the last run.
+    kept_s = kept_interval_s(plan.partitions, None)
+    return close_audited(store, plan, plan.flow_id, facts, close, clock=clock, backup_interval_s=kept_s, fence=fence)
 
 
-def check_whole(plan: ResumePlan, locations: Locations | None = None) -> None:
-    """Raises CorruptPartitionError for a damaged file: nothing may be written on top of one. locations: where the
-    partitions are, if owners have some."""
-    if locations is None:
-        verdicts = check_all([d.path for d in plan.partitions])
-    else:
-        verdicts = run_all(locations.checks(plan.partitions))
-    for verdict in verdicts:
+def check_whole(plan: ResumePlan, store: Store) -> None:
+    """Raises CorruptPartitionError for a damaged file: nothing may be written on top of one."""
+    for verdict in run_all(store.checks(plan.partitions, lazy=True)):
         verdict.raise_if_damaged()
 
 

@@ -20,6 +20,7 @@ from recovery.planning.comparing import ABSENT, Comparison, Difference
 from recovery.planning.values import ClosedEpoch
 from recovery.storage.history import KeyVersion
 from recovery.storage.snapshot import Snapshot
+from recovery.storage.store import Store
 
 WRITTEN, REMOVED, TIMED_OUT, HELD = "written", "removed", "timed out", "held"
 
@@ -95,14 +96,14 @@ def history(
     Raises the errors of planning and reading, ConfigurationError, and StateNotFoundError for a step or key without any
     version.
     """
-    local = local_path(directory)
+    store = Store(local_path(directory))
     if hwm is not None and step is None and key is None:
-        return mark_history(StepTarget(local, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input)
+        return mark_history(StepTarget(store, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input)
     if hwm is not None or step is None or key is None:
         raise ConfigurationError(
             "it needs a key of a step, or a mark", cause="", remedy="Give either step and key, or hwm."
         )
-    return key_history(StepTarget(local, step, SystemClock()), step, key, with_input=with_input)
+    return key_history(StepTarget(store, step, SystemClock()), step, key, with_input=with_input)
 
 
 def key_history(target: StepTarget, step: str, key: str, *, with_input: bool = False) -> History:

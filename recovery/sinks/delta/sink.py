@@ -83,7 +83,7 @@ class DeltaSink(TableSink):
             import deltalake  # noqa: F401
         except ImportError as error:
             raise ConfigurationError(
-                f"DeltaSink needs the package deltalake: {error}", remedy="pip install 'recovery[delta]'"
+                f"DeltaSink needs the package deltalake: {error}", remedy="pip install 'deltalake>=1.6'"
             ) from error
         text = os.fspath(uri)
         self.uri = text if "://" in text else os.path.abspath(text)  # noqa: PTH100 - a Path would resolve "://" too

@@ -73,7 +73,7 @@ class IcebergSink(TableSink):
             import pyiceberg  # noqa: F401
         except ImportError as error:
             raise ConfigurationError(
-                f"IcebergSink needs the package pyiceberg: {error}", remedy="pip install 'recovery[iceberg]'"
+                f"IcebergSink needs the package pyiceberg: {error}", remedy="pip install 'pyiceberg[pyarrow]>=0.12'"
             ) from error
         self.table = table
         log = self._iceberg = IcebergLog(table, catalog, properties or {})

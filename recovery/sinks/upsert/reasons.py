@@ -7,12 +7,13 @@ result, or a part of the text.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from recovery.errors import RecoveryError, SinkFailedError, SinkRefusedError
+from recovery.sinks.targets import TargetRefusal
 
 POSTGRESQL = ("psycopg", "psycopg2", "pg8000")
 """The modules of connections to PostgreSQL."""
@@ -30,55 +31,46 @@ class Again(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(TargetRefusal):
     """Why a database refuses a statement.
 
-    means: what the database says, and why: why the run ends with `error`, both for the documentation. codes: SQLSTATEs,
-    or the class of some, which has two characters. kinds: classes of exceptions, or beginnings of SQLite's names of
-    results. texts: parts of what is said, in lower case.
+    codes: SQLSTATEs, or the class of some, which has two characters. kinds: classes of exceptions, or beginnings of
+    SQLite's names of results.
     """
 
-    means: str
-    codes: tuple[str, ...]
-    again: Again
-    error: type[RecoveryError]
-    why: str
-    cause: str
-    remedy: str
-    kinds: tuple[str, ...] = ()
-    texts: tuple[str, ...] = ()
+    again: Again = Again.NEVER
 
 
 CONFLICT = Reason(
     "a deadlock, a serialization failure",
     ("40001", "40003", "40P01"),
-    Again.ALWAYS,
     SinkFailedError,
     "the other transaction ends",
     "Transactions of others write the same rows at the same time, and in another order than that of their keys.",
     f"Let them write in the order of the keys, or in shorter transactions; then {_AGAIN}",
+    again=Again.ALWAYS,
     texts=("conflict on", "write-write conflict"),
 )
 LOCKED = Reason(
     "a lock timeout, a table or database in use",
     ("55P03", "55006"),
-    Again.RUNNING,
     SinkFailedError,
     "whoever holds the lock ends; a start waits for the lock by itself",
     "Another connection holds a lock for longer than this one waits.",
     f"Let the other connection end its transaction, or let `connect` give connections that wait longer; then {_AGAIN}",
+    again=Again.RUNNING,
     kinds=("SQLITE_BUSY", "SQLITE_LOCKED"),
     texts=("is locked", "not set lock"),
 )
 OUTAGE = Reason(
     "no connection: cut, refused or timed out, an unknown host, a server that restarts or has no connection left",
     ("08", "53300", "57P01", "57P02", "57P03", "57P05"),
-    Again.RUNNING,
     SinkFailedError,
     "servers, networks and names of hosts come back",
     "The connection was cut, by the network, the server or a limit such as idle_in_transaction_session_timeout; or the "
     "server is restarting, not reachable or out of connections.",
     f"When it is reachable again, {_AGAIN}",
+    again=Again.RUNNING,
     texts=(
         "connection refused", "failed to resolve host", "could not translate host name", "too many connections",
         "no more connections allowed",
@@ -88,38 +80,37 @@ OUTAGE = Reason(
 OVERTIME = Reason(
     "a statement was cancelled, or a transaction took too long",
     ("25P03", "25P04", "57014"),
-    Again.RUNNING,
     SinkFailedError,
     "a server with less to do is faster",
     "The step took longer than statement_timeout, transaction_timeout or idle_in_transaction_session_timeout allow, "
     "or somebody cancelled it.",
     f"Raise that limit for this user, or make epochs smaller (-s); then {_AGAIN}",
+    again=Again.RUNNING,
 )
 FULL = Reason(
     "the disk is full or failing, the memory is used up",
     ("53", "58"),
-    Again.RUNNING,
     SinkFailedError,
     "room is made without a change of the flow",
     "The host of the database has no room on its disk or no memory left, or its disk fails.",
     f"Make room there; then {_AGAIN}",
+    again=Again.RUNNING,
     kinds=("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "OutOfMemoryException"),
     texts=("disk full", "disk is full", "disk i/o error"),
 )
 READ_ONLY = Reason(
     "the server only reads: a standby, as during a failover",
     ("25006",),
-    Again.RUNNING,
     SinkFailedError,
     "a failover ends",
     "The connection may only read: the user is limited to reading, or the server is a standby, as after a failover to "
     "another server.",
     f"Let `connect` lead to the primary (target_session_attrs=read-write); then {_AGAIN}",
+    again=Again.RUNNING,
 )
 LOGIN = Reason(
     "a wrong password, no such user, a user who may not connect from here",
     ("28",),
-    Again.NEVER,
     SinkRefusedError,
     "somebody has to correct the address or the account, and repeated attempts may lock it",
     "The user or the password that `connect` gives is wrong, or the server does not accept this user from this host.",
@@ -129,7 +120,6 @@ LOGIN = Reason(
 NO_DATABASE = Reason(
     "no such database or schema",
     ("3D", "3F", "57P04"),
-    Again.NEVER,
     SinkRefusedError,
     "somebody has to correct the address, or to restore what was dropped",
     "`connect` names a database or a schema that the server does not have, or it was dropped.",
@@ -139,7 +129,6 @@ NO_DATABASE = Reason(
 TLS = Reason(
     "a certificate that is not trusted, or no TLS where `connect` asks for it",
     (),
-    Again.NEVER,
     SinkRefusedError,
     "somebody has to correct the certificates",
     "The server's certificate is not signed by an authority that `connect` trusts, is for another name or has expired; "
@@ -157,7 +146,6 @@ TLS = Reason(
 POOLER = Reason(
     "PgBouncer is set up in a way that does not work",
     ("26",),
-    Again.NEVER,
     SinkRefusedError,
     "somebody has to change its settings",
     "PgBouncer gives each statement another session (pool_mode=statement), or `connect` sends a setting that PgBouncer "
@@ -169,7 +157,6 @@ POOLER = Reason(
 RIGHTS = Reason(
     "this user lacks a right",
     ("42501",),
-    Again.NEVER,
     SinkRefusedError,
     "somebody has to grant it",
     "This connection's user lacks a right. It must be able to create tables, and to read and write them and the target "
@@ -180,7 +167,6 @@ RIGHTS = Reason(
 READ_ONLY_FILE = Reason(
     "the file may only be read",
     (),
-    Again.NEVER,
     SinkRefusedError,
     "somebody has to grant the right, or to change `connect`",
     "This user may not write to the database's file or its directory, or `connect` opens the file to read only.",
@@ -191,7 +177,6 @@ READ_ONLY_FILE = Reason(
 ABSENT = Reason(
     "no such table",
     ("42P01",),
-    Again.NEVER,
     SinkRefusedError,
     "somebody has to restore the table, or to correct its name",
     "A table was dropped or renamed, or this is another database.",
@@ -201,7 +186,6 @@ ABSENT = Reason(
 SHAPE = Reason(
     "the table's form: a column, type or unique index that it does not have, a statement that it does not know",
     ("0A", "42", "54"),
-    Again.NEVER,
     SinkRefusedError,
     "somebody has to change the table or the flow",
     "The table's columns, their types or its unique index were changed since the run began; or it is a view, or in a "
@@ -212,7 +196,6 @@ SHAPE = Reason(
 DAMAGED = Reason(
     "data or an index is damaged, or the file is no database",
     ("XX001", "XX002"),
-    Again.NEVER,
     SinkRefusedError,
     "somebody has to repair or restore it",
     "The database's files are damaged, or the file is not one of this kind of database.",
@@ -223,7 +206,6 @@ DAMAGED = Reason(
 VALUE = Reason(
     "a value: too long, out of range, NULL, against a constraint or refused by a trigger",
     ("09", "22", "23", "27", "44", "54000", "P0"),
-    Again.NEVER,
     SinkRefusedError,
     "the flow gave this row. When only the table's rows of others are concerned, as while going back, or the epoch is "
     "closed already: `SinkRefusedError` (56)",
@@ -234,7 +216,6 @@ VALUE = Reason(
 OTHER = Reason(
     "anything else",
     (),
-    Again.NEVER,
     SinkFailedError,
     "it is not known whether the cause passes",
     "The database reports this error; or it is full, failing or not reachable.",
@@ -261,7 +242,7 @@ def reason_of(error: BaseException | None) -> Reason:
     kinds = [getattr(error, "sqlite_errorname", ""), *(kind.__name__ for kind in type(error).__mro__)]
     text = said(error).lower()
     # VALUE first: what is said of a value may contain the value.
-    found = next((each for each in (VALUE, *REASONS) if _fits(each, kinds, text)), OTHER)
+    found = next((each for each in (VALUE, *REASONS) if each.fits(kinds, text)), OTHER)
     return OUTAGE if found is OTHER and (code or _is_of_the_network(error)) else found
 
 
@@ -298,12 +279,6 @@ def says_unfit(error: RecoveryError) -> bool:
 def _by_code(code: str) -> Reason:
     exact = next((each for each in REASONS if code in each.codes), None)
     return exact or next((each for each in REASONS if code[:2] in each.codes), OTHER)
-
-
-def _fits(reason: Reason, kinds: Sequence[str], text: str) -> bool:
-    return any(part in text for part in reason.texts) or any(
-        kind.startswith(name) for kind in kinds for name in reason.kinds
-    )
 
 
 def _is_of_the_network(error: BaseException) -> bool:

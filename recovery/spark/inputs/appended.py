@@ -25,7 +25,7 @@ _CAUSE = "The file was removed, compressed, truncated or written again after the
 
 
 class AppendedInput:
-    """The files of one `appended` source: the files of the position, and the files that were read beyond it."""
+    """The `StreamInput` of one `appended` source: the files of the position, and the files that were read beyond it."""
 
     answers: ClassVar[Answers] = {
         Question.SAME: Checked("a digest of the first and the last bytes that were read of each file", _LOOKS),
@@ -44,7 +44,7 @@ class AppendedInput:
         self._dropped: set[int] = set()
 
     def look(self) -> Looked:
-        """See `StreamInput.look`. Raises StorageError where the files cannot be read."""
+        """Look at the files, and change nothing. Raises StorageError if they cannot be read."""
         errors: list[tuple[str, RecoveryError]] = []
         at = self._at
         while at.files:
@@ -76,7 +76,7 @@ class AppendedInput:
         return Looked(tuple(needed), there, tuple(errors), {self._name: _CAUSE})
 
     def goes_on(self, lost: Sequence[Loss]) -> str | None:
-        """See `StreamInput.goes_on`. A lost file is forgotten; a file of its name is read as a new file."""
+        """Return the offset without the lost files; a file that has the name of one is read as a new file."""
         parts = {loss.needed.part for loss in lost if loss.change is not Change.SHORTENED}
         kept = {
             number: each

@@ -46,7 +46,7 @@ class _Offset(msgspec.Struct):
 
 
 class DeltaInput:
-    """One Delta table. The name of a loss is the table's path."""
+    """The `StreamInput` of one Delta table. The name of a loss is the table's path."""
 
     answers: ClassVar[Answers] = {
         Question.SAME: Checked("the id of the table", _LOOKS),
@@ -69,7 +69,7 @@ class DeltaInput:
         self._reads = [found for text in resumes.reached.offsets if (found := _offset(text)) is not None]
 
     def look(self) -> Looked:
-        """See `StreamInput.look`. Raises StorageError if the log cannot be listed."""
+        """Look at the table's log, and change nothing. Raises StorageError if the log cannot be listed."""
         if not self._name or (self._at is None and not self._reads):
             # A table that a catalog names by something else than its path.
             return Looked()
@@ -101,7 +101,7 @@ class DeltaInput:
         return Looked((needed,), there, causes={self._name: _CAUSE})
 
     def goes_on(self, lost: Sequence[Loss]) -> str | None:
-        """See `StreamInput.goes_on`. Another table is read from its beginning."""
+        """Return the offset from which Spark reads on without the lost versions; of another table, its beginning."""
         [loss] = lost
         if loss.change is Change.REPLACED:
             return NOTHING_READ

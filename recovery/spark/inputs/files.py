@@ -26,7 +26,8 @@ _CAUSE = (
 
 
 class FilesInput:
-    """Files below a path: the files that discarded epochs have read, or micro-batches that no epoch closed.
+    """The `StreamInput` of files below a path: the files that discarded epochs have read, or micro-batches that no
+    epoch closed.
 
     The logs of the source name the files. Files that epochs before the resume epoch have read may be removed: nobody
     reads them again.
@@ -50,7 +51,7 @@ class FilesInput:
         self._reached = resumes.reached
 
     def look(self) -> Looked:
-        """See `StreamInput.look`. Raises StorageError if the file system cannot be asked."""
+        """Look for the files, and change nothing. Raises StorageError if the file system cannot be asked."""
         closed = [each for each in self._reached.files if reads(self._path, each)]
         opened = [each for each in self._reached.open_files if reads(self._path, each)]
         needed = [*self._needed(closed, timed=True), *self._needed(opened, timed=False)]
@@ -58,7 +59,7 @@ class FilesInput:
         return Looked(tuple(needed), there, causes={self._path: _CAUSE})
 
     def goes_on(self, lost: Sequence[Loss]) -> str | None:
-        """See `StreamInput.goes_on`. Spark lists the files that are there."""
+        """Return None: Spark lists the files that are there."""
         return None
 
     def _needed(self, files: Iterable[LoggedFile], *, timed: bool) -> Iterator[Needed]:

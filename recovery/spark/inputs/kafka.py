@@ -25,7 +25,7 @@ _CAUSE = "Retention removed the records, or the topic was deleted, made again, o
 
 
 class KafkaInput:
-    """The topics of one Kafka source. The name of a loss is the topic."""
+    """The `StreamInput` of one Kafka source. The name of a loss is the topic."""
 
     answers: ClassVar[Answers] = {
         Question.SAME: Checked("the id of each topic, kept with the position since the first run that saw it", _LOOKS),
@@ -45,8 +45,8 @@ class KafkaInput:
         self._reached: Offsets = {topic: _furthest(topic, [self._at, *reads]) for topic in mine}
 
     def look(self) -> Looked:
-        """See `StreamInput.look`. Raises InputLostError or FlowFailedError for a topic that the flow names and that
-        does not exist, and InputUnavailableError if the broker does not answer."""
+        """Look at the topics, and change nothing. Raises InputLostError or FlowFailedError for a topic that the flow
+        names and that does not exist, and InputUnavailableError if the broker does not answer."""
         named = self._named()
         if not self._reached and not named:
             return Looked()
@@ -67,7 +67,6 @@ class KafkaInput:
         return Looked(needed, _there(here), causes=dict.fromkeys(self._reached, _CAUSE), identities=identities)
 
     def goes_on(self, lost: Sequence[Loss]) -> str | None:
-        """See `StreamInput.goes_on`."""
         at = {topic: dict(partitions) for topic, partitions in self._at.items()}
         for loss in lost:
             partitions, number, to = at.setdefault(loss.needed.source, {}), int(loss.needed.part), loss.goes_on_at

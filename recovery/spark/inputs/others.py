@@ -13,14 +13,12 @@ _RUNS_ITS_CODE = "Only the source's own code knows its input: Spark asks it for 
 
 
 class _Unseen:
-    """A source at which a run does not look."""
+    """The `StreamInput` of a source at which a run does not look."""
 
     def look(self) -> Looked:
-        """See `StreamInput.look`."""
         return Looked()
 
     def goes_on(self, lost: Sequence[Loss]) -> str | None:
-        """See `StreamInput.goes_on`."""
         return None
 
 

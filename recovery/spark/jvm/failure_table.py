@@ -93,8 +93,8 @@ _THIS_PYTHON = (
     "recovery.run or recovery.start without spark=."
 )
 _INSTALL = (
-    "Install recovery=={version} with what it needs for the Python of every executor; or send an environment with "
-    "spark.archives and PYSPARK_PYTHON."
+    "Install the wheel of recovery {version}, with what it needs, for the Python of every executor (docs/deploying.md "
+    "says how to make the wheel); or send an environment with spark.archives and PYSPARK_PYTHON."
 )
 
 
@@ -213,6 +213,16 @@ RUNNING: Sequence[Failure] = (
         "Set PYSPARK_PYTHON to the path of a Python that all hosts have, with recovery; on one host, {this}.",
         re.compile(r'Cannot run program "(?P<program>[^"\n]*)"[^\n]*?(?:: error=\d+, |: (?=\S+$))(?P<reason>[^\n]+)'),
         re.compile(r"PythonWorkerFactory|PythonUtils|PythonRunner"),
+    ),
+    Failure(
+        "a directory for the sockets of Python workers has too long a path",
+        ConfigurationError,
+        "Spark cannot make a socket for its Python workers: {reason}",
+        "spark.python.unix.domain.socket.enabled is true, and the directory for temporary files of an executor, or of "
+        "this host, has a longer path than a socket may have, as that of a container of YARN does.",
+        "Leave that setting out; or name a short directory that all hosts have: --conf "
+        "spark.python.unix.domain.socket.dir=/tmp.",
+        re.compile(r"Error from python worker:\n(?:[^\n]*\n)*?\s*OSError: (?P<reason>AF_UNIX path too long)"),
     ),
     Failure(
         "the Python of the workers ends while it starts",
@@ -398,6 +408,16 @@ STARTING: Sequence[Failure] = (
             rf"{CLASS}(?P<reason>(?:ConnectException|UnknownHostException|NoRouteToHostException"
             r"|SocketTimeoutException|ConnectTimeoutException|IOException: Connection refused)\b[^\n]*)"
         ),
+    ),
+    Failure(
+        "the cluster starts no executors, and Spark gives up",
+        SparkUnavailableError,
+        _DIED,
+        "On Kubernetes: the driver's account may not make pods, a quota is used up, or executors end as soon as they "
+        "start: their image has another entry point, or they do not reach spark.driver.host.",
+        "Look at the account's rights (kubectl auth can-i create pods --as system:serviceaccount:NAMESPACE:ACCOUNT), "
+        "at the events (kubectl get events), and at the executors' logs. Then run the same command again.",
+        re.compile(r"(?P<reason>Spark context stopped while waiting for backend)"),
     ),
     Failure(
         "the master of a cluster does not take the application",

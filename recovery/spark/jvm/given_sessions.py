@@ -9,9 +9,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from recovery.spark.clusters import is_cluster
-from recovery.spark.jvm.session import DEFAULTS, daemon, is_made_here
+from recovery.spark.jvm.session import DEFAULTS_OF_ONE_HOST, SOCKETS, daemon, is_made_here
 
-SOCKETS, DAEMON = "spark.python.unix.domain.socket.enabled", "spark.python.daemon.module"
+DAEMON = "spark.python.daemon.module"
 COSTS = {
     SOCKETS: "over TCP each task waits some 40 ms for its Python worker",
     DAEMON: "Python workers start more slowly, and a signal to every process of a service ends "
@@ -44,9 +44,9 @@ def log_slower_settings(spark: SparkSession) -> None:
 def slower_settings(given: dict[str, str], master: str) -> dict[str, str]:
     """Return the settings, with their values, that would make micro-batches faster. given: the session's settings."""
     sparks = {SOCKETS: "false", "spark.python.worker.reuse": "true", "spark.speculation": "false"}
-    wanted = {SOCKETS: DEFAULTS[SOCKETS], "spark.python.worker.reuse": "true", "spark.speculation": "false"}
+    wanted = {"spark.python.worker.reuse": "true", "spark.speculation": "false"}
     if not is_cluster(master):
-        wanted |= daemon()
+        wanted |= {SOCKETS: DEFAULTS_OF_ONE_HOST[SOCKETS], **daemon()}
     return {
         name: value
         for name, value in wanted.items()

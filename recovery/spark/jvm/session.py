@@ -20,7 +20,7 @@ from recovery.config import DEFAULT_MASTER
 from recovery.errors import RecoveryError, SparkUnavailableError
 from recovery.host import private
 from recovery.host.signals import EndingAfter, handled
-from recovery.spark.clusters import check_master, is_cluster, is_one_process
+from recovery.spark.clusters import BY_BIND_ADDRESS, check_master, is_cluster, is_kubernetes, is_one_process
 from recovery.spark.jvm import cache, executors, local_files, versions
 from recovery.spark.jvm.jars import advice, check_jars, check_loaded
 from recovery.spark.jvm.java import choose_java, java_home
@@ -41,20 +41,25 @@ DEFAULTS = {
     "spark.sql.files.openCostInBytes": str(256 << 10),
     # If Spark sorts, a step's loop takes one record batch of its input as a chunk.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
-    # Over TCP a task waits some 40 ms until the last packet for its Python worker is sent.
-    "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
     # Of Spark's two ways to write its checkpoint, this one starts fewer processes for a local file. Both rename a file
     # when it is complete, and neither syncs it; the checkpoint of a run need not outlive the run.
     FILE_MANAGER: versions.FILE_MANAGER,
 }
+"""Defaults for every master. Executors of a cluster get them too, so none depends on this host."""
+SOCKETS = "spark.python.unix.domain.socket.enabled"
 DEFAULTS_OF_ONE_HOST = {
     "spark.driver.host": "localhost",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+    # Over TCP a task waits some 40 ms until the last packet for its Python worker is sent. On a cluster this is left to
+    # the user: a container's directory for temporary files may have a longer path than a socket can have.
+    SOCKETS: str(hasattr(socket, "AF_UNIX")).lower(),
 }
 """The settings' defaults for masters whose executors run on this host."""
-
-
+DEFAULTS_OF_CLUSTERS = executors.REPORTED
+"""The settings' defaults for masters whose executors may run on other hosts. None depends on this host."""
+STARTUP = Path(__file__).resolve().with_name("startup")
+"""The directory whose `sitecustomize` runs first in Python processes of the JVM."""
 _MADE: weakref.WeakSet[Any] = weakref.WeakSet()
 """The contexts of the sessions that `create_session` has made."""
 
@@ -109,11 +114,9 @@ def _check(master: str, conf: Mapping[str, str]) -> None:
 
 def _begin(name: str, master: str, conf: Mapping[str, str]) -> _Begun:
     """Start a JVM if this process has none."""
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkContext
 
-    settings = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
-    for key, value in {**DEFAULTS, **_of_master(master), **conf}.items():
-        settings.set(key, value)
+    settings = settings_of(name, master, conf)
     given = settings.get("spark.driver.extraJavaOptions", "")
     home = java_home()
     shared = cache.start_options(home, given)
@@ -125,6 +128,16 @@ def _begin(name: str, master: str, conf: Mapping[str, str]) -> _Begun:
         launch = Launch(settings, _for_cluster() if is_cluster(master) else _for_python())
     leaves = launch is not None and cache.leaves_archive(shared)
     return _Begun((name, master, dict(conf)), settings, launch, home if leaves else None)
+
+
+def settings_of(name: str, master: str, conf: Mapping[str, str]) -> SparkConf:
+    """Return the settings of a session, without the options of the driver's JVM. conf: the user's settings."""
+    from pyspark import SparkConf
+
+    settings = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
+    for key, value in {**DEFAULTS, **_of_master(master), **conf}.items():
+        settings.set(key, value)
+    return settings
 
 
 def _taken(name: str, master: str, conf: Mapping[str, str]) -> _Begun | None:
@@ -205,9 +218,8 @@ def _of_master(master: str) -> dict[str, str]:
     perhaps, this Python."""
     if not is_cluster(master):
         return {**DEFAULTS_OF_ONE_HOST, **daemon(), **_private(master)}
-    # Spark puts sockets into the JVM's directory for temporary files, on the driver's host too.
-    sockets = {} if private.sockets() == private.home() else {"spark.python.unix.domain.socket.enabled": "false"}
-    return {**executors.REPORTED, **sockets}
+    # Executors connect to spark.driver.host on every cluster.
+    return DEFAULTS_OF_CLUSTERS | ({BY_BIND_ADDRESS: "false"} if is_kubernetes(master) else {})
 
 
 def _private(master: str) -> dict[str, str]:
@@ -218,7 +230,7 @@ def _private(master: str) -> dict[str, str]:
         settings["spark.local.dir"] = str(private.home())
     sockets = private.sockets()
     if sockets is None:
-        settings["spark.python.unix.domain.socket.enabled"] = "false"
+        settings[SOCKETS] = "false"
     else:
         settings["spark.python.unix.domain.socket.dir"] = str(sockets)
     if is_one_process(master):
@@ -265,27 +277,31 @@ def daemon() -> dict[str, str]:
 
 def _for_python() -> dict[str, str]:
     """The environment of the JVM on one host."""
-    return _with_startup(_workers_python())
+    return _with_startup(_workers_python(), STARTUP)
 
 
 def _for_cluster() -> dict[str, str]:
     """The environment of the driver's JVM on a cluster. Spark starts Python processes beside the driver too, for
     sources written in Python: by the name that executors run, for which the `PATH` leads to this Python unless the user
     names another one."""
+    # On YARN, Spark gives executors the JVM's PYTHONPATH: no other host has this link.
+    link = private.home() / STARTUP.name
+    if not link.is_symlink():
+        link.symlink_to(STARTUP, target_is_directory=True)
     if "PYSPARK_PYTHON" in os.environ:
-        return _for_python()
+        return _with_startup(_workers_python(), link)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return {"PATH": path, **_with_startup(shutil.which("python3", path=path))}
+    return {"PATH": path, **_with_startup(shutil.which("python3", path=path), link)}
 
 
-def _with_startup(python: str | None) -> dict[str, str]:
+def _with_startup(python: str | None, first: Path) -> dict[str, str]:
     """The `PYTHONPATH` that makes the JVM's Python processes run `startup` first, if `python`, which they run, is the
     Python of this process. Spark starts some Python processes for each source written in Python, with modules of its
-    own."""
-    first, path = str(Path(__file__).resolve().with_name("startup")), os.environ.get("PYTHONPATH")
+    own. first: the directory of `startup`."""
     if not _is_this_python(python):
         return {}
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [first, path])), **_safe_path()}
+    path = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(first), path])), **_safe_path()}
 
 
 def _safe_path() -> dict[str, str]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -22,7 +21,7 @@ from recovery.base.clock import Clock
 from recovery.base.ids import BatchId, Epoch, StepId
 from recovery.base.intervals import Interval, bare, parse_interval
 from recovery.base.reserved import EPOCH_STEP
-from recovery.operational.backends.open import DIRECTORY
+from recovery.operational.backends.open import StoreBackend
 from recovery.operational.closed_marks import changes
 from recovery.operational.ids import check
 from recovery.operational.manager import StateManager
@@ -85,14 +84,12 @@ class Loading:
 class FlowLoads:
     """The loads of a flow's sink: their marks move with the epoch that holds their micro-batch.
 
-    One thread loads micro-batches, and another writes epochs. `directory` None: without recovery there are no marks.
-    spread: partitions are at owners of other hosts, and loads that have marks are refused.
+    One thread loads micro-batches, and another writes epochs. documents: the operational state that lies with the
+    partitions; None: without recovery there are no marks.
     """
 
-    def __init__(self, directory: Path | None, clock: Clock, *, spread: bool = False) -> None:
-        self._spread = spread
-        none = directory is None or spread
-        self._state = None if none else StateManager(directory, backend=DIRECTORY, clock=clock)
+    def __init__(self, documents: StoreBackend | None, clock: Clock) -> None:
+        self._state = None if documents is None else StateManager(backend=documents, clock=clock)
         self._clock = clock
         self._lock = threading.Lock()
         self._moved: dict[BatchId, dict[str, Any]] = {}
@@ -101,7 +98,7 @@ class FlowLoads:
     def during(self, spark: SparkSession, batch: BatchId) -> Iterator[None]:
         """Context manager in which loads belong to this micro-batch; if the micro-batch fails, the loads move no
         mark."""
-        if self._state is None and not self._spread:
+        if self._state is None:
             yield
             return
         loading = Loading(spark, self._mark_of, self._clock)
@@ -136,13 +133,7 @@ class FlowLoads:
         """Do nothing: the marks are visible when the epoch is closed."""
 
     def _mark_of(self, key: str) -> Any:
-        if self._state is None:
-            raise bad(
-                key,
-                "its mark is read from all recovery partitions as files, and owners of other hosts have some",
-                "Load in a pipeline of its own; or bring all partitions to one directory (recovery backup DIR DEST "
-                "--owner …, then recovery restore DEST NEW_DIR).",
-            )
+        assert self._state is not None
         with self._lock:
             found = [marks[key] for _, marks in sorted(self._moved.items()) if key in marks]
         return found[-1] if found else self._state.get_hwm(key)

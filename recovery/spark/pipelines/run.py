@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -20,7 +20,8 @@ from recovery.config import DEFAULT_MASTER, RecoveryConfig, given_backup_interva
 from recovery.epochs.writer import EpochWriter
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.host.signals import InterruptedBySignal, acting, end_now
-from recovery.operational.backends.open import choose
+from recovery.operational.backends.open import StoreBackend, choose
+from recovery.operational.backends.owned import documents_of
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.closed_marks import changes
 from recovery.operational.manager import StateManager
@@ -38,10 +39,8 @@ from recovery.spark.jvm.errors import failure_behind, in_short
 from recovery.spark.jvm.launch import abandon_launch
 from recovery.spark.jvm.session import create_session
 from recovery.spark.pipelines.incremental import Load, Loading, _current, moved
-from recovery.storage.history import steps_in
-from recovery.storage.lock import DirectoryLock
-from recovery.storage.scan import scan
-from recovery.storage.verify import check_all
+from recovery.storage.store import OwnerAccess, Store
+from recovery.storage.verify import run_all
 from recovery.values.functions import check_runs, not_run
 
 PIPELINE = "pipeline"
@@ -100,17 +99,19 @@ def run_pipeline(
         ending = _Ending()
         if spark is None:
             held.enter_context(acting(ending.by))
-        plan = None if elsewhere else held.enter_context(_planned(pipeline, config, clock))
-        state = StateManager(config.directory, backend=config.state_backend, environment=environment, retry=retry,
-                             clock=clock)  # fmt: skip
+        at = None if elsewhere else held.enter_context(_planned(pipeline, config, clock, retry))
+        state = StateManager(
+            config.directory, backend=config.state_backend if at is None else at.documents, environment=environment,
+            retry=retry, clock=clock,
+        )  # fmt: skip
         if elsewhere:
             held.enter_context(state.lock(f"pipelines/{pipeline.name}", f"pipeline {pipeline.name}"))
         plans = _plan(pipeline, state, resume)
         session = held.enter_context(_session(pipeline, master, conf)) if spark is None else spark
         with _recording(state, pipeline, _facts(resume, full_refresh, no_state_update)) as record:
             writer = None
-            if plan is not None and not no_state_update:
-                writer = held.enter_context(_writing(plan, pipeline, config, clock))
+            if at is not None and not no_state_update:
+                writer = held.enter_context(_writing(at, pipeline, config, clock))
             run = _PipelineRun(
                 session, state, writer, record, clock, observer if observer is not None else _unobserved,
                 full_refresh=full_refresh, moves_marks=not no_state_update,
@@ -141,12 +142,12 @@ def _facts(resume: bool, full_refresh: bool, no_state_update: bool) -> dict[str,
 
 
 @contextlib.contextmanager
-def _writing(plan: ResumePlan, pipeline: Pipeline, config: RecoveryConfig, clock: Clock) -> Iterator[EpochWriter]:
+def _writing(at: _Planned, pipeline: Pipeline, config: RecoveryConfig, clock: Clock) -> Iterator[EpochWriter]:
     """Begin the execution that closes the epochs of a run."""
-    backup_s = kept_interval_s(plan.partitions, given_backup_interval_s(config))
-    writer = EpochWriter(config.path, plan, pipeline.name, clock, backup_interval_s=backup_s)
+    backup_s = kept_interval_s(at.plan.partitions, given_backup_interval_s(config))
+    writer = EpochWriter(at.store, at.plan, pipeline.name, clock, backup_interval_s=backup_s)
     try:
-        note_start(plan, config, clock)
+        note_start(at.plan, config, clock, at.documents)
         yield writer
     finally:
         writer.release()
@@ -357,26 +358,39 @@ class _MarksNotMovedError(Exception):
     """A node's data were written, but its marks could not be moved."""
 
 
+class _Planned(NamedTuple):
+    """The locked store of a run, the plan to resume from it, and the operational state that lies with it."""
+
+    store: Store
+    plan: ResumePlan
+    documents: StoreBackend
+
+
 @contextlib.contextmanager
-def _planned(pipeline: Pipeline, config: RecoveryConfig, clock: Clock) -> Iterator[ResumePlan]:
-    """Lock and check the recovery directory; yield the plan to resume from it."""
-    scan(config.path)
-    with DirectoryLock(config.path, clock, f"pipeline {pipeline.name}"):
-        found = scan(config.path)
-        shared = _is_shared(found, pipeline.name)
+def _planned(pipeline: Pipeline, config: RecoveryConfig, clock: Clock, retry: RetryPolicy | None) -> Iterator[_Planned]:
+    """Lock and check the partitions; yield the plan to resume from them."""
+    look = Store(config.path, OwnerAccess.of(config).connect(config.owner_deadline_s))
+    with contextlib.ExitStack() as held:
+        held.callback(look.release)
+        # Where no partitions are, no lock file is left.
+        look.found()
+        store = held.enter_context(look.locked(clock, f"pipeline {pipeline.name}"))
+        found = store.found()
+        shared = _is_shared(store, found, pipeline.name)
         plan = plan_resume(found, flow_id=pipeline.name, shared=shared, resume_epoch=config.rewind_to)
-        check_start(plan, config, clock)
-        for verdict in check_all([d.path for d in plan.partitions]):
+        documents = documents_of(store, clock, retry or RetryPolicy())
+        check_start(plan, config, clock, documents)
+        for verdict in run_all(store.checks(plan.partitions, lazy=True)):
             verdict.raise_if_damaged()
-        yield plan
+        yield _Planned(store, plan, documents)
 
 
-def _is_shared(found: Sequence[FoundFile], pipeline: str) -> bool:
+def _is_shared(store: Store, found: Sequence[FoundFile], pipeline: str) -> bool:
     """Whether a directory that is bound to another name holds only marks, and nothing of a flow."""
     files = [file.description for file in found if file.description is not None]
     if all(file.flow_id in (None, pipeline) for file in files):
         return False
-    return {step for file in files for step in steps_in(file.path)} <= {EPOCH_STEP, CLOCK_STEP}
+    return {step for file in files for step in store.reader(file).steps()} <= {EPOCH_STEP, CLOCK_STEP}
 
 
 def _check_given(
@@ -388,12 +402,6 @@ def _check_given(
     if config.no_output or config.until is not None:
         raise ConfigurationError(
             "no_output and until are for flows: a pipeline's nodes write by themselves", remedy="Leave them out."
-        )
-    if config.owners:
-        raise ConfigurationError(
-            "a pipeline was given owners of partitions",
-            cause="A pipeline has no state of steps: only marks and its run history, which it locks on this host.",
-            remedy="Give it a directory of its own, or a state backend: --state-backend URI.",
         )
     if resume and config.rewind_to is not None:
         raise ConfigurationError(

@@ -20,10 +20,11 @@ from recovery.runnable import check_config, check_flow
 from recovery.spark.clusters import check_master
 from recovery.spark.jvm.launch import abandon_launch
 from recovery.spark.jvm.session import create_session
+from recovery.spark.jvm.yarn_queue import waiting_for_yarn
+from recovery.spark.run.parts.replicating import replicated
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.query import RecoveryQuery
-from recovery.spark.run.replicating import replicated
-from recovery.spark.run.reporting.events import Observer, RunSummary
+from recovery.spark.run.reporting.events import Observer, RunSummary, WaitingForSpark
 from recovery.spark.run.start import start_prepared
 
 if TYPE_CHECKING:
@@ -58,14 +59,12 @@ def run(
     prepared = Prepared(config, flow.name, clock)
     own = spark is None
     with _ending_immediately(prepared.temporary) if own else contextlib.nullcontext():
-        try:
+        waited = _reported(flow.name, master, config, observer) if own else contextlib.nullcontext()
+        with prepared.parts.ended_on_error(), waited:
             session: Any = create_session(flow.name, master=master, conf=conf) if own else spark
-        except BaseException:
-            prepared.release()
-            raise
         ours = session if own else None
         try:
-            query = start_prepared(prepared, flow, session, flow.sink, flow.output_mode, trigger, observer, clock)
+            query = start_prepared(prepared, flow, session, flow.sink, flow.output_mode, trigger, observer)
         except BaseException:
             _stop_session(ours)
             raise
@@ -75,6 +74,21 @@ def run(
             finally:
                 _stop_session(ours)
     return query.summary
+
+
+def _reported(
+    name: str, master: str, config: RecoveryConfig | None, observer: Observer | None
+) -> contextlib.AbstractContextManager[None]:
+    """Within this context, in which a session is made, report a long wait for the cluster, and end it at its limit."""
+    if master != "yarn":
+        # No other master lets a start wait without a limit.
+        return contextlib.nullcontext()
+
+    def report(what: str, seconds: float) -> None:
+        if observer is not None:
+            observer(WaitingForSpark(what, seconds))
+
+    return waiting_for_yarn(name, None if config is None else config.wait_limit_s, report)
 
 
 def _stop_session(session: Any | None) -> None:

@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,8 +35,10 @@ from recovery.sinks.delivery import NOTE_KEY
 from recovery.spark.inputs.look import look_at_inputs
 from recovery.spark.planner.bind import BoundPlan
 from recovery.spark.planner.iceberg_tables import IcebergInput
+from recovery.spark.run.launch import setting_of
 from recovery.storage.origin import Origin
 from recovery.storage.seam import PartitionStore
+from recovery.storage.store import Store
 
 IDENTITIES_KEY = "identities"
 """The row of step `$sources` that says which topics the position speaks of: the topics' ids, by name."""
@@ -55,31 +58,27 @@ class RecoveredPosition(NamedTuple):
 def restore_position(
     store: PartitionStore,
     plan: ResumePlan,
-    sources: SourcePlaces,
-    checkpoint: Path,
-    directory: Path,
-    renames: Mapping[str, str] | None = None,
+    bound: BoundPlan,
+    home: CheckpointHome,
+    config: RecoveryConfig,
     edits: Iterable[StepEdit] = (),
-    setting: Callable[[str], str | None] = lambda _: None,
-    location: str | None = None,
 ) -> RecoveredPosition:
-    """Write the checkpoint that Spark continues from. Changes nothing in the partitions.
+    """Write into `home` the checkpoint that Spark continues from. Changes nothing in the partitions.
 
-    renames: the new names of steps by the old ones. edits: what to do to the state that steps hold. setting: returns
-    the value of a Spark setting in the flow's session, None if it has none. location: the URI on which Spark starts, if
-    it is not that of `checkpoint`. Raises FlowMismatchError or
-    SparkCheckpointError if Spark could not continue from the checkpoint, or would continue from another place.
+    edits: what to do to the state that steps hold. Raises FlowMismatchError or SparkCheckpointError if Spark could not
+    continue from the checkpoint, or would continue from another place.
     """
-    restored = restore(store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), checkpoint, location)
+    sources, checkpoint = bound.sources, home.directory
+    restored = restore(store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), checkpoint, home.location)
     recorded = store.driver_values(SOURCES_STEP, plan.resume_epoch).get(PLACES_KEY)
     left_by = recorded if isinstance(recorded, str) else None
-    _check_counted(restored, plan, directory)
+    _check_counted(restored, plan, config.path)
     begins = restored.batch is None
     if begins:
-        restored, left_by = _restore_beginning(store, checkpoint, setting)
+        restored, left_by = _restore_beginning(store, checkpoint, partial(setting_of, bound.frame.sparkSession))
     # No edit renames a step that holds no state now. A command that is run again finds the rename already done.
     edited = {edit.old for edit in edits if edit.new is not None}
-    restored = fitted(restored, checkpoint, sources, left_by, renames or {}, edited)
+    restored = fitted(restored, checkpoint, sources, left_by, config.rename_steps, edited)
     places = sources.to_text()
     changed = places != recorded
     laid_out = changed and recorded is not None and not begins
@@ -201,13 +200,14 @@ def resume_of_sink(
     execution: Execution,
     store: PartitionStore,
     origins: tuple[Origin, ...] = (),
+    where: Store | None = None,
     *,
     loses: bool,
     accepts_loss: bool = False,
     say: Callable[[str], None],
 ) -> Resume:
-    """Where the sink must go back to. origins: the stores that this one was made from. loses, accepts_loss, say: see
-    `Resume`."""
+    """Where the sink must go back to. origins: the stores that this one was made from. where, loses, accepts_loss, say:
+    see `Resume`."""
     note = store.driver_values(SINK_STEP, plan.resume_epoch).get(NOTE_KEY)
     return Resume(
         epoch=plan.resume_epoch,
@@ -218,6 +218,7 @@ def resume_of_sink(
         floor=plan.window[0],
         timeline=timeline(plan.partitions[0].executions, plan.snapshot),
         origins=origins,
+        where=where,
         executions=frozenset(each.id for partition in plan.partitions for each in partition.executions),
         held=plan.held,
         loses=loses,

@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from recovery.base import faults
-from recovery.base.ids import NO_BATCH, BatchId, Lease
+from recovery.base.ids import NO_BATCH, BatchId
 from recovery.checkpoint.beginning import take_beginning, with_starts
-from recovery.checkpoint.home import CheckpointHome
 from recovery.checkpoint.offsets import OffsetLog, labels, read_offsets, ticking
 from recovery.checkpoint.position import logged_entry
-from recovery.checkpoint.source_places import SourcePlaces
-from recovery.epochs.closer import EpochCloser
-from recovery.spark.run.position import RecoveredPosition
-from recovery.storage.seam import PartitionStore
+from recovery.spark.run.execution import FlowRun
 
 SCAN = "StreamingDataSourceV2ScanRelation"
 """The plan node that reads a source of Spark's newer API."""
@@ -37,36 +33,24 @@ class SourceStarts:
     When all sources have begun, nothing is left to do.
     """
 
-    def __init__(
-        self,
-        store: PartitionStore,
-        lease: Lease,
-        home: CheckpointHome,
-        places: SourcePlaces,
-        closer: EpochCloser,
-        position: RecoveredPosition,
-    ) -> None:
-        """position: where the run continues, in a checkpoint whose sources are in `places`."""
-        self._store = store
-        self._lease = lease
-        self._home = home
-        self._places = places
-        self._closer = closer
-        self._outdated = position.outdated
+    def __init__(self, run: FlowRun) -> None:
+        self._run = run
+        self._places = run.bound.sources
+        self._outdated = run.position.outdated
         self._waiting = True
 
     def keep(self, query: Any, batch: BatchId) -> None:
         """Make durable the starts of sources that this micro-batch is the first to read. query: the JVM's handle."""
         if not self._waiting:
             return
-        self._home.pull(batch)
-        planned, before = (read_offsets(self._home.directory, BatchId(each)) for each in (batch, batch - 1))
+        self._run.home.pull(batch)
+        planned, before = (read_offsets(self._run.home.directory, BatchId(each)) for each in (batch, batch - 1))
         assert planned is not None, f"Spark has planned micro-batch {batch}"
         begin = planned.begun - ticking(self._places, planned) - (before.begun if before is not None else set())
         if begin or self._outdated:
             starts = self._starts(query, planned) if begin else {}
             position = with_starts(planned, before, starts, self._places)
-            if self._closer.finished == NO_BATCH:
+            if self._run.closer.finished == NO_BATCH:
                 self._begin_input(position)
             elif any(label in starts or _may_log_its_start(planned.offsets[label]) for label in begin):
                 self._close_epoch(BatchId(batch - 1), position)
@@ -74,14 +58,14 @@ class SourceStarts:
         self._waiting = planned.begun != planned.offsets.keys()
 
     def _begin_input(self, position: OffsetLog) -> None:
-        beginning = take_beginning(self._home.directory, position, self._places)
+        beginning = take_beginning(self._run.home.directory, position, self._places)
         if beginning is not None:
-            self._store.begin_input(self._lease, beginning.to_text())
+            self._run.store.begin_input(self._run.lease, beginning.to_text())
             faults.reach("start.5")
 
     def _close_epoch(self, batch: BatchId, position: OffsetLog) -> None:
-        self._closer.end_epoch(lambda: True, position={f"offsets/{batch}": position.to_bytes()})
-        self._closer.wait()
+        self._run.closer.end_epoch(lambda: True, position={f"offsets/{batch}": position.to_bytes()})
+        self._run.closer.wait()
         faults.reach("start.5")
 
     def _starts(self, query: Any, planned: OffsetLog) -> dict[str, str]:

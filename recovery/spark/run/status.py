@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from py4j.protocol import Py4JError
-from pyspark.sql import SparkSession
 
 from recovery.base.ids import Lease
 from recovery.base.tracebacks import essence_of
@@ -16,7 +16,9 @@ from recovery.epochs.execution import what_ended
 from recovery.errors import FlowFailedError
 from recovery.spark.jvm.errors import JVM_GONE, as_recovery_error, jvm_failed
 from recovery.spark.jvm.lost_input import lookup_line
+from recovery.spark.jvm.lost_topics import topics_lacking
 from recovery.spark.jvm.stream_thread import fatal_error, has_died
+from recovery.spark.planner.bind import BoundPlan
 from recovery.spark.run.launch import is_alive, is_stopped
 from recovery.storage.seam import PartitionStore
 
@@ -24,15 +26,7 @@ from recovery.storage.seam import PartitionStore
 class RunStatus:
     """The status of one run. Any thread of the run may read and change the status."""
 
-    def __init__(
-        self,
-        store: PartitionStore,
-        lease: Lease,
-        lacking: Callable[[Collection[str]], Collection[str]],
-        lookups: Sequence[str] = (),
-    ) -> None:
-        """lacking: returns which of these topics Kafka lacks. lookups: the directories or files of tables that the flow
-        reads beside its streams."""
+    def __init__(self, store: PartitionStore, lease: Lease, bound: BoundPlan) -> None:
         self.query: Any = None
         """Spark's handle; None until Spark has started the query."""
         self.parked = threading.Event()
@@ -40,14 +34,15 @@ class RunStatus:
         self.released = threading.Event()
         self.over = threading.Event()
         """Set when the run has ended, or has to: the idle timer ends, and whoever waits for the run ends it."""
+        self.finished = False
+        """Whether the last epoch was closed, or could not be."""
         self.error: BaseException | None = None
         """The first error, in the form in which it is raised to the user."""
         self.tables: Callable[[], str] = str
         """Returns the tables that the flow reads whose names Spark does not say."""
         self._store = store
         self._lease = lease
-        self._lacking = lacking
-        self._lookups = lookups
+        self._bound = bound
         self._own_threads: set[int] = set()
 
     def is_alive(self) -> bool:
@@ -79,10 +74,11 @@ class RunStatus:
             if isinstance(error, Exception):
 
                 def with_tables() -> str:
-                    return "\n".join([reading(), self.tables(), *map(lookup_line, self._lookups)])
+                    return "\n".join([reading(), self.tables(), *map(lookup_line, self._bound.lookups)])
 
+                lacking = partial(topics_lacking, self._bound.frame.sparkSession, self._bound.inputs)
                 self.error = what_ended(
-                    self._store, self._lease, lambda: as_recovery_error(error, with_tables, self._lacking)
+                    self._store, self._lease, lambda: as_recovery_error(error, with_tables, lacking)
                 )
             elif is_main and not isinstance(error, SystemExit):
                 self.error = as_recovery_error(error)
@@ -92,13 +88,13 @@ class RunStatus:
             if self.error is not error:
                 self.error.__cause__ = error
 
-    def note_failure(self, spark: SparkSession) -> None:
+    def note_failure(self) -> None:
         """Keep the error that ended Spark's query, in case nobody waited for it."""
         self.note_fatal()
         with contextlib.suppress(Py4JError, *JVM_GONE):
             failure = self.query.exception()
             # After Spark was stopped, a healthy query fails at whatever it does next.
-            if failure is not None and not is_stopped(spark):
+            if failure is not None and not is_stopped(self._bound.frame.sparkSession):
                 self.note(failure)
 
     def note_fatal(self) -> None:

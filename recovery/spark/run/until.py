@@ -22,8 +22,10 @@ from recovery.planning.timeline import fork, timeline
 from recovery.planning.values import ClosedEpoch
 from recovery.spark.run.position import fitted
 from recovery.storage.origin import Origin, continued, read_origins
+from recovery.storage.reading import FileReader
 from recovery.storage.scan import scan
 from recovery.storage.snapshot import Snapshot
+from recovery.storage.store import Store
 
 
 def check_fork(origins: Sequence[Origin], directory: Path) -> None:
@@ -36,8 +38,8 @@ def check_fork(origins: Sequence[Origin], directory: Path) -> None:
         )
 
 
-def find_until(until: int | str, plan: ResumePlan, origins: Sequence[Origin]) -> Until:
-    """Return the position that the origin had reached. until: as in RecoveryConfig.
+def find_until(until: int | str, store: Store, plan: ResumePlan, origins: Sequence[Origin]) -> Until:
+    """Return the position that the origin of a store had reached. until: as in RecoveryConfig.
 
     Raises ConfigurationError, EpochNotHeldError, and the errors of planning for the origin's directory.
     """
@@ -76,21 +78,25 @@ def find_until(until: int | str, plan: ResumePlan, origins: Sequence[Origin]) ->
     parted = next((e.batch_id for d in (*plan.partitions, *reached.partitions) for e in d.epochs if e.epoch == shared),
                   None if shared else NO_BATCH)  # fmt: skip
     now = plan.snapshot.batch_id if plan.snapshot is not None else NO_BATCH
-    on_its_way = plan.resume_epoch - 1 <= shared or now == parted or _is_at_one(plan, reached, epochs, shared, epoch)
-    return Until(Snapshot.of(reached, held[epoch]), on_its_way, f"epoch {epoch} of {origin}")
+    on_its_way = (
+        plan.resume_epoch - 1 <= shared or now == parted or _is_at_one(store, plan, reached, epochs, shared, epoch)
+    )
+    return Until(Snapshot.of(reached, held[epoch], FileReader.of), on_its_way, f"epoch {epoch} of {origin}")
 
 
 def _is_at_one(
-    plan: ResumePlan, reached: ResumePlan, epochs: Mapping[Epoch, ClosedEpoch], shared: int, last: int
+    store: Store, plan: ResumePlan, reached: ResumePlan, epochs: Mapping[Epoch, ClosedEpoch], shared: int, last: int
 ) -> bool:
     """Return whether this store is at the position of one of the origin's epochs before `last`, because an earlier run
     reached it."""
     if plan.snapshot is None:
         return False
-    mine = Snapshot.of(plan, plan.snapshot.cut)
+    mine = Snapshot.of(plan, plan.snapshot.cut, store.reader)
     held = common_cuts(reached.partitions)
     between = [closed.cut for epoch, closed in epochs.items() if shared < epoch < last and closed.cut in held]
-    return any(all(each.a == each.b for each in positions(mine, Snapshot.of(reached, cut))) for cut in between)
+    return any(
+        all(each.a == each.b for each in positions(mine, Snapshot.of(reached, cut, FileReader.of))) for cut in between
+    )
 
 
 @dataclass(frozen=True, slots=True)

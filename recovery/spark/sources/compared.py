@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pyarrow
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from recovery.errors import ConfigurationError
 from recovery.host.identity import this_host
-from recovery.spark.sources.native_source import DriverAddress, check_is_here, directory_of, number_of
+from recovery.spark.sources.operator_source import DriverAddress, check_is_here, directory_of, number_of
+from recovery.storage.reading import FileReader
 from recovery.storage.snapshot import Snapshot
 
 
@@ -55,8 +55,8 @@ class ComparedReader(DataSourceReader):
             return [ComparedPartition(this_host(), _absolute(a), _absolute(b))]
         # With as many partitions, a key has the same number in both.
         return [
-            ComparedPartition(this_host(), _absolute(replace(a, paths=(one,))), _absolute(replace(b, paths=(other,))))
-            for one, other in zip(a.paths, b.paths, strict=True)
+            ComparedPartition(this_host(), *(_absolute(replace(at, readers=(one,))) for at, one in ((a, x), (b, y))))
+            for x, y in zip(a.readers, b.readers, strict=True)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
@@ -69,4 +69,4 @@ class ComparedReader(DataSourceReader):
 
 
 def _absolute(at: Snapshot) -> Snapshot:
-    return replace(at, paths=tuple(Path(path).absolute() for path in at.paths))
+    return replace(at, readers=tuple(FileReader(path.absolute()) for path in at.paths))

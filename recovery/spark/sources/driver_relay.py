@@ -42,12 +42,12 @@ from recovery.errors import RecoveryError, StateValueError
 from recovery.host import private
 from recovery.host.durable import PRIVATE
 from recovery.host.peers import of_trusted_user
-from recovery.native.choose import WantedState
+from recovery.operators.choose import WantedState
 from recovery.owner.process import OwnerProcess
 from recovery.spark.clusters import TaskServing, is_cluster
 from recovery.spark.jvm.versions import as_type, to_arrow_schema
-from recovery.spark.sources.native_source import DriverAddress
-from recovery.spark.sources.native_state import first_line, state_frame
+from recovery.spark.sources.operator_source import DriverAddress
+from recovery.spark.sources.operator_state import first_line, state_frame
 from recovery.spark.sources.restored_places import RestoredPlaces
 from recovery.storage.snapshot import snapshots_at
 
@@ -139,6 +139,9 @@ class Relay:
     def _rows(self, path: str, epoch: int | None, since: int | None) -> dict[str, Any]:
         now, before = snapshots_at(Path(path), epoch, since)
         with self._lock:
+            # Copies of partitions at owners are removed when they were read.
+            for paths in [paths for paths in self._readers if not paths[0].exists()]:
+                self._readers.pop(paths)[0].stop()
             if now.paths not in self._readers:
                 # No execution: only this process's tasks have the key and this id.
                 lease = Lease(ExecutionNumber(0), secrets.token_hex(8))

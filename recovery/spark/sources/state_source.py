@@ -22,15 +22,15 @@ from recovery.errors import ConfigurationError
 from recovery.host.identity import this_host
 from recovery.planning.resume import Cut
 from recovery.spark.sources.compared import ComparedReader
-from recovery.spark.sources.native_source import (
+from recovery.spark.sources.operator_source import (
     DriverAddress,
-    NativeFrame,
-    NativeReader,
+    OperatorFrame,
+    OperatorReader,
     ask,
     check_is_here,
     directory_of,
-    native_frame,
     number_of,
+    operator_frame,
 )
 from recovery.wire.address import OwnerAddress
 from recovery.wire.messages import Rows
@@ -53,7 +53,7 @@ class RecoveryDataSource(DataSource):
     address: ClassVar[DriverAddress | None] = None
     """The driver's address for the session in which the class was registered."""
 
-    _native: NativeFrame | None = None
+    _operator: OperatorFrame | None = None
 
     @classmethod
     def of(cls, address: DriverAddress | None) -> type[RecoveryDataSource]:
@@ -65,15 +65,15 @@ class RecoveryDataSource(DataSource):
         return "recovery"
 
     def schema(self) -> str | StructType:
-        if _is_native(self.options):
-            self._native = native_frame(self.options, self.address)
-            return self._native.schema
+        if _is_of_operator(self.options):
+            self._operator = operator_frame(self.options, self.address)
+            return self._operator.schema
         return CHANGE_SCHEMA if {"sinceepoch", "other"} & self.options.keys() else STATE_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        if _is_native(self.options):
+        if _is_of_operator(self.options):
             # Use the frame that `schema` chose, so that schema and rows are of one moment.
-            return NativeReader(self._native or native_frame(self.options, self.address), schema)
+            return OperatorReader(self._operator or operator_frame(self.options, self.address), schema)
         if "other" in self.options:
             return ComparedReader(self.options, self.address)
         return StateReader(dict(self.options), self.address)
@@ -155,5 +155,5 @@ def _cut(found: list[Any]) -> Cut:
     return Epoch(epoch), execution, BatchId(batch)
 
 
-def _is_native(options: Mapping[str, str]) -> bool:
+def _is_of_operator(options: Mapping[str, str]) -> bool:
     return "operator" in options and "step" not in options

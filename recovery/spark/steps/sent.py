@@ -37,8 +37,9 @@ def sent(definition: StepDefinition, name: str) -> Sent:
             return kind(
                 f"host {socket.gethostname()} {found}\n"
                 f"Probable cause: {cause}\n"
-                f"What to do: Install recovery=={wanted} with what it needs for the Python of every executor; or send "
-                "an environment with spark.archives and PYSPARK_PYTHON. Modules of the flow are sent with --py-files."
+                f"What to do: Install the wheel of recovery {wanted}, with what it needs, for the Python of every "
+                "executor (docs/deploying.md says how to make the wheel); or send an environment with spark.archives "
+                "and PYSPARK_PYTHON. Modules of the flow are sent with --py-files."
             )
 
         try:

@@ -231,7 +231,8 @@ class Meta(NamedTuple):
 
 
 class Delta:
-    """One delta, with the partition below it attached as `base`, read-only.
+    """One delta, with the partition below it attached as `base`, read-only. Its `read`, `apply`, `withdraw` and `due`
+    do what a `TaskStore` does, for one step and partition.
 
     Each task has its own object. The driver's object is used by the thread of the micro-batch and by the thread that
     closes an epoch.
@@ -310,7 +311,8 @@ class Delta:
         count: BatchCount,
         seam_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """See `TaskStore.apply`. seam_s: called before the commit; returns the seconds that the task spent here."""
+        """Record what `batch` changed, in one transaction, in place of an earlier apply of this batch. seam_s: called
+        before the commit; returns the seconds that the task spent here."""
         with translated(self.path), transaction(self._connection):
             meta = self._check(batch)
             self._undo(meta, batch)
@@ -327,7 +329,6 @@ class Delta:
             )
 
     def withdraw(self, batch: BatchId) -> None:
-        """See `TaskStore.withdraw`."""
         with translated(self.path), transaction(self._connection):
             self._undo(self._check(batch), batch)
             self._connection.execute("DELETE FROM batches WHERE batch = ?", (batch,))
@@ -338,7 +339,6 @@ class Delta:
                 self._connection.execute(meta.sql(statement), {"batch": batch})
 
     def due(self, batch: BatchId, up_to_ms: int) -> list[str]:
-        """See `TaskStore.due`."""
         with translated(self._partition), snapshot(self._connection):
             meta = self._check(batch)
             statement = meta.sql(f"{DUE} UNION ALL {DUE_BEFORE}" if meta.applied_batch == batch else DUE)

@@ -63,7 +63,7 @@ class PartitionShare:
 
 
 class FilePartitions:
-    """The driver's view of the partitions of one directory, while it holds the directory's lock.
+    """The `PartitionStore` of one directory, for the driver that holds the directory's lock.
 
     Where other partitions lie elsewhere, `recovery.storage.owned` puts the views together. Then results and arguments
     that are one for each partition are those of `indexes`, in this order.
@@ -115,7 +115,6 @@ class FilePartitions:
         check_opened(writer, path)
 
     def check(self, lease: Lease) -> None:
-        """See `PartitionStore.check`."""
         self._open_files.check()
         self._check_own(lease)
 
@@ -133,13 +132,13 @@ class FilePartitions:
             raise
 
     def describe(self) -> list[PartitionDescription]:
-        """See `PartitionStore.describe`."""
         return self._each(lambda index: describe.describe(self._writers[index], self.paths[index]))
 
     def start(
         self, execution: Execution, steps: Sequence[StepId], planned: Sequence[PartitionDescription] = ()
     ) -> None:
-        """See `PartitionStore.start`. Removes the scratch files of earlier executions."""
+        """Begin an execution: abandon everything at or above its resume epoch, and remove the scratch files of earlier
+        executions. Safe to repeat."""
         self.allow(steps)
         # Files that lacked an epoch come before those that hold it. Either the epoch was closed in them since, and
         # nothing is abandoned yet, or from now on it can never be closed in them.
@@ -174,7 +173,7 @@ class FilePartitions:
         self._each(begin_one, [self.indexes.index(index) for index in planned])
 
     def fence(self, plan: Callable[[Sequence[PartitionDescription]], Execution]) -> Execution:
-        """See `FencingStore.fence`.
+        """Begin the execution that `plan` returns, while another execution may be closing epochs; return it.
 
         Write transactions hold all partitions from before they are read until the new execution is recorded in each.
         So an epoch that the other execution closes is either seen here or refused everywhere.
@@ -192,7 +191,6 @@ class FilePartitions:
         return execution
 
     def prepare(self, execution: Execution) -> Path:
-        """See `PartitionStore.prepare`."""
         self._discard_scratch()
         return self._scratch.make(execution)
 
@@ -215,7 +213,6 @@ class FilePartitions:
         return self._scratch.path
 
     def address(self, lease: Lease) -> str:
-        """See `PartitionStore.address`."""
         return json.dumps(
             {
                 "kind": "files",
@@ -234,7 +231,6 @@ class FilePartitions:
         )
 
     def open(self, lease: Lease, batch: BatchId) -> None:
-        """See `PartitionStore.open`."""
         self._open_files.check()
         if self._hydration is not None:
             self._hydration.batch()
@@ -248,8 +244,7 @@ class FilePartitions:
             self._lifeline.admit()
         self._deltas.open(batch)
 
-    def seal(self, lease: Lease, batch: BatchId, *, apart: bool = True) -> None:
-        """See `PartitionStore.seal`."""
+    def seal(self, lease: Lease, batch: BatchId, apart: bool = True) -> None:
         self._deltas.seal(batch, apart=apart)
         if not apart:
             self._each(self._hold)
@@ -260,7 +255,6 @@ class FilePartitions:
             self._deltas.hold(self._writers[index])
 
     def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
-        """See `PartitionStore.close`."""
         self.check(lease)
         written = self._each(lambda index: self.close_partition(index, lease, requests[index]))
         # A commit to a file that has lost its name is not in the directory: then the epoch is not closed.
@@ -281,7 +275,6 @@ class FilePartitions:
         return close.close_epoch(writer, path, lease, request, tables, self._clock.elapsed_s)
 
     def fold(self, lease: Lease, epoch: Epoch) -> list[Mapping[str, StepSize]]:
-        """See `PartitionStore.fold`."""
         faults.reach("fold.1")
         self.check(lease)
         folded = self._each(lambda index: self.fold_partition(index, lease, epoch))
@@ -297,8 +290,6 @@ class FilePartitions:
         return fold.fold(self._writers[index], self.paths[index], lease, epoch, tables)
 
     def begin_input(self, lease: Lease, content: str) -> None:
-        """See `PartitionStore.begin_input`."""
-
         def keep(index: int) -> None:
             keep_beginning(self._writers[index], self.paths[index], lease, content)
             faults.reach("start.5.partition")
@@ -308,7 +299,6 @@ class FilePartitions:
         self._open_files.check()
 
     def beginning(self) -> str | None:
-        """See `PartitionStore.beginning`."""
         found = self.newest_beginning()
         return None if found is None else found.content
 
@@ -318,11 +308,10 @@ class FilePartitions:
         return max((beginning for beginning in each if beginning is not None), default=None)
 
     def record(self, measure: Measure) -> None:
-        """See `PartitionStore.record`. The first partition has the measures."""
+        """Store a measure, in the first partition."""
         add_measure(self._writers[0], self.paths[0], measure)
 
     def checkpoint(self) -> None:
-        """See `PartitionStore.checkpoint`."""
         self._open_files.check()
         for path in self.paths:
             # A separate connection, because another thread may be using the writer.
@@ -334,8 +323,6 @@ class FilePartitions:
                 connection.close()
 
     def collect(self, floor: Epoch) -> list[Collected]:
-        """See `PartitionStore.collect`."""
-
         def collect_one(index: int) -> Collected:
             writer, path = self._writers[index], self.paths[index]
             with translated(path):
@@ -361,7 +348,6 @@ class FilePartitions:
             self._lock.check()
 
     def counts(self, lease: Lease, batch: BatchId) -> BatchCount:
-        """See `PartitionStore.counts`."""
         return of_all_steps(self.counts_of_steps(batch).values())
 
     def counts_of_steps(self, batch: BatchId) -> dict[StepId, BatchCount]:
@@ -369,22 +355,18 @@ class FilePartitions:
         return self._deltas.counts(batch)
 
     def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None:
-        """See `PartitionStore.next_due_ms`."""
         return self._deltas.next_due_ms(steps)
 
     def driver_values(self, step: StepId, resume_epoch: Epoch | None = None) -> dict[str, str | bytes]:
-        """See `PartitionStore.driver_values`."""
         return dict(self.driver_rows(step, resume_epoch))
 
     def driver_rows(
         self, step: StepId, resume_epoch: Epoch | None = None
     ) -> Generator[tuple[str, str | bytes], None, None]:
-        """See `PartitionStore.driver_rows`."""
         for writer, path in zip(self._writers, self.paths, strict=True):
             yield from describe.step_values(writer, path, step, resume_epoch)
 
     def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:
-        """See `PartitionStore.known_steps`."""
         return set().union(
             *(
                 describe.known_steps(writer, path, resume_epoch)
@@ -393,7 +375,7 @@ class FilePartitions:
         )
 
     def release(self) -> None:
-        """See `PartitionStore.release`. Safe to repeat."""
+        """Close the files. Safe to repeat."""
         if self._hydration is not None:
             self._hydration.end()
         self._pool.shutdown()

@@ -28,8 +28,8 @@ _NOTE_BYTES = 20
 
 
 class FileTaskStore:
-    """A task's view of the partitions: deltas that this task has for itself, and that may be kept for later tasks of
-    its process."""
+    """The `TaskStore` of one task: deltas that this task has for itself, and that may be kept for later tasks of its
+    process."""
 
     def __init__(
         self,
@@ -54,7 +54,6 @@ class FileTaskStore:
         self._seam_s = 0.0
 
     def read(self, step: StepId, batch: BatchId, wanted: Mapping[PartitionIndex, Keys]) -> States:
-        """See `TaskStore.read`."""
         found: States = {}
         with self._timed():
             for partition, keys in wanted.items():
@@ -70,7 +69,6 @@ class FileTaskStore:
         changes: Mapping[PartitionIndex, Iterable[Changes]],
         count: BatchCount,
     ) -> None:
-        """See `TaskStore.apply`."""
         for partition in sorted(changes):
             # Lookups count with the next partition that is written to.
             counted, spent_s = count._replace(looked_up=count.looked_up + self._looked_up), count.seam_s + self._seam_s
@@ -85,7 +83,6 @@ class FileTaskStore:
         return before_s + self._clock.elapsed_s() - began_s
 
     def gathered(self, step: StepId, batch: BatchId, *, note: bool) -> bool:
-        """See `TaskStore.gathered`."""
         path = self._scratch / f"{file_name(step)}.gathered"
         try:
             file = open_own(path)
@@ -104,7 +101,6 @@ class FileTaskStore:
         return noted == batch
 
     def withdraw(self, step: StepId, batch: BatchId, partitions: Collection[PartitionIndex]) -> None:
-        """See `TaskStore.withdraw`."""
         for partition in partitions:
             with self._delta_of(step, partition) as delta:
                 delta.withdraw(batch)
@@ -112,7 +108,6 @@ class FileTaskStore:
     def due(
         self, step: StepId, batch: BatchId, partitions: Collection[PartitionIndex], up_to_ms: int
     ) -> dict[PartitionIndex, list[str]]:
-        """See `TaskStore.due`."""
         found = {}
         with self._timed():
             for partition in partitions:
@@ -121,7 +116,6 @@ class FileTaskStore:
         return found
 
     def release(self) -> None:
-        """See `TaskStore.release`."""
         for delta in self._deltas.values():
             self._put_away(delta)
         self._deltas.clear()

@@ -15,6 +15,7 @@ from unittest import mock
 import pyspark
 import pytest
 
+from recovery.host import private
 from recovery.spark.jvm.session import _for_cluster, _for_python, daemon
 from recovery.spark.jvm.startup import sitecustomize
 from tests.stores import ROOT
@@ -128,7 +129,11 @@ def test_on_a_cluster(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/mine")
     given = _for_cluster()
     assert given["PATH"] == os.pathsep.join([str(Path(sys.executable).parent), str(tmp_path)])
-    assert given["PYTHONPATH"].endswith(f"startup{os.pathsep}/mine")
+    first, mine = given["PYTHONPATH"].split(os.pathsep)
+    assert mine == "/mine"
+    # Executors of YARN get this path, and must find nothing there.
+    assert first.startswith(f"{private.home()}/")
+    assert Path(first, "sitecustomize.py").samefile(sitecustomize.__file__)
     monkeypatch.setenv("PYSPARK_PYTHON", "environment/bin/python")
     assert _for_cluster() == {}
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)

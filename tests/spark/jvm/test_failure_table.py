@@ -113,6 +113,15 @@ RUNS = {
         51,
         "the Python that Spark starts for its workers ended while it started: SyntaxError: invalid syntax",
     ),
+    "a directory for the sockets of Python workers has too long a path": (
+        f"{REMOTE}org.apache.spark.SparkException: \nError from python worker:\n  Traceback (most recent call last):\n"
+        '    File "/tmp/nm/container_1/pyspark.zip/pyspark/daemon.py", line 129, in manager\n'
+        "  OSError: AF_UNIX path too long\nPYTHONPATH was:\n  /tmp/nm/container_1/pyspark.zip\n"
+        "org.apache.spark.SparkException: EOFException occurred while reading the port number from pyspark.daemon's "
+        "stdout.",
+        11,
+        "Spark cannot make a socket for its Python workers: AF_UNIX path too long",
+    ),
     "a Python worker has ended: Python worker exited unexpectedly": (
         f"{LOCAL}{CRASHED}. Consider setting 'spark.…faulthandler.enabled'{STACK}",
         54,
@@ -220,6 +229,11 @@ STARTS = {
         50,
         "Spark did not start: ConnectException: Call From h/127.0.0.1 to localhost:8032 failed on connection "
         "exception: java.net.ConnectException: Connection refused; For more details see: …",
+    ),
+    "the cluster starts no executors, and Spark gives up": (
+        f"{CALL}java.lang.IllegalStateException: Spark context stopped while waiting for backend\n\tat x",
+        50,
+        "Spark did not start: Spark context stopped while waiting for backend",
     ),
     "the master of a cluster does not take the application": (
         "An error occurred while calling None.org.apache.spark.sql.classic.SparkSession.\n: "

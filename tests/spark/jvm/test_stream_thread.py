@@ -12,7 +12,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from recovery import SparkFailedError
-from recovery.spark.run import query as query_module
+from recovery.spark.run import stream as stream_module
 from tests.spark.support import run_to_end, states, totals_step
 from tests.stores import problems
 from tests.waiting import wait_until
@@ -82,7 +82,7 @@ def test_a_sink_that_swallows_the_error_of_its_call(spark, feed, tmp_path):
 
 def test_a_sink_that_does_not_return(spark, feed, tmp_path, monkeypatch):
     """The run ends without it; when it returns, after the next run has begun, nothing counts twice."""
-    monkeypatch.setattr(query_module, "ABANDON_S", 1.0)
+    monkeypatch.setattr(stream_module, "ABANDON_S", 1.0)
     may_return, returned = threading.Event(), threading.Event()
 
     def hang(batch):

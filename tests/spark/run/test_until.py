@@ -81,7 +81,7 @@ def test_native_state_depends_on_micro_batches(spark, feed, tmp_path):
 
 def prepared(directory, **config):
     """What a start finds out before Spark starts."""
-    Prepared(RecoveryConfig(directory, **config), "flow", CLOCK).release()
+    Prepared(RecoveryConfig(directory, **config), "flow", CLOCK).parts.end()
 
 
 def test_only_a_fork_runs_without_output(make_store, tmp_path):

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from recovery.backup.note import LastBackup, last_backup
-from recovery.base.clock import Clock
+from recovery.base.credentials.certificates import certificates_end_ms, read_certificates
 from recovery.base.ids import BatchId
 from recovery.epochs.closer import EpochClosed
 from recovery.errors import RecoveryError
 from recovery.metrics.exposition import About, Family, exposition, families
 from recovery.metrics.memory import ProcessMemory, measure_memory
 from recovery.metrics.meter import Meter
+from recovery.metrics.owners import seen_families
 from recovery.planning.health import Finding, parse_targets, unsaved_s
 from recovery.planning.measures import Measure
 from recovery.planning.replica import ReplicaState
 from recovery.planning.values import Execution
 from recovery.spark.clusters import is_cluster
 from recovery.spark.jvm.executors import executors_bytes
+from recovery.spark.planner.bind import BoundPlan
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.reporting.events import RunSummary
 from recovery.spark.run.reporting.operator_rows import OperatorReports
@@ -40,19 +45,16 @@ class InputCount:
         self,
         meter: Meter,
         summary: RunSummary,
-        native_state: bool,
+        bound: BoundPlan,
         batch: BatchId,
-        ticks: Sequence[bool],
         on_counted: Callable[[BatchId, int], None],
     ) -> None:
-        """native_state: whether Spark's own operators keep state. batch: the newest micro-batch that is already
-        counted. ticks: which of Spark's sources wakes steps for their timeouts; its rows are not input. on_counted:
-        called once for each micro-batch, with its rows."""
+        """batch: the newest micro-batch that is already counted. on_counted: called once for each micro-batch, with its
+        rows."""
         self.batch = batch
         self._meter = meter
         self._summary = summary
-        self._native_state = native_state
-        self._ticks = ticks
+        self._bound = bound
         self._on_counted = on_counted
         self._operators = OperatorReports()
         self._reports = True
@@ -70,7 +72,7 @@ class InputCount:
                 progress = json.loads(reported[place].json())
                 if "addBatch" in progress["durationMs"]:
                     operators, work = self._operators.of(query._jsq, progress)
-                    found.append((batch, input_rows(progress, self._ticks), operators, work))
+                    found.append((batch, input_rows(progress, self._bound.sources.ticking), operators, work))
             # Count only after all of them were read: otherwise the next look would count some again.
             found.reverse()
             for batch, rows, operators, work in found:
@@ -88,7 +90,7 @@ class InputCount:
 
         over: waits that many seconds; returns whether nothing more will come.
         """
-        if not (self._reports and self._native_state):
+        if not (self._reports and self._bound.keeps_native_state):
             return
         with contextlib.suppress(Exception):
             for _ in range(PROGRESS_LOOKS):
@@ -108,7 +110,7 @@ def input_rows(progress: Mapping[str, Any], ticks: Sequence[bool]) -> int:
     return int(progress["numInputRows"] - woken)
 
 
-def run_memory(context: Any) -> Callable[[int], ProcessMemory]:
+def _memory(context: Any) -> Callable[[int], ProcessMemory]:
     """Return what measures the memory of a run: of the driver's host, and on a cluster of the executors, too."""
     if not is_cluster(context.master):
         return measure_memory
@@ -131,54 +133,45 @@ def first_summary(prepared: Prepared, execution: Execution) -> RunSummary:
 class RunMeasures:
     """Keeps the measures of a run in its partitions, and serves them to Prometheus if configured."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        store: PartitionStore,
-        execution: Execution,
-        before: Sequence[Execution],
-        clock: Clock,
-        memory: Callable[[int], ProcessMemory] = measure_memory,
-        *,
-        native: bool,
-    ) -> None:
-        """before: the executions that the partitions already hold. memory: see `run_memory`. native: whether operators
-        of Spark keep state."""
+    def __init__(self, prepared: Prepared, bound: BoundPlan, store: PartitionStore, execution: Execution) -> None:
+        self._prepared = prepared
         self._store = store
         self._kept = prepared.temporary is None
-        self._directory = prepared.config.path
-        self._endpoint = prepared.endpoint
-        self._replication = prepared.replication
+        self._certificate_end_ms = _end_of(prepared.config.tls_cert)
         self._execution = execution
-        self._executions = (*before, execution)
-        self._clock = clock
+        self._clock = prepared.clock
         self._targets = parse_targets(prepared.config.thresholds)
         self.wait_s: Callable[[], float] = float
         """How long the run has waited for executors or a source; 0: it does not."""
-        self.meter = Meter(execution.number, clock, self._targets, memory, closes=self._kept, native=native)
+        self.meter = Meter(
+            execution.number, self._clock, self._targets, _memory(bound.frame.sparkSession.sparkContext),
+            closes=self._kept, native=bound.keeps_native_state,
+        )  # fmt: skip
 
     @property
     def url(self) -> str | None:
         """The address where Prometheus finds the metrics; None if they are not served."""
-        return self._endpoint.url if self._endpoint is not None else None
+        return None if self._prepared.endpoint is None else self._prepared.endpoint.url
 
     def started(self, resume_s: float) -> None:
         """Keep the measure of the start, and begin to serve metrics. Until the first epoch is ended, this may write to
         the partitions."""
         self._keep(self.meter.started(resume_s))
-        if self._endpoint is not None:
-            self._endpoint.serve(lambda: exposition(self._families()))
+        if self._prepared.endpoint is not None:
+            places = self._prepared.places
+            self._prepared.endpoint.serve(lambda: exposition(chain(self._families(), seen_families(places.seen))))
 
     def closed(self, closed: EpochClosed) -> tuple[Finding, ...]:
         """Keep the measure of a closed epoch, and return the targets that it misses. Called on the thread that writes
         epochs."""
         lag_s = self._backup_lag_s()
         if lag_s is None:
-            lag_s = unsaved_s(self._executions, self._clock.wall_ms())
+            executions = (*self._prepared.plan.partitions[0].executions, self._execution)
+            lag_s = unsaved_s(executions, self._clock.wall_ms())
         replica = self._replica()
         measure, missed = self.meter.closed(
             closed.epoch, closed.batch, closed.duration_s, closed.partitions, lag_s,
-            None if replica is None else replica.lag.seconds,
+            None if replica is None else replica.lag.seconds, self._prepared.places.seen, self._certificate_end_s(),
         )  # fmt: skip
         self._keep(measure)
         return missed
@@ -192,7 +185,7 @@ class RunMeasures:
     def _families(self) -> Iterator[Family]:
         """The current metrics."""
         each = self._execution
-        backup = last_backup(self._directory)
+        backup = last_backup(self._prepared.config.path)
         totals = self.meter.totals
         closed_s = totals.last_closed_s
         return families(
@@ -204,14 +197,28 @@ class RunMeasures:
             backup_objects=None if backup is None else backup.chain,
             replica=self._replica(),
             wait_s=self.wait_s(),
+            owners=self._prepared.places.seen,
+            certificate_end_s=self._certificate_end_s(),
         )
 
     def _replica(self) -> ReplicaState | None:
-        return None if self._replication is None else self._replication.state
+        return None if self._prepared.replicated is None else self._prepared.replicated.state
+
+    def _certificate_end_s(self) -> float | None:
+        end_ms = self._certificate_end_ms
+        return None if end_ms is None else (end_ms - self._clock.wall_ms()) / 1000
 
     def _backup_lag_s(self) -> float | None:
         """Seconds since `recovery backup` last finished; None if it never did."""
-        return self._lag_s(last_backup(self._directory))
+        return self._lag_s(last_backup(self._prepared.config.path))
 
     def _lag_s(self, backup: LastBackup | None) -> float | None:
         return None if backup is None else max(0, self._clock.wall_ms() - backup.finished_ms) / 1000
+
+
+def _end_of(certificate: str | os.PathLike[str] | None) -> int | None:
+    """Return when the certificate of a run ends; None: the run has none, or it cannot be read."""
+    if certificate is not None:
+        with contextlib.suppress(RecoveryError):
+            return certificates_end_ms(read_certificates(Path(certificate), "--tls-cert"))
+    return None

@@ -2,49 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 
-from recovery.base.ids import BatchId
+from recovery.base.ids import NO_BATCH, BatchId
 from recovery.base.tracebacks import essence_of, is_from_gateway
 from recovery.epochs.closer import EpochClosed
 from recovery.errors import FlowFailedError
 from recovery.metrics.meter import BatchMeasure
+from recovery.planning.replica import ReplicaState
+from recovery.planning.values import Execution
+from recovery.spark.planner.bind import BoundPlan
+from recovery.spark.run.parts.part import Part
 from recovery.spark.run.prepare import Prepared
-from recovery.spark.run.reporting.events import BatchDone, Event, InputCounted, Observer, RunSummary, Stopping
-from recovery.spark.run.reporting.measuring import InputCount, RunMeasures
-from recovery.spark.run.reporting.shown import NotebookLine
+from recovery.spark.run.reporting.events import (
+    BatchDone,
+    Event,
+    InputCounted,
+    Observer,
+    ReplicaChanged,
+    Stopping,
+)
+from recovery.spark.run.reporting.measuring import InputCount, RunMeasures, first_summary
+from recovery.spark.run.reporting.shown import NotebookLine, notebook_line
 from recovery.spark.run.status import RunStatus
+from recovery.storage.seam import PartitionStore
 
 
-class Reports:
+class Reports(Part):
     """The reports of one run. Several threads call this object; the observer hears one event at a time."""
+
+    name = "reports"
 
     def __init__(
         self,
         prepared: Prepared,
-        summary: RunSummary,
-        measures: RunMeasures,
+        bound: BoundPlan,
+        store: PartitionStore,
+        execution: Execution,
         status: RunStatus,
         observer: Observer | None,
-        line: NotebookLine | None,
-        *,
-        native_state: bool,
-        batch: BatchId,
-        ticks: Sequence[bool],
     ) -> None:
-        """native_state: whether Spark's own operators keep state. batch: the last micro-batch of the snapshot that the
-        run resumes from. ticks: which of Spark's sources wakes steps for their timeouts."""
-        self.summary = summary
-        self.measures = measures
-        self.meter = measures.meter
-        self._record = prepared.record
+        self.summary = first_summary(prepared, execution)
+        self.measures = RunMeasures(prepared, bound, store, execution)
+        self.meter = self.measures.meter
+        self._prepared = prepared
+        self.began_s = prepared.clock.elapsed_s()
         self._status = status
         self._observer = observer
-        self._line = line
-        self._input = InputCount(self.meter, summary, native_state, batch, ticks, self._on_counted)
+        self._line: NotebookLine | None = None
+        snapshot = prepared.plan.snapshot
+        batch = NO_BATCH if snapshot is None else snapshot.batch_id
+        self._input = InputCount(self.meter, self.summary, bound, batch, self._on_counted)
         self._notifying = threading.Lock()
+
+    def show(self) -> None:
+        """Show the run below the running cell of a notebook."""
+        self._line = notebook_line(self._prepared.flow_id)
 
     def notify(self, event: Event) -> None:
         """Pass the event to the observer."""
@@ -55,10 +70,11 @@ class Reports:
                 if self._observer is not None:
                     self._tell(event)
 
-    def ended(self) -> None:
-        """Show in a notebook how the run ended."""
-        if self._line is not None:
-            self._line.ended(self.summary, self._status.error)
+    def replica_changed(self, replica: ReplicaState) -> None:
+        """Tell the observer that the replication has a problem, or has none any more."""
+        # The observer may stop the run, whose end waits for the thread that ships.
+        with self._status.own_thread():
+            self.notify(ReplicaChanged(replica))
 
     def stopping(self, number: int, batch: BatchId | None) -> None:
         """Tell the observer that the signal with this number ends the run, and which micro-batch the run waits for."""
@@ -97,25 +113,39 @@ class Reports:
             self._status.over.set()
             raise
 
-    def batch_done(self, done: BatchDone, measure: BatchMeasure) -> None:
+    def batch_processed(self, done: BatchDone, measure: BatchMeasure) -> None:
         """Report a micro-batch that was processed."""
         self.meter.batch(done.batch, measure)
         self.notify(done)
 
-    def closed(self, closed: EpochClosed) -> None:
+    def epoch_closed(self, closed: EpochClosed) -> None:
         """Report a closed epoch. Called on the thread that writes epochs."""
         status = self._status
         self.summary.epochs += 1
         self.summary.last_epoch = closed.epoch
         self.summary.snapshot_s += closed.duration_s
-        self.record_progress()
+        self._record_progress()
         if status.query is not None:
             self._input.wait(status.query, closed.batch, lambda s: not status.is_alive() or status.over.wait(s))
         missed = self.measures.closed(closed)
         self.summary.exceeded = [each.as_json() for each in self.meter.exceeded]
         self.notify(replace(closed, health=missed))
 
-    def record_progress(self) -> None:
+    def _record_progress(self) -> None:
         """Write the progress into the run history."""
-        if self._record is not None:
-            self._record.note(self.summary.last_epoch, self.summary.batches, self.summary.rows)
+        if self._prepared.record is not None:
+            self._prepared.record.note(self.summary.last_epoch, self.summary.batches, self.summary.rows)
+
+    def end(self, error: BaseException | None) -> None:
+        """Count what Spark has reported at last, and write the progress into the run history."""
+        with contextlib.suppress(Exception):
+            self.count_input()
+        self._record_progress()
+
+    def ended(self) -> None:
+        """Complete the summary when everything has ended, and show in a notebook how the run ended."""
+        if self._prepared.replicated is not None:
+            self.summary.replica = self._prepared.replicated.state.as_json()
+        self.summary.elapsed_s = self._prepared.clock.elapsed_s() - self.began_s
+        if self._line is not None:
+            self._line.ended(self.summary, self._status.error)

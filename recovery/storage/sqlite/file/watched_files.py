@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 import apsw
 
 from recovery.errors import FileReplacedError, LinkedPartitionError, StorageError
+from recovery.planning.strays import free_name
 from recovery.storage.sqlite.file.forked import is_at
 
 Identity = tuple[int, int]
@@ -197,12 +199,14 @@ def refuse_other_names(path: Path, found: os.stat_result) -> None:
     ours = sum(_is(name, found) for name in staged)
     others = found.st_nlink - 1 - ours
     if others > 0:
+        copy = free_name(real.name, ".copy", lambda name: os.path.lexists(real.with_name(name)))
+        commands = (["cp", real.name, copy], ["mv", copy, real.name])
         raise LinkedPartitionError(
             f"this file has {others} other name{'s' * (others > 1)} (hard link{'s' * (others > 1)}), which another "
             "directory may be using",
             path=path,
             remedy="Give this directory a file of its own while nobody uses either: "
-            f"cp {real.name} {real.name}.copy && mv {real.name}.copy {real.name}",
+            + " && ".join(map(shlex.join, commands)),
         )
 
 

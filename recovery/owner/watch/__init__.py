@@ -1,0 +1,1 @@
+"""What operators see of an owner's service, and what they renew: facts, log, credentials."""

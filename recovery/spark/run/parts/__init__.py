@@ -1,0 +1,1 @@
+"""What a run begins and ends besides its micro-batches: one part a module."""

@@ -1,0 +1,283 @@
+"""Where the partitions of a store are: the directory of a run or look, and the owners that were named."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recovery.base.addresses import host_and_port
+from recovery.base.clock import Clock
+from recovery.base.credentials.certificates import read_certificates
+from recovery.base.credentials.task_key import task_key
+from recovery.base.credentials.token import TokenFile
+from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
+from recovery.base.threads import each
+from recovery.config import RecoveryConfig
+from recovery.errors import ConfigurationError, DirectoryLockedError, NoPartitionsError, RecoveryError
+from recovery.planning.copies import Location, choose_copies
+from recovery.planning.owner_facts import SeenOwner
+from recovery.planning.values import FoundFile, PartitionDescription
+from recovery.storage.connect import connect_driver
+from recovery.storage.documents import home
+from recovery.storage.lazy.names import is_lazy
+from recovery.storage.lock import DirectoryLock, check_unlocked, lock_holder
+from recovery.storage.owned import OwnedPartitions, OwnerPartitions, at_owner
+from recovery.storage.owner_reader import OwnerReader
+from recovery.storage.reading import FileReader, PartitionReader
+from recovery.storage.scan import scan
+from recovery.storage.seam import FencingStore, PartitionStore
+from recovery.storage.snapshot import Snapshot, snapshot_of
+from recovery.storage.sqlite.store import FilePartitions, PartitionShare
+from recovery.storage.standby import refuse_standby
+from recovery.storage.verify import FullCheck, PartitionCheck, Verdict
+from recovery.wire.address import OwnerAddress
+from recovery.wire.calls import FullCheckResult, OwnerCalls
+from recovery.wire.messages import as_error
+from recovery.wire.run_client import Owner
+
+FIRST = "part-0.sqlite3"
+AT_ONCE = 16
+"""Owners that are asked at the same time."""
+
+
+class OwnerCheck:
+    """A full check of one file at an owner: a `FullCheck`."""
+
+    def __init__(self, owner: Owner, name: str) -> None:
+        self.path = Path(owner.location, name)
+        self._owner = owner
+
+    def run(self) -> Verdict:
+        """Let the owner read everything once, and return the verdict."""
+        [found] = self._owner.ask(OwnerCalls.verify, [self.path.name])
+        return _verdict(self._owner, found)
+
+    def cancel(self) -> None:
+        """Let the owner end the check."""
+        # A lost owner has ended the check.
+        with contextlib.suppress(RecoveryError):
+            self._owner.ask(OwnerCalls.end_checks)
+
+
+class OwnerAccess(NamedTuple):
+    """How the owners of a run or look are reached. owners: as the user named them."""
+
+    owners: tuple[str, ...] = ()
+    token_file: Path | None = None
+    tls_ca: Path | None = None
+
+    @classmethod
+    def of(cls, config: RecoveryConfig) -> OwnerAccess:
+        """Return how the owners of a run are reached."""
+        return cls(
+            config.owners, *(None if each is None else Path(each) for each in (config.token_file, config.tls_ca))
+        )
+
+    def connect(self, deadline_s: float) -> list[Owner]:
+        """Return the owners, each of which connects on its first call. deadline_s: how long that may take.
+
+        Raises ConfigurationError."""
+        if not self.owners:
+            return []
+        if self.token_file is None:
+            raise ConfigurationError(
+                "owners were named, and no token",
+                cause="Owners answer only those who have the token that the owners were started with.",
+                remedy="Give the file of the token: --token-file FILE",
+            )
+        token = TokenFile(self.token_file)
+        tls_ca_pem = None if self.tls_ca is None else read_certificates(self.tls_ca)
+        places = [host_and_port(owner) for owner in self.owners]
+        return [
+            Owner(OwnerAddress(host.strip("[]"), port, Lease(ExecutionNumber(0), ""), 0, deadline_s, tls_ca_pem), token)
+            for host, port in places
+        ]
+
+
+class Store:
+    """The partitions of one store: those in the directory of a run or look, and those of the owners that it names.
+
+    Without owners, the directory has all. With owners, several locations may have copies of one partition: `found`
+    chooses among them, and all later calls mean the chosen copies.
+    """
+
+    def __init__(self, directory: Path, owners: Sequence[Owner] = ()) -> None:
+        self.directory = directory
+        self.owners = tuple(owners)
+        self.notes: tuple[str, ...] = ()
+        """A note on each copy that is not used."""
+        self.asked: tuple[Location, ...] = ()
+        """What each location had when `found` chose among copies; empty if there was nothing to choose."""
+        self.shown: dict[str, str] = {}
+        """How errors name each file that is used: with its owner's location, or with the own directory."""
+        self._owner_of: dict[PartitionIndex, Owner | None] = {}
+        self._readers: dict[Path, PartitionReader] = {}
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether owners were named: then partitions may lie in several directories."""
+        return bool(self.owners)
+
+    def hold(self, run: str, purpose: str, task_key: bytes) -> None:
+        """Have every owner lock its directory, until `release` or the end of this process. The caller holds the lock of
+        the store's own directory. run: a text that nobody else has. Raises DirectoryLockedError.
+
+        Of two runs at the same time, one gets all: both lock the owners in one order, however they name them.
+        """
+        for owner in sorted(self.owners, key=Owner.incarnation):
+            owner.hold(run, f"{purpose} on {socket.gethostname()}", task_key)
+
+    @contextlib.contextmanager
+    def locked(self, clock: Clock, purpose: str) -> Iterator[Store]:
+        """Lock the own directory, and have every owner lock its own as `hold` does, until the block ends. Yields the
+        store that holds these locks; the present one stays a look. Raises DirectoryLockedError during a run, and
+        StandbyDirectoryError."""
+        store = Store(self.directory, [owner.again() for owner in self.owners])
+        with contextlib.ExitStack() as held:
+            held.callback(store.release)
+            held.enter_context(DirectoryLock(self.directory, clock, purpose))
+            store.hold(secrets.token_hex(8), purpose, task_key())
+            yield store
+
+    @property
+    def seen(self) -> list[SeenOwner]:
+        """The owners as they last answered the run that holds them, without those that have not yet."""
+        return [owner.seen for owner in self.owners if owner.seen is not None]
+
+    def check_free(self) -> None:
+        """Raise what `locked` raises, without locking: DirectoryLockedError, with the location of the owner, if a
+        process has locked a directory; StandbyDirectoryError."""
+        refuse_standby(self.directory)
+        check_unlocked(self.directory)
+        for owner in self.owners:
+            holder = owner.ask(OwnerCalls.serving).holder
+            if holder:
+                raise DirectoryLockedError(f"the owner's directory is in use by {holder}", path=owner.location)
+
+    def found(self) -> list[FoundFile]:
+        """Return the files to plan with: of several copies of a partition, the one that counts. Without owners, raises
+        as `scan` does, and a file that cannot be read is returned with its error. With owners, raises what
+        `choose_copies` raises, and the error of the first file that cannot be read."""
+        self._readers.clear()
+        if not self.owners:
+            return scan(self.directory)
+        self.asked = (self._own_location(), *each(self._at_owner, self.owners, at_once=AT_ONCE, name="owner"))
+        chosen = choose_copies(self.asked)
+        self.notes = chosen.notes
+        self.shown = {copy.partition.path.name: str(copy.partition.path) for copy in chosen.copies}
+        named = {owner.location: owner for owner in self.owners}
+        self._owner_of = {copy.partition.index: named.get(copy.location) for copy in chosen.copies}
+        return [FoundFile(copy.partition.path, copy.partition) for copy in chosen.copies]
+
+    def _own_location(self) -> Location:
+        try:
+            files = scan(self.directory)
+        except NoPartitionsError:
+            # It may hold no partition, but it must exist.
+            if not self.directory.is_dir():
+                raise
+            files = []
+        return Location(str(self.directory), tuple(_described(file) for file in files))
+
+    @staticmethod
+    def _at_owner(owner: Owner) -> Location:
+        described = []
+        for found in owner.ask(OwnerCalls.found):
+            error: RecoveryError | None = None
+            if found.refusal is not None:
+                error = as_error(found.refusal, owner.location)
+                error.path = str(Path(owner.location, found.name))
+            described.append(_described(FoundFile(Path(owner.location, found.name), found.description, error)))
+        return Location(owner.location, tuple(at_owner(owner, each) for each in described))
+
+    def reader(self, partition: PartitionDescription) -> PartitionReader:
+        """Return the reader of a partition that `found` returned, the same one until the next `found`."""
+        if partition.path not in self._readers:
+            owner = self.owner_of(partition.index)
+            of_file = FileReader.of(partition) if owner is None else OwnerReader(owner, partition.path.name)
+            self._readers[partition.path] = of_file
+        return self._readers[partition.path]
+
+    def connect(self, partitions: Sequence[PartitionDescription], scratch: Path, clock: Clock) -> PartitionStore:
+        """Open these partitions, all of a store in the order of their indexes, for writing."""
+        if not self.owners:
+            return connect_driver(partitions, scratch, clock)
+        count = len(partitions)
+        indexes = {owner: [i for i, held in self._owner_of.items() if held is owner] for owner in (None, *self.owners)}
+        own = FilePartitions(
+            [partitions[index].path for index in indexes[None]],
+            scratch,
+            clock,
+            PartitionShare(self.directory, tuple(indexes[None]), count),
+        )
+        try:
+            store_id = partitions[0].store_id
+            return OwnedPartitions(own, [OwnerPartitions(o, store_id, indexes[o], count) for o in self.owners])
+        except BaseException:
+            own.release()
+            raise
+
+    def connect_fencing(self, partitions: Sequence[PartitionDescription], scratch: Path, clock: Clock) -> FencingStore:
+        """Return what `connect` does, for a caller that fences the run which `to_fence` has found."""
+        assert not self.owners, "an owner's directory cannot be fenced"
+        return connect_driver(partitions, scratch, clock)
+
+    def to_fence(self) -> Mapping[str, Any] | None:
+        """Return the holder of the directory's lock, if an execution may fence it: a run with owners is never fenced,
+        since the owners hold their directories for it. None: there is nobody to fence."""
+        return None if self.owners else lock_holder(self.directory)
+
+    def checks(self, partitions: Sequence[PartitionDescription], *, lazy: bool = False) -> list[FullCheck]:
+        """Return a full check of each of these partitions. lazy: also of partitions whose pages are still being
+        fetched; otherwise hydration, which ends with such a check, makes it."""
+        return [self._check(each) for each in partitions if lazy or self.owner_of(each.index) or not is_lazy(each.path)]
+
+    def _check(self, partition: PartitionDescription) -> FullCheck:
+        owner = self.owner_of(partition.index)
+        return PartitionCheck(partition.path) if owner is None else OwnerCheck(owner, partition.path.name)
+
+    def owner_of(self, index: PartitionIndex) -> Owner | None:
+        """Return the owner that has a partition; None if the partition is in the run's own directory."""
+        return self._owner_of.get(index)
+
+    def newest_steps(self, partitions: Iterable[PartitionDescription]) -> list[str]:
+        """Return the steps of the flow that have state in any of these partitions, as of the newest epoch of each,
+        sorted."""
+        return sorted({step for partition in partitions for step in self.reader(partition).newest_steps()})
+
+    def home(self) -> PartitionReader:
+        """Return the reader of partition 0, which has the documents of the store. Raises what `found` raises, and
+        without owners what `recovery.storage.documents.home` raises."""
+        owner = self.home_owner()
+        return FileReader(home(self.directory)) if owner is None else OwnerReader(owner, FIRST)
+
+    def home_owner(self) -> Owner | None:
+        """Return the owner of partition 0; None: the partition is in the store's own directory."""
+        if self.owners and not self._owner_of:
+            self.found()
+        return self.owner_of(PartitionIndex(0))
+
+    def at(self, epoch: int | None = None) -> Snapshot:
+        """Return the snapshot of an epoch that all partitions hold; None: the newest. Only reads; a run may be active.
+        Raises the errors of planning, EpochNotHeldError, and what `found` raises."""
+        return snapshot_of(self.found(), self.reader, self.directory, epoch)
+
+    def release(self) -> None:
+        """End all connections; owners release their directories. May be called again."""
+        for owner in self.owners:
+            owner.release()
+
+
+def _described(file: FoundFile) -> PartitionDescription:
+    if file.error is not None:
+        raise file.error
+    assert file.description is not None
+    return file.description
+
+
+def _verdict(owner: Owner, found: FullCheckResult) -> Verdict:
+    return Verdict(Path(owner.location, found.name), found.rows, found.problems)
