@@ -13,7 +13,7 @@ import subprocess
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ auto.create.topics.enable=false
 log.retention.check.interval.ms=500
 log.segment.delete.delay.ms=100
 file.delete.delay.ms=100
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+allow.everyone.if.no.acl.found=true
 """
 
 
@@ -60,6 +62,7 @@ class Kafka:
     servers: str
     admin: Any
     _producer: Any
+    _start: Callable[[], None]
     topics: set[str] = field(default_factory=set)
 
     def create(self, topic: str, partitions: int = 2, **settings: str) -> str:
@@ -71,6 +74,11 @@ class Kafka:
         self.topics.add(topic)
         self._await(lambda: len(self.partitions(topic)) == partitions)
         return topic
+
+    def restart(self) -> None:
+        """Kill the broker, and start it again with its data; returns when it answers."""
+        self._start()
+        self._await(lambda: self.topics <= set(self.admin.list_topics()), 60)
 
     def grow(self, topic: str, partitions: int) -> None:
         """Give a topic more partitions."""
@@ -94,6 +102,12 @@ class Kafka:
         for each in sent:
             each.get(timeout=30)
 
+    def send_by_key(self, topic: str, records: Iterable[tuple[bytes, bytes]]) -> None:
+        """Add records (key, value), each to the partition of its key, in their order."""
+        for key, value in records:
+            self._producer.send(topic, key=key, value=value)
+        self._producer.flush(timeout=60)
+
     def remove_before(self, topic: str, partition: int, offset: int) -> None:
         """Remove the records before an offset, as retention does."""
         from kafka import TopicPartition
@@ -113,11 +127,15 @@ class Kafka:
             first, after = consumer.beginning_offsets(places), consumer.end_offsets(places)
             return {place.partition: (first[place], after[place]) for place in places}
 
-    def records(self, *topics: str) -> list[Any]:
-        """All records that the topics hold, read without Spark."""
+    def committed(self, *topics: str) -> list[Any]:
+        """All records that a reader of committed transactions sees, read without Spark."""
+        return self.records(*topics, isolation_level="read_committed")
+
+    def records(self, *topics: str, **options: Any) -> list[Any]:
+        """All records that the topics hold, read without Spark. options: of the consumer."""
         found: list[Any] = []
         deadline = time.monotonic() + 120
-        with self._consumer() as consumer:
+        with self._consumer(**options) as consumer:
             for place in [place for topic in topics for place in self._places(topic)]:
                 consumer.assign([place])
                 consumer.seek_to_beginning(place)
@@ -138,10 +156,10 @@ class Kafka:
         return [TopicPartition(topic, number) for number in self.partitions(topic)]
 
     @contextlib.contextmanager
-    def _consumer(self) -> Iterator[Any]:
+    def _consumer(self, **options: Any) -> Iterator[Any]:
         from kafka import KafkaConsumer
 
-        consumer = KafkaConsumer(bootstrap_servers=self.servers, enable_auto_commit=False)
+        consumer = KafkaConsumer(bootstrap_servers=self.servers, enable_auto_commit=False, **options)
         try:
             yield consumer
         finally:
@@ -158,24 +176,31 @@ class Kafka:
 
 
 @contextlib.contextmanager
-def broker(directory: Path) -> Iterator[Kafka]:
-    """A broker of its own, which keeps its data in this directory."""
+def broker(directory: Path, **more: object) -> Iterator[Kafka]:
+    """A broker of its own, which keeps its data in this directory. more: of its settings, with underscores for dots."""
     kafka = pytest.importorskip("kafka", reason="kafka-python is not installed (the test extra has it)")
     if not CONNECTOR:
         pytest.skip(needs_jars.kwargs["reason"])
     port, controller = free_port(), free_port()
     settings = directory / "server.properties"
-    settings.write_text(_SETTINGS.format(port=port, controller=controller, directory=directory))
+    added = "".join(f"{name.replace('_', '.')}={value}\n" for name, value in more.items())
+    settings.write_text(_SETTINGS.format(port=port, controller=controller, directory=directory) + added)
     java = [str(java_home() / "bin" / "java"), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{JARS}/*"]
     environment = {name: text for name, text in os.environ.items() if name != "JAVA_TOOL_OPTIONS"}
     formatted = [*java, "kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", str(settings)]
     subprocess.run(formatted, check=True, capture_output=True, env=environment, timeout=120)
-    with running([*java, "kafka.Kafka", str(settings)], port, env=environment):
+    with contextlib.ExitStack() as process:
+
+        def start() -> None:
+            process.close()
+            process.enter_context(running([*java, "kafka.Kafka", str(settings)], port, env=environment))
+
+        start()
         servers = f"127.0.0.1:{port}"
         producer = kafka.KafkaProducer(bootstrap_servers=servers, acks="all", metadata_max_age_ms=200)
         admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
         try:
-            yield Kafka(servers, admin, producer)
+            yield Kafka(servers, admin, producer, start)
         finally:
             producer.close(timeout=5)
             admin.close()

@@ -18,7 +18,7 @@ PUBLIC = [
     "GroupState", "HighWaterMarkError", "History", "HistoryLossError", "HydratingError", "IcebergSink",
     "ImportedBytewax",
     "InconsistentPartitionsError", "InputCounted", "InputLostError", "InputRewrittenError", "InputUnavailableError",
-    "KeyedState",
+    "KafkaSink", "KeyedState",
     "LeaseLostError", "LinkedPartitionError", "MetricsListener", "MissingPartitionsError", "NoBackupError",
     "NoPartitionsError", "Node", "OutputLostError", "OutputMismatchError", "OwnerRefusedError",
     "OwnerUnreachableError", "Pipeline", "PipelineSummary", "RecoveryConfig", "RecoveryError", "RecoveryQuery",

@@ -135,7 +135,7 @@ def test_crash_points_are_documented() -> None:
     text = page("commit-protocol.md") + page("sinks.md") + page("delta.md") + page("backup.md")
     named = set(
         re.findall(
-            r"`((?:start|hold|close|fold|hydrate|prepare|publish|rollback|upsert|delta|iceberg|follow|promote)\.\d[\w.]*)`",
+            r"`((?:start|hold|close|fold|hydrate|prepare|publish|rollback|upsert|delta|iceberg|kafka|follow|promote)\.\d[\w.]*)`",
             text,
         )
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from recovery.errors import FlowFailedError, RecoveryError, all_errors
+from recovery.sinks.kafka.reasons import BROKER_REFUSALS
 from recovery.sinks.targets import REFUSALS
 from recovery.sinks.upsert.reasons import REASONS, VALUE, Reason
 from recovery.spark.jvm.failure_table import JVM_ENDED, JVM_SILENT, RUNNING, SETTINGS, STARTING, STREAM_ENDED
@@ -80,6 +81,15 @@ def targets() -> Iterator[str]:
         yield f"| {each.means} | {numbers} | {_named(each.error)} | {each.why} |\n"
 
 
+def broker() -> Iterator[str]:
+    """The table of what a Kafka broker says to KafkaSink."""
+    yield "| what the broker says | errors | the run ends with | because |\n"
+    yield "| --- | --- | --- | --- |\n"
+    for each in BROKER_REFUSALS:
+        names = ", ".join(f"`{name}`" for name in each.names)
+        yield f"| {each.means} | {names} | {_named(each.error)} | {each.why} |\n"
+
+
 def row_error(reason: Reason) -> type[RecoveryError]:
     """The error for a reason while an epoch is open: a value is the flow's."""
     return FlowFailedError if reason is VALUE else reason.error
@@ -94,6 +104,7 @@ BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
     "failures": failures,
     "database": database,
     "targets": targets,
+    "broker": broker,
 }
 """What prints each generated part of the page."""
 

@@ -319,3 +319,27 @@ def test_orders_from_a_topic(shell: Any, tmp_path: Path) -> None:
     assert "ann has 2 orders of 5.00" in second
     assert "bo has" not in second
     assert states("spent").keys() == {"ann", "bo"}
+
+
+@needs_jars
+@pytest.mark.long
+def test_totals_of_orders_come_once(shell: Any, tmp_path: Path) -> None:
+    """Also the totals of a run that was killed between closing an epoch and producing it."""
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed (the test extra has it)")
+    place = tmp_path / "broker"
+    place.mkdir()
+    with broker(place) as kafka:
+        kafka.create("orders", 1)
+        kafka.create("totals", 2)
+        make, run = commands_of("kafka_sink.py").splitlines()
+        run = run.replace("127.0.0.1:9092", kafka.servers).replace("'jars/*.jar'", ",".join(map(str, CONNECTOR)))
+        shell(make)
+        kafka.send("orders", [(None, b'{"user":"ann","amount":%d}' % number) for number in (1, 2)])
+        shell(run)
+        kafka.send("orders", [(None, b'{"user":"ann","amount":%d}' % number) for number in (3, 4)])
+        shell(f"export RECOVERY_CRASH_AT=kafka.3.sent\n{run} || true")
+        shell(run)
+        found = [json.loads(each.value) for each in kafka.committed("totals")]
+    assert [(each["user"], each["n"], each["total"]) for each in found] == [
+        ("ann", 1, 1.0), ("ann", 2, 3.0), ("ann", 3, 6.0), ("ann", 4, 10.0),
+    ]  # fmt: skip

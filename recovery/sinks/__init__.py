@@ -9,6 +9,8 @@ iceberg/      IcebergSink; table.py: its commits; columns.py: types; partitions.
 files.py      FileSink; places.py: where it writes; output.py: its directory; manifest.py: its content and plan
 disk.py       operations on files; hadoop_disk.py: the same without an atomic rename
 all_keys.py   AllKeysSink
+kafka/        KafkaSink; marker.py: what was produced, and what a start does; staged.py: rows in files; rows.py: rows as
+              records; broker.py: topics and transactions
 upsert/       UpsertSink; table.py: its tables; effects.py: what epochs write and what they replaced;
               database.py: a transaction of any DB-API connection
 """
@@ -17,6 +19,7 @@ from recovery.sinks.all_keys import AllKeysSink
 from recovery.sinks.delta.sink import DeltaSink
 from recovery.sinks.files import FileSink
 from recovery.sinks.iceberg.sink import IcebergSink
+from recovery.sinks.kafka.sink import KafkaSink
 from recovery.sinks.plain import ConsoleSink, DiscardSink
 from recovery.sinks.protocol import BatchContext, EpochOutput, EpochSink, Resume, Sink, current_batch
 from recovery.sinks.upsert.sink import UpsertSink
@@ -31,6 +34,7 @@ __all__ = [
     "EpochSink",
     "FileSink",
     "IcebergSink",
+    "KafkaSink",
     "Resume",
     "Sink",
     "UpsertSink",

@@ -158,7 +158,7 @@ class FileSink:
             # Other tasks write no file when they have no rows.
             return False
         if self.format == "parquet":
-            return _parquet_rows(partial(self._disk.tail, path)) == 0
+            return bool(parquet_metadata(partial(self._disk.tail, path)).num_rows == 0)
         # Spark ignores the case of option names. Lines can be counted only with the default line separator and
         # encoding.
         options = {name.lower(): value for name, value in self._options.items()}
@@ -172,10 +172,10 @@ def _text(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def _parquet_rows(tail: Callable[[int], bytes]) -> int:
-    """Return the number of rows of a Parquet file, from its last bytes."""
+def parquet_metadata(tail: Callable[[int], bytes]) -> Any:
+    """Return the metadata of a Parquet file. tail: returns the last bytes of the file."""
     import pyarrow
     import pyarrow.parquet as pq
 
     size = int.from_bytes(tail(8)[:4], "little") + 8
-    return int(pq.read_metadata(pyarrow.BufferReader(tail(size))).num_rows)
+    return pq.read_metadata(pyarrow.BufferReader(tail(size)))

@@ -1,4 +1,4 @@
-"""Where FileSink writes: a directory of this machine, a share that all hosts have mounted, or another file system."""
+"""Where FileSink writes and KafkaSink stages: a directory of this machine, a share of all hosts, an object store."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import NamedTuple
 from recovery.base.addresses import incomplete, looks_like_address
 from recovery.places.address import SHARE, file_system
 from recovery.sinks.disk import Disk
-
-_WHAT = "FileSink"
 
 
 class OutputPlace(NamedTuple):
@@ -22,13 +20,13 @@ class OutputPlace(NamedTuple):
     address: str
 
 
-def place_of(text: str) -> OutputPlace:
-    """Return the place that a user's text names. Raises ConfigurationError."""
-    found = file_system(text, _WHAT)
+def place_of(text: str, what: str = "FileSink") -> OutputPlace:
+    """Return the place that a user's text names. what: what it is for, for errors. Raises ConfigurationError."""
+    found = file_system(text, what)
     if found is None:
         if not text or looks_like_address(text) or "://" in text:
             raise incomplete(
-                text, _WHAT, "Give a path, ./ before one with a colon, or a whole address: s3a://bucket/out."
+                text, what, "Give a path, ./ before one with a colon, or a whole address: s3a://bucket/out."
             )
         return OutputPlace(Disk(), Path(text).absolute(), shared=False, is_local=True, address=text)
     system, path = found

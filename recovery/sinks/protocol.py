@@ -235,12 +235,14 @@ class Resume:
         epoch: int = 0,
         store: str = "",
         formers: Iterable[str] = (),
+        stays: bool = False,
     ) -> None:
         """Check that nothing of what an execution has shown at a target is unknown to these partitions: the execution
         began on these partitions, and they are no older copy. All sinks ask this question about the execution that owns
         their target. store: the execution's store, which shares this store's output; "": this store. formers: the
         stores whose place it takes. number, host: of the execution. epoch: the newest one that it has shown there. 0
-        and "": unknown. Raises StaleDirectoryError, unless what the execution has shown may be lost.
+        and "": unknown. stays: whether the target can take nothing back. Raises StaleDirectoryError, unless what the
+        execution has shown may be lost.
         """
         lacks = self._lacks(execution_id, epoch, store or self.store_id, formers)
         if lacks is None:
@@ -252,7 +254,8 @@ class Resume:
             f"written to it{f', up to epoch {epoch}' * bool(epoch)}; this directory {knows}"
         )
         if self.loses:
-            self.say(f"{target}: {found}; output that this directory does not know is taken back")
+            then = "stays there" if stays else "is taken back"
+            self.say(f"{target}: {found}; output that this directory does not know {then}")
             return
         raise StaleDirectoryError(
             f"{found}, and would begin execution {self.execution.number} at epoch {self.epoch}",

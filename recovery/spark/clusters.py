@@ -22,7 +22,7 @@ from recovery.errors import ConfigurationError, OwnerRefusedError, RecoveryError
 from recovery.owner.process import OwnerProcess
 from recovery.owner.serving import tls_context
 from recovery.owner.watch.loopback import is_loopback, loopback_warning
-from recovery.sinks import DeltaSink, FileSink, IcebergSink
+from recovery.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink
 from recovery.wire.address import DEADLINE_S
 
 _log = logging.getLogger("recovery")
@@ -228,6 +228,13 @@ def _file_sink(planned: Planned) -> str | None:
     return f"FileSink({str(sink.path)!r}) names a directory of the driver's host"
 
 
+def _kafka_sink(planned: Planned) -> str | None:
+    sink = planned.sink
+    if not isinstance(sink, KafkaSink) or sink.shared:
+        return None
+    return f"{sink!r} stages its rows in a directory of the driver's host"
+
+
 def _table_sink(planned: Planned) -> str | None:
     sink = planned.sink
     if isinstance(sink, DeltaSink) and not looks_like_address(sink.uri):
@@ -261,6 +268,12 @@ REFUSALS = (
         "Tasks write the files, and every executor would write them to a disk of its own.",
         "Give it a place that all hosts reach: FileSink('s3a://bucket/out'), or 'file:///mnt/share/out' for a mount of "
         "all hosts; or run on one host: --master 'local[*]'.",
+    ),
+    ClusterRefusal(
+        _kafka_sink,
+        "Tasks stage the rows as files, and every executor would write them to a disk of its own.",
+        "Give it a place that all hosts reach: KafkaSink(…, staging='s3a://bucket/staged'), or "
+        "'file:///mnt/share/staged' for a mount of all hosts; or run on one host: --master 'local[*]'.",
     ),
     ClusterRefusal(
         _table_sink,

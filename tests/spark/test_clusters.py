@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from recovery import (
     DiscardSink,
     FileSink,
     IcebergSink,
+    KafkaSink,
     OwnerRefusedError,
     RecoveryConfig,
     RecoveryError,
@@ -148,6 +150,15 @@ REFUSED = [
         "Kafka",
     ),
 ]
+if find_spec("confluent_kafka") is not None:
+    REFUSED.append(
+        (
+            Planned(KafkaSink("t", servers="h:1", staging="staged")),
+            r"KafkaSink\('t', .*staged'\) stages its rows in a directory of the driver's host",
+            ConfigurationError,
+            "staging='s3a://bucket/staged'",
+        )
+    )
 
 
 @pytest.mark.parametrize(("planned", "found", "kind", "remedy"), REFUSED)

@@ -13,6 +13,7 @@ import pytest
 from recovery import init_partitions
 from tests.backup.emulators import BUCKET, moto
 from tests.flows.tables import NAME, properties
+from tests.kafka import broker, needs_jars
 from tests.spark.support import ROOT, states
 from tests.spark.test_crashes import FLOW, finish, recovery_command
 from tests.spark.test_sinks import running_totals
@@ -78,6 +79,31 @@ def test_killed_while_it_publishes(server, feed, tmp_path, point):
         assert process.returncode == 0, output
         assert published(server, prefix) == sorted(running_totals(feed.rows, 40))
     assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+@needs_jars
+@pytest.mark.parametrize("point", ["kafka.2:2", "close.3:2", "kafka.3.part:9"][: len(POINTS)])
+def test_rows_for_kafka_that_are_staged_there(server, feed, tmp_path, point):
+    """Killed before and after the epoch is closed, and between its transactions: each row is in the topic once."""
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed (the test extra has it)")
+    for seed in range(3):
+        feed.add_random(seed, count=40)
+    (tmp_path / "broker").mkdir()
+    init_partitions(tmp_path / "db", 2)
+    with broker(tmp_path / "broker") as kafka:
+        kafka.create("out", 2)
+        staging = f"s3a://{BUCKET}/staged-{point.replace(':', '-')}"
+        flow = f"{ROOT}/tests/flows/kafka_sink.py:lines"
+        target = f"{flow}({str(feed.path)!r}, {kafka.servers!r}, 'out', {staging!r})"
+        options = [*s3a_options(server), "-s", "0", "--trigger", "available-now"]
+        killed = recovery_command(target, tmp_path / "db", *options, crash_at=point)
+        output = finish(killed)
+        assert killed.returncode == -signal.SIGKILL, output
+        process = recovery_command(target, tmp_path / "db", *options)
+        output = finish(process)
+        assert process.returncode == 0, output
+        found = [(each.key.decode(), int(each.value)) for each in kafka.committed("out")]
+    assert sorted(found) == sorted(feed.rows)
 
 
 def delta_table(server, directory: Path):

@@ -1,0 +1,1 @@
+"""KafkaSink: the protocol (sink), rows as records (rows, staged), what was produced (marker), the broker (reasons)."""
