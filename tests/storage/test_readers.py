@@ -12,17 +12,21 @@ import pytest
 from recovery import CorruptPartitionError, EpochNotHeldError
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.errors import OwnerUnreachableError, StorageError
+from recovery.storage.hydration import hydrating
 from recovery.storage.owner_reader import CHUNK_BYTES, OwnerReader, in_chunks
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import Store
+from tests.backup.support import back_up, bring_back
 from tests.stores import Driver, SpreadDirectory, alter, state_at, window
 
 STEPS = ("count", "other")
 LARGE = "x" * (CHUNK_BYTES + 1)
 SOME = ["k0", "", "🙂", "larger"]
 KEYS = [*SOME, *(f"k{number}" for number in range(1, 20)), "key with spaces", "large"]
+LAZY = "files that are still being fetched"
 WHERE = {
     "files": None,
+    LAZY: None,
     "owners": ((), (0, 2), (1,)),
     "here and at owners": ((1,), (0,), (2,)),
     "here and at an owner with all others": ((0,), (1, 2)),
@@ -38,6 +42,8 @@ class Place(NamedTuple):
     spread: SpreadDirectory | None
 
     def path(self, index: int) -> Path:
+        if self.store.directory != self.files and self.spread is None:
+            pytest.skip("SQLite without this package does not fetch pages")
         if self.spread is None:
             return self.files / f"part-{index}.sqlite3"
         return next(path for path in self.spread.paths() if path.name == f"part-{index}.sqlite3")
@@ -60,6 +66,11 @@ def place(request, make_store, tmp_path) -> Iterator[Place]:
     if WHERE[request.param] is not None:
         spread = SpreadDirectory(made, WHERE[request.param])
         store = spread.locations()
+    elif request.param == LAZY:
+        back_up(made, tmp_path / "backups")
+        bring_back(tmp_path / "backups", tmp_path / "lazy", tmp_path, lazy_from=str(tmp_path / "backups"))
+        store = Store(tmp_path / "lazy")
+        assert hydrating(store.directory)
     else:
         store = Store(files)
     yield Place(store, files, spread)
