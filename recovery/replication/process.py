@@ -26,6 +26,7 @@ from recovery.host.children import end, exit_text, own_module
 from recovery.places.secrets import shown_address
 from recovery.planning.replica import NO_LAG, NOTHING, ReplicaLag, ReplicaState, Shipped, pause_s
 from recovery.replication.messages import Answer, ReplicationTask, Ship
+from recovery.replication.shipper import note_problem
 from recovery.replication.unseen import Unseen, begin_unseen
 from recovery.storage.store import OwnerAccess
 
@@ -184,7 +185,11 @@ class Replication:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._covered == self._closed or is_over(), END_S)
             self._changed.wait_for(is_over, RECORD_S)
+            lacks = self._covered < self._closed and self._refused is None
         self.stop()
+        if lacks:
+            # The process may have been ended before it could note anything.
+            note_problem(self.directory, self._destination, self._clock, self._why_behind())
 
     def stop(self) -> None:
         """End the process now. May be called again."""
@@ -289,13 +294,16 @@ class Replication:
         if self._refused is not None:
             raise self._refused
 
+    def _why_behind(self) -> RecoveryError:
+        """Return what keeps epochs from being shipped: also an owner, or this host's disk."""
+        return self._error or BackupTargetError("no answer yet", path=self._destination)
+
     def _behind(self) -> BackupTargetError:
-        # What keeps an epoch from being shipped may also be an owner, or this host's disk.
-        why, cause = ("no answer yet", None) if self._error is None else (self._error.found, self._error.cause)
+        why = self._why_behind()
         return BackupTargetError(
-            f"the newest epoch is closed, but not shipped, so its output is not shown: {why}",
+            f"the newest epoch is closed, but not shipped, so its output is not shown: {why.found}",
             path=self._destination,
-            cause=cause,
+            cause=why.cause,
             remedy="Run the same command again when the place can be reached: the run ships the epoch, then shows its "
             "output. "
             "Without --replicate-sync the run shows the output immediately.",

@@ -29,7 +29,7 @@ from recovery.places.opening import open_place
 from recovery.places.secrets import shown_address
 from recovery.planning.backups import parse_keep
 from recovery.replication.messages import Answer, ReplicationTask, Ship, problem_of
-from recovery.replication.shipper import PASSING, Shipper
+from recovery.replication.shipper import PASSING, Shipper, note_problem
 from recovery.replication.unseen import end_unseen, read_unseen
 from recovery.storage.store import OwnerAccess, Store
 
@@ -58,6 +58,9 @@ def main() -> int:
         wrong = fence.elsewhere()
         _print(Answer(lacks=fence.lost) if wrong is None else Answer(problem_of(wrong, passes=False)))
     except RecoveryError as error:
+        if isinstance(error, PASSING):
+            # A run that is refused leaves its directory as it was.
+            note_problem(Path(task.directory), shown_address(task.destination), SystemClock(), error)
         _print(_failed(error))
         if fence is None:
             return error.exit_code

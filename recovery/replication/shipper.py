@@ -123,7 +123,7 @@ class Shipper:
             )  # fmt: skip
             self._fence()
         except RecoveryError as error:
-            self._note_problem(error)
+            note_problem(self._directory, self._target.shown, self._clock, error)
             raise
         if looks:
             self._looked_s = now_s
@@ -146,12 +146,14 @@ class Shipper:
             return error
         return None
 
-    def _note_problem(self, error: RecoveryError) -> None:
-        last = last_replica(self._directory)
-        if last is None or last.destination != self._target.shown:
-            last = LastReplica(self._target.shown, NOTHING.epoch, NOTHING.execution, 0)
-        since_ms = self._clock.wall_ms() if last.since_ms is None else last.since_ms
-        note_replica(self._directory, msgspec.structs.replace(last, problem=error.found, since_ms=since_ms))
+
+def note_problem(directory: Path, destination: str, clock: Clock, error: RecoveryError) -> None:
+    """Note in the directory why nothing can be shipped to this place, which `shown_address` has made of its address."""
+    last = last_replica(directory)
+    if last is None or last.destination != destination:
+        last = LastReplica(destination, NOTHING.epoch, NOTHING.execution, 0)
+    since_ms = clock.wall_ms() if last.since_ms is None else last.since_ms
+    note_replica(directory, msgspec.structs.replace(last, problem=error.found, since_ms=since_ms))
 
 
 def newest_of(manifest: Manifest) -> Shipped:

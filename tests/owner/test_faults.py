@@ -100,7 +100,8 @@ def test_an_owner_that_dies_when_the_last_epoch_is_closed(history, tmp_path, syn
         each.start()
     victim = next(each for each in history.owners if list(each.directory.glob("part-*")))
     replicates = {"replicate": replica, "replicate_sync": sync}
-    code = wait(history.start_run(contributors=(Kills(victim.pid, shown),), **replicates))
+    # With a deadline of its own, the run waits for the shipping process as long as any run.
+    code = wait(history.start_run(contributors=(Kills(victim.pid, shown),), owner_deadline=1.5, **replicates))
     history.ended(code)
     history.wait_until_free()
     assert victim.running() is False
