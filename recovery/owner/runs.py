@@ -102,7 +102,7 @@ class OwnedRuns:
         self._ending.release()
         with self._lock:
             if self.stops:
-                raise OwnerUnreachableError("the owner is being stopped", path=self.directory)
+                raise _stopping(self.directory)
             if self._holding is not None and self._holding.run == run:
                 raise ConfigurationError(
                     "two of the owners that were named are one owner",
@@ -180,9 +180,13 @@ class Connection(Looks):
 
     @contextlib.contextmanager
     def target(self, verb: Verb) -> Iterator[AskedTarget]:
-        """See `RunConnection.target`. The partitions of a run stay open while a call uses them."""
+        """See `RunConnection.target`. The partitions of a run stay open while a call uses them. Once the service is to
+        stop, no further epoch begins to close: raises OwnerUnreachableError."""
         if verb.protocol is PartitionCalls:
-            with self._held.using(closes=CLOSES.get(verb.name)) as store:
+            closes = CLOSES.get(verb.name)
+            if closes and self._owner.stops:
+                raise _stopping(self._owner.directory)
+            with self._held.using(closes=closes) as store:
                 yield store
         else:
             yield self._owner.documents if verb.protocol is DocumentCalls else self
@@ -328,3 +332,7 @@ class Connection(Looks):
         """See `OwnerCalls.driver_rows`."""
         with self._held.using() as store:
             yield from in_chunks(store.driver_rows(step, resume_epoch), lambda row: len(row[0]) + len(row[1]))
+
+
+def _stopping(directory: Path) -> OwnerUnreachableError:
+    return OwnerUnreachableError("the owner is being stopped", path=directory)

@@ -183,6 +183,22 @@ class TestHolding:
             for each in owners:
                 each.stop(0.1)
 
+    def test_an_owner_that_is_being_stopped_lets_an_epoch_close_and_none_begin(self, make_store):
+        """The run gets the reason, not a lost connection; a busy stream cannot keep the owner from stopping."""
+        places = SpreadDirectory(make_store(2))
+        try:
+            with Driver(places) as run:
+                run.apply(0, {key: key for key in "abcd"})
+                run.store.seal(run.lease, 0)
+                places.services[0].runs.stops = True
+                run.close(0)
+                run.apply(1, {key: key * 2 for key in "abcd"})
+                with pytest.raises(OwnerUnreachableError, match="the owner is being stopped"):
+                    run.store.seal(run.lease, 1)
+                assert places.services[0].runs.holding.wait_closed(0)
+        finally:
+            places.close()
+
     def test_a_silent_run_loses_the_directory(self, service, monkeypatch):
         """Frozen for long, it finds that another one has begun."""
         monkeypatch.setattr(server, "HOLD_S", 0.3)
