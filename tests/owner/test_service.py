@@ -295,6 +295,11 @@ class TestProcess:
             assert found.returncode == 0, found.stderr
             assert f"{directory}: older copy of part-1.sqlite3, not used" in found.stdout
             assert f"{owner.at}/part-1.sqlite3" in found.stdout
+            more = "repartition", directory, tmp_path / "new", "3"
+            for words in ((*more, "--dry-run"), more, ("state", "list", directory, "--step", "count")):
+                found = recovery(*words, "--owner", owner.at, "--token-file", token)
+                assert found.returncode == 0, found.stderr
+                assert f"{directory}: older copy of part-1.sqlite3, not used" in found.stderr, words
         finally:
             owner.kill()
 
