@@ -31,8 +31,10 @@ from recovery.errors import (
     OwnerRefusedError,
     OwnerUnreachableError,
     RecoveryError,
+    StorageError,
     UnsupportedPlanError,
 )
+from recovery.owner import runs
 from recovery.owner.service import OwnerService
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
@@ -42,7 +44,7 @@ from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import OwnerCalls, PartitionCalls
 from recovery.wire.run_client import Owner
 from tests.owner.served import PATIENCE_S, TOKEN, Served, recovery, spread, token_file
-from tests.stores import KEY, Driver, SpreadDirectory, run_python
+from tests.stores import KEY, STEP, Driver, SpreadDirectory, run_python
 from tests.wire.certificates import make_certificates
 
 TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine(), 0)
@@ -233,6 +235,31 @@ class TestHolding:
                 assert run.read(1, "abcdefgh", step="two") == {key: key * 2 for key in "abcdefgh"}
         finally:
             places.close()
+
+
+def test_reading_a_partition_describes_no_other(make_store, monkeypatch):
+    """So a look at many partitions takes as long as they are many, not the square of that. Only names of partitions
+    that are there are read."""
+    places = SpreadDirectory(make_store(3), ((), (0, 1, 2)))
+    try:
+        with Driver(places) as run:
+            run.apply(0, {key: key for key in "abcd"})
+            run.close(0)
+        store = places.locations()
+        at = store.at()
+
+        def described(directory: Path) -> None:
+            raise NoPartitionsError("described", path=directory)
+
+        monkeypatch.setattr(runs, "scan", described)
+        assert {state.key for state in at.states(STEP)} == set("abcd")
+        assert (at.count(STEP), STEP in at.steps()) == (4, True)
+        for name in ("part-3.sqlite3", "part-0.sqlite3-wal", f"../{places.token.name}", str(places.token)):
+            with pytest.raises(StorageError, match="there is no file"):
+                store.owners[0].ask(OwnerCalls.facts, name)
+        store.release()
+    finally:
+        places.close()
 
 
 class TestProcess:
