@@ -87,7 +87,7 @@ def test_a_run_that_reaches_it_while_it_starts_ends_whole(spark, feed, tmp_path,
         announce(*arguments)
         assert done.wait(60)
         # Without waiting for the start, the run would end now.
-        ended.wait(5)
+        ended.wait(3)
 
     def noted(*arguments, **named):
         result = end(*arguments, **named)
