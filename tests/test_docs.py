@@ -47,7 +47,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-REFERRING = ("wire/", "owner/", "storage/owned.py", "storage/locations.py")
+REFERRING = ("wire/", "owner/", "storage/owned.py")
 """Where docstrings may still only refer to others. This list only shrinks."""
 
 

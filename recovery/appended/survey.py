@@ -66,9 +66,13 @@ def survey(
     known = before.files
     found = locate(known, look, contents.holds)
     new = _new_generations(before, found, look)
-    lost, aside = _absent(known, found, look, pattern, options, new)
+    lost, aside = _absent(known, found, look, pattern, options)
     if options.on_missing == "fail":
+        # Before the files that were empty: this error names the way to read their lines.
         _check_compressed(known, new, look, contents)
+        for number in sorted(known.keys() - found.keys() - aside.keys()):
+            if known[number].blank:
+                _check_blank(known[number], look, new)
     named: dict[int, FileStat] = {}
     for number, file in found.items():
         if pattern.names(known[number].origin) or file.path in look.listed:
@@ -104,9 +108,9 @@ def _absent(
     look: DirectoryListing,
     pattern: PathPattern,
     options: Options,
-    new: list[Generation],
 ) -> tuple[dict[int, FilePosition], dict[int, FilePosition]]:
-    """Return the known files that are absent, as `lost` and `aside` of a Survey. Raises InputRewrittenError."""
+    """Return the known files that are absent, as `lost` and `aside` of a Survey, without those that were empty. Raises
+    InputRewrittenError."""
     present = {file.identity for file in found.values()}
     logs = _logs(known, found)
     lost: dict[int, FilePosition] = {}
@@ -119,8 +123,7 @@ def _absent(
         if not pattern.names(position.origin):
             aside[number] = position
         elif position.blank:
-            if options.on_missing == "fail":
-                _check_blank(position, look, new)
+            continue
         elif _rotated_away(position, here, logs, look):
             lost[number] = position
         elif here is None:
@@ -140,8 +143,9 @@ def _check_blank(position: FilePosition, look: DirectoryListing, new: list[Gener
             raise _left(position, file)
     if position.name != position.origin or any(_is_packed(position, each) for each in look.generations):
         return
-    if any(each.compressed and each.log == (position.directory, position.origin) for each in new):
-        # Compression replaced the file; `_check_compressed` then requires that its lines can be read.
+    log = position.directory, position.origin
+    if any(each.compressed and each.log == log and look.at(each.plain) is not None for each in new):
+        # Compression replaced the file, and its lines were unpacked.
         return
     files = [each.file for each in new if each.origin == position.origin]
     files += [each for each in look.listed.values() if position.origin in certain_bases(each.name)]

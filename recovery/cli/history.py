@@ -12,7 +12,7 @@ from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.base.reserved import EPOCH_STEP
 from recovery.cli.common import format_time, json_option, print_json, say
-from recovery.cli.operational import chosen_access, chosen_backend, state_options
+from recovery.cli.operational import chosen_access, state_beside, state_options
 from recovery.cli.operators import session, store_option, timers_option, variable_option, wanted_state
 from recovery.cli.option import option
 from recovery.cli.readable import READABLE, Readable
@@ -20,9 +20,6 @@ from recovery.cli.settings import settings_options
 from recovery.cli.state_common import json_text
 from recovery.cli.tables import table
 from recovery.errors import StateNotFoundError
-from recovery.operational.backends.owned import documents_of
-from recovery.operational.backends.retry import RetryPolicy
-from recovery.operational.manager import StateManager
 from recovery.operational.steps.step_history import History, Version, key_history, mark_history
 from recovery.operational.targets import StepTarget
 from recovery.operational.values import to_json
@@ -124,8 +121,7 @@ def _operator_history(
 def _mark_now(at: Store, environment: str, key: str, found: History) -> dict[str, Any]:
     """Return what the mark is now, if it is not the newest version: it was set or removed outside of epochs. Raises
     StateNotFoundError if there is no such mark and never was."""
-    backend = chosen_backend() or documents_of(at, SystemClock(), RetryPolicy())
-    state = StateManager(backend=backend, environment=environment)
+    state = state_beside(at, environment)
     mark = next((each for each in state.list_hwms() if each.key == key), None)
     last = found.versions[-1].value if found.versions else ABSENT
     if mark is None:

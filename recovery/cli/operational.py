@@ -16,12 +16,13 @@ from recovery.cli.common import DIRECTORY
 from recovery.cli.config_options import config_option
 from recovery.cli.option import option
 from recovery.cli.owners import owner_options, store_at
+from recovery.operational.backends.open import DIRECTORY as BESIDE
 from recovery.operational.backends.open import VARIABLE, StoreBackend
 from recovery.operational.backends.owned import documents_of
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.manager import StateManager
 from recovery.places.address import is_uri
-from recovery.storage.store import OwnerAccess
+from recovery.storage.store import OwnerAccess, Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -76,11 +77,18 @@ def chosen_backend() -> str | None:
 def open_state(directory: str, environment: str = "") -> StateManager:
     """Open the operational state of DIR, or of the backend that the options name. With owners, that state is where
     partition 0 is."""
+    chosen = chosen_backend()
+    if is_uri(directory) or chosen not in (None, BESIDE):
+        return StateManager(directory, backend=chosen, environment=environment)
+    return state_beside(store_at(local_path(directory), chosen_access()), environment)
+
+
+def state_beside(store: Store, environment: str = "") -> StateManager:
+    """Open the operational state that lies with a store, or that of the backend that the options name."""
     backend: str | StoreBackend | None = chosen_backend()
-    if backend is None and not is_uri(directory):
-        store = store_at(local_path(directory), chosen_access())
+    if backend in (None, BESIDE):
         backend = documents_of(store, SystemClock(), RetryPolicy())
-    return StateManager(directory, backend=backend, environment=environment)
+    return StateManager(store.directory, backend=backend, environment=environment)
 
 
 def directory_and(words: Sequence[str], names: Sequence[str], *, more: bool = False) -> tuple[str, list[str]]:

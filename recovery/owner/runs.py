@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,6 +49,8 @@ from recovery.wire.declared import Row, Verb
 from recovery.wire.messages import as_refusal
 from recovery.wire.service import AskedTarget, Tasks
 
+PART = re.compile(r"part-[0-9]{1,9}\.sqlite3")
+"""Names of files that a scan finds whatever the files hold."""
 ENDING_S = 30.0
 """How long a new run waits for the last calls of the one before it."""
 CLOSES = {"seal": True, "fold": False}
@@ -102,7 +106,7 @@ class OwnedRuns:
         self._ending.release()
         with self._lock:
             if self.stops:
-                raise OwnerUnreachableError("the owner is being stopped", path=self.directory)
+                raise _stopping(self.directory)
             if self._holding is not None and self._holding.run == run:
                 raise ConfigurationError(
                     "two of the owners that were named are one owner",
@@ -162,7 +166,9 @@ class OwnedRuns:
 
     def path(self, name: str) -> Path:
         """Return the path of a file that `scan` found."""
-        if name not in {each.name for each in self.scan()}:
+        # A scan describes every file, which takes long where there are many.
+        is_found = PART.fullmatch(name) is not None and os.path.lexists(self.directory / name)
+        if not is_found and name not in {each.name for each in self.scan()}:
             raise StorageError(f"there is no file {one_line(name)[:80]}", path=self.directory)
         return self.directory / name
 
@@ -180,9 +186,13 @@ class Connection(Looks):
 
     @contextlib.contextmanager
     def target(self, verb: Verb) -> Iterator[AskedTarget]:
-        """See `RunConnection.target`. The partitions of a run stay open while a call uses them."""
+        """See `RunConnection.target`. The partitions of a run stay open while a call uses them. Once the service is to
+        stop, no further epoch begins to close: raises OwnerUnreachableError."""
         if verb.protocol is PartitionCalls:
-            with self._held.using(closes=CLOSES.get(verb.name)) as store:
+            closes = CLOSES.get(verb.name)
+            if closes and self._owner.stops:
+                raise _stopping(self._owner.directory)
+            with self._held.using(closes=closes) as store:
                 yield store
         else:
             yield self._owner.documents if verb.protocol is DocumentCalls else self
@@ -328,3 +338,7 @@ class Connection(Looks):
         """See `OwnerCalls.driver_rows`."""
         with self._held.using() as store:
             yield from in_chunks(store.driver_rows(step, resume_epoch), lambda row: len(row[0]) + len(row[1]))
+
+
+def _stopping(directory: Path) -> OwnerUnreachableError:
+    return OwnerUnreachableError("the owner is being stopped", path=directory)

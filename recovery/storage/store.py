@@ -134,14 +134,15 @@ class Store:
     @contextlib.contextmanager
     def locked(self, clock: Clock, purpose: str) -> Iterator[Store]:
         """Lock the own directory, and have every owner lock its own as `hold` does, until the block ends. Yields the
-        store that holds these locks; the present one stays a look. Raises DirectoryLockedError during a run, and
-        StandbyDirectoryError."""
+        store that holds these locks; the present one stays a look, and gets the notes on copies. Raises
+        DirectoryLockedError during a run, and StandbyDirectoryError."""
         store = Store(self.directory, [owner.again() for owner in self.owners])
         with contextlib.ExitStack() as held:
             held.callback(store.release)
             held.enter_context(DirectoryLock(self.directory, clock, purpose))
             store.hold(secrets.token_hex(8), purpose, task_key())
             yield store
+            self.notes = store.notes or self.notes
 
     @property
     def seen(self) -> list[SeenOwner]:
@@ -196,11 +197,13 @@ class Store:
 
     def reader(self, partition: PartitionDescription) -> PartitionReader:
         """Return the reader of a partition that `found` returned, the same one until the next `found`."""
-        if partition.path not in self._readers:
+        # Another thread of a run may look for partitions meanwhile.
+        found = self._readers.get(partition.path)
+        if found is None:
             owner = self.owner_of(partition.index)
-            of_file = FileReader.of(partition) if owner is None else OwnerReader(owner, partition.path.name)
-            self._readers[partition.path] = of_file
-        return self._readers[partition.path]
+            found = FileReader.of(partition) if owner is None else OwnerReader(owner, partition.path.name)
+            self._readers[partition.path] = found
+        return found
 
     def connect(self, partitions: Sequence[PartitionDescription], scratch: Path, clock: Clock) -> PartitionStore:
         """Open these partitions, all of a store in the order of their indexes, for writing."""

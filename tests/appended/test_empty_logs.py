@@ -131,6 +131,22 @@ def test_a_generation_that_was_compressed_unread_is_an_error(log: Path, pattern:
         compressed_unread(log, query, lenient)
 
 
+@pytest.mark.parametrize("pattern", ["app.log", "", "*.log"])
+def test_a_generation_that_was_removed_unread_is_an_error_whatever_was_compressed(log: Path, pattern: str) -> None:
+    """The generation after the one that is gone was empty: what its compressed file packs is no trace of the lines."""
+    query = seen_empty(log.parent / pattern)
+    append(log, "1\n")
+    shift(log)
+    log.touch()
+    with log.with_name("app.log.1").open():
+        shift(log)
+        log.with_name("app.log.2").unlink()
+        compress(log.with_name("app.log.1"))
+        append(log, "2\n")
+        with pytest.raises(InputRewrittenError, match=r"app\.log: The file is gone"):
+            query.batch()
+
+
 def compressed_unread(log: Path, query: Query, lenient: Query) -> None:
     """Compress the only generation of a log; the queries have not read the log's line, "1"."""
     packed = compress(log.with_name("app.log.1"))

@@ -135,17 +135,27 @@ def test_owners_on_the_hosts_of_executors(yarn, make_store, tmp_path):
     assert assert_exact(db, 2000) == 7
 
 
-def test_no_room_for_the_application_master(yarn, db):
-    """The start says that it waits, and why, and ends at its limit; YARN keeps nothing in the queue."""
+def test_no_room_for_the_application_master(yarn, db, tmp_path):
+    """The start says that it waits, and why, and ends at its limit; YARN keeps nothing in the queue. Of two starts of
+    one flow, each withdraws its own application."""
+    init_partitions(tmp_path / "other", 4)
     settings = ("spark.yarn.queue=tiny", "spark.yarn.am.memory=1500m")
-    run = yarn.run("cluster.py:counts(100, 1)", db, "--wait-limit", "35s", settings=settings)
-    assert run.wait() == 50, run.text()
-    [number] = re.findall(
-        r"Error: the start has waited for \d+ s: YARN has no container for (application_\w+) yet: \S+", run.text()
-    )
-    assert re.search(rf"^waiting for 3\d s: YARN has no container for {number} yet: ", run.text(), re.MULTILINE)
-    assert re.search(rf"{number} State change from \w+ to KILLED ", yarn.said("ResourceManager"))
-    assert query(paths_of(db)[0], "SELECT count(*) FROM exs") == [(0,)]
+    before = yarn.said("ResourceManager").count("Storing application with id ")
+    runs = {}
+    for directory, limit in ((db, "35s"), (tmp_path / "other", "70s")):
+        runs[directory] = yarn.run("cluster.py:counts(100, 1)", directory, "--wait-limit", limit, settings=settings)
+        yarn.await_said("ResourceManager", rf"(?s)(?:Storing application with id .*?){{{before + len(runs)}}}")
+    waited = []
+    for directory, run in runs.items():
+        assert run.wait() == 50, run.text()
+        waited += re.findall(
+            r"Error: the start has waited for .+?: YARN has no container for (application_\w+) yet: \S+", run.text()
+        )
+        assert re.search(rf"^waiting for 3\d s: YARN has no container for {waited[-1]} yet: ", run.text(), re.MULTILINE)
+        assert query(paths_of(directory)[0], "SELECT count(*) FROM exs") == [(0,)]
+    assert len(set(waited)) == 2
+    killed = re.findall(r"(application_\w+) State change from \w+ to KILLED ", yarn.said("ResourceManager"))
+    assert [each for each in killed if each in waited] == waited
 
 
 def test_no_room_for_executors(yarn, db):

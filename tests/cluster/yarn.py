@@ -131,8 +131,8 @@ class Yarn:
         for _ in range(hosts):
             self.add_node()
         for host in self.network.hosts:
-            self._await("ResourceManager", rf"NodeManager from node {host.name}\(")
-            self._await("NameNode", rf"registerDatanode: from DatanodeRegistration\({host.address}")
+            self.await_said("ResourceManager", rf"NodeManager from node {host.name}\(")
+            self.await_said("NameNode", rf"registerDatanode: from DatanodeRegistration\({host.address}")
 
     def add_node(self) -> WorkerHost:
         """Add a host with a DataNode and a NodeManager; its partitions, if it gets any, have this package."""
@@ -211,7 +211,8 @@ class Yarn:
     def _log(self, name: str) -> Path:
         return self.path / f"{name.rpartition('.')[2]}.log"
 
-    def _await(self, name: str, pattern: str) -> None:
+    def await_said(self, name: str, pattern: str) -> None:
+        """Wait until a daemon of this name has logged this."""
         until_s = time.monotonic() + PATIENCE_S
         while re.search(pattern, self.said(name)) is None:
             ended = [" ".join(each.args) for each in self._daemons[1:] if each.poll() is not None]  # the first formats

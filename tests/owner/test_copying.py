@@ -106,6 +106,10 @@ def test_documents_are_written_where_partition_0_is(there, options):
     named = ",".join(f"127.0.0.1:{each.port}" for each in there.services)
     variables = {"RECOVERY_OWNERS": named, "RECOVERY_TOKEN_FILE": str(there.token)}
     assert json.loads(CliRunner().invoke(main, ["hwm", "get", str(directory), "orders"], env=variables).stdout) == 7
+    # The documented name of the default backend.
+    for own in ((), ("--state-backend", "recovery")):
+        assert called("hwm", "get", directory, "orders", "--json", *own, *options)["value"] == 7
+        assert called("history", directory, "--hwm", "orders", "--json", *own, *options)["now"]["value"] == 7
     called("state", "set", directory, "a/b", '{"n": 1}', "--yes", "--json", *options)
     assert called("state", "get", there.places[1], "a/b", "--json")["content"] == {"n": 1}
 

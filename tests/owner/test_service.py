@@ -31,8 +31,10 @@ from recovery.errors import (
     OwnerRefusedError,
     OwnerUnreachableError,
     RecoveryError,
+    StorageError,
     UnsupportedPlanError,
 )
+from recovery.owner import runs
 from recovery.owner.service import OwnerService
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
@@ -42,7 +44,7 @@ from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import OwnerCalls, PartitionCalls
 from recovery.wire.run_client import Owner
 from tests.owner.served import PATIENCE_S, TOKEN, Served, recovery, spread, token_file
-from tests.stores import KEY, Driver, SpreadDirectory, run_python
+from tests.stores import KEY, STEP, Driver, SpreadDirectory, run_python
 from tests.wire.certificates import make_certificates
 
 TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine(), 0)
@@ -183,6 +185,22 @@ class TestHolding:
             for each in owners:
                 each.stop(0.1)
 
+    def test_an_owner_that_is_being_stopped_lets_an_epoch_close_and_none_begin(self, make_store):
+        """The run gets the reason, not a lost connection; a busy stream cannot keep the owner from stopping."""
+        places = SpreadDirectory(make_store(2))
+        try:
+            with Driver(places) as run:
+                run.apply(0, {key: key for key in "abcd"})
+                run.store.seal(run.lease, 0)
+                places.services[0].runs.stops = True
+                run.close(0)
+                run.apply(1, {key: key * 2 for key in "abcd"})
+                with pytest.raises(OwnerUnreachableError, match="the owner is being stopped"):
+                    run.store.seal(run.lease, 1)
+                assert places.services[0].runs.holding.wait_closed(0)
+        finally:
+            places.close()
+
     def test_a_silent_run_loses_the_directory(self, service, monkeypatch):
         """Frozen for long, it finds that another one has begun."""
         monkeypatch.setattr(server, "HOLD_S", 0.3)
@@ -217,6 +235,31 @@ class TestHolding:
                 assert run.read(1, "abcdefgh", step="two") == {key: key * 2 for key in "abcdefgh"}
         finally:
             places.close()
+
+
+def test_reading_a_partition_describes_no_other(make_store, monkeypatch):
+    """So a look at many partitions takes as long as they are many, not the square of that. Only names of partitions
+    that are there are read."""
+    places = SpreadDirectory(make_store(3), ((), (0, 1, 2)))
+    try:
+        with Driver(places) as run:
+            run.apply(0, {key: key for key in "abcd"})
+            run.close(0)
+        store = places.locations()
+        at = store.at()
+
+        def described(directory: Path) -> None:
+            raise NoPartitionsError("described", path=directory)
+
+        monkeypatch.setattr(runs, "scan", described)
+        assert {state.key for state in at.states(STEP)} == set("abcd")
+        assert (at.count(STEP), STEP in at.steps()) == (4, True)
+        for name in ("part-3.sqlite3", "part-0.sqlite3-wal", f"../{places.token.name}", str(places.token)):
+            with pytest.raises(StorageError, match="there is no file"):
+                store.owners[0].ask(OwnerCalls.facts, name)
+        store.release()
+    finally:
+        places.close()
 
 
 class TestProcess:
@@ -279,6 +322,11 @@ class TestProcess:
             assert found.returncode == 0, found.stderr
             assert f"{directory}: older copy of part-1.sqlite3, not used" in found.stdout
             assert f"{owner.at}/part-1.sqlite3" in found.stdout
+            more = "repartition", directory, tmp_path / "new", "3"
+            for words in ((*more, "--dry-run"), more, ("state", "list", directory, "--step", "count")):
+                found = recovery(*words, "--owner", owner.at, "--token-file", token)
+                assert found.returncode == 0, found.stderr
+                assert f"{directory}: older copy of part-1.sqlite3, not used" in found.stderr, words
         finally:
             owner.kill()
 

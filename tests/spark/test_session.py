@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -72,6 +73,7 @@ OF_DRIVERS = {
     "spark.driver.extraJavaOptions",
     "spark.ui.enabled",
     "spark.ui.showConsoleProgress",
+    "spark.yarn.tags",
 }
 """What only the driver reads."""
 OF_CLUSTERS = {
@@ -92,6 +94,14 @@ HOSTS_OF_DRIVERS = {
     "local directories": lambda patch, path: patch.setenv("SPARK_LOCAL_DIRS", str(path)),
     "another Java": lambda patch, path: patch.setenv("JAVA_HOME", str(path)),
 }
+
+
+def test_an_application_of_yarn_has_the_users_tags_and_one_of_this_process():
+    """By which a start that waits in a queue finds its own application."""
+    own = settings_of("flow", "yarn", {}).get("spark.yarn.tags")
+    assert re.fullmatch(rf"recovery-[0-9a-f]+-{os.getpid()}", own)
+    assert settings_of("flow", "yarn", {"spark.yarn.tags": "team,words"}).get("spark.yarn.tags") == f"team,words,{own}"
+    assert settings_of("flow", "spark://h:7077", {}).get("spark.yarn.tags") is None
 
 
 @pytest.mark.parametrize("master", ["spark://h:7077", "yarn", "k8s://https://h:6443"])

@@ -4,21 +4,25 @@ and says nothing."""
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 from recovery.base.intervals import format_interval
 from recovery.errors import SparkUnavailableError
-from recovery.spark.jvm.launch import user_name
+from recovery.spark.jvm.errors import as_recovery_error
 
+TAGS = "spark.yarn.tags"
 LOOK_S = 1.0
 REPORTED_S = 30.0
 """A wait as long as this is reported, and again each time that it has doubled."""
 _TIME = re.compile(r"^\[[^\]]*\]\s*")
 _LONGEST_REASON = 300
+_RANDOM = token_hex(8)
 
 
 class _Queued(NamedTuple):
@@ -32,32 +36,42 @@ class _Queued(NamedTuple):
         return f"YARN has no container for {self.number.toString()} yet{self.reason and ': '}{self.reason}"
 
 
+def with_own_tag(tags: str) -> str:
+    """Return the tags of an application with one more, by which this process knows its own application: others of this
+    user may have its name."""
+    return ",".join(filter(None, [tags, _own_tag()]))
+
+
+def _own_tag() -> str:
+    # A process that was forked has applications of its own.
+    return f"recovery-{_RANDOM}-{os.getpid()}"
+
+
 @contextlib.contextmanager
-def waiting_for_yarn(name: str, limit_s: float | None, report: Callable[[str, float], None]) -> Iterator[None]:
+def waiting_for_yarn(limit_s: float | None, report: Callable[[str, float], None]) -> Iterator[None]:
     """Within this block, in which a session is made on YARN, report how long its application waits in its queue. At the
     limit, withdraw the application, and raise SparkUnavailableError.
 
-    name: the application's. limit_s: None: no limit. report: called as report(what, seconds), in another thread.
+    limit_s: None: no limit. report: called as report(what, seconds), in another thread; if it fails, the start fails.
     """
-    watch = _Watch(name, limit_s, report)
+    watch = _Watch(limit_s, report)
     threading.Thread(target=watch.run, name="yarn-queue", daemon=True).start()
     try:
         yield
     except Exception as error:
-        if watch.too_long is not None:
-            raise watch.too_long from error
+        if watch.withdrawn is not None:
+            raise watch.withdrawn from error
         raise
     finally:
         watch.over.set()
 
 
 class _Watch:
-    """Looks at YARN until `over` is set. too_long: the error, once the limit is reached."""
+    """Looks at YARN until `over` is set. withdrawn: why the application was withdrawn, if it was."""
 
-    def __init__(self, name: str, limit_s: float | None, report: Callable[[str, float], None]) -> None:
+    def __init__(self, limit_s: float | None, report: Callable[[str, float], None]) -> None:
         self.over = threading.Event()
-        self.too_long: SparkUnavailableError | None = None
-        self._name = name
+        self.withdrawn: BaseException | None = None
         self._limit_s = limit_s
         self._report = report
 
@@ -81,25 +95,34 @@ class _Watch:
     def _look(self, jvm: Any, client: Any) -> None:
         since_s, next_s = None, REPORTED_S
         while not self.over.wait(LOOK_S):
-            found = _waiting(jvm, client, self._name)
-            if found is None:
-                since_s, next_s = None, REPORTED_S
-                continue
-            since_s = time.monotonic() if since_s is None else since_s
-            waited_s = time.monotonic() - since_s
-            if waited_s >= next_s:
-                next_s *= 2
-                self._report(found.what, waited_s)
-            if self._limit_s is not None and waited_s >= self._limit_s:
-                self.too_long = _too_long(found.what, waited_s)
-                # Spark's start ends with its application.
-                client.killApplication(found.number)
-                return
+            # YARN may be away for a moment: the limit stays.
+            with contextlib.suppress(Exception):
+                found = _waiting(jvm, client)
+                if found is None:
+                    since_s, next_s = None, REPORTED_S
+                    continue
+                since_s = time.monotonic() if since_s is None else since_s
+                waited_s = time.monotonic() - since_s
+                if waited_s >= next_s:
+                    next_s *= 2
+                    self._tell(found.what, waited_s)
+                if self._limit_s is not None and waited_s >= self._limit_s:
+                    self.withdrawn = self.withdrawn or _too_long(found.what, waited_s)
+                if self.withdrawn is not None:
+                    # Spark's start ends with its application.
+                    client.killApplication(found.number)
+                    return
+
+    def _tell(self, what: str, waited_s: float) -> None:
+        try:
+            self._report(what, waited_s)
+        except Exception as error:
+            self.withdrawn = as_recovery_error(error)
 
 
-def _waiting(jvm: Any, client: Any, name: str) -> _Queued | None:
-    """Return this user's newest application of this name that waits in a queue; None if none does. Once the master
-    of an application has a container, YARN itself limits how long the master may take to start."""
+def _waiting(jvm: Any, client: Any) -> _Queued | None:
+    """Return the newest application of this process that waits in a queue; None if none does. Once the master of an
+    application has a container, YARN itself limits how long the master may take to start."""
     state = jvm.org.apache.hadoop.yarn.api.records.YarnApplicationState
     kinds = jvm.java.util.HashSet()
     kinds.add("SPARK")
@@ -107,7 +130,7 @@ def _waiting(jvm: Any, client: Any, name: str) -> _Queued | None:
     own = [
         each
         for each in waiting
-        if (each.getName(), each.getUser()) == (name, user_name())
+        if each.getApplicationTags().contains(_own_tag())
         and each.getApplicationResourceUsageReport().getNumUsedContainers() < 1
     ]
     if not own:

@@ -60,6 +60,9 @@ class Stream(Part):
         self._stop = stop
         self._starts = SourceStarts(run)
         self._given_up = False
+        self._has_started = False
+        """Whether all parts know that the query runs. A last micro-batch that is done before leaves the stop to
+        `launch`."""
         self._timer: threading.Thread | None = None
         self._waits = Waits(
             run.spark, run.prepared.config, run.lease.number, run.clock,
@@ -86,6 +89,7 @@ class Stream(Part):
         announce(str(self._status.query.runId), run.reports.meter)
         for part in run.parts:
             part.started()
+        self._has_started = True
         if self._is_at_last():
             self._stop()
         self._timer = threading.Thread(target=self._watch, name="epoch-timer", daemon=True)
@@ -158,7 +162,8 @@ class Stream(Part):
         reports.batch_processed(BatchDone(batch_id, closer.epoch, counts.rows, counts.keys, seconds), measure)
         if self._is_at_last():
             self._status.parked.set()
-            self._stop()
+            if self._has_started:
+                self._stop()
 
     def _is_at_last(self) -> bool:
         return self._run.last is not None and self._run.closer.finished >= self._run.last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
@@ -18,7 +19,10 @@ from recovery import (
     run_pipeline,
 )
 from recovery.base.clock import SystemClock
+from recovery.spark.run import stream
+from recovery.spark.run.parts.part import RunParts
 from recovery.spark.run.prepare import Prepared
+from recovery.spark.run.reporting.events import BatchDone
 from recovery.storage.snapshot import snapshot_at
 from tests.backup.support import work
 from tests.spark.support import run_to_end, states, totals_step
@@ -67,6 +71,37 @@ def test_until_stops_at_the_origins_position(spark, feed, tmp_path):
     repartition(db, None, 5)
     run_to_end(frame, beginning, until=2)
     assert states(beginning, "totals") == at(db, 2)
+
+
+def test_a_run_that_reaches_it_while_it_starts_ends_whole(spark, feed, tmp_path, monkeypatch):
+    """The only micro-batch is done before the start returns: the end waits for the start, and ships the last epoch."""
+    for seed in range(2):
+        feed.add_random(seed, count=30)
+    frame = feed.frame(spark).transform(totals_step())
+    db, new = tmp_path / "db", tmp_path / "new"
+    run_to_end(frame, db, backup_interval="1h")
+    fork(db, new, 1)
+    done, ended, announce, end = threading.Event(), threading.Event(), stream.announce, RunParts.end
+
+    def slowly(*arguments):
+        announce(*arguments)
+        assert done.wait(60)
+        # Without waiting for the start, the run would end now.
+        ended.wait(3)
+
+    def noted(*arguments, **named):
+        result = end(*arguments, **named)
+        ended.set()
+        return result
+
+    monkeypatch.setattr(stream, "announce", slowly)
+    monkeypatch.setattr(RunParts, "end", noted)
+    place = str(tmp_path / "place")
+    summary = run_to_end(
+        frame, new, no_output=True, until=2, replicate=place, observer=lambda e: isinstance(e, BatchDone) and done.set()
+    )
+    assert (summary.replica["epoch"], summary.replica["lag_epochs"]) == (2, 0)
+    assert states(new, "totals") == at(db, 2)
 
 
 def test_native_state_depends_on_micro_batches(spark, feed, tmp_path):
