@@ -160,7 +160,6 @@ COVERED_BY = {
     "operational/test_commands.py": """cli.hwm cli.operational cli.state cli.state_common cli.state_files
         cli.state_transfer operational.exports""",
     "operational/test_comparison.py": "cli.diff cli.diff_output",
-    "spark/test_delta_source.py": "spark.jvm.delta_schemas",
     "spark/test_kafka.py": "spark.jvm.lost_topics",
     "cli/test_at_owners.py": "cli.without_owners",
     "cli/test_config_options.py": "cli.option setting",

@@ -121,6 +121,11 @@ class Holding:
             self._lock.release()
 
 
+def stopping_error(directory: Path) -> OwnerUnreachableError:
+    """Return the error for a run that would begin at an owner that is to end, or begin to close an epoch there."""
+    return OwnerUnreachableError("the owner is being stopped", path=directory)
+
+
 def let_go_error() -> OwnerUnreachableError:
     """Return the error for a run that does not hold the partitions, though no later run is known."""
     return OwnerUnreachableError(

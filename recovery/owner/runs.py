@@ -16,14 +16,13 @@ from recovery.errors import (
     DirectoryLockedError,
     LeaseLostError,
     NoPartitionsError,
-    OwnerUnreachableError,
     StorageError,
 )
 from recovery.host.durable import PRIVATE, UMASK
 from recovery.owner.copying import copies
 from recovery.owner.documents import OwnedDocuments
 from recovery.owner.given import request_of
-from recovery.owner.holding import Holding, why_not_held
+from recovery.owner.holding import Holding, stopping_error, why_not_held
 from recovery.owner.shipping import Shipping
 from recovery.owner.tasks import TaskService
 from recovery.planning.measures import ClosedPartition
@@ -50,7 +49,8 @@ from recovery.wire.service import AskedTarget, Tasks
 ENDING_S = 30.0
 """How long a new run waits for the last calls of the one before it."""
 CLOSES = {"seal": True, "fold": False}
-"""Whether an epoch is being closed after a call of `PartitionCalls`; the other calls do not change that."""
+"""Whether an epoch is being closed after a call of `PartitionCalls`; the other calls do not change that. An owner that
+is being stopped lets none begin."""
 
 
 class OwnedRuns:
@@ -102,7 +102,7 @@ class OwnedRuns:
         self._ending.release()
         with self._lock:
             if self.stops:
-                raise OwnerUnreachableError("the owner is being stopped", path=self.directory)
+                raise stopping_error(self.directory)
             if self._holding is not None and self._holding.run == run:
                 raise ConfigurationError(
                     "two of the owners that were named are one owner",
@@ -182,7 +182,10 @@ class Connection(Looks):
     def target(self, verb: Verb) -> Iterator[AskedTarget]:
         """See `RunConnection.target`. The partitions of a run stay open while a call uses them."""
         if verb.protocol is PartitionCalls:
-            with self._held.using(closes=CLOSES.get(verb.name)) as store:
+            closes = CLOSES.get(verb.name)
+            if closes and self._owner.stops:
+                raise stopping_error(self._owner.directory)
+            with self._held.using(closes=closes) as store:
                 yield store
         else:
             yield self._owner.documents if verb.protocol is DocumentCalls else self

@@ -42,7 +42,7 @@ from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import OwnerCalls, PartitionCalls
 from recovery.wire.run_client import Owner
 from tests.owner.served import PATIENCE_S, TOKEN, Served, recovery, spread, token_file
-from tests.stores import KEY, Driver, SpreadDirectory, run_python
+from tests.stores import KEY, Driver, SpreadDirectory, run_python, state_at
 from tests.wire.certificates import make_certificates
 
 TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine(), 0)
@@ -217,6 +217,25 @@ class TestHolding:
                 assert run.read(1, "abcdefgh", step="two") == {key: key * 2 for key in "abcdefgh"}
         finally:
             places.close()
+
+
+def test_an_owner_that_is_being_stopped_begins_no_epoch(make_store):
+    """The epoch that a run is closing is closed; the run learns the reason when it would begin to close the next."""
+    directory = SpreadDirectory(make_store(2))
+    with Driver(directory) as driver:
+        driver.apply(0, {"a": "1", "b": "1"})
+        driver.store.seal(driver.lease, 0)
+        for each in directory.services:
+            each.runs.stops = True
+        driver.close(0)
+        driver.apply(1, {"a": "2", "b": "2"})
+        with pytest.raises(OwnerUnreachableError, match="the owner is being stopped"):
+            driver.store.seal(driver.lease, 1)
+        assert all(each.runs.holding.wait_closed(0) for each in directory.services)
+    for each in directory.services:
+        each.stop(0.1)
+    states = [state for place in directory.places[1:] for state in state_at(place, 1).items()]
+    assert sorted(states) == [(("count", "a"), ("1", None)), (("count", "b"), ("1", None))]
 
 
 class TestProcess:

@@ -16,7 +16,7 @@ from recovery.spark.clusters import Input
 
 _OPTIONS = {"schematrackinglocation", "schemalocation"}
 _SETTINGS = {
-    "spark.databricks.delta.streaming.allowSchemaLocationOutsideCheckpointDirectory": "true",
+    "spark.databricks.delta.streaming.allowSchemaLocationOutsideCheckpointLocation": "true",
     # The log notes the checkpoint that it was begun with.
     "spark.databricks.delta.streaming.schemaTracking.metadataPathCheck.enabled": "false",
 }
