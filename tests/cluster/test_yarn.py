@@ -15,7 +15,7 @@ import pytest
 
 from recovery import init_partitions
 from tests.cluster.fleet import FleetOwner
-from tests.cluster.native_counts import FEW, assert_counts
+from tests.cluster.operator_counts import FEW, assert_counts
 from tests.cluster.support import assert_exact, batches_in
 from tests.cluster.test_tables import shown
 from tests.cluster.yarn import EXECUTOR, HDFS, MASTER, Yarn, needs_jars
