@@ -148,6 +148,21 @@ def test_no_room_for_the_application_master(yarn, db):
     assert query(paths_of(db)[0], "SELECT count(*) FROM exs") == [(0,)]
 
 
+def test_two_runs_of_a_flow_wait_in_the_queue(yarn, db, tmp_path):
+    """The older one reaches its limit first: each withdraws its own application, not the other's."""
+    init_partitions(tmp_path / "other", 4)
+    settings = ("spark.yarn.queue=tiny", "spark.yarn.am.memory=1500m", "spark.yarn.tags=ours")
+    older = yarn.run("cluster.py:counts(100, 1)", db, "--wait-limit", "80s", settings=settings)
+    older.await_text(r"^waiting for 3\d s: ")
+    newer = yarn.run("cluster.py:counts(100, 1)", tmp_path / "other", "--wait-limit", "100s", settings=settings)
+    withdrawn = []
+    for run in (older, newer):
+        assert run.wait() == 50, run.text()
+        withdrawn += re.findall(r"Error: the start has waited for .*? no container for (\w+) yet: ", run.text())
+    assert sorted(set(withdrawn)) == withdrawn
+    assert len(withdrawn) == 2
+
+
 def test_no_room_for_executors(yarn, db):
     """The queue has room for the application master alone: the run says what it waits for, and ends at its limit. The
     partitions stay as they were."""

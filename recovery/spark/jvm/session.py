@@ -26,6 +26,7 @@ from recovery.spark.jvm.jars import advice, check_jars, check_loaded
 from recovery.spark.jvm.java import choose_java, java_home
 from recovery.spark.jvm.launch import Launch, LaunchError, abandon_launch, end, user_options
 from recovery.spark.jvm.startup.sitecustomize import SAFE_PATH, SAFE_PATH_MARK
+from recovery.spark.jvm.yarn_queue import TAGS, tagged
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -137,6 +138,8 @@ def settings_of(name: str, master: str, conf: Mapping[str, str]) -> SparkConf:
     settings = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
     for key, value in {**DEFAULTS, **_of_master(master), **conf}.items():
         settings.set(key, value)
+    if master == "yarn":
+        settings.set(TAGS, tagged(settings.get(TAGS, "")))
     return settings
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,13 +13,15 @@ from typing import Any, NamedTuple
 
 from recovery.base.intervals import format_interval
 from recovery.errors import SparkUnavailableError
-from recovery.spark.jvm.launch import user_name
 
+TAGS = "spark.yarn.tags"
 LOOK_S = 1.0
 REPORTED_S = 30.0
 """A wait as long as this is reported, and again each time that it has doubled."""
 _TIME = re.compile(r"^\[[^\]]*\]\s*")
 _LONGEST_REASON = 300
+_TAG = f"recovery-{secrets.token_hex(8)}"
+"""Of the applications of this process: those of other processes may have the same name and user."""
 
 
 class _Queued(NamedTuple):
@@ -32,14 +35,20 @@ class _Queued(NamedTuple):
         return f"YARN has no container for {self.number.toString()} yet{self.reason and ': '}{self.reason}"
 
 
+def tagged(given: str) -> str:
+    """Return the value of `spark.yarn.tags` by which `waiting_for_yarn` knows the applications of this process. given:
+    the user's tags."""
+    return ",".join(filter(None, [given, _TAG]))
+
+
 @contextlib.contextmanager
-def waiting_for_yarn(name: str, limit_s: float | None, report: Callable[[str, float], None]) -> Iterator[None]:
+def waiting_for_yarn(limit_s: float | None, report: Callable[[str, float], None]) -> Iterator[None]:
     """Within this block, in which a session is made on YARN, report how long its application waits in its queue. At the
     limit, withdraw the application, and raise SparkUnavailableError.
 
-    name: the application's. limit_s: None: no limit. report: called as report(what, seconds), in another thread.
+    limit_s: None: no limit. report: called as report(what, seconds), in another thread.
     """
-    watch = _Watch(name, limit_s, report)
+    watch = _Watch(limit_s, report)
     threading.Thread(target=watch.run, name="yarn-queue", daemon=True).start()
     try:
         yield
@@ -54,10 +63,9 @@ def waiting_for_yarn(name: str, limit_s: float | None, report: Callable[[str, fl
 class _Watch:
     """Looks at YARN until `over` is set. too_long: the error, once the limit is reached."""
 
-    def __init__(self, name: str, limit_s: float | None, report: Callable[[str, float], None]) -> None:
+    def __init__(self, limit_s: float | None, report: Callable[[str, float], None]) -> None:
         self.over = threading.Event()
         self.too_long: SparkUnavailableError | None = None
-        self._name = name
         self._limit_s = limit_s
         self._report = report
 
@@ -81,25 +89,27 @@ class _Watch:
     def _look(self, jvm: Any, client: Any) -> None:
         since_s, next_s = None, REPORTED_S
         while not self.over.wait(LOOK_S):
-            found = _waiting(jvm, client, self._name)
-            if found is None:
-                since_s, next_s = None, REPORTED_S
-                continue
-            since_s = time.monotonic() if since_s is None else since_s
-            waited_s = time.monotonic() - since_s
-            if waited_s >= next_s:
-                next_s *= 2
-                self._report(found.what, waited_s)
-            if self._limit_s is not None and waited_s >= self._limit_s:
-                self.too_long = _too_long(found.what, waited_s)
-                # Spark's start ends with its application.
-                client.killApplication(found.number)
-                return
+            # A ResourceManager that does not answer now may do so later.
+            with contextlib.suppress(Exception):
+                found = _waiting(jvm, client)
+                if found is None:
+                    since_s, next_s = None, REPORTED_S
+                    continue
+                since_s = time.monotonic() if since_s is None else since_s
+                waited_s = time.monotonic() - since_s
+                if waited_s >= next_s:
+                    next_s *= 2
+                    self._report(found.what, waited_s)
+                if self._limit_s is not None and waited_s >= self._limit_s:
+                    self.too_long = _too_long(found.what, waited_s)
+                    # Spark's start ends with its application.
+                    client.killApplication(found.number)
+                    return
 
 
-def _waiting(jvm: Any, client: Any, name: str) -> _Queued | None:
-    """Return this user's newest application of this name that waits in a queue; None if none does. Once the master
-    of an application has a container, YARN itself limits how long the master may take to start."""
+def _waiting(jvm: Any, client: Any) -> _Queued | None:
+    """Return the newest application of this process that waits in a queue; None if none does. Once the master of an
+    application has a container, YARN itself limits how long the master may take to start."""
     state = jvm.org.apache.hadoop.yarn.api.records.YarnApplicationState
     kinds = jvm.java.util.HashSet()
     kinds.add("SPARK")
@@ -107,7 +117,7 @@ def _waiting(jvm: Any, client: Any, name: str) -> _Queued | None:
     own = [
         each
         for each in waiting
-        if (each.getName(), each.getUser()) == (name, user_name())
+        if each.getApplicationTags().contains(_TAG)
         and each.getApplicationResourceUsageReport().getNumUsedContainers() < 1
     ]
     if not own:

@@ -59,7 +59,7 @@ def run(
     prepared = Prepared(config, flow.name, clock)
     own = spark is None
     with _ending_immediately(prepared.temporary) if own else contextlib.nullcontext():
-        waited = _reported(flow.name, master, config, observer) if own else contextlib.nullcontext()
+        waited = _reported(master, config, observer) if own else contextlib.nullcontext()
         with prepared.parts.ended_on_error(), waited:
             session: Any = create_session(flow.name, master=master, conf=conf) if own else spark
         ours = session if own else None
@@ -77,7 +77,7 @@ def run(
 
 
 def _reported(
-    name: str, master: str, config: RecoveryConfig | None, observer: Observer | None
+    master: str, config: RecoveryConfig | None, observer: Observer | None
 ) -> contextlib.AbstractContextManager[None]:
     """Within this context, in which a session is made, report a long wait for the cluster, and end it at its limit."""
     if master != "yarn":
@@ -88,7 +88,7 @@ def _reported(
         if observer is not None:
             observer(WaitingForSpark(what, seconds))
 
-    return waiting_for_yarn(name, None if config is None else config.wait_limit_s, report)
+    return waiting_for_yarn(None if config is None else config.wait_limit_s, report)
 
 
 def _stop_session(session: Any | None) -> None:
