@@ -72,6 +72,7 @@ OF_DRIVERS = {
     "spark.driver.extraJavaOptions",
     "spark.ui.enabled",
     "spark.ui.showConsoleProgress",
+    "spark.yarn.tags",
 }
 """What only the driver reads."""
 OF_CLUSTERS = {
@@ -105,6 +106,14 @@ def test_what_executors_get_does_not_depend_on_the_drivers_host(host, master, en
     for name in ("spark.master", "spark.app.name", *OF_DRIVERS):
         settings.pop(name, None)
     assert settings == OF_CLUSTERS | (OF_KUBERNETES if "k8s" in master else {}) | {"spark.executor.cores": "3"}
+
+
+def test_an_application_of_yarn_has_the_tags_of_the_user_and_of_this_process(environment):
+    """By its own tag a run knows its application among others of the same name."""
+    own = settings_of("flow", "yarn", {}).get("spark.yarn.tags")
+    assert own.startswith("recovery-")
+    given = settings_of("flow", "yarn", {"spark.yarn.tags": "team,words"}).get("spark.yarn.tags")
+    assert given == f"team,words,{own}"
 
 
 def test_workers_run_this_python(environment):
