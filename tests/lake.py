@@ -15,11 +15,18 @@ from recovery.spark.jvm.versions import VERSION
 ROOT = Path(__file__).parents[1]
 
 
+def connector_jars(kind: str) -> list[Path]:
+    """The jars of a connector, for whatever Spark it is made; none if they were not fetched."""
+    return sorted(
+        Path(os.environ.get(f"RECOVERY_TEST_{kind.upper()}_JARS", ROOT / ".ci" / f"{kind}-jars")).glob("*.jar")
+    )
+
+
 def _jars(kind: str, connector: str) -> tuple[list[Path], pytest.MarkDecorator]:
     """The jars of a connector, none if it is made for another Spark, and the mark of tests that need them."""
-    home = Path(os.environ.get(f"RECOVERY_TEST_{kind.upper()}_JARS", ROOT / ".ci" / f"{kind}-jars"))
     made_for = connector.format(*VERSION)
-    jars = sorted(home.glob("*.jar")) if any(home.glob(made_for)) else []
+    jars = connector_jars(kind)
+    jars = jars if any(jar.match(made_for) for jar in jars) else []
     return jars, pytest.mark.skipif(
         not jars, reason=f"no jars {made_for}: mvn -f .ci/{kind}/pom.xml, as .ci/run does, for its step on that Spark"
     )

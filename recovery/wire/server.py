@@ -78,7 +78,9 @@ class OwnerServer:
         self.log = log
         self.turns = Turns()
         self.counts = ServerCounts()
-        self._repeats = Repeats()
+        self._logged = {True: Repeats(), False: Repeats()}
+        """The refusals of clients that have proved themselves, and of others, which keep no line of the first ones from
+        the log."""
         self._tasks = tasks
         self._earlier: deque[Tasks] = deque(maxlen=MOST_EARLIER)
         """What served the tasks of runs that have ended: with those runs' keys, the tasks get an answer that they
@@ -109,10 +111,10 @@ class OwnerServer:
                 self.counts.sent_bytes + sum(each.sent_bytes for each in channels),
             )
 
-    def refused(self, error: RecoveryError, peer: str) -> None:
-        """Count an error that is sent to a client, and log it."""
+    def refused(self, error: RecoveryError, peer: str, *, is_proven: bool) -> None:
+        """Count an error that is sent to a client, and log it. is_proven: whether the client has proved itself."""
         self.counts.file_errors += isinstance(error, FILE_ERRORS)
-        line = self._repeats(f"refused {peer}: {one_line(with_path(error.found, error.path))}")
+        line = self._logged[is_proven](f"refused {peer}: {one_line(with_path(error.found, error.path))}")
         if line is not None:
             self.log(line)
 
@@ -211,7 +213,7 @@ class Session:
 
     def __init__(self, server: OwnerServer, sock: socket.socket, peer: str) -> None:
         self.channel = Channel(sock)
-        self.answers = Answers(self.channel, lambda error: server.refused(error, peer))
+        self.answers = Answers(self.channel, lambda error: server.refused(error, peer, is_proven=self.line is not None))
         self.begun_s = time.monotonic()
         self.line: str | None = None
         self._calls: TaskConnection | None = None
@@ -381,7 +383,9 @@ class Session:
                 raise
             except ssl.SSLError as error:
                 self._server.refused(
-                    OwnerRefusedError(f"the TLS handshake failed: {error.reason or error}"), self._peer
+                    OwnerRefusedError(f"the TLS handshake failed: {error.reason or error}"),
+                    self._peer,
+                    is_proven=False,
                 )
                 raise
 

@@ -26,10 +26,12 @@ from recovery.planning.health import DEFAULTS, Level
 from recovery.planning.owner_facts import owner_findings
 from recovery.storage.copied import copies_of
 from recovery.storage.store import OwnerAccess
-from recovery.wire import run_client
+from recovery.wire import messages, run_client
 from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import OwnerCalls
+from recovery.wire.frames import HELLO_BYTES, Channel, Kind
 from recovery.wire.looking import seen, seen_owners
+from recovery.wire.traffic import MOST_TEXTS
 from tests.owner.served import ROOT, TOKEN, Served, recovery, token_file
 from tests.stores import Driver, SpreadDirectory
 from tests.waiting import wait_until
@@ -292,6 +294,22 @@ class TestLog:
         ])  # fmt: skip
         assert not any("Traceback" in line for line in service.lines)
         assert service.made.facts().file_errors == 1
+
+    def test_who_cannot_prove_itself_keeps_no_line_from_the_log(self, serve):
+        """However many different texts it makes the owner refuse with."""
+        service = serve()
+        for number in range(MOST_TEXTS + 1):
+            channel = Channel(socket.create_connection(("127.0.0.1", service.made.port), timeout=PATIENCE_S))
+            hello = messages.Hello(messages.NAME, (0, number), messages.RUN, "nonce")
+            channel.send(Kind.HELLO, messages.write_first(hello))
+            assert channel.message(HELLO_BYTES)[0] == Kind.REFUSAL
+            channel.close()
+        owner = service.client()
+        with pytest.raises(StorageError, match="there is no file"):
+            owner.ask(OwnerCalls.facts, "part-9.sqlite3")
+        owner.release()
+        assert len(service.lines) == 1 + MOST_TEXTS + 1
+        assert "there is no file part-9.sqlite3" in service.lines[-1]
 
 
 def check(lines: list[str], kinds: list[str]) -> None:

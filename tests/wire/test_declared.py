@@ -84,6 +84,8 @@ def test_arguments_are_given_by_position():
     ("calls", "name", "result"),
     [
         (ASKED, "few_states", [("a", 1)]),
+        (ASKED, "states", [("a", "1", "text", None)]),
+        (ASKED, "versions", [(("a", 1, "text", None), "2")]),
         (ASKED, "driver_rows", [("a", [b"x"])]),
         (ASKED, "describe", [{}]),
         (ASKED, "checkpoint", 1),
