@@ -57,7 +57,7 @@ class Broker:
             import confluent_kafka.admin
         except ImportError as error:
             raise ConfigurationError(
-                f"KafkaSink needs the package confluent-kafka: {error}", remedy="pip install 'recovery[kafka]'"
+                f"KafkaSink needs the package confluent-kafka: {error}", remedy="pip install 'confluent-kafka>=2.16'"
             ) from error
         self._kafka, self._admin_module = confluent_kafka, confluent_kafka.admin
         self._target = target
