@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -32,6 +33,10 @@ os.environ.setdefault("RECOVERY_CLASS_ARCHIVE", "off")
 # Tests start hundreds of Pythons. Where bytecode is switched off, each would compile the package again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Shells start background processes with SIGINT ignored, and tests send it to themselves and to processes of theirs.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 StoreMaker = Callable[[int], Path]
 
