@@ -34,9 +34,12 @@ os.environ.setdefault("RECOVERY_CLASS_ARCHIVE", "off")
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Shells start background processes with SIGINT ignored, and tests send it to themselves and to processes of theirs.
+# Shells start background processes with SIGINT ignored, and nohup with SIGHUP. Tests send both to processes that they
+# start, which inherit what is ignored, and not what has a handler.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 StoreMaker = Callable[[int], Path]
 
