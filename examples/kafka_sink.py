@@ -4,8 +4,8 @@
     python -m recovery run "examples/kafka_sink.py:make('127.0.0.1:9092')" -r db/ --jars 'jars/*.jar'
 
 Kill it at any moment and run the same command again: a reader of `totals` with isolation.level=read_committed sees each
-total once, in the order of its user. Needs `pip install 'confluent-kafka>=2.16'`; `jars/` has Spark's Kafka connector, which
-reads the orders; KafkaSink itself needs no jar. See docs/sinks.md#kafkasink.
+total once, in the order of its user. Needs `pip install 'confluent-kafka>=2.16'`; `jars/` has Spark's Kafka connector,
+which reads the orders; KafkaSink itself needs no jar. See docs/sinks.md#kafkasink.
 """
 
 from __future__ import annotations

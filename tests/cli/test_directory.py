@@ -90,7 +90,7 @@ def test_json_that_the_shell_divided(db, monkeypatch):
 
 
 def test_a_number_of_partitions_that_python_does_not_convert():
-    """It is a mistake on the command line, as any other."""
+    """A number of partitions with too many digits is a mistake on the command line, as any other is."""
     result = CliRunner().invoke(main, ["repartition", "db", "new", "9" * 5000])
     assert result.exit_code == 2
     assert "is not a number of partitions" in result.output

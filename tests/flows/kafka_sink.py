@@ -12,7 +12,7 @@ def make(servers, source, output, staging):
 
 
 def lines(path, servers, output, staging):
-    """The same for lines key,value of files."""
+    """A flow that reads lines "key,value" from files and produces them as records."""
 
     def build(spark):
         lines = spark.readStream.option("maxFilesPerTrigger", 1).text(path)

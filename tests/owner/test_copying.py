@@ -138,8 +138,8 @@ def test_an_edit_of_a_step(there, here, options):
 
 
 def test_marks_that_epochs_moved(there, options):
-    """They are read and changed as in one directory: never back without force, and not during a run, which may move
-    them. What concerns no marks works then, too."""
+    """Marks that epochs have moved are read and changed as in one directory: never back without force, and not during
+    a run, which may move the marks. During a run, commands that concern no marks work."""
     directory = there.places[0]
     key = next(f"/orders{n}" for n in range(99) if partition_of(f"/orders{n}", 3) == 0)
     with Driver(there, ["count", EPOCH_STEP]) as run:

@@ -280,7 +280,7 @@ def _gone_back(target: KafkaTarget, marker: Marker, note: KafkaNote | None, resu
         raise target.mismatch(
             f"this run would go back to epoch {resume.epoch}, and {behind} (the newest of execution "
             f"{marker.closed_by}): they cannot be removed, and would be produced a second time",
-            "The run was told to go back, or the partitions were restored from an earlier time.",
+            "--resume-after asks the run to go back, or the partitions were restored from an earlier time.",
             f"Leave out --resume-after, or restore partitions that hold epoch {marker.epoch}. If readers can "
             "bear these records twice: --lose-epochs, for one run.",
         )

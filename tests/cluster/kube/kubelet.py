@@ -144,7 +144,7 @@ class Container:
         self.begun_s = time.monotonic()
 
     def code(self) -> int | None:
-        """Its exit code, as Kubernetes shows it; None while it runs."""
+        """The exit code of the container, as Kubernetes shows exit codes; None while the container runs."""
         code = self.process.poll()
         return code if code is None or code >= 0 else 128 - code
 

@@ -27,7 +27,7 @@ _CONTROLLERS = (
     "endpointslice-controller", "garbage-collector-controller", "persistentvolume-binder-controller",
     "root-ca-certificate-publisher-controller", "serviceaccount-controller", "statefulset-controller",
 )  # fmt: skip
-"""Those that pods of the manifests need. None watches nodes, whose kubelets are no kubelets."""
+"""The controllers that pods of the manifests need. No controller watches nodes: their kubelet is a stand-in."""
 
 
 def impossible() -> str:

@@ -21,7 +21,7 @@ class Volumes:
         self._made = {each["name"]: self._make(each) for each in pod["spec"].get("volumes", ())}
 
     def mounts(self) -> list[tuple[Path, str, bool]]:
-        """Those of all containers of the pod, which mount the same."""
+        """The volumes that the containers of the pod mount, all at the same paths."""
         found = {}
         for container in (*self._pod["spec"].get("initContainers", ()), *self._pod["spec"]["containers"]):
             for each in container.get("volumeMounts", ()):
