@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from recovery.errors import StorageError
+from recovery.errors import RecoveryError
 from recovery.places.hadoop import HadoopFiles
 from recovery.sinks.hadoop_disk import HadoopDisk
 from tests.hadoop.checkpoint_story import ENDS, LAST, Story
@@ -68,10 +68,10 @@ def outputs(address: str, step: int) -> int:
             way, killed = KINDS[faults % len(KINDS)]
             place = f"{address}/out-{faults}"
             store, disk = _lived(place, Faulty(HadoopFiles(place), at, way, killed=killed))
-            with contextlib.suppress(StorageError, Killed):
+            with contextlib.suppress(RecoveryError, Killed):
                 story(store, disk, resume)
             again = Faulty(HadoopFiles(place), random.Random(at).randrange(1, 40), way, killed=killed)
-            with contextlib.suppress(StorageError, Killed):
+            with contextlib.suppress(RecoveryError, Killed):
                 Run(store, PlaceDisk(place, again))
             Run(store, PlaceDisk(place))
             is_exact(store, PlaceDisk(place))
