@@ -272,6 +272,15 @@ RUNNING: Sequence[Failure] = (
         ),
     ),
     Failure(
+        "the rows of a micro-batch are lost with the executors that held them",
+        SparkFailedError,
+        "the rows of a micro-batch were lost while the sink read them: no executor has block {block} any more",
+        "Up to two executors hold each block. They were killed, their hosts were lost, or dynamic allocation let them "
+        "go: spark.dynamicAllocation.cachedExecutorIdleTimeout, which by default has no end, is set.",
+        f"{_GOES_ON} With dynamic allocation, leave that setting out.",
+        re.compile(r"Checkpoint block (?P<block>\S+) not found"),
+    ),
+    Failure(
         "no executor may run a task: excludeOnFailure",
         SparkFailedError,
         "Spark gave a stage up, because no executor may run a task of it: {reason}",

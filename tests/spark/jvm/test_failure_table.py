@@ -147,6 +147,13 @@ RUNS = {
         "ShuffleMapStage 4 was given up, because what executors had computed for it was lost: "
         "org.apache.spark.shuffle.MetadataFetchFailedException: Missing an output location for shuffle 1",
     ),
+    "the rows of a micro-batch are lost with the executors that held them": (
+        f"{REMOTE}org.apache.spark.SparkException: [CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND] Checkpoint block rdd_64_3 not "
+        "found!\nEither the executor that originally checkpointed this partition is no longer alive, or the original "
+        f"RDD is unpersisted.{STACK}",
+        54,
+        "the rows of a micro-batch were lost while the sink read them: no executor has block rdd_64_3 any more",
+    ),
     "no executor may run a task: excludeOnFailure": (
         "org.apache.spark.SparkException: Job aborted due to stage failure: Aborting TaskSet 0.0 because task 0 "
         "(partition 0) cannot run anywhere due to node and executor excludeOnFailure.\nMost recent failure:",
