@@ -61,6 +61,24 @@ def words_of(pid: int) -> list[str]:
         return []
 
 
+def jvms(hosts: Iterable[WorkerHost], name: str) -> list[tuple[WorkerHost, int]]:
+    """The processes on hosts whose command line has this text, without the shells that started them."""
+    known = {_namespace(host.pid): host for host in hosts}
+    found = []
+    for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
+        words = words_of(pid)
+        if words[:1] and words[0].endswith("java") and any(name in word for word in words):
+            found += [(known[each], pid) for each in [_namespace(pid)] if each in known]
+    return found
+
+
+def _namespace(pid: int) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/ns/net").readlink())
+    except OSError:
+        return ""
+
+
 def installed() -> list[Path]:
     """Where this Python finds the package by itself, besides this checkout."""
     return [path for each in site.getsitepackages() if (path := Path(each, "recovery")).is_dir()]
@@ -86,9 +104,7 @@ class Lab:
 
     def processes(self, name: str, host: WorkerHost | None = None) -> list[int]:
         """The JVMs on a host, or on all of them, that run this class of Spark: EXECUTOR, WORKER."""
-        hosts = self.network.hosts if host is None else [host]
-        pids = (pid for each in hosts for pid in family(each.pid))
-        return [pid for pid in pids if name in (words := words_of(pid)) and words[0].endswith("java")]
+        return [pid for on, pid in jvms(self.network.hosts, name) if host in (None, on)]
 
     def said(self, pattern: str) -> int:
         """How often the master and the workers have logged this."""

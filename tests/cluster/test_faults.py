@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,16 @@ def kept(lab, beside):
     return beside(lab)
 
 
+def kill_owner(run: Run, batch: int, is_there: Callable[[int], bool], what: str) -> None:
+    """Kill the owner's process behind a micro-batch, as soon as the condition holds for its number. what: that holds
+    then."""
+    run.await_text(f"^batch {batch}$")
+    run.await_that(lambda: run.processes(OWNER), "the owner's process runs")
+    [owner] = run.processes(OWNER)
+    run.await_that(lambda: is_there(owner), what)
+    os.kill(owner, signal.SIGKILL)
+
+
 def written_bytes(pid: int) -> int:
     """What a process has written to files so far; 0 if it has ended."""
     try:
@@ -31,23 +42,17 @@ def written_bytes(pid: int) -> int:
         return 0
 
 
-def owner_of(run: Run) -> int:
-    """The process beside the driver, once it runs."""
-    found: list[int] = []
-    run.await_that(lambda: found.extend(run.processes(OWNER)) or found, "the owner's process runs")
-    return found[0]
-
-
 @pytest.mark.long
 def test_the_owner_is_killed_within_large_applies(kept):
     """Three times, when it has written a part of what a micro-batch changes."""
     run = kept.run("executors.py:large(2000, 99)")
+    begun: dict[int, int] = {}
+
+    def has_written(owner: int) -> bool:
+        return written_bytes(owner) > begun.setdefault(owner, written_bytes(owner)) + 6_000_000
+
     for batch in (1, 3, 5):
-        run.await_text(f"^batch {batch}$")
-        owner = owner_of(run)
-        begun = written_bytes(owner)
-        run.await_that(lambda: written_bytes(owner) > begun + 6_000_000, "the owner writes 6 MB")
-        os.kill(owner, signal.SIGKILL)
+        kill_owner(run, batch, has_written, "the owner has written 6 MB")
     run.await_text("^batch 7$")
     assert "Traceback" not in run.stop()
     assert run.text().count("it is started again") == 3
@@ -59,11 +64,13 @@ def test_the_owner_is_killed_when_an_epoch_is_closed(kept):
     """As soon as the first partition's file changes; the driver closes the epoch from the files."""
     run = kept.run("executors.py:large(2000, 99)")
     log = kept.db / "part-0.sqlite3-wal"
+    changed: dict[int, int] = {}
+
+    def is_closing(owner: int) -> bool:
+        return log.stat().st_mtime_ns > changed.setdefault(owner, log.stat().st_mtime_ns)
+
     for batch in (1, 3, 5):
-        run.await_text(f"^batch {batch}$")
-        owner, before = owner_of(run), log.stat().st_mtime_ns
-        run.await_that(lambda: log.stat().st_mtime_ns > before, "an epoch is being closed")
-        os.kill(owner, signal.SIGKILL)
+        kill_owner(run, batch, is_closing, "an epoch is being closed")
     run.await_text("^batch 7$")
     assert "Traceback" not in run.stop()
     assert run.text().count("it is started again") == 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 
 import pytest
 
@@ -20,6 +20,6 @@ def test_a_hot_key_among_many(lab, beside, kind):
     output = kept.run(f"executors.py:hot({kind!r}, {ROWS}, 2)").succeed()
     print(output)
     held = state_at(kept.db, window(kept.db)[-1])
-    found = {key: json.loads(text) for (_, key), (text, _) in held.items()}
-    assert {key: next(iter(n.values())) if isinstance(n, dict) else n for key, n in found.items()} == hot_truth(3 * ROWS)
+    found = {key: int(re.findall(r"\d+", text)[-1]) for (_, key), (text, _) in held.items()}
+    assert found == hot_truth(3 * ROWS)
     assert problems(kept.db) == []

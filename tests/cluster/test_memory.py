@@ -7,9 +7,9 @@ import pytest
 
 ROWS = 2000
 ENDINGS = {
-    "step": (35, "Error: step 'counts', key 'k7', micro-batch 2: MemoryError"),
-    "worker": (54, "a Python worker ended while it did a task"),
-    "jvm": (54, "OutOfMemoryError"),
+    "step": (35, "Error: step 'counts', key 'k7', micro-batch 2: MemoryError", "spark.executor.pyspark.memory"),
+    "worker": (54, "a Python worker ended while it did a task", "leave the workers more memory"),
+    "jvm": (54, "ran out of memory: Command exited with code 52", "--conf spark.executor.memory"),
 }
 
 
@@ -17,11 +17,12 @@ ENDINGS = {
 @pytest.mark.parametrize("who", ENDINGS)
 def test_memory_runs_out(lab, beside, who):
     """Each attempt of the task ends in the same way, so the run does, too."""
-    code, found = ENDINGS[who]
+    code, found, remedy = ENDINGS[who]
     kept = beside(lab)
     run = kept.run(f"executors.py:hungry({who!r})", settings=["spark.executor.pyspark.memory=1g"])
     assert run.wait() == code, run.text()
     assert found in run.text()
+    assert remedy in run.text()
     assert "Traceback" not in run.text()
     assert kept.batches() == 2
     kept.run("executors.py:hungry()").succeed()

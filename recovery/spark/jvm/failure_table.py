@@ -252,6 +252,19 @@ RUNNING: Sequence[Failure] = (
         re.compile(r"Python worker failed to connect back"),
     ),
     Failure(
+        "an executor is lost, with Spark's exit code for a JVM without memory, 52",
+        SparkFailedError,
+        "executor {executor} ran out of memory: {reason}",
+        "52 is Spark's exit code for OutOfMemoryError: the executor's JVM needed more memory than it may have, for a "
+        "task or for rows that it keeps.",
+        f"{_GOES_ON} If it happens again, give executors more memory: --conf spark.executor.memory=4g; or let fewer "
+        "tasks run in one: spark.executor.cores.",
+        re.compile(
+            r"ExecutorLostFailure \(executor (?P<executor>\S+) [^\n]*?\) Reason: "
+            r"(?P<reason>[^\n]*\b(?:code|status):? 52\b[^\n]*)"
+        ),
+    ),
+    Failure(
         "an executor is lost: ExecutorLostFailure",
         SparkFailedError,
         "executor {executor} was lost: {reason}",

@@ -133,6 +133,12 @@ RUNS = {
         54,
         "a Python worker has not connected to Spark's JVM in time",
     ),
+    "an executor is lost, with Spark's exit code for a JVM without memory, 52": (
+        f"{REMOTE.removesuffix(': ')}: ExecutorLostFailure (executor 2 exited caused by one of the running tasks) "
+        "Reason: Command exited with code 52\nDriver stacktrace:",
+        54,
+        "executor 2 ran out of memory: Command exited with code 52",
+    ),
     "an executor is lost: ExecutorLostFailure": (
         f"{REMOTE}ExecutorLostFailure (executor 3 exited caused by one of the running tasks) Reason: Command exited "
         "with code 137\nDriver stacktrace:",
