@@ -83,6 +83,7 @@ BAD_OPTION = Failure(
     re.compile(r"kafka\.common\.config\.ConfigException: (?P<reason>(?!No resolvable bootstrap)[^\n]+)"),
     _READS,
 )
+_LOST = r"ExecutorLostFailure \(executor (?P<executor>\S+) [^\n]*?\)"
 _MISSING = re.compile(r"^ModuleNotFoundError: No module named '(?P<module>[\w.]+)'", re.MULTILINE)
 _OTHER_PYTHON = (
     "The workers run another Python, {python}, than the driver, {this}: PYSPARK_PYTHON names it, or the virtual "
@@ -255,14 +256,9 @@ RUNNING: Sequence[Failure] = (
         "an executor is lost, with Spark's exit code for a JVM without memory, 52",
         SparkFailedError,
         "executor {executor} ran out of memory: {reason}",
-        "52 is Spark's exit code for OutOfMemoryError: the executor's JVM needed more memory than it may have, for a "
-        "task or for rows that it keeps.",
-        f"{_GOES_ON} If it happens again, give executors more memory: --conf spark.executor.memory=4g; or let fewer "
-        "tasks run in one: spark.executor.cores.",
-        re.compile(
-            r"ExecutorLostFailure \(executor (?P<executor>\S+) [^\n]*?\) Reason: "
-            r"(?P<reason>[^\n]*\b(?:code|status):? 52\b[^\n]*)"
-        ),
+        "52 is Spark's exit code for OutOfMemoryError: the executor's JVM needed more memory than it may have.",
+        f"{_GOES_ON} If it happens again, give executors more memory: --conf spark.executor.memory=4g.",
+        re.compile(rf"{_LOST} Reason: (?P<reason>[^\n]*\b(?:code|status):? 52\b[^\n]*)"),
     ),
     Failure(
         "an executor is lost: ExecutorLostFailure",
@@ -271,7 +267,7 @@ RUNNING: Sequence[Failure] = (
         "The executor was killed, for instance for lack of memory, or its host or the network failed.",
         f"{_GOES_ON} If it happens again, give executors more memory: --conf spark.executor.memory=4g, "
         "spark.executor.memoryOverhead=1g.",
-        re.compile(r"ExecutorLostFailure \(executor (?P<executor>\S+) [^\n]*?\)(?: Reason: (?P<reason>[^\n]*))?"),
+        re.compile(rf"{_LOST}(?: Reason: (?P<reason>[^\n]*))?"),
     ),
     Failure(
         "a stage is given up: what its executors had computed is lost again and again",
