@@ -21,7 +21,7 @@ DYNAMIC = (
     "spark.dynamicAllocation.schedulerBacklogTimeout=1s",
 )
 DECOMMISSION = ("spark.decommission.enabled=true", "spark.storage.decommission.enabled=true")
-LAUNCHED, REMOVED = r"Launching executor app-", r"Removing executor app-"
+LAUNCHED, KILLED = r"Launching executor app-", r"Executor app-\S+ finished with state KILLED"
 
 
 @pytest.mark.long
@@ -30,7 +30,7 @@ def test_dynamic_allocation(make_lab, keep):
     lab = make_lab(3)
     kept = keep(lab)
     run = kept.run("cluster.py:paced(2000, 99, 1.0)", "--trigger", "8s", settings=DYNAMIC)
-    run.await_that(lambda: min(lab.said(LAUNCHED), lab.said(REMOVED)) >= 5, "five executors have come and gone")
+    run.await_that(lambda: min(lab.said(LAUNCHED), lab.said(KILLED)) >= 5, "five executors have come and gone")
     run.stop()
     assert kept.assert_exact(ROWS) >= 2
 

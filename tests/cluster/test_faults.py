@@ -97,7 +97,7 @@ def test_the_drivers_host_is_frozen(kept, seconds):
     gets the directory. The run goes on, or ends with 54; either way the next run is exact."""
     run = kept.run("cluster.py:paced(2000, 12, 0.3)")
     run.await_text("^batch 2$")
-    frozen = family(run.process.pid)[1:]
+    frozen = family(run.process.pid)  # with nsenter, which stops as its child does
     signal_all(frozen, signal.SIGSTOP)
     try:
         began_s = time.monotonic()

@@ -4,6 +4,7 @@ wrong. Their rows are those of cluster.py."""
 import hashlib
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 from zlib import crc32
@@ -100,8 +101,8 @@ def hungry(who="", at=2, last=4, note="/tmp/was-killed"):
 
 
 def expiring(seconds=3):
-    """Each of 15 keys has a row in one micro-batch; its state ends some seconds later. Puts out the time of the
-    micro-batch of both."""
+    """Each of 15 keys has a row in one micro-batch; its state ends some seconds later. The sink prints the time of the
+    micro-batch of both, and how many seconds the clock of the executor is ahead of that time."""
 
     def until(key, rows, state):
         ended = state.hasTimedOut
@@ -110,12 +111,12 @@ def expiring(seconds=3):
         else:
             state.update(len(rows))
             state.setTimeoutDuration(1000 * seconds)
-        yield key, ended
+        yield key, ended, int(time.time())
 
     def build(spark):
         source = spark.readStream.format("rate").option("rowsPerSecond", 5).load()
         keys = source.selectExpr("concat('k', value) AS key", "value").where("value < 15")
-        step = stateful("until", key="key", update=until, output="key string, ended boolean")
+        step = stateful("until", key="key", update=until, output="key string, ended boolean, clock_s long")
         return keys.transform(step).selectExpr("*", "unix_millis(current_timestamp()) AS now_ms")
 
     ends = set()
@@ -123,6 +124,7 @@ def expiring(seconds=3):
     def write(batch, batch_id):
         for row in batch.collect():
             print(f"{'ended' if row.ended else 'began'} {row.key} {row.now_ms}", flush=True)
+            print(f"clock {row.clock_s - row.now_ms // 1000}", flush=True)
             if row.ended:
                 ends.add(row.key)
         if len(ends) == 15:
