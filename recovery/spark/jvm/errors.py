@@ -42,6 +42,8 @@ _OPERATORS_CHANGED = re.compile(
 _OTHER_BASE_PATH = re.compile(r"Wrong basePath (\S+) for the root path: (\S+)")
 _OF_FLOW = re.compile(r"SQLSTATE: (?:0A|2[0-9A-Z]|38|39|42|P0)")
 """Codes that the SQL standard has for a statement, for its data, and for functions that it calls."""
+_OF_SPARK = re.compile(r"SQLSTATE: (?:53|XX000)")
+"""Codes that Spark has for a lack of memory or executors, and for its own defects, whoever called it."""
 _UNKNOWN = "An error in Spark, or in a connector that the flow uses; the message above describes it."
 _MEMORY_ERROR = re.compile(r"(?:step [^\n]*?: )?(?:[\w.]+\.)?(?:Arrow)?MemoryError\b")
 _NO_MEMORY = {
@@ -144,7 +146,8 @@ def _is_of_flow(error: Exception) -> bool:
         return True
     text = with_java(error)
     of_plan = isinstance(error, AnalysisException | ParseException)
-    return of_plan or has_own_frames(error) or has_traceback(text) or bool(_OF_FLOW.search(text))
+    called = has_own_frames(error) and not _OF_SPARK.search(text)
+    return of_plan or called or has_traceback(text) or bool(_OF_FLOW.search(text))
 
 
 def jvm_failed(reason: str) -> RecoveryError:

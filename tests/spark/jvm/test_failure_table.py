@@ -360,6 +360,31 @@ def test_what_spark_says_of_the_flows_sql_is_the_flows(text):
 
 
 @pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("[UNABLE_TO_ACQUIRE_MEMORY] Unable to acquire 65536 bytes of memory, got 0. SQLSTATE: 53200", 54),
+        ("[INTERNAL_ERROR_STORAGE] Block rdd_1_1 was not found SQLSTATE: XX000", 54),
+        ("[SOME_ERROR] What the sink asked for cannot be done. SQLSTATE: 58030", 35),
+    ],
+)
+def test_an_error_of_spark_that_a_sink_passes_on(text, code):
+    """Codes for a lack of memory and for Spark's own defects are Spark's, also if a line of the flow called Spark."""
+    with pytest.raises(PySparkException) as caught:
+        raise PySparkException(text)
+    assert as_recovery_error(caught.value).exit_code == code
+
+
+def test_memory_runs_out_in_a_function():
+    """The error says which limits there are."""
+    error = as_recovery_error(PySparkException(REMOTE + raised("MemoryError")))
+    assert (error.exit_code, "spark.executor.pyspark.memory" in error.cause) == (35, True)
+    error = as_recovery_error(MemoryError())
+    assert (error.exit_code, "spark.executor.pyspark.memory" in error.cause) == (35, True)
+    error = as_recovery_error(PySparkException(REMOTE + raised("ValueError: no MemoryError here")))
+    assert "spark.executor.pyspark.memory" not in error.cause
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "java.lang.OutOfMemoryError: Java heap space",
