@@ -37,13 +37,17 @@ class Cluster:
         arguments = ["org.apache.spark.deploy.master.Master", "--host", network.driver.address]
         self._processes = [self._daemon(network.driver, [*arguments, "--port", MASTER_PORT, "--webui-port", 0])]
 
-    def add_worker(self, host: WorkerHost, *, cores: int = 1, python_path: str = PACKAGE) -> None:
-        """Start a worker on a host, and wait until the master knows it. python_path: where its Python finds packages
-        besides those of this Python."""
+    def add_worker(
+        self, host: WorkerHost, *, cores: int = 1, python_path: str = PACKAGE, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a worker on a host, and return when the master knows it. python_path: where its Python finds packages
+        besides those of this Python. environment: further variables of the worker and its executors."""
         arguments = ["org.apache.spark.deploy.worker.Worker", "--host", host.address, "--cores", cores]
         options = ["--memory", "1g", "--work-dir", "/tmp/work", "--webui-port", 0, self.master]
-        self._processes.append(self._daemon(host, [*arguments, *options], PYTHONPATH=python_path))
+        worker = self._daemon(host, [*arguments, *options], PYTHONPATH=python_path, **environment)
+        self._processes.append(worker)
         self._await(f"Registering worker {re.escape(host.address)}:")
+        return worker
 
     def stop(self) -> None:
         """End the master and the workers."""

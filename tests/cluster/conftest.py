@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from recovery import init_partitions
 from tests.cluster.support import EXAMPLES, Lab
+
+if TYPE_CHECKING:
+    from tests.cluster.kept import Kept
 
 sys.path.insert(0, str(EXAMPLES))
 
@@ -42,3 +48,31 @@ def make_lab(possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def lab(make_lab) -> Lab:
     """Two hosts with this package, for tests that leave them alive."""
     return make_lab()
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Callable[[Lab], Kept]:
+    """Puts four partitions beside the driver."""
+
+    from tests.cluster.kept import Kept
+
+    def put(lab: Lab) -> Kept:
+        init_partitions(tmp_path / "db", 4)
+        return Kept(lab, tmp_path / "db")
+
+    return put
+
+
+@pytest.fixture(params=["beside the driver", "at owners"])
+def keep(request, beside, make_store, tmp_path) -> Callable[[Lab], Kept]:
+    """Puts four partitions beside the driver; or three at owners on two further hosts of the lab, and one beside the
+    driver."""
+
+    from tests.cluster.fleet import Fleet
+    from tests.cluster.kept import Kept
+
+    def spread(lab: Lab) -> Kept:
+        fleet = Fleet(lab.network, make_store(4), tmp_path, ([1], [0, 3], [2]))
+        return Kept(lab, fleet.db, fleet)
+
+    return beside if request.param == "beside the driver" else spread

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from recovery import init_partitions
 from recovery.base.version import VERSION
-from tests.cluster.support import FLOWS, ROOT, counts_in
+from tests.cluster.support import FLOWS, ROOT, assert_exact, counts_in
 from tests.stores import paths_of, query
 
 
@@ -52,6 +55,33 @@ def test_a_host_with_another_version(run_without, tmp_path):
     assert code == 51
     assert "host host1 has another version of the package recovery: 0.1.0 (/mnt/package/recovery/__init__.py)" in text
     assert f"where {VERSION} is wanted" in text
+
+
+def other_python() -> str | None:
+    """A Python whose minor version is not this one's: that of RECOVERY_TEST_OTHER_PYTHON, or one in the PATH."""
+    names = [f"python3.{minor}" for minor in range(9, 20) if minor != sys.version_info.minor]
+    for name in (os.environ.get("RECOVERY_TEST_OTHER_PYTHON"), *names):
+        path = name and shutil.which(name)
+        if path and subprocess.run([path, "-V"], capture_output=True, timeout=60, check=False).returncode == 0:
+            return path
+    return None
+
+
+@pytest.mark.long
+@pytest.mark.skipif(other_python() is None, reason="no second version of Python: RECOVERY_TEST_OTHER_PYTHON names one")
+def test_another_python_at_executors(lab, db):
+    """Both versions are named and the setting to give; no epoch is closed, and the next run is exact."""
+    ours = "{}.{}".format(*sys.version_info)
+    theirs = subprocess.run([other_python(), "-V"], capture_output=True, text=True, check=True, timeout=60).stdout
+    run = lab.run("cluster.py:counts(100, 1)", db, "-s", "0", PYSPARK_PYTHON=other_python())
+    assert run.wait() == 51, run.text()
+    assert f"Python workers run Python {'.'.join(theirs.split()[1].split('.')[:2])}" in run.text()
+    assert f"the driver runs Python {ours}" in run.text()
+    assert "Set PYSPARK_PYTHON to a Python" in run.text()
+    assert "Traceback" not in run.text()
+    assert query(paths_of(db)[0], "SELECT count(*) FROM epochs WHERE epoch > 0") == [(0,)]
+    lab.run("cluster.py:counts(100, 1)", db, "-s", "0").succeed()
+    assert assert_exact(db, 100) == 2
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.fleet import Fleet
-from tests.cluster.support import Lab, Run, assert_exact
+from tests.cluster.support import Lab, Run, assert_exact, deliver_packets, lose_packets
 from tests.wire.certificates import make_certificates
 
 ROWS = 2000
@@ -86,5 +86,48 @@ def test_a_cable_of_an_owner_and_the_process_beside_the_driver(spread):
     assert "it is started again" in run.text()
     done = fleet.done()
     assert done >= 3
+    start(lab, fleet, done).succeed()
+    together(fleet, done + 1)
+
+
+@pytest.mark.long
+def test_the_driver_is_cut_off_from_one_owner_alone(make_lab, make_store, tmp_path):
+    """Executors reach all owners meanwhile. For 5 s, the run goes on. For longer, the run ends with 47 and names the
+    owner, and so does the next one; the first one that reaches the owner again is exact, also if the cut came while an
+    epoch was being closed, and if packets got lost in one direction alone."""
+    lab = make_lab(2)
+    fleet = Fleet(lab.network, make_store(4), tmp_path, ([1], [0, 3], [2]))
+    driver, (one, two) = lab.network.driver, fleet.owners
+    run = start(lab, fleet, 99, "paced")
+    run.await_text(r"^batch 1$")
+    lose_packets(driver, one.host)
+    time.sleep(5)
+    deliver_packets(driver, one.host)
+    run.await_text(r"^batch 4$")
+    lose_packets(driver, one.host)
+    lose_packets(one.host, driver)
+    began_s = time.monotonic()
+    assert run.wait() == 47, run.text()
+    assert time.monotonic() - began_s < 90
+    assert f"the owner at {one.at}" in run.text()
+    again = start(lab, fleet, 99)
+    assert again.wait() == 47, again.text()
+    assert f"the owner at {one.at}" in again.text()
+    deliver_packets(driver, one.host)
+    deliver_packets(one.host, driver)
+    done = fleet.done()
+    assert done >= 4
+    run = start(lab, fleet, 99, "paced")
+    run.await_text(rf"^batch {done + 1}$")
+    log = fleet.db / "part-1.sqlite3-wal"
+    before = log.stat().st_mtime_ns
+    run.await_that(lambda: log.stat().st_mtime_ns > before, "an epoch is being closed")
+    lose_packets(driver, two.host)
+    assert run.wait() == 47, run.text()
+    assert f"the owner at {two.at}" in run.text()
+    assert "Traceback" not in run.text()
+    deliver_packets(driver, two.host)
+    assert fleet.done() >= done + 1
+    done = fleet.done()
     start(lab, fleet, done).succeed()
     together(fleet, done + 1)

@@ -17,6 +17,7 @@ from recovery import init_partitions
 from tests.cluster.fleet import FleetOwner
 from tests.cluster.operator_counts import FEW, assert_counts
 from tests.cluster.support import assert_exact, batches_in
+from tests.cluster.test_allocation import DYNAMIC
 from tests.cluster.test_tables import shown
 from tests.cluster.yarn import EXECUTOR, HDFS, MASTER, Yarn, needs_jars
 from tests.owner.served import token_file
@@ -133,6 +134,40 @@ def test_owners_on_the_hosts_of_executors(yarn, make_store, tmp_path):
         owner.end()
         owner.get(db)
     assert assert_exact(db, 2000) == 7
+
+
+def test_dynamic_allocation(yarn, db):
+    """YARN's containers come and go between micro-batches."""
+    began, ended = (
+        r"Transitioned from ACQUIRED to RUNNING",
+        r"Transitioned from RUNNING to (?:COMPLETED|RELEASED|KILLED)",
+    )
+
+    def containers(pattern: str) -> int:
+        return len(re.findall(pattern, yarn.said("ResourceManager")))
+
+    before = containers(began), containers(ended)
+    run = yarn.run("cluster.py:paced(2000, 99, 1.0)", db, *OFTEN, "--trigger", "8s", settings=DYNAMIC)
+    run.await_that(
+        lambda: containers(began) >= before[0] + 6 and containers(ended) >= before[1] + 5, "five containers have gone"
+    )
+    run.stop()
+    assert assert_exact(db, 2000) >= 2
+
+
+def test_the_resource_manager_is_restarted(yarn, db):
+    """Killed, and started again with what it keeps; the run's containers go on, and an executor that is killed
+    afterwards is replaced."""
+    run = yarn.run("cluster.py:counts(2000, 99, 0.3)", db, *OFTEN)
+    run.await_text("^batch 1$")
+    yarn.restart_resource_manager()
+    batch = len(re.findall("^batch ", run.text(), re.MULTILINE))
+    run.await_text(f"^batch {batch + 2}$")
+    before = [pid for _, pid in yarn.processes(EXECUTOR)]
+    os.kill(before[0], signal.SIGKILL)
+    run.await_that(lambda: any(pid not in before for _, pid in yarn.processes(EXECUTOR)), "another executor")
+    run.stop()
+    assert assert_exact(db, 2000) >= batch + 2
 
 
 def test_no_room_for_the_application_master(yarn, db, tmp_path):

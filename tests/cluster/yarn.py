@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -22,7 +23,7 @@ import pytest
 
 from recovery.spark.jvm.cache import ARCHIVE_VARIABLE, CACHE_VARIABLE
 from recovery.spark.jvm.java import java_home
-from tests.cluster.support import EXAMPLES, FLOWS, IMPATIENT, ROOT, Run, installed
+from tests.cluster.support import EXAMPLES, FLOWS, IMPATIENT, ROOT, Run, installed, jvms
 
 if TYPE_CHECKING:
     from hosts import Host, WorkerHost
@@ -37,6 +38,8 @@ HDFS = "hdfs://driver:9000"
 SPARK_JARS = f"local:{Path(pyspark.__file__).parent}/jars/*"
 EXECUTOR, MASTER = "YarnCoarseGrainedExecutorBackend", "yarn.ExecutorLauncher"
 """In the command lines of an executor, and of the application master."""
+RESOURCE_MANAGER = "yarn.server.resourcemanager.ResourceManager"
+_HADOOP = "org.apache.hadoop"
 SMALL = (
     "spark.executor.instances=2", "spark.executor.cores=1", "spark.executor.memory=512m", "spark.yarn.am.memory=400m",
     "spark.driver.memory=1g", "spark.driver.host=driver",
@@ -68,6 +71,9 @@ _YARN = {
     "yarn.nodemanager.disk-health-checker.enable": "false",
     "yarn.scheduler.minimum-allocation-mb": 128,
     "yarn.resourcemanager.nodemanagers.heartbeat-interval-ms": 200,
+    "yarn.resourcemanager.recovery.enabled": "true",
+    "yarn.resourcemanager.store.class": "org.apache.hadoop.yarn.server.resourcemanager.recovery.FileSystemRMStateStore",
+    "yarn.resourcemanager.fs.state-store.uri": "file://${lab.home}/resourcemanager",
     "yarn.nm.liveness-monitor.expiry-interval-ms": 60_000,
     "yarn.am.liveness-monitor.expiry-interval-ms": 300_000,
 }
@@ -127,11 +133,11 @@ class Yarn:
         driver, name_node = self.network.driver, "hdfs.server.namenode.NameNode"
         self._daemon(driver, name_node, "-format", "-force", "-nonInteractive").wait(PATIENCE_S)
         self._daemon(driver, name_node)
-        self._daemon(driver, "yarn.server.resourcemanager.ResourceManager")
+        self._resource_manager = self._daemon(driver, RESOURCE_MANAGER)
         for _ in range(hosts):
             self.add_node()
         for host in self.network.hosts:
-            self.await_said("ResourceManager", rf"NodeManager from node {host.name}\(")
+            self.await_said("ResourceManager", self._known(host))
             self.await_said("NameNode", rf"registerDatanode: from DatanodeRegistration\({host.address}")
 
     def add_node(self) -> WorkerHost:
@@ -140,6 +146,18 @@ class Yarn:
         self._daemon(host, "hdfs.server.datanode.DataNode")
         self._daemon(host, "yarn.server.nodemanager.NodeManager")
         return host
+
+    def restart_resource_manager(self) -> None:
+        """Kill it, and start it again; return when the nodes have come back to it."""
+        from hosts import send
+
+        self._daemons.remove(self._resource_manager)
+        send(self._resource_manager, signal.SIGKILL)
+        self._resource_manager.wait()
+        known = [len(re.findall(self._known(host), self.said("ResourceManager"))) for host in self.network.hosts]
+        self._resource_manager = self._daemon(self.network.driver, RESOURCE_MANAGER)
+        for host, times in zip(self.network.hosts, known, strict=True):
+            self.await_said("ResourceManager", rf"(?s)(?:{self._known(host)}.*?){{{times + 1}}}")
 
     def run(self, target: str, db: Path, *options: object, settings: tuple[str, ...] = (), **environment: str) -> Run:
         """Start a flow of tests/flows with examples/cluster/yarn.sh on the driver's host."""
@@ -159,14 +177,8 @@ class Yarn:
         return self.network.driver.command(["env", "-C", self.work, *words], given)
 
     def processes(self, name: str) -> list[tuple[WorkerHost, int]]:
-        """The processes on the hosts whose command line has this text, without the shells that started them."""
-        hosts = {_namespace(host.pid): host for host in self.network.hosts}
-        found = []
-        for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
-            words = _command_line(pid)
-            if words[:1] and words[0].endswith("java") and any(name in word for word in words):
-                found += [(hosts[each], pid) for each in [_namespace(pid)] if each in hosts]
-        return found
+        """See `jvms`."""
+        return jvms(self.network.hosts, name)
 
     def end_runs(self) -> None:
         """End what still runs."""
@@ -193,6 +205,10 @@ class Yarn:
             process.wait()
         self.network.close()
 
+    @staticmethod
+    def _known(host: Host) -> str:
+        return rf"NodeManager from node {host.name}\("
+
     def _daemon(self, host: Host, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         home = str(self.path / "disk") if host is self.network.driver else "/tmp/hadoop"
         options = [f"-Dlab.home={home}", f"-Dlab.host={host.name}", "-Xmx256m", "-XX:TieredStopAtLevel=1"]
@@ -202,7 +218,7 @@ class Yarn:
         environment = {"JAVA_HOME": str(java_home()), "USER": "root", "LANG": "C.UTF-8"}
         with self._log(name).open("ab") as log:
             started = host.start(
-                [*command, f"org.apache.hadoop.{name}", *arguments], environment,
+                [*command, f"{_HADOOP}.{name}", *arguments], environment,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         self._daemons.append(started)
@@ -243,17 +259,3 @@ def _write(path: Path, settings: Mapping[str, object]) -> None:
         f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items()
     )
     path.write_text(f"<configuration>{rows}</configuration>\n")
-
-
-def _namespace(pid: int) -> str:
-    try:
-        return str(Path(f"/proc/{pid}/ns/net").readlink())
-    except OSError:
-        return ""
-
-
-def _command_line(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return []

@@ -42,7 +42,16 @@ _OPERATORS_CHANGED = re.compile(
 _OTHER_BASE_PATH = re.compile(r"Wrong basePath (\S+) for the root path: (\S+)")
 _OF_FLOW = re.compile(r"SQLSTATE: (?:0A|2[0-9A-Z]|38|39|42|P0)")
 """Codes that the SQL standard has for a statement, for its data, and for functions that it calls."""
+_OF_SPARK = re.compile(r"SQLSTATE: (?:53|XX000)")
+"""Codes that Spark has for a lack of memory or executors, and for its own defects, whoever called it."""
 _UNKNOWN = "An error in Spark, or in a connector that the flow uses; the message above describes it."
+_MEMORY_ERROR = re.compile(r"(?:step [^\n]*?: )?(?:[\w.]+\.)?(?:Arrow)?MemoryError\b")
+_NO_MEMORY = {
+    "cause": "Python had no memory left for the flow's code: its host has none, or a limit is reached "
+    "(spark.executor.pyspark.memory, ulimit -v).",
+    "remedy": "Let the code need less, or allow more. Then run the same command again: it continues from the last "
+    "closed epoch.",
+}
 _UNANSWERED = re.compile(r"An error occurred while calling \S+")
 """All that Py4J says of a call whose connection broke; of other failures Py4J says more."""
 _TASK_FAILURE = re.compile(
@@ -85,7 +94,9 @@ def as_recovery_error(
         found = _without_frames(str(error.java_exception.toString()))
     else:
         found = essence_of(error)
-    return FlowFailedError(found) if _is_of_flow(error) else SparkFailedError(found, cause=_UNKNOWN)
+    if not _is_of_flow(error):
+        return SparkFailedError(found, cause=_UNKNOWN)
+    return FlowFailedError(found, **(_NO_MEMORY if _MEMORY_ERROR.match(found) else {}))
 
 
 def recognised(
@@ -135,7 +146,8 @@ def _is_of_flow(error: Exception) -> bool:
         return True
     text = with_java(error)
     of_plan = isinstance(error, AnalysisException | ParseException)
-    return of_plan or has_own_frames(error) or has_traceback(text) or bool(_OF_FLOW.search(text))
+    called = has_own_frames(error) and not _OF_SPARK.search(text)
+    return of_plan or called or has_traceback(text) or bool(_OF_FLOW.search(text))
 
 
 def jvm_failed(reason: str) -> RecoveryError:

@@ -83,6 +83,7 @@ BAD_OPTION = Failure(
     re.compile(r"kafka\.common\.config\.ConfigException: (?P<reason>(?!No resolvable bootstrap)[^\n]+)"),
     _READS,
 )
+_LOST = r"ExecutorLostFailure \(executor (?P<executor>\S+) [^\n]*?\)"
 _MISSING = re.compile(r"^ModuleNotFoundError: No module named '(?P<module>[\w.]+)'", re.MULTILINE)
 _OTHER_PYTHON = (
     "The workers run another Python, {python}, than the driver, {this}: PYSPARK_PYTHON names it, or the virtual "
@@ -252,13 +253,21 @@ RUNNING: Sequence[Failure] = (
         re.compile(r"Python worker failed to connect back"),
     ),
     Failure(
+        "an executor is lost, with Spark's exit code for a JVM without memory, 52",
+        SparkFailedError,
+        "executor {executor} ran out of memory: {reason}",
+        "52 is Spark's exit code for OutOfMemoryError: the executor's JVM needed more memory than it may have.",
+        f"{_GOES_ON} If it happens again, give executors more memory: --conf spark.executor.memory=4g.",
+        re.compile(rf"{_LOST} Reason: (?P<reason>[^\n]*\b(?:code|status):? 52\b[^\n]*)"),
+    ),
+    Failure(
         "an executor is lost: ExecutorLostFailure",
         SparkFailedError,
         "executor {executor} was lost: {reason}",
         "The executor was killed, for instance for lack of memory, or its host or the network failed.",
         f"{_GOES_ON} If it happens again, give executors more memory: --conf spark.executor.memory=4g, "
         "spark.executor.memoryOverhead=1g.",
-        re.compile(r"ExecutorLostFailure \(executor (?P<executor>\S+) [^\n]*?\)(?: Reason: (?P<reason>[^\n]*))?"),
+        re.compile(rf"{_LOST}(?: Reason: (?P<reason>[^\n]*))?"),
     ),
     Failure(
         "a stage is given up: what its executors had computed is lost again and again",
@@ -270,6 +279,15 @@ RUNNING: Sequence[Failure] = (
             r"(?P<stage>(?:ShuffleMap|Result)Stage \d+) \([^\n]*?has failed the maximum allowable number of times: \d+"
             r"\. Most recent failure reason:\s*(?P<reason>[^\n]*)"
         ),
+    ),
+    Failure(
+        "the rows of a micro-batch are lost with the executors that held them",
+        SparkFailedError,
+        "the rows of a micro-batch were lost while the sink read them: no executor has block {block} any more",
+        "Up to two executors hold each block. They were killed, their hosts were lost, or dynamic allocation let them "
+        "go: spark.dynamicAllocation.cachedExecutorIdleTimeout, which by default has no end, is set.",
+        f"{_GOES_ON} With dynamic allocation, leave that setting out.",
+        re.compile(r"Checkpoint block (?P<block>\S+) not found"),
     ),
     Failure(
         "no executor may run a task: excludeOnFailure",

@@ -133,6 +133,12 @@ RUNS = {
         54,
         "a Python worker has not connected to Spark's JVM in time",
     ),
+    "an executor is lost, with Spark's exit code for a JVM without memory, 52": (
+        f"{REMOTE.removesuffix(': ')}: ExecutorLostFailure (executor 2 exited caused by one of the running tasks) "
+        "Reason: Command exited with code 52\nDriver stacktrace:",
+        54,
+        "executor 2 ran out of memory: Command exited with code 52",
+    ),
     "an executor is lost: ExecutorLostFailure": (
         f"{REMOTE}ExecutorLostFailure (executor 3 exited caused by one of the running tasks) Reason: Command exited "
         "with code 137\nDriver stacktrace:",
@@ -146,6 +152,13 @@ RUNS = {
         54,
         "ShuffleMapStage 4 was given up, because what executors had computed for it was lost: "
         "org.apache.spark.shuffle.MetadataFetchFailedException: Missing an output location for shuffle 1",
+    ),
+    "the rows of a micro-batch are lost with the executors that held them": (
+        f"{REMOTE}org.apache.spark.SparkException: [CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND] Checkpoint block rdd_64_3 not "
+        "found!\nEither the executor that originally checkpointed this partition is no longer alive, or the original "
+        f"RDD is unpersisted.{STACK}",
+        54,
+        "the rows of a micro-batch were lost while the sink read them: no executor has block rdd_64_3 any more",
     ),
     "no executor may run a task: excludeOnFailure": (
         "org.apache.spark.SparkException: Job aborted due to stage failure: Aborting TaskSet 0.0 because task 0 "
@@ -344,6 +357,31 @@ def test_what_spark_says_of_the_flows_sql_is_the_flows(text):
     """By the codes of the SQL standard for statements, for data and for functions."""
     assert as_recovery_error(PySparkException(text)).exit_code == 35
     assert as_recovery_error(AnalysisException("[TABLE_OR_VIEW_NOT_FOUND] …")).exit_code == 35
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("[UNABLE_TO_ACQUIRE_MEMORY] Unable to acquire 65536 bytes of memory, got 0. SQLSTATE: 53200", 54),
+        ("[INTERNAL_ERROR_STORAGE] Block rdd_1_1 was not found SQLSTATE: XX000", 54),
+        ("[SOME_ERROR] What the sink asked for cannot be done. SQLSTATE: 58030", 35),
+    ],
+)
+def test_an_error_of_spark_that_a_sink_passes_on(text, code):
+    """Codes for a lack of memory and for Spark's own defects are Spark's, also if a line of the flow called Spark."""
+    with pytest.raises(PySparkException) as caught:
+        raise PySparkException(text)
+    assert as_recovery_error(caught.value).exit_code == code
+
+
+def test_memory_runs_out_in_a_function():
+    """The error says which limits there are."""
+    error = as_recovery_error(PySparkException(REMOTE + raised("MemoryError")))
+    assert (error.exit_code, "spark.executor.pyspark.memory" in error.cause) == (35, True)
+    error = as_recovery_error(MemoryError())
+    assert (error.exit_code, "spark.executor.pyspark.memory" in error.cause) == (35, True)
+    error = as_recovery_error(PySparkException(REMOTE + raised("ValueError: no MemoryError here")))
+    assert "spark.executor.pyspark.memory" not in error.cause
 
 
 @pytest.mark.parametrize(
