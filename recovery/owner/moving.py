@@ -154,8 +154,8 @@ class Moving:
     def leave(self, name: str) -> None:
         """See `MoveCalls.leave`."""
         with self._held.leaving(name, ends=True) as partition:
-            partition.remove()
-        self._log(f"{name} has left")
+            to = partition.remove()
+        self._log(f"{name} has left for {one_line(to)}")
 
     def stay(self, name: str) -> None:
         """See `MoveCalls.stay`."""

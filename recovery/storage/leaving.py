@@ -87,6 +87,7 @@ class LeavingPartition:
         note = Departed(found.index, found.store_id, execution, epoch, to, now_ms)
         write_note(self.path.parent, note)
         self._noted = note
+        reach("leave.noted")
 
     def stay(self) -> None:
         """Remove the note, if one was written: the partition does not leave. Raises StorageError."""
@@ -94,8 +95,9 @@ class LeavingPartition:
             remove_note(self.path.parent, self._noted.index)
             self._noted = None
 
-    def remove(self) -> None:
-        """Remove the file: another owner has the copy that counts. Raises FileReplacedError or StorageError."""
+    def remove(self) -> str:
+        """Remove the file, and return the location of the owner that has the copy that counts. Raises FileReplacedError
+        or StorageError."""
         assert self._noted is not None, "the note comes first"
         if not is_at(self._connection, self.path):
             raise FileReplacedError("another file has its name now", path=self.path)
@@ -108,6 +110,7 @@ class LeavingPartition:
             for log in logs:
                 log.unlink(missing_ok=True)
             sync(self.path.parent)
+        return self._noted.to
 
     def release(self) -> None:
         """End the transaction. May be called again."""
