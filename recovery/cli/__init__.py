@@ -14,6 +14,7 @@ COMMANDS = {
     "init": "init",
     "run": "run",
     "serve": "serve",
+    "owners": "moves:owners",
     "status": "status",
     "plan": "plan",
     "verify": "verify",

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from msgspec.structs import astuple
 
+from recovery.base.ids import PartitionIndex
+from recovery.errors import MissingPartitionsError
+from recovery.storage.departed import note_path
 from recovery.storage.documents import (
     BusyPartition,
     StoredState,
@@ -70,9 +73,15 @@ class OwnedDocuments:
 
 @contextmanager
 def _bounded(directory: Path, busy_ms: int) -> Iterator[Path]:
-    """Yield the partition with the documents. Raises StateLockedError if the partition stays locked for longer than
-    `busy_ms`."""
+    """Yield the partition with the documents. Raises MissingPartitionsError while the partition moves to
+    another owner, StateLockedError if it stays locked for longer than `busy_ms`."""
     path = home(directory)
+    if note_path(directory, PartitionIndex(0)).exists():
+        raise MissingPartitionsError(
+            f"{path.name}, which holds the operational state, is moving to another owner, or has moved",
+            path=directory,
+            remedy="Run the same command again, with the other owner named as well.",
+        )
     try:
         yield path
     except BusyPartition as error:

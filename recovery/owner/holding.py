@@ -14,6 +14,8 @@ from recovery.host.durable import Modes
 from recovery.owner.given import GivenRows
 from recovery.planning.values import PartitionDescription
 from recovery.storage.connect import FilePartitions, PartitionShare, connect_share
+from recovery.storage.departed import remove_note
+from recovery.storage.leaving import LeavingPartition
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.staged import StagedRestore
 from recovery.storage.verify import PartitionCheck
@@ -35,6 +37,7 @@ class Holding:
         self.given = GivenRows()
         self.restore: StagedRestore | None = None
         """The restore that puts partitions here."""
+        self._leaving: dict[str, LeavingPartition] = {}
         self.directory = directory
         self._scratch = scratch
         self._clock = clock
@@ -50,6 +53,9 @@ class Holding:
     def take(self, store_id: str, indexes: Sequence[PartitionIndex], count: int) -> None:
         """Open these partitions for writing. Raises FileReplacedError for files of another store."""
         assert self.store is None, "partitions are taken once"
+        for index in indexes:
+            # A note says that the partition was to leave, and this run begins on the one here.
+            remove_note(self.directory, index)
         share = PartitionShare(self.directory, tuple(indexes), count)
         self.store = connect_share(store_id, share, self._scratch, self._clock)
 
@@ -60,22 +66,54 @@ class Holding:
                 raise LeaseLostError("this restore does not hold the directory any more")
             self.restore = StagedRestore(self.directory, name, home, indexes, modes)
 
+    def begin_leaving(self, path: Path) -> LeavingPartition:
+        """Lock a partition that is to leave. Raises what `LeavingPartition` raises."""
+        with self.busy():
+            partition = LeavingPartition(path)
+            with self._changed:
+                before = self._leaving.pop(path.name, None)
+                self._leaving[path.name] = partition
+            if before is not None:
+                before.release()
+            return partition
+
     @contextlib.contextmanager
-    def using(self, *, closes: bool | None = None) -> Iterator[FilePartitions]:
-        """Use the partitions, which stay open meanwhile. closes: whether an epoch is being closed afterwards; None: as
-        before."""
+    def leaving(self, name: str, *, ends: bool = False) -> Iterator[LeavingPartition]:
+        """Use a partition that is to leave. ends: it is locked no longer afterwards."""
+        with self.busy():
+            partition = self._leaving.get(name)
+            if partition is None:
+                raise LeaseLostError(f"{name} is not about to leave", path=self.directory)
+            yield partition
+            if ends:
+                with self._changed:
+                    self._leaving.pop(name, None)
+                partition.release()
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """Within this context, the hold does not end: `end` waits."""
         with self._changed:
-            if self._ends or self.store is None:
+            if self._ends:
                 raise let_go_error()
             self._using += 1
         try:
-            yield self.store
-            if closes is not None:
-                self._closes = closes
+            yield
         finally:
             with self._changed:
                 self._using -= 1
                 self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def using(self, *, closes: bool | None = None) -> Iterator[FilePartitions]:
+        """Use the partitions, which stay open meanwhile. closes: whether an epoch is being closed afterwards; None: as
+        before."""
+        with self.busy():
+            if self.store is None:
+                raise let_go_error()
+            yield self.store
+            if closes is not None:
+                self._closes = closes
 
     def verify(self, path: Path) -> PartitionCheck:
         """Return a full check that ends when the hold does."""
@@ -116,6 +154,8 @@ class Holding:
             if self.restore is not None:
                 with contextlib.suppress(RecoveryError):
                     self.restore.end()
+            for each in self._leaving.values():
+                each.release()
         finally:
             self.given.clear()
             self._lock.release()

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
+
 from recovery.base.clock import Clock
 from recovery.base.ids import Epoch, Lease, PartitionIndex, StepId
 from recovery.base.printable import one_line
@@ -26,6 +28,7 @@ from recovery.owner.copying import copies
 from recovery.owner.documents import OwnedDocuments
 from recovery.owner.given import request_of
 from recovery.owner.holding import Holding, why_not_held
+from recovery.owner.moving import Moving, Requests
 from recovery.owner.shipping import Shipping
 from recovery.owner.tasks import TaskService
 from recovery.planning.measures import ClosedPartition
@@ -47,6 +50,7 @@ from recovery.wire.calls import (
 )
 from recovery.wire.declared import Row, Verb
 from recovery.wire.messages import as_refusal
+from recovery.wire.move_calls import MoveCalls
 from recovery.wire.service import AskedTarget, Tasks
 
 PART = re.compile(r"part-[0-9]{1,9}\.sqlite3")
@@ -73,6 +77,7 @@ class OwnedRuns:
         self.scratch = scratch
         self.shipping = Shipping(directory, scratch)
         self.documents = OwnedDocuments(directory)
+        self.requests = Requests()
         self.stops = False
         """Whether no further run may hold the directory."""
         self.epoch: Epoch | None = None
@@ -164,6 +169,10 @@ class OwnedRuns:
             for each in found
         ]
 
+    def moving(self, joined: Holding | None) -> Moving:
+        """Return what answers the calls about moves on a connection. joined: the run to which it belongs."""
+        return Moving(self.directory, self.path, self.requests, self._clock, self.log, self._holding, joined)
+
     def path(self, name: str) -> Path:
         """Return the path of a file that `scan` found."""
         # A scan describes every file, which takes long where there are many.
@@ -194,6 +203,8 @@ class Connection(Looks):
                 raise _stopping(self._owner.directory)
             with self._held.using(closes=closes) as store:
                 yield store
+        elif verb.protocol is MoveCalls:
+            yield self._owner.moving(self._joined)
         else:
             yield self._owner.documents if verb.protocol is DocumentCalls else self
 
@@ -244,8 +255,8 @@ class Connection(Looks):
 
     def still(self, run: str, begun: BegunExecution | None) -> OwnerStatus:
         """See `OwnerCalls.still`."""
-        self._owner.held_by(run, begun)
-        return self.serving()
+        holding = self._owner.held_by(run, begun)
+        return msgspec.structs.replace(self.serving(), request=self._owner.requests.open_for(holding))
 
     def let_go(self) -> None:
         """See `OwnerCalls.let_go`."""

@@ -25,6 +25,7 @@ from recovery.owner.watch.credentials import CredentialFiles
 from recovery.owner.watch.facts import facts_of, status_of, text
 from recovery.owner.watch.loopback import is_loopback, loopback_warning
 from recovery.planning.owner_facts import OwnerFacts
+from recovery.storage.arriving import clear as clear_arrivals
 from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.verify import damage_behind
 from recovery.wire.address import location
@@ -65,6 +66,7 @@ class OwnerService:
         if not directory.is_dir():
             raise NoPartitionsError("there is no such directory", path=directory)
         directory = directory.absolute()
+        clear_arrivals(directory)
         self._files = CredentialFiles(token_file, tls_cert, tls_key)
         self.credentials = self._files.read()
         host, port = host_and_port(at)

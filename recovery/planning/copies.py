@@ -1,12 +1,13 @@
 """Which copy of each partition a run uses, when several locations have one: a pure function of what they describe.
 
-The copy with the newest execution counts; among equals, the one with the newest epoch, then the one whose location was
-named first. So a file may be copied before the original is removed, and a host that was away does no harm.
+The copy with the newest execution counts; among equals, the one with the newest epoch, then one that is not leaving its
+location, then the one whose location was named first. So a file may be copied before the original is removed, and a
+host that was away does no harm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -17,13 +18,41 @@ from recovery.errors import DuplicatePartitionError, ForeignPartitionError, Miss
 from recovery.planning.strays import strays
 from recovery.planning.values import FoundFile, PartitionDescription
 
+Age = tuple[int, int]
+"""The newest execution that a copy of a partition knows, and its newest epoch: greater is newer."""
+
+
+def age_of(partition: PartitionDescription) -> Age:
+    """Return the age of a copy."""
+    return max((each.number for each in partition.executions), default=0), partition.newest_epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Departed:
+    """The note that a partition leaves in a directory that it leaves for another owner. execution, epoch: its age then.
+    to: the owner's location."""
+
+    index: PartitionIndex
+    store_id: str
+    execution: int
+    epoch: int
+    to: str
+    left_ms: int
+
+    @property
+    def age(self) -> Age:
+        """The age of the copy that left."""
+        return self.execution, self.epoch
+
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A location of partitions, with their descriptions there. name: as the user gave it."""
+    """A location of partitions, with their descriptions there, and the notes of those that left. name: as the user gave
+    it."""
 
     name: str
     partitions: tuple[PartitionDescription, ...]
+    departed: tuple[Departed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +61,13 @@ class Copy:
 
     location: str
     partition: PartitionDescription
+    is_leaving: bool = False
+    """Whether a note says that this copy, at this age, was to leave its location."""
 
     @property
-    def age(self) -> tuple[int, int]:
-        """The newest execution that the copy knows, and its newest epoch: greater is newer."""
-        return max((each.number for each in self.partition.executions), default=0), self.partition.newest_epoch
+    def age(self) -> Age:
+        """How new the copy is."""
+        return age_of(self.partition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +78,24 @@ class ChosenCopies:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class NewestCopies:
+    """The newest copy of each partition of which any location has one, and a note on each other copy."""
+
+    copies: dict[PartitionIndex, Copy]
+    notes: tuple[str, ...]
+
+
 def choose_copies(locations: Sequence[Location]) -> ChosenCopies:
     """Return the copies to use. locations: in the order in which they were named.
 
     Raises NoPartitionsError, ForeignPartitionError, DuplicatePartitionError or MissingPartitionsError.
     """
-    copies = [Copy(location.name, each) for location in locations for each in location.partitions]
     asked = ", ".join(location.name for location in locations)
-    if not copies:
+    by_index = _by_index(locations)
+    if not by_index:
         raise NoPartitionsError(f"no recovery partition was found at {asked}")
-    _check_names(locations)
-    _check_one_store(copies)
-    by_index: dict[PartitionIndex, list[Copy]] = {}
-    for copy in copies:
-        by_index.setdefault(copy.partition.index, []).append(copy)
-    count = copies[0].partition.count
+    [count] = {copy.partition.count for rivals in by_index.values() for copy in rivals}
     missing = [index for index in range(count) if index not in by_index]
     if missing:
         names = ", ".join(f"part-{index}.sqlite3" for index in missing)
@@ -70,13 +104,48 @@ def choose_copies(locations: Sequence[Location]) -> ChosenCopies:
             cause="A location that has them was not named, or a file was not copied or restored.",
             remedy="Name the location as well, or put the files back from a backup taken within the backup interval.",
         )
-    chosen, notes = [], []
-    for _, rivals in sorted(by_index.items()):
+    newest = _newest(by_index)
+    return ChosenCopies(tuple(newest.copies.values()), newest.notes)
+
+
+def newest_copies(locations: Sequence[Location]) -> NewestCopies:
+    """Return the newest copy of each partition, in the order of the indexes; some may lack one.
+
+    Raises ForeignPartitionError or DuplicatePartitionError.
+    """
+    return _newest(_by_index(locations))
+
+
+def _by_index(locations: Sequence[Location]) -> dict[PartitionIndex, list[Copy]]:
+    """Return all copies of each partition, of one store, in the order of the indexes."""
+    copies = [
+        Copy(location.name, each, any(_is_of(note, each) for note in location.departed))
+        for location in locations
+        for each in location.partitions
+    ]
+    if copies:
+        _check_names(locations)
+        _check_one_store(copies)
+    found: dict[PartitionIndex, list[Copy]] = {}
+    for copy in sorted(copies, key=lambda copy: copy.partition.index):
+        found.setdefault(copy.partition.index, []).append(copy)
+    return found
+
+
+def _newest(by_index: Mapping[PartitionIndex, Sequence[Copy]]) -> NewestCopies:
+    chosen: dict[PartitionIndex, Copy] = {}
+    notes: list[str] = []
+    for index, rivals in by_index.items():
         _check_one_history(rivals)
-        best = max(rivals, key=lambda copy: copy.age)  # the first of equals
-        chosen.append(best)
+        best = max(rivals, key=lambda copy: (copy.age, not copy.is_leaving))  # the first of equals
+        chosen[index] = best
         notes += [_note(copy, best) for copy in rivals if copy is not best]
-    return ChosenCopies(tuple(chosen), tuple(notes))
+    return NewestCopies(chosen, tuple(notes))
+
+
+def _is_of(note: Departed, partition: PartitionDescription) -> bool:
+    """Whether a note of the partition's own directory is about this copy."""
+    return (note.index, note.store_id, note.age) == (partition.index, partition.store_id, age_of(partition))
 
 
 def _check_names(locations: Sequence[Location]) -> None:

@@ -27,6 +27,7 @@ from recovery.base.untrusted_paths import read_received
 from recovery.errors import StorageError
 from recovery.host.durable import PRIVATE, Modes, create, sync
 from recovery.planning.owner_restore import LeftRestore
+from recovery.storage.departed import remove_notes
 from recovery.storage.initialize import (
     HOME,
     alone,
@@ -126,6 +127,7 @@ class StagedRestore:
                     path.unlink(missing_ok=True)
                 raise
             self._is_placed = True
+            remove_notes(self._directory)
             reach("staged.3")
 
     def end(self, *, counts: bool | None = None) -> None:

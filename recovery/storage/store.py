@@ -17,8 +17,15 @@ from recovery.base.credentials.token import TokenFile
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
 from recovery.base.threads import each
 from recovery.config import RecoveryConfig
-from recovery.errors import ConfigurationError, DirectoryLockedError, NoPartitionsError, RecoveryError
-from recovery.planning.copies import Location, choose_copies
+from recovery.errors import (
+    ConfigurationError,
+    DirectoryLockedError,
+    NoPartitionsError,
+    OwnerUnreachableError,
+    RecoveryError,
+)
+from recovery.planning.copies import Departed, Location, choose_copies
+from recovery.planning.moves import to_follow
 from recovery.planning.owner_facts import SeenOwner
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.connect import connect_driver
@@ -37,6 +44,7 @@ from recovery.storage.verify import FullCheck, PartitionCheck, Verdict
 from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import FullCheckResult, OwnerCalls
 from recovery.wire.messages import as_error
+from recovery.wire.move_calls import MoveCalls
 from recovery.wire.run_client import Owner
 
 FIRST = "part-0.sqlite3"
@@ -109,12 +117,15 @@ class Store:
         self.directory = directory
         self.owners = tuple(owners)
         self.notes: tuple[str, ...] = ()
-        """A note on each copy that is not used."""
+        """A note on each copy that is not used, and on each owner that has to be named as well."""
+        self.moved: tuple[str, ...] = ()
+        """The notes on owners that have to be named as well."""
         self.asked: tuple[Location, ...] = ()
         """What each location had when `found` chose among copies; empty if there was nothing to choose."""
         self.shown: dict[str, str] = {}
         """How errors name each file that is used: with its owner's location, or with the own directory."""
         self._owner_of: dict[PartitionIndex, Owner | None] = {}
+        self._held: tuple[str, str, bytes] | None = None
         self._readers: dict[Path, PartitionReader] = {}
 
     @property
@@ -128,8 +139,9 @@ class Store:
 
         Of two runs at the same time, one gets all: both lock the owners in one order, however they name them.
         """
+        self._held = run, f"{purpose} on {socket.gethostname()}", task_key
         for owner in sorted(self.owners, key=Owner.incarnation):
-            owner.hold(run, f"{purpose} on {socket.gethostname()}", task_key)
+            owner.hold(*self._held)
 
     @contextlib.contextmanager
     def locked(self, clock: Clock, purpose: str) -> Iterator[Store]:
@@ -166,13 +178,60 @@ class Store:
         self._readers.clear()
         if not self.owners:
             return scan(self.directory)
-        self.asked = (self._own_location(), *each(self._at_owner, self.owners, at_once=AT_ONCE, name="owner"))
+        self.asked = self.locations()
         chosen = choose_copies(self.asked)
-        self.notes = chosen.notes
+        self.notes = (*self.moved, *chosen.notes)
         self.shown = {copy.partition.path.name: str(copy.partition.path) for copy in chosen.copies}
         named = {owner.location: owner for owner in self.owners}
         self._owner_of = {copy.partition.index: named.get(copy.location) for copy in chosen.copies}
         return [FoundFile(copy.partition.path, copy.partition) for copy in chosen.copies]
+
+    def locations(self) -> tuple[Location, ...]:
+        """Return what each location has. An owner to which a partition went, as a note says, is asked as well, and
+        belongs to the store from then on."""
+        found = [self._own_location(), *each(self._at_owner, self.owners, at_once=AT_ONCE, name="owner")]
+        asked: set[str] = set()
+        while notes := [note for to, note in to_follow(found).items() if to not in asked]:
+            for note in notes:
+                asked.add(note.to)
+                owner = self._follow(note)
+                if owner is not None:
+                    self.owners += (owner,)
+                    found.append(self._at_owner(owner))
+        return tuple(found)
+
+    def _follow(self, note: Departed) -> Owner | None:
+        """Return the owner to which a partition went; None if it was named, under another name. Raises
+        OwnerUnreachableError with the way out, and DirectoryLockedError."""
+        owner = self.owners[0].elsewhere(note.to)
+        try:
+            if any(map(owner.is_same, self.owners)):
+                owner.release()
+                return None
+            if self._held is not None:
+                owner.hold(*self._held)
+        except BaseException as error:
+            owner.release()
+            if isinstance(error, OwnerUnreachableError):
+                error.found = f"part-{note.index}.sqlite3 has moved to {note.to}, which was not named: {error.found}"
+                error.remedy = (
+                    "Start that owner, and run the same command again. If its disk is lost: remove "
+                    f".moved-part-{note.index}.json where the partition was, and put a copy of it from a backup there."
+                )
+            raise
+        self.moved += (
+            f"part-{note.index}.sqlite3 has moved to {note.to}, which was not named; name it: --owner {note.to}",
+        )
+        return owner
+
+    def let_go_unused(self) -> None:
+        """Release the owners that have none of the partitions that `found` chose: their end ends nothing. Without an
+        owner that has one, all stay."""
+        used = tuple(owner for owner in self.owners if owner in self._owner_of.values())
+        for owner in self.owners if used else ():
+            if owner not in used:
+                owner.release()
+        self.owners = used or self.owners
 
     def _own_location(self) -> Location:
         try:
@@ -193,7 +252,8 @@ class Store:
                 error = as_error(found.refusal, owner.location)
                 error.path = str(Path(owner.location, found.name))
             described.append(_described(FoundFile(Path(owner.location, found.name), found.description, error)))
-        return Location(owner.location, tuple(at_owner(owner, each) for each in described))
+        departed = tuple(owner.ask(MoveCalls.departed))
+        return Location(owner.location, tuple(at_owner(owner, each) for each in described), departed)
 
     def reader(self, partition: PartitionDescription) -> PartitionReader:
         """Return the reader of a partition that `found` returned, the same one until the next `found`."""

@@ -17,6 +17,7 @@ from recovery.planning.values import Execution, PartitionDescription
 from recovery.storage.seam import BatchCount, Collected, Edited
 from recovery.wire.declared import DeclaredCalls, Row, Value, check_values
 from recovery.wire.messages import Refusal
+from recovery.wire.move_calls import MoveCalls, MoveRequest
 
 StateRow = tuple[str, int, Value, int | None]
 """A `KeyState`: key, epoch, value, timeout."""
@@ -60,12 +61,14 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 class OwnerStatus(msgspec.Struct, frozen=True):
     """An owner's status. holder: a sentence about the process that has locked its directory; empty if none has. stops:
-    it ends as soon as the run has closed its epoch."""
+    it ends as soon as the run has closed its epoch. request: what a command has asked of the run that
+    calls."""
 
     version: str
     holder: str
     stops: bool
     facts: OwnerFacts
+    request: MoveRequest | None = None
 
 
 class BegunExecution(msgspec.Struct, frozen=True, array_like=True):
@@ -345,7 +348,7 @@ class PartitionCalls(Protocol):
     def known_steps(self, resume_epoch: Epoch | None) -> set[StepId]: ...
 
 
-class AskedCalls(OwnerCalls, DocumentCalls, PartitionCalls, Protocol):
+class AskedCalls(OwnerCalls, DocumentCalls, PartitionCalls, MoveCalls, Protocol):
     """Whatever a run or look can ask an owner."""
 
 

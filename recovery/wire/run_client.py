@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
 
+from recovery.base.addresses import host_and_port
 from recovery.base.clock import SystemClock
 from recovery.errors import (
     LeaseLostError,
@@ -27,9 +28,10 @@ from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import ASKED, AskedCalls, BegunExecution, OwnerCalls
 from recovery.wire.frames import Channel, Kind, WireError
 from recovery.wire.line import Line, RefusedError, ask, next_message, put, reason_of
+from recovery.wire.move_calls import MoveRequest
 from recovery.wire.proof import masked
 
-STILL_S = 10.0
+STILL_S = 2.0
 """How often a run says that it continues."""
 CLASSIFY_S = 5.0
 """How long a run that has lost a connection asks the owner why."""
@@ -57,6 +59,8 @@ class Owner:
         """What the run begins in the owner's partitions; None before."""
         self.seen: SeenOwner | None = None
         """What the owner last said to the run that holds it."""
+        self.request: MoveRequest | None = None
+        """What a command asks of the run that holds the owner."""
         self._token = partial(bytes, token) if isinstance(token, bytes) else token
         self._lock = threading.Lock()
         self._idle: list[Line] = []
@@ -69,6 +73,23 @@ class Owner:
     def again(self) -> Owner:
         """Return further connections to the same owner, which belong to no run yet."""
         return Owner(self.address, self._token)
+
+    def elsewhere(self, address: str) -> Owner:
+        """Return connections to another owner, with the same credentials, which belong to no run yet. address:
+        "HOST:PORT"."""
+        host, port = host_and_port(address)
+        return Owner(self.address._replace(host=host.strip("[]"), port=port), self._token)
+
+    def is_same(self, other: Owner) -> bool:
+        """Whether both are one process, under whichever addresses it is reached."""
+        if self.location == other.location:
+            return True
+        looks = (self.again(), other.again())
+        try:
+            return looks[0].incarnation() == looks[1].incarnation()
+        finally:
+            for each in looks:
+                each.release()
 
     def hold(self, run: str, purpose: str, task_key: bytes) -> None:
         """Lock the owner's directory for a run, until `release` or the end of this process. Raises
@@ -258,6 +279,7 @@ class Owner:
             began_s = time.monotonic()
             try:
                 said = self._on(self._holding, OwnerCalls.still, self._run, self.begun)
+                self.request = said.request
                 self.seen = SeenOwner.of(
                     self.location, said.holder, said.facts, time.monotonic() - began_s, SystemClock().wall_ms()
                 )

@@ -12,6 +12,7 @@ from recovery.storage.seam import Changes, TaskStore
 from recovery.wire.calls import DocumentCalls, OwnerCalls, PartitionCalls
 from recovery.wire.declared import Verb
 from recovery.wire.messages import Rows
+from recovery.wire.move_calls import MoveCalls
 
 
 class Aside(Protocol):
@@ -66,7 +67,7 @@ class Tasks:
     partitions: Collection[PartitionIndex]
 
 
-AskedTarget = OwnerCalls | DocumentCalls | PartitionCalls
+AskedTarget = OwnerCalls | DocumentCalls | PartitionCalls | MoveCalls
 
 
 class RunConnection(OwnerCalls, Protocol):

@@ -24,6 +24,7 @@ CHANGES = {
     "init": ("makes DIR", "no"),
     "run": ("yes", "no"),
     "serve": ("as what uses it does", "yes"),
+    "owners": ("moves partitions", "yes"),
     "status": ("no", "yes"),
     "plan": ("no", "yes"),
     "verify": ("no", "yes"),

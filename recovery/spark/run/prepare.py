@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import sys
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -97,6 +99,7 @@ class Prepared:
         """Choose where the run resumes. Raises the errors of planning."""
         config, began_s = self.config, self.clock.elapsed_s()
         self.plan = plan_resume(self.places.found(), flow_id=self.flow_id, resume_epoch=config.rewind_to)
+        self._use_owners()
         if self.temporary is None:
             self.record = self.parts.add(RunRecord(self.plan, config, self.places, self.clock))
         self.origins = () if self.temporary is not None else origins_of(self.places)
@@ -107,6 +110,18 @@ class Prepared:
         kept_s = kept_interval_s(self.plan.partitions, given_backup_interval_s(config))
         self.backup_interval_s = kept_s or (REPLICATED_KEEPS_S if config.replicate else 0.0)
         self.planned_s = self.clock.elapsed_s() - began_s
+
+    def _use_owners(self) -> None:
+        """Let the owners go that have no partition. From now on, and in the next execution of this run, its owners are
+        those that have one, also those that were found by a note of a partition that moved."""
+        if not self.places.is_spread:
+            return
+        for note in self.places.moved:
+            print(f"recovery: {note}", file=sys.stderr, flush=True)
+        self.places.let_go_unused()
+        owners = tuple(owner.location for owner in self.places.owners)
+        if owners != self.config.owners:
+            self.config = replace(self.config, owners=owners)
 
     @property
     def scratch(self) -> Path:

@@ -1,0 +1,169 @@
+"""What an owner answers about partitions that move: those that leave its directory, and those that come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from recovery.base.clock import Clock
+from recovery.base.printable import one_line
+from recovery.errors import DirectoryLockedError, LeaseLostError
+from recovery.owner.holding import Holding
+from recovery.planning.copies import Departed
+from recovery.storage import arriving
+from recovery.storage.blocks import blocks, database, digests
+from recovery.storage.departed import read_notes
+from recovery.wire.move_calls import Block, MoveRequest
+
+
+class Requests:
+    """The newest request that a command has made of the run that holds an owner."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._newest: MoveRequest | None = None
+        self._run: Holding | None = None
+
+    def ask(self, request: MoveRequest, holding: Holding | None, where: Path) -> None:
+        """Note a request. Raises DirectoryLockedError."""
+        with self._lock:
+            if holding is None or holding.store is None:
+                raise DirectoryLockedError(
+                    "no run holds the owner" if holding is None else f"the owner is in use by {holding.purpose}",
+                    path=where,
+                    cause="Only a run whose execution has begun can be asked to move partitions.",
+                    remedy="Run the same command again in a moment.",
+                )
+            if self._newest is not None and self._newest.is_open and self._run is holding:
+                raise DirectoryLockedError(
+                    "the run was asked to move partitions before, and has not answered yet",
+                    path=where,
+                    cause="Another command moves partitions of the same run.",
+                    remedy="Run the same command again when the other one has ended.",
+                )
+            self._newest, self._run = request, holding
+
+    def get(self, move_id: str) -> MoveRequest | None:
+        """Return a request; None if another one came after it."""
+        with self._lock:
+            found = self._newest
+        return found if found is not None and found.move_id == move_id else None
+
+    def report(self, request: MoveRequest) -> None:
+        """Replace a request by what the run says of it."""
+        with self._lock:
+            if self._newest is not None and self._newest.move_id == request.move_id:
+                self._newest = request
+
+    def open_for(self, holding: Holding) -> MoveRequest | None:
+        """Return the request that this run has not begun with."""
+        with self._lock:
+            found = self._newest
+            return found if found is not None and found.state == "asked" and self._run is holding else None
+
+
+class Moving:
+    """The calls of one connection: `MoveCalls`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        path_of: Callable[[str], Path],
+        requests: Requests,
+        clock: Clock,
+        log: Callable[[str], None],
+        holder: Holding | None,
+        joined: Holding | None,
+    ) -> None:
+        """path_of: returns the path of a file that is there. holder: the run that holds the directory. joined: the one
+        to which this connection belongs."""
+        self._directory = directory
+        self._path_of = path_of
+        self._requests = requests
+        self._clock = clock
+        self._log = log
+        self._holder = holder
+        self._joined = joined
+
+    def departed(self) -> list[Departed]:
+        """See `MoveCalls.departed`."""
+        return list(read_notes(self._directory))
+
+    def request_move(self, request: MoveRequest) -> None:
+        """See `MoveCalls.request_move`."""
+        self._requests.ask(request, self._holder, self._directory)
+        parts = ", ".join(f"part-{index} to {one_line(to)}" for index, to in request.targets.items())
+        self._log(f"the run was asked to move {parts}")
+
+    def move_request(self, move_id: str) -> MoveRequest | None:
+        """See `MoveCalls.move_request`."""
+        return self._requests.get(move_id)
+
+    def report_move(self, request: MoveRequest) -> None:
+        """See `MoveCalls.report_move`."""
+        self._requests.report(request)
+
+    def block_digests(self, name: str) -> Iterator[list[bytes]]:
+        """See `MoveCalls.block_digests`."""
+        with database(self._path_of(name)) as (read, size_bytes):
+            yield from digests(read, size_bytes)
+
+    def blocks(self, name: str, numbers: list[int]) -> Iterator[list[Block]]:
+        """See `MoveCalls.blocks`."""
+        with database(self._path_of(name)) as (read, _):
+            yield from blocks(read, numbers)
+
+    def begin_arrival(self, move_id: str, sizes: dict[str, int]) -> None:
+        """See `MoveCalls.begin_arrival`."""
+        arriving.begin(self._directory, move_id, sizes)
+
+    def put_blocks(self, move_id: str, name: str, some: list[Block]) -> None:
+        """See `MoveCalls.put_blocks`."""
+        arriving.put(self._directory, move_id, name, some)
+
+    def staged_digests(self, move_id: str, name: str) -> Iterator[list[bytes]]:
+        """See `MoveCalls.staged_digests`."""
+        yield from arriving.staged_digests(self._directory, move_id, name)
+
+    def check_arrival(self, move_id: str, name: str, size_bytes: int, root: str) -> None:
+        """See `MoveCalls.check_arrival`."""
+        arriving.check(self._directory, move_id, name, size_bytes, root)
+
+    def end_arrival(self, move_id: str) -> None:
+        """See `MoveCalls.end_arrival`."""
+        arriving.end(self._directory, move_id)
+
+    # The calls of who holds the directory
+
+    def begin_leaving(self, name: str) -> int:
+        """See `MoveCalls.begin_leaving`."""
+        return self._held.begin_leaving(self._path_of(name)).size_bytes
+
+    def note_leaving(self, name: str, to: str) -> None:
+        """See `MoveCalls.note_leaving`."""
+        with self._held.leaving(name) as partition:
+            partition.note(to, self._clock.wall_ms())
+
+    def place_arrival(self, move_id: str, name: str) -> None:
+        """See `MoveCalls.place_arrival`."""
+        with self._held.busy():
+            arriving.place(self._directory, move_id, name)
+        self._log(f"{name} has come")
+
+    def leave(self, name: str) -> None:
+        """See `MoveCalls.leave`."""
+        with self._held.leaving(name, ends=True) as partition:
+            to = partition.remove()
+        self._log(f"{name} has left for {one_line(to)}")
+
+    def stay(self, name: str) -> None:
+        """See `MoveCalls.stay`."""
+        with self._held.leaving(name, ends=True) as partition:
+            partition.stay()
+
+    @property
+    def _held(self) -> Holding:
+        if self._joined is None:
+            raise LeaseLostError("this connection belongs to no run", path=self._directory)
+        return self._joined

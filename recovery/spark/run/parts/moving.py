@@ -1,0 +1,160 @@
+"""Partitions that a command asks a run to move: staged while the run goes on, moved between two executions."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from recovery.base.clock import Clock
+from recovery.base.tracebacks import headline
+from recovery.base.wording import counted
+from recovery.config import RecoveryConfig
+from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
+from recovery.planning.moves import Move
+from recovery.spark.run.between import Between
+from recovery.spark.run.parts.part import Part
+from recovery.storage.move_task import MoveTask, to_targets
+from recovery.storage.mover import Moved
+from recovery.storage.store import OwnerAccess
+from recovery.wire.messages import as_refusal
+from recovery.wire.move_calls import MoveCalls, MoveRequest
+from recovery.wire.run_client import Owner
+
+if TYPE_CHECKING:
+    from recovery.spark.run.execution import FlowRun
+
+_log = logging.getLogger("recovery")
+ENDS_S = 60.0
+"""How long the end waits for the thread that stages."""
+
+
+class Moving(Part):
+    """Serves the requests to move partitions that owners pass on to the run that holds them."""
+
+    name = "moves"
+
+    def __init__(self, run: FlowRun, go_on_after: Callable[[Between], bool]) -> None:
+        """go_on_after: ends the execution, and starts another one; False: the run ends."""
+        self._run = run
+        self._go_on_after = go_on_after
+        self._ends = threading.Event()
+        self._served = ""
+        self._thread: threading.Thread | None = None
+
+    def look(self) -> None:
+        """Begin with a request that has come."""
+        for owner in self._run.prepared.places.owners:
+            request = owner.request
+            if request is not None and request.move_id != self._served and not self._ends.is_set():
+                self._served = request.move_id
+                answers = Answers(owner.again(), request)
+                self._thread = threading.Thread(target=self._serve, args=(answers,), name="moves", daemon=True)
+                self._thread.start()
+                return
+
+    def _serve(self, answers: Answers) -> None:
+        prepared, task = self._run.prepared, None
+        try:
+            if not self._run.goes_on:
+                raise ConfigurationError(
+                    f"the run of flow {prepared.flow_id!r} was started with `start`, and cannot start again by itself",
+                    cause="Partitions move between two executions, and only `recovery run` and `recovery.run` begin "
+                    "the next one.",
+                    remedy="Stop the query, run the same command again, and start the flow again.",
+                )
+            targets = answers.request.targets
+            access = OwnerAccess.of(prepared.config)
+            owners = access.connect(prepared.config.owner_deadline_s)
+            task = MoveTask(prepared.config.path, owners, tuple(dict.fromkeys(targets.values())))
+            plan = to_targets({index: task.location(to) for index, to in targets.items()})
+            moves = task.plan(plan, answers.request.move_id, lambda progress: answers.say(progress.step))
+            answers.say("sending the partitions while the run goes on")
+            task.stage(self._ends)
+            between = MoveBetween(task, moves, answers, prepared.clock, prepared.flow_id)
+            if moves and self._go_on_after(between):
+                return
+            if moves:
+                raise ConfigurationError("the run ends", remedy="Run the same command again.")
+            answers.end(Moved((), 0, 0.0))
+        except RecoveryError as error:
+            answers.refuse(error)
+        except Exception as error:
+            answers.refuse(FlowFailedError(f"the move failed: {headline(error)}"))
+            _log.exception("a move of partitions failed")
+        if task is not None:
+            task.release()
+
+    def end(self, error: BaseException | None) -> None:
+        """End the staging."""
+        self._ends.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(ENDS_S)
+
+
+class Answers:
+    """Reports to the owner at which a request was made, which the command asks. What an owner that is lost would have
+    learned is lost with it."""
+
+    def __init__(self, owner: Owner, request: MoveRequest) -> None:
+        self.request = request
+        self._owner = owner
+
+    def say(self, text: str) -> None:
+        """Report what the run does."""
+        if text != self.request.said:
+            self._report(msgspec.structs.replace(self.request, state="moving", said=text))
+
+    def refuse(self, error: RecoveryError) -> None:
+        """Report why nothing moved."""
+        self._report(msgspec.structs.replace(self.request, state="refused", refusal=as_refusal(error)))
+        self._owner.release()
+
+    def end(self, moved: Moved) -> None:
+        """Report what has moved."""
+        if moved.error is not None:
+            self.request = msgspec.structs.replace(self.request, moved=moved.indexes)
+            self.refuse(moved.error)
+            return
+        self._report(
+            msgspec.structs.replace(self.request, state="done", moved=moved.indexes, pause_s=round(moved.pause_s, 3))
+        )
+        self._owner.release()
+
+    def _report(self, request: MoveRequest) -> None:
+        self.request = request
+        with contextlib.suppress(RecoveryError):
+            self._owner.ask(MoveCalls.report_move, request)
+
+
+class MoveBetween:
+    """Completes staged moves between two executions: a `Between`."""
+
+    def __init__(self, task: MoveTask, moves: tuple[Move, ...], answers: Answers, clock: Clock, flow_id: str) -> None:
+        self._task = task
+        self._moves = moves
+        self._answers = answers
+        self._clock = clock
+        self._flow_id = flow_id
+
+    def __str__(self) -> str:
+        return f"moving {counted(len(self._moves), 'partition')}: {', '.join(map(str, self._moves))}"
+
+    def __call__(self, config: RecoveryConfig, stopping: threading.Event) -> RecoveryConfig:
+        """See `Between`. A move that fails does not end the run: its partitions stay where they are."""
+        self._answers.say("the run moves the partitions between two executions")
+        try:
+            moved = self._task.finish(self._clock, f"a move of partitions of flow {self._flow_id}")
+        except RecoveryError as error:
+            self._answers.refuse(error)
+            return config
+        else:
+            self._answers.end(moved)
+            return replace(config, owners=tuple(self._task.owners))
+        finally:
+            self._task.release()
