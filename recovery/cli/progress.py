@@ -17,7 +17,7 @@ from recovery.cli.common import format_size, format_time, tell
 from recovery.cli.terminal import is_live, width
 from recovery.host.signals import again
 from recovery.planning.going_back import after_text
-from recovery.planning.health import DEFAULTS
+from recovery.planning.health import DEFAULTS, Finding, Level
 
 if TYPE_CHECKING:
     from recovery.epochs.closer import EpochClosed
@@ -276,8 +276,9 @@ def summary_text(summary: RunSummary) -> str:
         lines.append(one_line(_replica_line(summary.replica)))
     for each in summary.exceeded:
         target = next(target for target in DEFAULTS if target.name == each["target"])
+        title = Finding(target, each["value"], Level.UNKNOWN, where=each["where"]).title
         lines.append(
-            f"{each['level']}: {target.title} reached {target.shown(each['value'])} "
-            f"(warning from {target.shown(each['warning'])}, critical from {target.shown(each['critical'])})"
+            f"{each['level']}: {title} reached {target.shown(each['value'])} (warning {target.reached} "
+            f"{target.shown(each['warning'])}, critical {target.reached} {target.shown(each['critical'])})"
         )
     return "\n".join(lines)

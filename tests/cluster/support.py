@@ -206,7 +206,7 @@ def counts_in(db: Path, step: str = "counts") -> dict[str, int]:
 
 def batches_in(db: Path) -> int:
     """The number of micro-batches that the newest epoch holds."""
-    [(batch,)] = query(paths_of(db)[0], "SELECT max(batch_id) FROM epochs")
+    [(batch,)] = query(paths_of(db)[0], "SELECT coalesce(max(batch_id), -1) FROM epochs")
     return batch + 1
 
 

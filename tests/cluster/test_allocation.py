@@ -20,7 +20,11 @@ DYNAMIC = (
     "spark.dynamicAllocation.executorIdleTimeout=1s",
     "spark.dynamicAllocation.schedulerBacklogTimeout=1s",
 )
-DECOMMISSION = ("spark.decommission.enabled=true", "spark.storage.decommission.enabled=true")
+DECOMMISSION = (
+    "spark.decommission.enabled=true",
+    "spark.storage.decommission.enabled=true",
+    "spark.storage.decommission.replicationReattemptInterval=1s",
+)
 LAUNCHED, KILLED = r"Launching executor app-", r"Executor app-\S+ finished with state KILLED"
 
 

@@ -87,7 +87,7 @@ def assert_counted(db: Path) -> None:
 
 @pytest.mark.long
 def test_the_first_commands_of_the_page(lab, tmp_path):
-    """Without a setting; then with certificates."""
+    """Without a setting; then with certificates, to the end of the input."""
     typist = Typist(lab, tmp_path)
     make, run = commands("Clusters")
     [secured] = commands("Ports and names")
@@ -97,7 +97,7 @@ def test_the_first_commands_of_the_page(lab, tmp_path):
     for made, name in ((certificate, "driver.pem"), (key, "driver.key"), (authority, "authority.pem")):
         shutil.copyfile(made, tmp_path / name)
     (tmp_path / "driver.key").chmod(0o600)
-    typist.runs_for(5, secured)
+    typist.type(secured)
     assert_counted(tmp_path / "db")
 
 
@@ -129,7 +129,7 @@ def test_the_commands_of_partitions_on_several_hosts(make_lab, tmp_path):
         owners = owners.replace(f"{name}:", f"{host.name}:")
     typist.type(f"sh -c {shlex.quote(f'{owners}; exec {make}')}")
     for _ in range(2):
-        typist.runs_for(5, f"sh -c {shlex.quote(f'{owners}; exec {run}')}")
+        typist.type(f"sh -c {shlex.quote(f'{owners}; exec {run}')}")
     for each, host in zip(serving, hosts.values(), strict=True):
         each.stop()
         for name in host.run(["ls", "/tmp/db"]).split():

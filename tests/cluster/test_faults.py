@@ -97,7 +97,7 @@ def test_the_drivers_host_is_frozen(kept, seconds):
     gets the directory. The run goes on, or ends with 54; either way the next run is exact."""
     run = kept.run("cluster.py:paced(2000, 12, 0.3)")
     run.await_text("^batch 2$")
-    frozen = family(run.process.pid)  # with nsenter, which stops as its child does
+    nsenter, *frozen = family(run.process.pid)
     signal_all(frozen, signal.SIGSTOP)
     try:
         began_s = time.monotonic()
@@ -105,7 +105,8 @@ def test_the_drivers_host_is_frozen(kept, seconds):
         assert again.wait() == 40, again.text()
         time.sleep(max(0.0, began_s + seconds - time.monotonic()))
     finally:
-        signal_all(frozen, signal.SIGCONT)
+        # nsenter stopped as its child did.
+        signal_all([*frozen, nsenter], signal.SIGCONT)
     code = run.wait()
     assert code in (0, 54), run.text()
     assert "Traceback" not in run.text()

@@ -106,9 +106,7 @@ def test_the_driver_is_cut_off_from_one_owner_alone(make_lab, make_store, tmp_pa
     run.await_text(r"^batch 4$")
     lose_packets(driver, one.host)
     lose_packets(one.host, driver)
-    began_s = time.monotonic()
     assert run.wait() == 47, run.text()
-    assert time.monotonic() - began_s < 90
     assert f"the owner at {one.at}" in run.text()
     again = start(lab, fleet, 99)
     assert again.wait() == 47, again.text()

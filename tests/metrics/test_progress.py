@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from recovery.cli import progress
 from recovery.cli.progress import RunProgress, summary_text
 from recovery.epochs.closer import EpochClosed
-from recovery.planning.health import DEFAULTS, of_epoch
+from recovery.planning.health import DEFAULTS, Finding, Level, of_epoch
 from recovery.planning.measures import Measure
 from recovery.planning.replica import NO_LAG, NOTHING, ReplicaLag, ReplicaState, Shipped
 from recovery.spark.run.reporting.events import (
@@ -51,6 +51,16 @@ def test_the_summary_shows_missed_targets():
     summary = RunSummary("flow", "db", exceeded=[missed.as_json()])
     assert summary_text(summary).splitlines()[-1] == (
         "critical: snapshot duration reached 40 s (warning from 10 s, critical from 30 s)"
+    )
+
+
+def test_the_summary_names_the_owner_that_missed_a_target():
+    """A value that is too low goes down to its levels."""
+    target = next(each for each in DEFAULTS if each.name == "owner-disk")
+    missed = Finding(target, 1e9, Level.WARNING, where="h2:7337")
+    summary = RunSummary("flow", "db", exceeded=[missed.as_json()])
+    assert summary_text(summary).splitlines()[-1] == (
+        "warning: free disk of owner h2:7337 reached 1.0 GB (warning up to 2.0 GB, critical up to 500.0 MB)"
     )
 
 
