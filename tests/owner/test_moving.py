@@ -27,8 +27,8 @@ from recovery.errors import (
     StorageError,
 )
 from recovery.storage.documents import change_states, home
-from recovery.storage.move_task import MoveTask, to_targets
-from recovery.storage.mover import Moved
+from recovery.storage.moving.mover import Moved
+from recovery.storage.moving.task import MoveTask, to_targets
 from recovery.storage.store import OwnerAccess, Store
 from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import DocumentCalls, OwnerCalls
@@ -196,7 +196,7 @@ def test_an_owner_is_killed(places, point, order):
     victim.end(signal.SIGTERM)
     victim.start(point)
     with pytest.raises(OwnerUnreachableError):
-        places.move({3: 2}, deadline_s=1.0)
+        places.move({3: 2}, deadline_s=10.0)
     assert not victim.running()
     victim.start()
     wait_until_free(places)
@@ -261,7 +261,7 @@ def refused(places: Places, kind: type[RecoveryError], match: str, targets: dict
     """The move is refused, and nothing has changed."""
     before = places.content()
     with pytest.raises(kind, match=match):
-        places.move(targets, *numbers, deadline_s=1.0)
+        places.move(targets, *numbers, deadline_s=10.0)
     assert places.content() == before
     assert [path for place in places.places for path in place.glob(".move-*")] == []
 
@@ -315,13 +315,13 @@ def test_an_older_copy_at_the_target_is_replaced(places):
 def test_a_target_without_room(places, monkeypatch):
     """Refused before anything is sent."""
     from recovery.planning.moves import plan_drain
-    from recovery.storage import arriving
+    from recovery.storage.moving import arriving
 
     places.run(2)
     usage = shutil.disk_usage(places.root)
     monkeypatch.setattr(arriving.shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(StorageError, match="are free"):
-        arriving.begin(places.places[3], token_hex(8), {"part-3.sqlite3": 4096})
+        arriving.begin(places.places[3], token_hex(8), {"part-3.sqlite3": 4096}, 0)
     store = Store(places.places[0], places.access(0, 1, 2).connect(5.0))
     try:
         with pytest.raises(StorageError, match="no owner has room for part-"):
