@@ -1,7 +1,7 @@
 """What it costs a run that partitions move while it goes on: rows a second meanwhile, and how long it pauses.
 
-A run counts rows by key over two owners. When all keys have a state, `recovery owners move` brings the two partitions of one
-owner to a third one. `staged`: as the command does it; `in the pause`: nothing is sent before the pause.
+A run counts rows by key over two owners. When all keys have a state, `recovery owners move` brings the two partitions of
+one owner to a third one. `staged`: as the command does it; `in the pause`: nothing is sent before the pause.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -84,8 +85,8 @@ def run(arguments: argparse.Namespace) -> Report:
         rows=rows,
         measurements=measurements,
         notes=[
-            f"{arguments.keys:,} keys in {PARTITIONS} partitions, {arguments.rows:,} rows a micro-batch, two partitions "
-            "move. Pause: the longest time between the ends of two micro-batches. Locked: the part of the pause in "
+            f"{arguments.keys:,} keys in {PARTITIONS} partitions, {arguments.rows:,} rows a micro-batch; two "
+            "partitions move. Pause: the longest time between the ends of two micro-batches. Locked: the part of the pause in "
             "which the partitions are compared and change place.",
         ],
     )
@@ -146,7 +147,7 @@ def _drive(
         while len(ends) < needed:
             time.sleep(0.05)
         seen["counts_s"] = time.monotonic()
-        time.sleep(arguments["watch_s"])
+        _watch(arguments["watch_s"], ends)
         seen["begins_s"] = time.monotonic()
         named = [word for owner in owners for word in ("--owner", owner)]
         done = subprocess.run(
@@ -156,9 +157,16 @@ def _drive(
         )  # fmt: skip
         seen["ended_s"] = time.monotonic()
         seen["answer"] = json.loads(done.stdout) if done.returncode == 0 else {"error": done.stdout + done.stderr}
-        time.sleep(arguments["watch_s"])
+        _watch(arguments["watch_s"], ends)
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _watch(seconds: float, ends: list[tuple[float, int]]) -> None:
+    """Wait so long, and for five micro-batches."""
+    until_s, enough = time.monotonic() + seconds, len(ends) + 5
+    while time.monotonic() < until_s or len(ends) < enough:
+        time.sleep(0.05)
 
 
 def _summary(seen: dict[str, Any], ends: list[tuple[float, int]], rows: int) -> dict[str, Any]:
@@ -174,7 +182,7 @@ def _summary(seen: dict[str, Any], ends: list[tuple[float, int]], rows: int) -> 
     return {
         "before_rows": rows * (len(before) - 1) / (before[-1] - before[0]),
         "during_rows": rows * len(sending) / (paused_s - before[-1]) if sending else 0.0,
-        "batch_s": median(later - earlier for earlier, later in zip(before, before[1:], strict=False)),
+        "batch_s": median(later - earlier for earlier, later in pairwise(before)),
         "pause_s": pause_s,
         "locked_s": answer["locked_s"],
         "seconds": answer["elapsed_s"],
@@ -190,7 +198,7 @@ def _wrong(directory: Path, third: Path, ends: list[tuple[float, int]], rows: in
     for path in directory.glob("part-*.sqlite3"):
         connection = apsw.Connection(str(path))
         for (value,) in connection.execute("SELECT ser_change FROM snaps WHERE step_id = 'totals'"):
-            seen += sum(json.loads(value))
+            seen += sum(map(int, json.loads(value)))
         connection.close()
     wanted = rows * (max(batch for _, batch in ends) + 1)
     return "" if seen == wanted else f"{seen} rows were counted instead of {wanted}"
