@@ -81,6 +81,8 @@ COVERED_BY = {
     "storage/test_deltas.py": "storage.connect storage.deltas.delta storage.sqlite.execution_deltas",
     "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe
         storage.sqlite.fold storage.sqlite.rewind storage.sqlite.snap_rows""",
+    "owner/test_moving.py": """cli.moves storage.moving.arriving storage.moving.blocks storage.moving.departed
+        storage.moving.leaving storage.moving.mover storage.moving.task wire.move_calls""",
     "storage/test_reach.py": "base.credentials.task_key",
     "sinks/test_hadoop_disk.py": "hadoop.reports sinks.places",
     "cluster/test_reading.py": "spark.jvm.executors",

@@ -133,6 +133,7 @@ ELSEWHERE = {
     "backup/objects.py": "copies in this process's scratch directory",
     "owner/copying.py": "copies in this process's scratch directory",
     "storage/staged.py": "files that this process has staged",
+    "storage/moving/blocks.py": "files that this process has staged",
     "spark/jvm/cache/class_archive.py": "an archive that this process has just written",
     "spark/jvm/cache/left_archive.py": "an archive in the user's own directory",
     "spark/steps/ticks.py": "a file in the run's private directory",

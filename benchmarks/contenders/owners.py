@@ -32,7 +32,7 @@ def serving(directory: Path, count: int) -> Iterator[dict[str, Any]]:
         for home in homes:
             command = [sys.executable, "-m", "recovery", "serve", str(home), "--at", ":0", "--token-file", str(token)]
             started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
-        yield {"owners": tuple(map(_address, started)), "token_file": token}
+        yield {"owners": tuple(map(address_of, started)), "token_file": token}
     finally:
         for owner in started:
             owner.terminate()
@@ -42,7 +42,7 @@ def serving(directory: Path, count: int) -> Iterator[dict[str, Any]]:
             path.rename(directory / path.name)
 
 
-def _address(owner: subprocess.Popen[str]) -> str:
+def address_of(owner: subprocess.Popen[str]) -> str:
     """Where it serves, which it says in its first line."""
     assert owner.stderr is not None
     line = owner.stderr.readline()

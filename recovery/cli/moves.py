@@ -25,8 +25,8 @@ from recovery.errors import ConfigurationError, DirectoryLockedError, OwnerUnrea
 from recovery.host.scratch import scratch_directory
 from recovery.planning.copies import Location
 from recovery.planning.moves import Move, plan_balance, plan_drain
-from recovery.storage.move_task import MoveTask, Plan, to_targets
-from recovery.storage.mover import MoveProgress
+from recovery.storage.moving.mover import MoveProgress
+from recovery.storage.moving.task import MoveTask, Plan, to_targets
 from recovery.storage.store import OwnerAccess
 from recovery.wire.calls import OwnerCalls
 from recovery.wire.messages import as_error, as_refusal

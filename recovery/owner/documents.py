@@ -11,7 +11,6 @@ from msgspec.structs import astuple
 
 from recovery.base.ids import PartitionIndex
 from recovery.errors import MissingPartitionsError
-from recovery.storage.departed import note_path
 from recovery.storage.documents import (
     BusyPartition,
     StoredState,
@@ -23,6 +22,7 @@ from recovery.storage.documents import (
     read_states,
     still_locked,
 )
+from recovery.storage.moving.departed import note_path
 from recovery.wire.calls import Changed, StateDocument
 
 

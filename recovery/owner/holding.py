@@ -14,9 +14,9 @@ from recovery.host.durable import Modes
 from recovery.owner.given import GivenRows
 from recovery.planning.values import PartitionDescription
 from recovery.storage.connect import FilePartitions, PartitionShare, connect_share
-from recovery.storage.departed import remove_note
-from recovery.storage.leaving import LeavingPartition
 from recovery.storage.lock import DirectoryLock
+from recovery.storage.moving.departed import remove_note
+from recovery.storage.moving.leaving import LeavingPartition
 from recovery.storage.staged import StagedRestore
 from recovery.storage.verify import PartitionCheck
 from recovery.wire.calls import BegunExecution

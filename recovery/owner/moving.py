@@ -11,9 +11,9 @@ from recovery.base.printable import one_line
 from recovery.errors import DirectoryLockedError, LeaseLostError
 from recovery.owner.holding import Holding
 from recovery.planning.copies import Departed
-from recovery.storage import arriving
-from recovery.storage.blocks import blocks, database, digests
-from recovery.storage.departed import read_notes
+from recovery.storage.moving import arriving
+from recovery.storage.moving.blocks import blocks, database, digests
+from recovery.storage.moving.departed import read_notes
 from recovery.wire.move_calls import Block, MoveRequest
 
 
@@ -87,78 +87,62 @@ class Moving:
         self._joined = joined
 
     def departed(self) -> list[Departed]:
-        """See `MoveCalls.departed`."""
         return list(read_notes(self._directory))
 
     def request_move(self, request: MoveRequest) -> None:
-        """See `MoveCalls.request_move`."""
         self._requests.ask(request, self._holder, self._directory)
         parts = ", ".join(f"part-{index} to {one_line(to)}" for index, to in request.targets.items())
         self._log(f"the run was asked to move {parts}")
 
     def move_request(self, move_id: str) -> MoveRequest | None:
-        """See `MoveCalls.move_request`."""
         return self._requests.get(move_id)
 
     def report_move(self, request: MoveRequest) -> None:
-        """See `MoveCalls.report_move`."""
         self._requests.report(request)
 
     def block_digests(self, name: str) -> Iterator[list[bytes]]:
-        """See `MoveCalls.block_digests`."""
         with database(self._path_of(name)) as (read, size_bytes):
             yield from digests(read, size_bytes)
 
     def blocks(self, name: str, numbers: list[int]) -> Iterator[list[Block]]:
-        """See `MoveCalls.blocks`."""
         with database(self._path_of(name)) as (read, _):
             yield from blocks(read, numbers)
 
     def begin_arrival(self, move_id: str, sizes: dict[str, int]) -> None:
-        """See `MoveCalls.begin_arrival`."""
-        arriving.begin(self._directory, move_id, sizes)
+        arriving.begin(self._directory, move_id, sizes, self._clock.wall_ms())
 
     def put_blocks(self, move_id: str, name: str, some: list[Block]) -> None:
-        """See `MoveCalls.put_blocks`."""
         arriving.put(self._directory, move_id, name, some)
 
     def staged_digests(self, move_id: str, name: str) -> Iterator[list[bytes]]:
-        """See `MoveCalls.staged_digests`."""
         yield from arriving.staged_digests(self._directory, move_id, name)
 
     def check_arrival(self, move_id: str, name: str, size_bytes: int, root: str) -> None:
-        """See `MoveCalls.check_arrival`."""
         arriving.check(self._directory, move_id, name, size_bytes, root)
 
     def end_arrival(self, move_id: str) -> None:
-        """See `MoveCalls.end_arrival`."""
         arriving.end(self._directory, move_id)
 
     # The calls of who holds the directory
 
     def begin_leaving(self, name: str) -> int:
-        """See `MoveCalls.begin_leaving`."""
         return self._held.begin_leaving(self._path_of(name)).size_bytes
 
     def note_leaving(self, name: str, to: str) -> None:
-        """See `MoveCalls.note_leaving`."""
         with self._held.leaving(name) as partition:
             partition.note(to, self._clock.wall_ms())
 
     def place_arrival(self, move_id: str, name: str) -> None:
-        """See `MoveCalls.place_arrival`."""
         with self._held.busy():
             arriving.place(self._directory, move_id, name)
         self._log(f"{name} has come")
 
     def leave(self, name: str) -> None:
-        """See `MoveCalls.leave`."""
         with self._held.leaving(name, ends=True) as partition:
             to = partition.remove()
         self._log(f"{name} has left for {one_line(to)}")
 
     def stay(self, name: str) -> None:
-        """See `MoveCalls.stay`."""
         with self._held.leaving(name, ends=True) as partition:
             partition.stay()
 

@@ -25,8 +25,8 @@ from recovery.owner.watch.credentials import CredentialFiles
 from recovery.owner.watch.facts import facts_of, status_of, text
 from recovery.owner.watch.loopback import is_loopback, loopback_warning
 from recovery.planning.owner_facts import OwnerFacts
-from recovery.storage.arriving import clear as clear_arrivals
 from recovery.storage.connect import SCRATCH_NAME
+from recovery.storage.moving.arriving import clear as clear_arrivals
 from recovery.storage.verify import damage_behind
 from recovery.wire.address import location
 from recovery.wire.server import MOST_CONNECTIONS, OwnerServer

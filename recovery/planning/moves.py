@@ -131,7 +131,7 @@ def _evening(
     if not loads:
         return None
     fullest = max(loads, key=filled)
-    found: list[tuple[float, PartitionIndex, Move]] = []
+    found: list[tuple[float, float, PartitionIndex, Move]] = []
     for index, copy in newest.items():
         size = copy.partition.size_bytes
         if copy.location != fullest or index in moved:
@@ -139,8 +139,8 @@ def _evening(
         for name in loads:
             after = max(filled(fullest, -size), filled(name, size))
             if name != fullest and _fits(room.get(name), size) and after < filled(fullest):
-                found.append((after, index, _move(copy, name)))
-    return min(found, key=lambda each: each[:2])[2] if found else None
+                found.append((after, filled(name, size), index, _move(copy, name)))
+    return min(found, key=lambda each: each[:3])[3] if found else None
 
 
 def to_follow(locations: Sequence[Location]) -> dict[str, Departed]:

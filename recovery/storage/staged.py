@@ -27,7 +27,6 @@ from recovery.base.untrusted_paths import read_received
 from recovery.errors import StorageError
 from recovery.host.durable import PRIVATE, Modes, create, sync
 from recovery.planning.owner_restore import LeftRestore
-from recovery.storage.departed import remove_notes
 from recovery.storage.initialize import (
     HOME,
     alone,
@@ -40,6 +39,7 @@ from recovery.storage.initialize import (
     same_file,
     was_used,
 )
+from recovery.storage.moving.departed import remove_notes
 from recovery.storage.scan import SUFFIX
 from recovery.storage.sqlite.file.opening import partition_path
 from recovery.storage.sqlite.file.statements import translated

@@ -63,7 +63,7 @@ class MoveCalls(Protocol):
         ...
 
     def begin_arrival(self, move_id: str, sizes: dict[str, int]) -> None:
-        """Make room for the partitions of a move; see `recovery.storage.arriving`, as for the calls below."""
+        """Make room for the partitions of a move; see `recovery.storage.moving.arriving`, as for the calls below."""
         ...
 
     def put_blocks(self, move_id: str, name: str, some: list[Block]) -> None:
@@ -84,7 +84,7 @@ class MoveCalls(Protocol):
 
     def begin_leaving(self, name: str) -> int:
         """Let nobody write to a partition until it has left, stays, or the hold ends; return its size in bytes. See
-        `recovery.storage.leaving`, as for the calls below."""
+        `recovery.storage.moving.leaving`, as for the calls below."""
         ...
 
     def note_leaving(self, name: str, to: str) -> None:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from recovery import RecoveryConfig, start
-from tests.cluster.support import assert_exact, batches_in
-from tests.flows.cluster import counts
-from tests.owner.served import ROOT, Served, recovery
+from tests.cluster.support import assert_exact
+from tests.owner.served import Served, recovery
 from tests.spark.test_owners import Fleet
 
 ROWS = 2000

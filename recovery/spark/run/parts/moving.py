@@ -19,8 +19,8 @@ from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.planning.moves import Move
 from recovery.spark.run.between import Between
 from recovery.spark.run.parts.part import Part
-from recovery.storage.move_task import MoveTask, to_targets
-from recovery.storage.mover import Moved
+from recovery.storage.moving.mover import Moved
+from recovery.storage.moving.task import MoveTask, to_targets
 from recovery.storage.store import OwnerAccess
 from recovery.wire.messages import as_refusal
 from recovery.wire.move_calls import MoveCalls, MoveRequest
@@ -146,7 +146,7 @@ class MoveBetween:
         return f"moving {counted(len(self._moves), 'partition')}: {', '.join(map(str, self._moves))}"
 
     def __call__(self, config: RecoveryConfig, stopping: threading.Event) -> RecoveryConfig:
-        """See `Between`. A move that fails does not end the run: its partitions stay where they are."""
+        """Complete the moves. One that fails does not end the run: its partitions stay where they are."""
         self._answers.say("the run moves the partitions between two executions")
         try:
             moved = self._task.finish(self._clock, f"a move of partitions of flow {self._flow_id}")

@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,8 +19,8 @@ from recovery.errors import NoPartitionsError, StorageError
 from recovery.host.durable import PRIVATE, create, modes_beside, sync
 from recovery.planning.health import format_bytes
 from recovery.planning.moves import check_arrival
-from recovery.storage.blocks import BLOCK_BYTES, digests, plain, root_of
-from recovery.storage.departed import remove_note
+from recovery.storage.moving.blocks import BLOCK_BYTES, digests, plain, root_of
+from recovery.storage.moving.departed import remove_note
 from recovery.storage.scan import scan
 from recovery.storage.sqlite.describe import describe
 from recovery.storage.sqlite.file.log_files import beside
@@ -36,11 +35,11 @@ LEFT_S = 3600.0
 """How long the staging directory of another move is left alone after its last change."""
 
 
-def begin(directory: Path, move_id: str, sizes: Mapping[str, int]) -> None:
-    """Make room for the partitions of a move. sizes: of the files by name, in bytes. Raises StorageError if the disk
-    has no room for them."""
+def begin(directory: Path, move_id: str, sizes: Mapping[str, int], now_ms: int) -> None:
+    """Make room for the partitions of a move. sizes: of the files by name, in bytes. now_ms: milliseconds since 1970.
+    Raises StorageError if the disk has no room for them."""
     refuse_standby(directory)
-    clear(directory, older_s=LEFT_S)
+    clear(directory, unchanged_since_s=now_ms / 1000 - LEFT_S)
     staging = _staging(directory, move_id)
     with translated(directory):
         free_bytes = shutil.disk_usage(directory).free
@@ -125,14 +124,15 @@ def end(directory: Path, move_id: str) -> None:
         _remove(_staging(directory, move_id))
 
 
-def clear(directory: Path, *, older_s: float = 0.0) -> None:
-    """Remove what killed moves left. older_s: nothing that changed within this time. Raises StorageError."""
+def clear(directory: Path, *, unchanged_since_s: float | None = None) -> None:
+    """Remove what killed moves left. unchanged_since_s: nothing that has changed since, in seconds since 1970; None:
+    everything. Raises StorageError."""
     with translated(directory):
         for staging in directory.glob(f"{STAGING}*"):
             if not MOVE_ID.fullmatch(staging.name.removeprefix(STAGING)) or staging.is_symlink():
                 continue
             newest_s = max((each.stat().st_mtime for each in (staging, *staging.iterdir())), default=0.0)
-            if older_s == 0 or newest_s < time.time() - older_s:
+            if unchanged_since_s is None or newest_s < unchanged_since_s:
                 _remove(staging)
 
 

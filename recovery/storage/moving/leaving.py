@@ -16,8 +16,8 @@ from recovery.errors import FileReplacedError, StorageError
 from recovery.host.durable import sync
 from recovery.planning.copies import Departed, age_of
 from recovery.planning.values import PartitionDescription
-from recovery.storage.departed import remove_note, write_note
 from recovery.storage.lazy.names import is_lazy
+from recovery.storage.moving.departed import remove_note, write_note
 from recovery.storage.sqlite.describe import describe
 from recovery.storage.sqlite.file.forked import is_at
 from recovery.storage.sqlite.file.log_files import beside

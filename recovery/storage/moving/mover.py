@@ -17,16 +17,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from recovery.base.clock import Clock
 from recovery.base.faults import reach
 from recovery.base.ids import PartitionIndex
 from recovery.base.threads import each
 from recovery.errors import LeaseLostError, OwnerUnreachableError, RecoveryError
 from recovery.planning.moves import Move
-from recovery.storage.blocks import BLOCK_BYTES, differing, root_of
+from recovery.storage.moving.blocks import BLOCK_BYTES, differing, root_of
 from recovery.wire.move_calls import MoveCalls
 from recovery.wire.run_client import Owner
 
@@ -97,10 +97,10 @@ class Mover:
                 break
         reach("moves.1")
 
-    def finish(self, owners: Mapping[str, Owner]) -> Moved:
+    def finish(self, owners: Mapping[str, Owner], clock: Clock) -> Moved:
         """Steps moves.2 to moves.5. owners: by location, held by the caller. Partitions that could not move stay where
         they are."""
-        began_s, done = time.monotonic(), []
+        began_s, done = clock.elapsed_s(), []
 
         def attempt(move: Move) -> RecoveryError | None:
             try:
@@ -113,7 +113,7 @@ class Mover:
         errors = each(attempt, self.moves, at_once=AT_ONCE, name="move")
         moved = tuple(sorted(done, key=lambda move: move.index))
         error = next((error for error in errors if error is not None), None)
-        return Moved(moved, self.sent_bytes, time.monotonic() - began_s, error)
+        return Moved(moved, self.sent_bytes, clock.elapsed_s() - began_s, error)
 
     def end(self, owners: Mapping[str, Owner]) -> None:
         """Remove what is staged. A target that does not answer removes it later."""

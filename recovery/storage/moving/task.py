@@ -12,7 +12,7 @@ from recovery.base.ids import PartitionIndex
 from recovery.errors import ConfigurationError, LeaseLostError
 from recovery.planning.copies import Location, newest_copies
 from recovery.planning.moves import Move, plan_moves
-from recovery.storage.mover import Moved, Mover, Observer, ignore
+from recovery.storage.moving.mover import Moved, Mover, Observer, ignore
 from recovery.storage.store import Store
 from recovery.wire.calls import OwnerCalls
 from recovery.wire.run_client import Owner
@@ -99,7 +99,7 @@ class MoveTask:
                         cause="Another command has moved the partition meanwhile, or somebody has.",
                         remedy="Run the same command again.",
                     )
-            return self._mover.finish({owner.location: owner for owner in held.owners})
+            return self._mover.finish({owner.location: owner for owner in held.owners}, clock)
 
     def release(self) -> None:
         """Remove what is staged, and end all connections."""

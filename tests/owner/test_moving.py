@@ -1,0 +1,523 @@
+"""Partitions move between owners: exact whoever is killed at which step, and refused without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from secrets import token_hex
+
+import pytest
+
+from recovery import init_partitions
+from recovery.base.clock import SystemClock
+from recovery.base.ids import Lease
+from recovery.errors import (
+    DirectoryLockedError,
+    DuplicatePartitionError,
+    ForeignPartitionError,
+    MissingPartitionsError,
+    OwnerUnreachableError,
+    RecoveryError,
+    StorageError,
+)
+from recovery.storage.documents import change_states, home
+from recovery.storage.moving.mover import Moved
+from recovery.storage.moving.task import MoveTask, to_targets
+from recovery.storage.store import OwnerAccess, Store
+from recovery.wire.address import OwnerAddress
+from recovery.wire.calls import DocumentCalls, OwnerCalls
+from recovery.wire.move_calls import MoveCalls, MoveRequest
+from recovery.wire.run_client import Owner
+from tests.faults.minirun import MiniRun, child, die_at, run, states, totals, wait
+from tests.owner.histories import UNHURRIED, ForkedOwner, History, play
+from tests.owner.served import spread, token_file
+from tests.shares import seeds, some
+from tests.stores import problems
+
+DRIVER = ["moves.1", "moves.2", "moves.3", "moves.4", "moves.5"]
+SOURCE = ["leave.noted", "leave.removed"]
+TARGET = ["arrive.checked", "arrive.cleared", "arrive.placed"]
+INPUT = 7
+"""The number of the input."""
+
+
+class Places:
+    """Four partitions at two owners, and a third owner without any; the driver's directory has none."""
+
+    def __init__(self, made: Path, root: Path) -> None:
+        self.root = root
+        self.token = token_file(root)
+        self.places = spread(made, ((), (0, 3), (1, 2), ()))
+        self.owners = [ForkedOwner(each, self.token) for each in self.places[1:]]
+        for each in self.owners:
+            each.start()
+
+    @property
+    def ats(self) -> list[str]:
+        return [each.at for each in self.owners]
+
+    def access(self, *numbers: int) -> OwnerAccess:
+        """How these owners are reached; without numbers the first two."""
+        return OwnerAccess(tuple(self.owners[number].at for number in numbers or (0, 1)), self.token)
+
+    def settings(self, *numbers: int) -> dict:
+        return {"owners": self.access(*numbers).owners, "token_file": self.token, "backup_interval": 3600, **UNHURRIED}
+
+    def run(self, batches: int, *numbers: int) -> None:
+        """A run, in a process of its own, up to so many micro-batches; these owners are named."""
+        report = self.root / "report"
+
+        def work() -> None:
+            try:
+                run(self.places[0], INPUT, batches, batches, **self.settings(*numbers))
+            except BaseException as error:
+                report.write_text(repr(error))
+                raise
+
+        assert wait(child(work)) == 0, report.read_text()
+
+    def move(self, targets: dict[int, int], *numbers: int, deadline_s: float = 5.0) -> Moved:
+        """Move these partitions to the owners with these numbers."""
+        nothing = self.root / token_hex(4)
+        nothing.mkdir()
+        wanted = {index: self.owners[number].at for index, number in targets.items()}
+        owners = self.access(*numbers).connect(deadline_s)
+        task = MoveTask(nothing, owners, tuple(dict.fromkeys(wanted.values())))
+        try:
+            task.plan(to_targets({index: task.location(at) for index, at in wanted.items()}), token_hex(8))
+            task.stage(threading.Event())
+            done = task.finish(SystemClock(), "a move")
+        finally:
+            task.release()
+        if done.error is not None:
+            raise done.error
+        return done
+
+    def files(self) -> list[list[str]]:
+        """The partitions of each owner."""
+        return [sorted(path.name for path in place.glob("part-*.sqlite3")) for place in self.places[1:]]
+
+    def together(self) -> Path:
+        """All partitions, one copy of each, in one directory; ends the owners."""
+        for each in self.owners:
+            each.end(signal.SIGTERM)
+        found = self.root / "together"
+        found.mkdir()
+        for path in sorted(path for place in self.places for path in place.glob("part-*.sqlite3")):
+            assert not (found / path.name).exists(), f"two copies of {path.name}"
+            shutil.copyfile(path, found / path.name)
+        return found
+
+    def content(self) -> dict[str, bytes]:
+        """The files of all owners but for locks and SQLite's own."""
+        return {
+            str(path): path.read_bytes() for place in self.places[1:] for path in sorted(place.rglob("*"))
+            if path.is_file() and path.suffix not in (".lock", ".sqlite3-shm", ".sqlite3-wal") and path.parent == place
+        }  # fmt: skip
+
+    def close(self) -> None:
+        for each in self.owners:
+            each.end()
+
+
+@pytest.fixture
+def places(make_store, tmp_path):
+    made = Places(make_store(4), tmp_path)
+    yield made
+    made.close()
+
+
+def test_partitions_move_and_are_found(places):
+    """The source has a note in place of the file; a run that names the old owners alone finds the partition, also after
+    it moved on, and one that names all is exact, too."""
+    places.run(3)
+    done = places.move({3: 2})
+    assert done.indexes == (3,)
+    assert places.files() == [["part-0.sqlite3"], ["part-1.sqlite3", "part-2.sqlite3"], ["part-3.sqlite3"]]
+    note = json.loads((places.places[1] / ".moved-part-3.json").read_text())
+    assert note["to"] == places.owners[2].at
+    places.run(5)
+    places.move({3: 1})
+    places.run(6, 0)
+    places.move({3: 0}, 0, 1)
+    assert not (places.places[1] / ".moved-part-3.json").exists()
+    places.run(8, 2, 1, 0)
+    together = places.together()
+    assert states(together) == totals(INPUT, 8)
+    assert problems(together) == []
+
+
+def test_a_run_finds_owners_of_all_partitions(places):
+    """Also if none of the owners that it names has any; then it uses those that have."""
+    places.run(3)
+    places.move({0: 2, 3: 2})
+    execution = MiniRun(places.places[0], INPUT, **places.settings(0, 1))
+    try:
+        assert set(execution.prepared.config.owners) == {places.owners[1].at, places.owners[2].at}
+        # It has let the other one go, whose end then ends nothing.
+        places.owners[0].end(signal.SIGTERM)
+        execution.batch()
+    finally:
+        execution.finish()
+    assert states(places.together()) == totals(INPUT, 4)
+
+
+@pytest.mark.parametrize("point", DRIVER)
+@pytest.mark.parametrize("order", some([(0, 1), (1, 0), (2, 1, 0), (0, 1, 2)], (0, 1), (0, 1, 2)))
+def test_the_command_is_killed(places, point, order):
+    """Wherever it is: the next run is exact with any owners named in any order, and so is the same move again."""
+    places.run(3)
+
+    def work() -> None:
+        die_at(point)
+        places.move({3: 2, 2: 2})
+
+    assert wait(child(work)) == -signal.SIGKILL
+    wait_until_free(places)
+    places.run(5, *order)
+    places.move({3: 2, 2: 2})
+    places.run(7, *order)
+    assert {"part-2.sqlite3", "part-3.sqlite3"} <= set(places.files()[2])
+    assert newest_are_exact(places, 7)
+
+
+@pytest.mark.parametrize("point", [*SOURCE, *TARGET])
+@pytest.mark.parametrize("order", [(0, 1), (0, 1, 2)])
+def test_an_owner_is_killed(places, point, order):
+    """The source or the target: the move says so; the next run is exact, and so is the same move again."""
+    places.run(3)
+    victim = places.owners[0 if point in SOURCE else 2]
+    victim.end(signal.SIGTERM)
+    victim.start(point)
+    with pytest.raises(OwnerUnreachableError):
+        places.move({3: 2}, deadline_s=10.0)
+    assert not victim.running()
+    victim.start()
+    wait_until_free(places)
+    places.run(5, *order)
+    places.move({3: 2})
+    places.run(7, *order)
+    assert "part-3.sqlite3" in places.files()[2]
+    assert newest_are_exact(places, 7)
+
+
+def test_nothing_is_written_between_the_last_copy_and_the_end(places):
+    """A document of operational state that is written to the source after its blocks were compared is refused, or waits
+    and fails: nobody is told that it was kept and then loses it."""
+    places.run(2)
+    source = places.places[1]
+    owner = places.access().connect(5.0)[0]
+    owner.hold("move", "a move", bytes(32))
+    try:
+        owner.ask(MoveCalls.begin_leaving, "part-0.sqlite3")
+        found = []
+
+        def write() -> None:
+            try:
+                change_states(home(source), {"global/a": lambda _: "1"}, 1, busy_ms=20_000)
+            except RecoveryError as error:
+                found.append(error)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        time.sleep(0.3)
+        owner.ask(MoveCalls.note_leaving, "part-0.sqlite3", "h9:1")
+        owner.ask(MoveCalls.leave, "part-0.sqlite3")
+        writer.join(30)
+        assert [type(each).__name__ for each in found] == ["FileReplacedError"]
+    finally:
+        owner.release()
+
+
+def test_an_owner_that_has_the_note_refuses_documents(places):
+    """After a kill between the note and the end, whoever knows the source only must not write to it."""
+    places.run(2)
+
+    def work() -> None:
+        die_at("moves.4")
+        places.move({0: 2})
+
+    assert wait(child(work)) == -signal.SIGKILL
+    wait_until_free(places)
+    store = Store(places.places[0], places.access().connect(5.0))
+    try:
+        assert store.home_owner().location == places.owners[2].at
+        with pytest.raises(MissingPartitionsError, match="moving to another owner"):
+            store.owners[0].ask(DocumentCalls.forget_documents, ["global/a"], 100)
+    finally:
+        store.release()
+
+
+# ---- refused
+
+
+def refused(places: Places, kind: type[RecoveryError], match: str, targets: dict[int, int], *numbers: int) -> None:
+    """The move is refused, and nothing has changed."""
+    before = places.content()
+    with pytest.raises(kind, match=match):
+        places.move(targets, *numbers, deadline_s=10.0)
+    assert places.content() == before
+    assert [path for place in places.places for path in place.glob(".move-*")] == []
+
+
+def test_what_is_refused(places, tmp_path):
+    """A partition that nobody has, a target that is gone or has another store; a partition that a run holds."""
+    places.run(3)
+    refused(places, MissingPartitionsError, "has part-9", {9: 2})
+    places.owners[2].end(signal.SIGTERM)
+    refused(places, OwnerUnreachableError, "was not reached", {3: 2})
+    another = tmp_path / "another"
+    init_partitions(another, 4)
+    shutil.copy(another / "part-3.sqlite3", places.places[3])
+    places.owners[2].start()
+    refused(places, ForeignPartitionError, "belongs to store", {2: 2})
+    (places.places[3] / "part-3.sqlite3").unlink()
+    execution = MiniRun(places.places[0], INPUT, **places.settings())
+    try:
+        with pytest.raises(DirectoryLockedError, match="in use by flow"):
+            places.move({3: 2})
+    finally:
+        execution.release()
+
+
+def test_a_target_whose_copy_went_another_way(places):
+    """Two runs, each with copies of its own: the move refuses to choose."""
+    for path in [*places.places[1].glob("part-*"), *places.places[2].glob("part-*")]:
+        shutil.copy(path, places.places[3])
+    places.run(2)
+    wait_until_free(places)
+    forked = {**places.settings(2), "owners": places.access(2).owners}
+    aside = places.root / "aside"
+    aside.mkdir()
+    assert wait(child(lambda: run(aside, INPUT, 2, 2, **forked))) == 0
+    refused(places, DuplicatePartitionError, "went different ways", {3: 2})
+
+
+def test_an_older_copy_at_the_target_is_replaced(places):
+    """With its log, which SQLite would otherwise take for that of the new file."""
+    places.run(2)
+    for path in places.places[1].glob("part-3*"):
+        shutil.copy(path, places.places[3])
+    (places.places[3] / "part-3.sqlite3-wal").write_bytes(b"of the old file")
+    places.run(4)
+    (places.places[3] / "part-3.sqlite3-wal").unlink()
+    places.move({3: 2})
+    places.run(6, 0, 1, 2)
+    assert states(places.together()) == totals(INPUT, 6)
+
+
+def test_a_target_without_room(places, monkeypatch):
+    """Refused before anything is sent."""
+    from recovery.planning.moves import plan_drain
+    from recovery.storage.moving import arriving
+
+    places.run(2)
+    usage = shutil.disk_usage(places.root)
+    monkeypatch.setattr(arriving.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(StorageError, match="are free"):
+        arriving.begin(places.places[3], token_hex(8), {"part-3.sqlite3": 4096}, 0)
+    store = Store(places.places[0], places.access(0, 1, 2).connect(5.0))
+    try:
+        with pytest.raises(StorageError, match="no owner has room for part-"):
+            plan_drain(store.locations()[1:], places.ats[0], weights={}, free_bytes=dict.fromkeys(places.ats, 10))
+    finally:
+        store.release()
+
+
+def test_what_is_left_is_removed(places):
+    """What a killed move has staged goes when the owner starts, and nothing else does."""
+    places.run(2)
+
+    def work() -> None:
+        die_at("moves.1")
+        places.move({3: 2})
+
+    assert wait(child(work)) == -signal.SIGKILL
+    [left] = places.places[3].glob(".move-*")
+    assert left.is_dir()
+    kept = places.places[3] / ".move-mine"
+    kept.mkdir()
+    places.owners[2].end(signal.SIGTERM)
+    places.owners[2].start()
+    assert not left.exists()
+    assert kept.is_dir()
+
+
+def test_an_owner_that_a_note_names_is_lost(places):
+    """The start says which partition is there, and the way out if it is lost for good."""
+    places.run(3)
+    places.move({3: 2})
+    places.owners[2].end()
+    store = Store(places.places[0], places.access().connect(0.5))
+    try:
+        with pytest.raises(OwnerUnreachableError, match=r"part-3.sqlite3 has moved to 127.0.0.1:\d+") as found:
+            store.found()
+        assert ".moved-part-3.json" in found.value.remedy
+    finally:
+        store.release()
+
+
+def test_a_file_that_is_put_back_makes_a_note_void(places):
+    """A copy from a backup takes the place of a partition whose owner was lost; a note that is no note is an error."""
+    places.run(3)
+    shutil.copy(places.places[1] / "part-3.sqlite3", places.root / "backup")
+    places.run(4)
+    places.move({3: 2})
+    places.owners[2].end()
+    shutil.copy(places.root / "backup", places.places[1] / "part-3.sqlite3")
+    places.run(6)
+    assert not (places.places[1] / ".moved-part-3.json").exists()
+    (places.places[2] / ".moved-part-3.json").write_text("{")
+    store = Store(places.places[0], places.access().connect(1.0))
+    try:
+        with pytest.raises(StorageError, match="no note of a partition"):
+            store.found()
+    finally:
+        store.release()
+
+
+# ---- requests to a run
+
+
+def test_a_request_needs_a_run_and_there_is_one_at_a_time(places):
+    """Otherwise the command that asks is told, and tries again or moves the partitions itself."""
+    owner = places.access().connect(5.0)[0]
+    request = MoveRequest("0" * 16, {3: places.owners[2].at})
+    try:
+        with pytest.raises(DirectoryLockedError, match="no run holds"):
+            owner.ask(MoveCalls.request_move, request)
+        execution = MiniRun(places.places[0], INPUT, **places.settings())
+        try:
+            owner.ask(MoveCalls.request_move, request)
+            with pytest.raises(DirectoryLockedError, match="asked to move partitions before"):
+                owner.ask(MoveCalls.request_move, request)
+            assert owner.ask(MoveCalls.move_request, request.move_id) == request
+            assert owner.ask(MoveCalls.move_request, "1" * 16) is None
+            held = next(each for each in execution.prepared.places.owners if each.location == owner.location)
+            until_s = time.monotonic() + 30
+            while held.request is None and time.monotonic() < until_s:
+                time.sleep(0.05)
+            assert held.request == request
+        finally:
+            execution.release()
+        # The next run does not do what the one before was asked.
+        execution = MiniRun(places.places[0], INPUT, **places.settings())
+        try:
+            time.sleep(2.5)
+            assert all(each.request is None for each in execution.prepared.places.owners)
+            owner.ask(MoveCalls.request_move, request)
+        finally:
+            execution.release()
+    finally:
+        owner.release()
+
+
+# ---- histories
+
+
+class MovingHistory(History):
+    """Runs and moves, with kills at any step and moment, and owners that are named or not."""
+
+    moved = 0
+
+    def move(self) -> None:
+        """A move during which somebody may be killed. What is left is for the next run."""
+        for each in self.owners:
+            each.start()
+        where = {path.name: path.parent for path in self.newest()}
+        movable = [name for name, place in where.items() if place != self.places[0]]
+        if len(self.owners) < 2 or not movable:
+            return
+        name = self.chance.choice(movable)
+        target = self.chance.choice([each for each in self.owners if each.directory != where[name]])
+        what = self.chance.choice(["nothing", "nothing", "driver at a step", "driver", "owner", "owner at a step"])
+        victim = self.chance.choice(self.owners)
+        if what == "owner at a step":
+            victim.end(signal.SIGTERM)
+            victim.start(self.chance.choice([*SOURCE, *TARGET]))
+        index = int(name[5:].split(".")[0])
+        nothing = self.token.with_name(f"nothing-{self.moves}")
+        nothing.mkdir()
+        names = [each.at for each in self.owners]
+        self.chance.shuffle(names)
+        point = self.chance.choice(DRIVER) if what == "driver at a step" else ""
+        report = nothing / "report"
+
+        def work() -> None:
+            die_at(point)
+            task = MoveTask(nothing, OwnerAccess(tuple(names), self.token).connect(1.5))
+            try:
+                task.plan(to_targets({index: target.at}), token_hex(8))
+                task.stage(threading.Event())
+                done = task.finish(SystemClock(), "a move")
+                if done.error is not None:
+                    raise done.error
+            except RecoveryError as error:
+                report.write_text(f"{type(error).__name__} {error}")
+                raise
+            finally:
+                task.release()
+
+        pid = child(work)
+        if what in ("driver", "owner"):
+            time.sleep(self.chance.random() * 0.2)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL) if what == "driver" else victim.end()
+        code = wait(pid)
+        assert code in (0, 1, -signal.SIGKILL)
+        if code == 1:
+            text = report.read_text()
+            assert text.split()[0] in {"OwnerUnreachableError", "DirectoryLockedError"}, text
+        self.moves += 1
+        self.moved += code == 0
+        self.wait_until_free()
+
+    def disturbed_run(self) -> None:
+        super().disturbed_run()
+        self.move()
+
+
+@pytest.mark.parametrize("seed", seeds(20))
+def test_runs_and_moves_that_die(make_store, tmp_path, seed):
+    """Whatever dies when, the state is that of a plain loop, and every file is sound."""
+    play(MovingHistory, make_store(3), 3, seed, tmp_path)
+
+
+# ---- what the tests share
+
+
+def wait_until_free(places: Places) -> None:
+    """Until all owners know that whoever held them is gone."""
+    until_s = time.monotonic() + 30
+    for each in places.owners:
+        owner = Owner(OwnerAddress("127.0.0.1", each.port, Lease(0, ""), 0, 5.0), places.token.read_bytes())
+        try:
+            while owner.ask(OwnerCalls.serving).holder:
+                assert time.monotonic() < until_s
+                time.sleep(0.005)
+        finally:
+            owner.release()
+
+
+def newest_are_exact(places: Places, batches: int) -> bool:
+    """Whether the newest copies have the state of a plain loop; older ones may be left."""
+    store = Store(places.places[0], places.access(0, 1, 2).connect(5.0))
+    try:
+        found = [each.path for each in store.found()]
+    finally:
+        store.release()
+    at = dict(zip(places.ats, places.places[1:], strict=True))
+    together = places.root / "newest"
+    together.mkdir()
+    for each in places.owners:
+        each.end(signal.SIGTERM)
+    for path in found:
+        shutil.copyfile(at[str(path.parent)] / path.name, together / path.name)
+    assert problems(together) == []
+    return states(together) == totals(INPUT, batches)
