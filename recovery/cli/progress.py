@@ -91,6 +91,10 @@ class RunProgress:
                 self._say(replica_text(event.replica))  # type: ignore[union-attr]
             elif kind == "WaitingForSpark":
                 self._say(f"waiting for {format_interval(round(event.seconds))}: {event.what}")  # type: ignore[union-attr]
+            elif kind == "GoingOn":
+                self._say_waiting()
+                self._say(event.what)  # type: ignore[union-attr]
+                self._batch, self._doing, self._doing_since = None, event.what, time.monotonic()  # type: ignore[union-attr]
             elif kind == "InputCounted":
                 self._count(event)  # type: ignore[arg-type]
             else:

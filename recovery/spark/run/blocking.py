@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from py4j.protocol import Py4JError
 
@@ -21,10 +22,11 @@ from recovery.spark.clusters import check_master
 from recovery.spark.jvm.launch import abandon_launch
 from recovery.spark.jvm.session import create_session
 from recovery.spark.jvm.yarn_queue import waiting_for_yarn
+from recovery.spark.run.between import added_up, settings_of_next
 from recovery.spark.run.parts.replicating import replicated
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.query import RecoveryQuery
-from recovery.spark.run.reporting.events import Observer, RunSummary, WaitingForSpark
+from recovery.spark.run.reporting.events import GoingOn, Observer, RunSummary, WaitingForSpark
 from recovery.spark.run.start import start_prepared
 
 if TYPE_CHECKING:
@@ -62,18 +64,82 @@ def run(
         waited = _reported(master, config, observer) if own else contextlib.nullcontext()
         with prepared.parts.ended_on_error(), waited:
             session: Any = create_session(flow.name, master=master, conf=conf) if own else spark
+
+        def started(prepared: Prepared) -> RecoveryQuery:
+            return start_prepared(
+                prepared, flow, session, flow.sink, flow.output_mode, trigger, observer, goes_on=config is not None
+            )
+
         ours = session if own else None
         try:
-            query = start_prepared(prepared, flow, session, flow.sink, flow.output_mode, trigger, observer)
+            query = started(prepared)
         except BaseException:
             _stop_session(ours)
             raise
-        with _signals(query, query._tell_stopping):
+        stopping = _Stopping(query)
+        with _signals(stopping, stopping.tell):
             try:
-                query.await_termination()
+                return _to_the_end(query, stopping, started, observer)
             finally:
                 _stop_session(ours)
-    return query.summary
+
+
+class _Stopping:
+    """Whether a signal has come to a run; a signal stops the query that runs then, and keeps another from starting."""
+
+    def __init__(self, query: RecoveryQuery) -> None:
+        self.came = threading.Event()
+        self._query: RecoveryQuery | None = query
+        self._lock = threading.Lock()
+        self._number = 0
+
+    def tell(self, number: int) -> None:
+        """Tell the observer that the signal with this number ends the run."""
+        with self._lock:
+            self._number, query = number, self._query
+        self.came.set()
+        if query is not None:
+            query._tell_stopping(number)
+
+    def stop(self) -> None:
+        """Stop the query that runs. Raises what went wrong."""
+        with self._lock:
+            query = self._query
+        if query is not None:
+            query.stop()
+
+    def watch(self, query: RecoveryQuery) -> None:
+        """From now on this query runs. A signal that came while it started stops it."""
+        with self._lock:
+            self._query = query
+        if self.came.is_set():
+            query._tell_stopping(self._number)
+            query.stop()
+
+
+def _to_the_end(
+    query: RecoveryQuery,
+    stopping: _Stopping,
+    started: Callable[[Prepared], RecoveryQuery],
+    observer: Observer | None,
+) -> RunSummary:
+    """Wait for the query. As long as each execution ended to do something between executions, do that, and start the
+    next one. Return the summary of all."""
+    summary: RunSummary | None = None
+    while True:
+        query.await_termination()
+        summary = added_up(summary, query.summary)
+        between = query._between
+        if between is None or stopping.came.is_set():
+            return summary
+        prepared = query._run.prepared
+        if observer is not None:
+            observer(GoingOn(str(between)))
+        config = between(settings_of_next(prepared.config, query.summary), stopping.came)
+        if stopping.came.is_set():
+            return summary
+        query = started(Prepared(config, prepared.flow_id, prepared.clock))
+        stopping.watch(query)
 
 
 def _reported(
@@ -113,8 +179,12 @@ def _ending_immediately(temporary: Path | None) -> Iterator[None]:
         yield
 
 
+class _Stops(Protocol):
+    def stop(self) -> None: ...
+
+
 def _signals(
-    query: RecoveryQuery, on_signal: Callable[[int], None] = lambda _: None
+    query: _Stops, on_signal: Callable[[int], None] = lambda _: None
 ) -> contextlib.AbstractContextManager[None]:
     """Within this context, pass a signal to `on_signal` and stop the query; a second signal ends the process."""
 

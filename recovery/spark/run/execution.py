@@ -76,6 +76,8 @@ class FlowRun:
         self.loads = FlowLoads(documents, clock)
         self.last: BatchId | None = None
         """The micro-batch after which the run ends; None: it ends with the input."""
+        self.goes_on = False
+        """Whether another execution starts when this one has ended for something to do between the two."""
 
     def _begin_delivery(self, sink: SinkLike) -> Delivery:
         prepared = self.prepared

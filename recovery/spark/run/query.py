@@ -13,6 +13,7 @@ from recovery.base.notebooks import html_table
 from recovery.base.wording import counted
 from recovery.errors import FlowFailedError
 from recovery.spark.jvm.errors import JVM_GONE, may_still_close
+from recovery.spark.run.between import Between
 from recovery.spark.run.execution import FlowRun
 from recovery.spark.run.reporting.events import rows_of
 from recovery.spark.run.reporting.shown import end_line
@@ -30,6 +31,8 @@ class RecoveryQuery:
         """Launch Spark's query. run: its execution has begun."""
         self._run = run
         self._status = run.status
+        self._between: Between | None = None
+        """What is to be done before another execution starts; None: the run ends with this one."""
         self._finish_lock = threading.Lock()
         self.lease = run.lease
         self.summary = run.reports.summary
@@ -89,6 +92,16 @@ class RecoveryQuery:
         self._finish()
         if self._status.error is not None:
             raise self._status.error
+
+    def _go_on_after(self, between: Between) -> None:
+        """End this execution as `stop` does, and let `recovery.run` do `between` and start another execution in the
+        same session. Returns immediately. Only for a run that goes on (`FlowRun.goes_on`)."""
+        assert self._run.goes_on, "the caller of `start` has the query"
+        with self._finish_lock:
+            if self._status.finished or self._status.parked.is_set() or self._between is not None:
+                return
+            self._between = between
+        threading.Thread(target=self._finish, name="go-on", daemon=True).start()
 
     def _tell_stopping(self, number: int) -> None:
         """Tell the observer that a signal ends the run, and which micro-batch it waits for."""

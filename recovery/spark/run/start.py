@@ -89,8 +89,11 @@ def start_prepared(
     output_mode: str,
     trigger: str | Interval | None,
     observer: Observer | None,
+    *,
+    goes_on: bool = False,
 ) -> RecoveryQuery:
-    """Do the part of `start` that needs Spark. Ends the parts of `prepared` if the start fails."""
+    """Do the part of `start` that needs Spark. Ends the parts of `prepared` if the start fails. goes_on: the caller
+    starts another execution when this one has ended for something to do between the two (`Between`)."""
     try:
         with prepared.parts.ended_on_error():
             check_runs("the observer", observer)
@@ -106,6 +109,7 @@ def start_prepared(
                 prepared.until.check_plan(bound.keeps_native_state)
             check_plan(session.sparkContext.master, Planned(sink, bound.inputs, bound.keeps_native_state, checkpoint))
             run = FlowRun(prepared, bound, DiscardSink() if sink is None else sink, observer)
+            run.goes_on = goes_on
             run.begin()
             return RecoveryQuery(run, trigger)
     except RecoveryError:

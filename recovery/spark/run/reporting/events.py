@@ -46,6 +46,14 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True)
+class GoingOn:
+    """The execution has ended for something to do before another one starts in the same session. what: as a
+    sentence."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class WaitingForSpark:
     """The run has waited this long. what: for executors, or for a source to say what it has, as a sentence."""
 
@@ -69,13 +77,13 @@ class ReplicaChanged:
     replica: ReplicaState
 
 
-Event = Resumed | BatchDone | InputCounted | EpochClosed | Stopping | ReplicaChanged | WaitingForSpark
+Event = Resumed | BatchDone | InputCounted | EpochClosed | Stopping | ReplicaChanged | WaitingForSpark | GoingOn
 Observer = Callable[[Event], None]
 
 
 @dataclass(slots=True)
 class RunSummary:
-    """What a run did. Counts cover this execution only; rows are those that the sources read.
+    """What a run did. Counts cover this run only, with all of its executions; rows are those that the sources read.
 
     discarded: what the requested rewind discarded; None: nothing. replica: what the replica has and lacks at the end;
     None: the run had none. lost_input: what was left out of each source whose loss was accepted, as text.

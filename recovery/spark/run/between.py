@@ -1,0 +1,66 @@
+"""What a run does between two of its executions, and the settings with which the next one starts.
+
+Tasks find partitions by addresses that their execution was planned with. So a run whose partitions change place ends
+its execution as after a signal, does what is due while the run holds nothing, and starts again in the same Spark
+session.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Protocol
+
+from recovery.config import RecoveryConfig
+from recovery.spark.run.reporting.events import RunSummary
+
+
+class Between(Protocol):
+    """What is done between two executions. `str()` says what, as a sentence for the user's terminal."""
+
+    def __call__(self, config: RecoveryConfig, stopping: threading.Event) -> RecoveryConfig:
+        """Do it, and return the settings of the next execution. The run holds no directory and no owner meanwhile.
+
+        config: the settings that the next execution has otherwise. stopping: set when a signal has come; return soon
+        then, because no further execution starts. Raises what ends the run.
+        """
+        ...
+
+
+def settings_of_next(config: RecoveryConfig, summary: RunSummary) -> RecoveryConfig:
+    """Return the settings of a further execution: without what was asked for the first one alone. summary: of the
+    execution that has ended; until it has closed an epoch, the loss of input is not recorded."""
+    return replace(
+        config,
+        discard_history=False,
+        resume_after=None,
+        resume_epoch=None,
+        rewind_again=None,
+        drop_steps=(),
+        rename_steps={},
+        takeover=False,
+        lose_epochs=False,
+        lose_input=() if summary.epochs else config.lose_input,
+    )
+
+
+def added_up(before: RunSummary | None, last: RunSummary) -> RunSummary:
+    """Return the summary of a run of several executions. before: of all earlier ones; None: there was none."""
+    if before is None:
+        return last
+    exceeded = {each["target"]: each for each in (*before.exceeded, *last.exceeded)}
+    return replace(
+        last,
+        resume_epoch=before.resume_epoch,
+        resume_after=before.resume_after,
+        last_epoch=max(before.last_epoch, last.last_epoch),
+        epochs=before.epochs + last.epochs,
+        batches=before.batches + last.batches,
+        rows=before.rows + last.rows,
+        states=before.states + last.states,
+        snapshot_s=before.snapshot_s + last.snapshot_s,
+        elapsed_s=before.elapsed_s + last.elapsed_s,
+        exceeded=list(exceeded.values()),
+        discarded=before.discarded,
+        lost_input={**before.lost_input, **last.lost_input},
+    )
