@@ -17,7 +17,13 @@ from recovery.base.credentials.token import TokenFile
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
 from recovery.base.threads import each
 from recovery.config import RecoveryConfig
-from recovery.errors import ConfigurationError, DirectoryLockedError, NoPartitionsError, RecoveryError
+from recovery.errors import (
+    ConfigurationError,
+    DirectoryLockedError,
+    NoPartitionsError,
+    OwnerUnreachableError,
+    RecoveryError,
+)
 from recovery.planning.copies import Location, choose_copies
 from recovery.planning.owner_facts import SeenOwner
 from recovery.planning.values import FoundFile, PartitionDescription
@@ -97,6 +103,25 @@ class OwnerAccess(NamedTuple):
             for host, port in places
         ]
 
+    def without_lost(self, wait_s: float) -> tuple[OwnerAccess, tuple[str, ...]]:
+        """Return how to reach the owners that answer, and the locations of the others, which do not answer for
+        `wait_s`. Raises what `connect` raises, and the error with which an owner refuses."""
+
+        def is_lost(owner: Owner) -> bool:
+            try:
+                owner.incarnation()
+            except OwnerUnreachableError:
+                return True
+            finally:
+                owner.release()
+            return False
+
+        owners = self.connect(wait_s)
+        lost = each(is_lost, owners, at_once=max(1, len(owners)), name="owner")
+        reached = tuple(name for name, is_away in zip(self.owners, lost, strict=True) if not is_away)
+        away = tuple(owner.location for owner, is_away in zip(owners, lost, strict=True) if is_away)
+        return self._replace(owners=reached), away
+
 
 class Store:
     """The partitions of one store: those in the directory of a run or look, and those of the owners that it names.
@@ -166,13 +191,18 @@ class Store:
         self._readers.clear()
         if not self.owners:
             return scan(self.directory)
-        self.asked = (self._own_location(), *each(self._at_owner, self.owners, at_once=AT_ONCE, name="owner"))
+        self.asked = self.look()
         chosen = choose_copies(self.asked)
         self.notes = chosen.notes
         self.shown = {copy.partition.path.name: str(copy.partition.path) for copy in chosen.copies}
         named = {owner.location: owner for owner in self.owners}
         self._owner_of = {copy.partition.index: named.get(copy.location) for copy in chosen.copies}
         return [FoundFile(copy.partition.path, copy.partition) for copy in chosen.copies]
+
+    def look(self) -> tuple[Location, ...]:
+        """Return what each location has, the own directory first. Raises the error of the first file that cannot be
+        read."""
+        return (self._own_location(), *each(self._at_owner, self.owners, at_once=AT_ONCE, name="owner"))
 
     def _own_location(self) -> Location:
         try:

@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +14,12 @@ from recovery.base import faults
 from recovery.base.clock import Clock
 from recovery.base.credentials.task_key import task_key
 from recovery.config import RecoveryConfig, given_backup_interval_s
+from recovery.errors import OwnerUnreachableError
+from recovery.host.scratch import scratch_directory
 from recovery.metrics.endpoint import MetricsEndpoint
 from recovery.operational.backends.owned import origins_of
 from recovery.planning.going_back import discarded, kept_interval_s
+from recovery.planning.replacement import Replacement
 from recovery.planning.resume import plan_resume
 from recovery.spark.run.parts.checking import BackgroundCheck
 from recovery.spark.run.parts.part import RunParts
@@ -28,13 +32,18 @@ from recovery.storage.lock import DirectoryLock
 from recovery.storage.seam import PartitionStore
 from recovery.storage.store import OwnerAccess, Store
 
+ATTEMPT_S = 2.0
+"""How long a start tries at a time to reach an owner that it may replace."""
+PAUSE_S = 0.2
+
 
 class Prepared:
     """A recovery directory, locked, planned and being checked: everything that a start can do before Spark runs.
 
     The steps of starting; their names are also crash points:
 
-    start.1  Take the directory's lock; then have each owner lock its own for this run (hold.1).
+    start.1  Take the directory's lock; then have each owner lock its own for this run (hold.1). Bring back the
+             partitions of owners that are lost, if the settings say where from (`recovery.backup.missing`).
     start.2  Read every partition and plan. Nothing is written before this has succeeded.
     start.3  Make a fresh scratch checkpoint of the saved position and the state of Spark's own operators, and look at
              the input (start.3.looked). Then begin the execution in every partition, one transaction each, abandoning
@@ -46,11 +55,17 @@ class Prepared:
     `parts` has what holds anything. Whoever has the object ends them.
     """
 
-    def __init__(self, config: RecoveryConfig | None, flow_id: str, clock: Clock) -> None:
+    def __init__(
+        self, config: RecoveryConfig | None, flow_id: str, clock: Clock, stopping: threading.Event | None = None
+    ) -> None:
+        """stopping: set when a signal has come; a start that waits for an owner ends then."""
+        self._stopping = stopping or threading.Event()
         self.parts = RunParts()
         self.flow_id = flow_id
         self.clock = clock
         self.temporary: Path | None = None
+        self.replaced: Replacement | None = None
+        """The partitions of lost owners that came back; None: none did."""
         self.endpoint: MetricsEndpoint | None = None
         self.record: RunRecord | None = None
         self.replicated: ReplicatedClosing | None = None
@@ -66,9 +81,7 @@ class Prepared:
             self._plan()
             faults.reach("start.2")
             self.parts.add(BackgroundCheck(self.places.checks(self.plan.partitions)))
-            self.replicated = begin_replication(
-                self.config, self.plan, self.scratch, clock, OwnerAccess.of(self.config)
-            )
+            self.replicated = begin_replication(self.config, self.plan, self.scratch, clock, self.access)
             if self.replicated is not None:
                 self.parts.add(self.replicated)
 
@@ -86,11 +99,51 @@ class Prepared:
         self.parts.add_end("lock", lock.release)
         if self.config.path.is_dir():
             lock.acquire()
-        places = Store(self.config.path, OwnerAccess.of(self.config).connect(self.config.owner_deadline_s))
-        self.parts.add_end("owners", places.release)
+        self.access = OwnerAccess.of(self.config)
+        place = self.config.replace_from if self.access.owners else None
+        places = self._hold(purpose) if place is None else self._hold_those_left(purpose, os.fspath(place))
         self.parts.add_end("partitions", self._close_store)
-        places.hold(secrets.token_hex(8), purpose, task_key())
+        return places
+
+    def _hold(self, purpose: str) -> Store:
+        """Have the owners lock their directories."""
+        places = Store(self.config.path, self.access.connect(self.config.owner_deadline_s))
+        self.parts.add_end("owners", places.release)
+        try:
+            places.hold(secrets.token_hex(8), purpose, task_key())
+        except BaseException:
+            places.release()
+            raise
         faults.reach("hold.1")
+        return places
+
+    def _hold_those_left(self, purpose: str, place: str) -> Store:
+        """Have the owners lock their directories. Owners that are away for too long are lost: bring their partitions
+        back at the others."""
+        from recovery.backup.missing import replace_lost
+
+        named, until_s = self.access, self.clock.elapsed_s() + self.config.replace_after_s
+        while True:
+            self.access, lost = named.without_lost(ATTEMPT_S)
+            is_late = self.clock.elapsed_s() >= until_s
+            try:
+                if is_late or not lost:
+                    places = self._hold(purpose)
+                    break
+            except OwnerUnreachableError:
+                # It answered and ended: it is being started again, or it is lost after all.
+                if is_late:
+                    raise
+            if self._stopping.wait(PAUSE_S):
+                raise OwnerUnreachableError(
+                    f"the run was to stop while it waited for {', '.join(lost)}",
+                    cause="A signal came.",
+                    remedy="Run the same command again: it continues from the last closed epoch.",
+                )
+        with scratch_directory("replace") as scratch:
+            self.replaced = replace_lost(
+                place, places, lost, scratch, clock=self.clock, random_id=lambda: secrets.token_hex(4)
+            )
         return places
 
     def _plan(self) -> None:
