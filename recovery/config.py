@@ -402,11 +402,6 @@ class RecoveryConfig:
         return parse_interval(self.owner_deadline)
 
     @property
-    def replace_after_s(self) -> float:
-        """How long an owner may be away before it is replaced, in seconds."""
-        return parse_interval(self.replace_after)
-
-    @property
     def wait_limit_s(self) -> float | None:
         """How long a run waits for executors, YARN or a source, in seconds; None: without limit."""
         return None if self.wait_limit is None else parse_interval(self.wait_limit)

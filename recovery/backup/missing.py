@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recovery.backup.at_owners import OwnerPart, each_owner
+from recovery.backup.note import note_replaced
 from recovery.backup.progress import Observer, ignore
 from recovery.backup.restore import Announce, plan_from, restore_beside
 from recovery.backup.sources import Source, open_source
@@ -157,7 +158,10 @@ def replace_lost(
     done = bring_missing(
         open_source(open_place(place), scratch, clock), store, lost, scratch, clock=clock, random_id=random_id
     )
-    return None if done is None else done.replacement
+    if done is None:
+        return None
+    note_replaced(store.directory, done.replacement, clock.wall_ms())
+    return done.replacement
 
 
 def _put(

@@ -10,7 +10,7 @@ besides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -56,22 +56,21 @@ def choose_copies(locations: Sequence[Location]) -> ChosenCopies:
 
     Raises NoPartitionsError, ForeignPartitionError, DuplicatePartitionError or MissingPartitionsError.
     """
-    found = copies_there(locations)
+    by_index = _by_index(locations)
     asked = ", ".join(location.name for location in locations)
-    if not found.copies:
+    if not by_index:
         raise NoPartitionsError(f"no recovery partition was found at {asked}")
-    count = found.copies[0].partition.count
-    there = {copy.partition.index for copy in found.copies}
-    missing = [index for index in range(count) if index not in there]
+    count = next(iter(by_index.values()))[0].partition.count
+    missing = [index for index in range(count) if index not in by_index]
     if missing:
         names = ", ".join(f"part-{index}.sqlite3" for index in missing)
         raise MissingPartitionsError(
             f"{names} of {counted(count, 'partition')} missing; asked: {asked}",
             cause="A location that has them was not named, or a file was not copied or restored.",
-            remedy="Name the location as well, or put the files back from a backup taken within the backup interval: "
-            "python -m recovery restore SRC DIR --missing --owner …",
+            remedy="Name the location as well, or bring the partitions back from a backup taken within the backup "
+            "interval: python -m recovery restore SRC DIR --missing --owner …",
         )
-    return found
+    return _chosen(by_index)
 
 
 def copies_there(locations: Sequence[Location]) -> ChosenCopies:
@@ -79,14 +78,23 @@ def copies_there(locations: Sequence[Location]) -> ChosenCopies:
 
     Raises ForeignPartitionError or DuplicatePartitionError.
     """
+    return _chosen(_by_index(locations))
+
+
+def _by_index(locations: Sequence[Location]) -> dict[PartitionIndex, list[Copy]]:
+    """Return the copies of each partition, all of one store. Raises ForeignPartitionError or
+    DuplicatePartitionError."""
     copies = [Copy(location.name, each) for location in locations for each in location.partitions]
-    if not copies:
-        return ChosenCopies((), ())
-    _check_names(locations)
-    _check_one_store(copies)
     by_index: dict[PartitionIndex, list[Copy]] = {}
+    if copies:
+        _check_names(locations)
+        _check_one_store(copies)
     for copy in copies:
         by_index.setdefault(copy.partition.index, []).append(copy)
+    return by_index
+
+
+def _chosen(by_index: Mapping[PartitionIndex, Sequence[Copy]]) -> ChosenCopies:
     chosen, notes = [], []
     for _, rivals in sorted(by_index.items()):
         best = _best(rivals)

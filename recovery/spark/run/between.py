@@ -11,7 +11,7 @@ import threading
 from dataclasses import replace
 from typing import Protocol
 
-from recovery.base.intervals import format_interval
+from recovery.base.intervals import format_interval, parse_interval
 from recovery.config import RecoveryConfig
 from recovery.errors import OwnerUnreachableError
 from recovery.spark.run.reporting.events import RunSummary
@@ -53,7 +53,7 @@ def after_loss(
     execution before ended in the same way, and this one has closed no epoch."""
     if config.replace_from is None or (isinstance(before, OwnerLost) and not summary.epochs):
         raise error
-    return OwnerLost(error, config.replace_after_s)
+    return OwnerLost(error, parse_interval(config.replace_after))
 
 
 def settings_of_next(config: RecoveryConfig, summary: RunSummary) -> RecoveryConfig:
@@ -92,4 +92,5 @@ def added_up(before: RunSummary | None, last: RunSummary) -> RunSummary:
         exceeded=list(exceeded.values()),
         discarded=before.discarded,
         lost_input={**before.lost_input, **last.lost_input},
+        replaced=[*before.replaced, *last.replaced],
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from recovery.base import faults
 from recovery.base.clock import Clock
 from recovery.base.credentials.task_key import task_key
+from recovery.base.intervals import parse_interval
 from recovery.config import RecoveryConfig, given_backup_interval_s
 from recovery.errors import OwnerUnreachableError
 from recovery.host.scratch import scratch_directory
@@ -122,7 +123,7 @@ class Prepared:
         back at the others."""
         from recovery.backup.missing import replace_lost
 
-        named, until_s = self.access, self.clock.elapsed_s() + self.config.replace_after_s
+        named, until_s = self.access, self.clock.elapsed_s() + parse_interval(self.config.replace_after)
         while True:
             self.access, lost = named.without_lost(ATTEMPT_S)
             is_late = self.clock.elapsed_s() >= until_s

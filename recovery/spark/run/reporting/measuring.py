@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from recovery.backup.note import LastBackup, last_backup
+from recovery.backup.note import LastBackup, last_backup, last_replaced
 from recovery.base.credentials.certificates import certificates_end_ms, read_certificates
 from recovery.base.ids import BatchId
 from recovery.epochs.closer import EpochClosed
@@ -127,6 +127,7 @@ def first_summary(prepared: Prepared, execution: Execution) -> RunSummary:
         resume_after=execution.resume_epoch - 1,
         last_epoch=execution.resume_epoch - 1,
         discarded=None if prepared.discarded is None else prepared.discarded.as_json(),
+        replaced=[] if prepared.replaced is None else [prepared.replaced.as_json()],
     )
 
 
@@ -185,7 +186,7 @@ class RunMeasures:
     def _families(self) -> Iterator[Family]:
         """The current metrics."""
         each = self._execution
-        backup = last_backup(self._prepared.config.path)
+        backup, replaced = last_backup(self._prepared.config.path), last_replaced(self._prepared.config.path)
         totals = self.meter.totals
         closed_s = totals.last_closed_s
         return families(
@@ -199,6 +200,7 @@ class RunMeasures:
             wait_s=self.wait_s(),
             owners=self._prepared.places.seen,
             certificate_end_s=self._certificate_end_s(),
+            replaced=0 if replaced is None else replaced.count,
         )
 
     def _replica(self) -> ReplicaState | None:
