@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from recovery.base.ids import Epoch, PartitionIndex
-from recovery.base.wording import counted
 from recovery.planning.backups import PartitionCopy
 from recovery.planning.values import PartitionDescription
 
@@ -26,14 +25,15 @@ class Replacement(NamedTuple):
 
     def text(self) -> str:
         """Return a sentence for the user."""
-        lost = f"{', '.join(self.lost)} {'is' if len(self.lost) == 1 else 'are'} lost; " if self.lost else ""
-        came = "; ".join(
-            f"{'partition' if len(parts) == 1 else 'partitions'} {', '.join(map(str, parts))} "
-            f"{'comes' if len(parts) == 1 else 'come'} back at {location}"
-            for location, parts in self.by_owner().items()
-        )
-        which = counted(len(self.lost), "owner").partition(" ")[2]
-        return f"{which + ' ' if lost else ''}{lost}{came} from {self.place}, epoch {self.epoch}"
+        lost = ""
+        if self.lost:
+            what, verb = ("owner", "is") if len(self.lost) == 1 else ("owners", "are")
+            lost = f"{what} {', '.join(self.lost)} {verb} lost; "
+        came = []
+        for location, parts in self.by_owner().items():
+            what, verb = ("partition", "comes") if len(parts) == 1 else ("partitions", "come")
+            came.append(f"{what} {', '.join(map(str, parts))} {verb} back at {location}")
+        return f"{lost}{'; '.join(came)} from {self.place}, epoch {self.epoch}"
 
     def by_owner(self) -> dict[str, list[PartitionIndex]]:
         """Return the partitions that each owner got."""

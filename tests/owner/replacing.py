@@ -10,8 +10,8 @@ import time
 
 from recovery.errors import OwnerUnreachableError
 from recovery.wire import client, frames, line, server
-from tests.faults.minirun import die_at, run
-from tests.owner.histories import BATCHES, EXPECTED, ForkedOwner
+from tests.faults.minirun import run
+from tests.owner.histories import EXPECTED, ForkedOwner
 from tests.owner.replicated import ReplicatedHistory
 
 ATTEMPTS = 6
