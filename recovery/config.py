@@ -22,6 +22,8 @@ from recovery.setting import setting
 DEFAULT_MASTER = "local[*,3]"
 """Spark's default master: all cores, and two retries of a task whose Python worker was killed."""
 
+REPLACE_AFTER = "60s"
+
 
 @dataclass(frozen=True, slots=True)
 class RecoveryConfig:
@@ -205,7 +207,7 @@ class RecoveryConfig:
         "--replace-from", form="PLACE", variable="RECOVERY_REPLACE_FROM",
     )  # fmt: skip
     replace_after: Interval = setting(
-        "60s",
+        REPLACE_AFTER,
         "How long an owner may be away before --replace-from replaces it.",
         "--replace-after", kind="interval", variable="RECOVERY_REPLACE_AFTER",
     )  # fmt: skip

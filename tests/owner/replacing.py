@@ -3,17 +3,20 @@ their partitions from the replica, and the stale owners come back."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import time
 
+from recovery.backup import missing
 from recovery.errors import OwnerUnreachableError
 from recovery.wire import client, frames, line, server
 from tests.faults.minirun import run
 from tests.owner.histories import EXPECTED, ForkedOwner
 from tests.owner.replicated import ReplicatedHistory
 
+REPLACE_LOST = missing.replace_lost
 ATTEMPTS = 6
 """How often a driver starts again in its process."""
 SILENCE_S = 1.5
@@ -52,19 +55,22 @@ class ReplacingHistory(ReplicatedHistory):
 
     def start_run(self, point: str = "", visit: int = 1, **settings) -> int:
         """Start a driver, which starts again in its process when it has lost an owner."""
-        attempts = self.root / "attempts"
+
+        def noted(*arguments, **named):
+            found = REPLACE_LOST(*arguments, **named)
+            if found is not None:
+                with (self.root / "replaced").open("a") as file:
+                    file.write(f"{found.text()}\n")
+            return found
 
         def again(*arguments, **named):
-            for attempt in range(ATTEMPTS):
-                try:
+            # In the driver's process.
+            missing.replace_lost = noted
+            for _ in range(ATTEMPTS - 1):
+                with contextlib.suppress(OwnerUnreachableError):
                     return run(*arguments, **named)
-                except OwnerUnreachableError:
-                    if attempt == ATTEMPTS - 1:
-                        raise
-                    with attempts.open("a") as file:
-                        file.write("again\n")
-                    named.pop("resume_after", None)
-            raise AssertionError
+                named.pop("resume_after", None)
+            return run(*arguments, **named)
 
         return super().start_run(point, visit, run=again, **settings)
 
@@ -137,8 +143,6 @@ class ReplacingHistory(ReplicatedHistory):
         """Nobody moves files here."""
 
     def check(self, root) -> None:
-        attempts = self.root / "attempts"
-        self.replaced = len(list(root.rglob("*.replaced"))) + (
-            len(attempts.read_text().split()) if attempts.exists() else 0
-        )
+        done = self.root / "replaced"
+        self.replaced = len(done.read_text().splitlines()) if done.exists() else 0
         super().check(root)

@@ -1,4 +1,4 @@
-"""`recovery run --replace-from`: an owner is lost, its partitions come back at another owner, and the run goes on in its
+"""`recovery run --replace-from`: an owner is lost, its partitions come back at another one, and the run goes on in its
 process and Spark session. Owners are processes of their own; the state is compared with that of a plain loop."""
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def test_an_owner_that_is_back_in_time(fleet):
     run = fleet.run("counts(2000, 30, 0.2)", *fleet.replacing[:-2], "--replace-after", "60s")
     run.await_text(r"^batch 3$")
     fleet.owners[0].kill()
-    run.await_text("its partitions come back at other owners if it is away for 1m")
+    run.await_text("its partitions come back at other owners if it is away for 1 min")
     fleet.owners[0].start()
     text = run.succeed()
     assert "is lost; partitions" not in text

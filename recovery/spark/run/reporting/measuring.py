@@ -186,7 +186,7 @@ class RunMeasures:
     def _families(self) -> Iterator[Family]:
         """The current metrics."""
         each = self._execution
-        backup, replaced = last_backup(self._prepared.config.path), last_replaced(self._prepared.config.path)
+        backup = last_backup(self._prepared.config.path)
         totals = self.meter.totals
         closed_s = totals.last_closed_s
         return families(
@@ -200,8 +200,16 @@ class RunMeasures:
             wait_s=self.wait_s(),
             owners=self._prepared.places.seen,
             certificate_end_s=self._certificate_end_s(),
-            replaced=0 if replaced is None else replaced.count,
+            replaced=self._replaced(),
         )
+
+    def _replaced(self) -> int | None:
+        """Return how many partitions of lost owners have come back so far; None if none can in this run."""
+        config = self._prepared.config
+        if config.replace_from is None or not config.owners:
+            return None
+        found = last_replaced(config.path)
+        return 0 if found is None else found.count
 
     def _replica(self) -> ReplicaState | None:
         return None if self._prepared.replicated is None else self._prepared.replicated.state
