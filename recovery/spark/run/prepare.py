@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 import threading
 from functools import partial
@@ -13,9 +15,9 @@ from pathlib import Path
 from recovery.base import faults
 from recovery.base.clock import Clock
 from recovery.base.credentials.task_key import task_key
-from recovery.base.intervals import parse_interval
+from recovery.base.intervals import format_interval, parse_interval
 from recovery.config import RecoveryConfig, given_backup_interval_s
-from recovery.errors import OwnerUnreachableError
+from recovery.errors import DirectoryLockedError, OwnerUnreachableError
 from recovery.host.scratch import scratch_directory
 from recovery.metrics.endpoint import MetricsEndpoint
 from recovery.operational.backends.owned import origins_of
@@ -59,8 +61,8 @@ class Prepared:
     def __init__(
         self, config: RecoveryConfig | None, flow_id: str, clock: Clock, stopping: threading.Event | None = None
     ) -> None:
-        """stopping: set when a signal has come; a start that waits for an owner ends then."""
-        self._stopping = stopping or threading.Event()
+        """stopping: of a run that starts again; set when a signal has come, which ends a wait for an owner."""
+        self._stopping, self._restarts = stopping or threading.Event(), stopping is not None
         self.parts = RunParts()
         self.flow_id = flow_id
         self.clock = clock
@@ -123,17 +125,24 @@ class Prepared:
         back at the others."""
         from recovery.backup.missing import replace_lost
 
-        named, until_s = self.access, self.clock.elapsed_s() + parse_interval(self.config.replace_after)
+        limit_s, began_s = parse_interval(self.config.replace_after), self.clock.elapsed_s()
+        named, is_said = self.access, self._restarts
         while True:
             self.access, lost = named.without_lost(ATTEMPT_S)
-            is_late = self.clock.elapsed_s() >= until_s
+            is_late = self.clock.elapsed_s() - began_s >= limit_s
+            if lost and not is_said:
+                is_said = True
+                with contextlib.suppress(OSError, ValueError):
+                    waits = "" if is_late else f"; waiting for {format_interval(limit_s)}"
+                    print(f"recovery: not reached: {', '.join(lost)}{waits}", file=sys.stderr, flush=True)
             try:
                 if is_late or not lost:
                     places = self._hold(purpose)
                     break
-            except OwnerUnreachableError:
-                # It answered and ended: it is being started again, or it is lost after all.
-                if is_late:
+            except (OwnerUnreachableError, DirectoryLockedError) as error:
+                # It answered and ended: it is being started again, or it is lost after all. Or it has not noticed yet
+                # that this run's last execution has ended.
+                if is_late or (isinstance(error, DirectoryLockedError) and not self._restarts):
                     raise
             if self._stopping.wait(PAUSE_S):
                 raise OwnerUnreachableError(
