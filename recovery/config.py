@@ -22,6 +22,8 @@ from recovery.setting import setting
 DEFAULT_MASTER = "local[*,3]"
 """Spark's default master: all cores, and two retries of a task whose Python worker was killed."""
 
+REPLACE_AFTER = "60s"
+
 
 @dataclass(frozen=True, slots=True)
 class RecoveryConfig:
@@ -197,6 +199,18 @@ class RecoveryConfig:
         "The file with the token of the owners.",
         "--token-file", kind="file", variable="RECOVERY_TOKEN_FILE",
     )  # fmt: skip
+    replace_from: str | os.PathLike[str] | None = setting(
+        None,
+        "If an owner is lost, or is not there at the start, [bring its partitions back](owners.md#replacing-by-itself) "
+        "at the other owners, and go on. PLACE has backups of the store, best a replica that --replicate keeps. "
+        "Without this option the run ends with OwnerUnreachableError (47).",
+        "--replace-from", form="PLACE", variable="RECOVERY_REPLACE_FROM",
+    )  # fmt: skip
+    replace_after: Interval = setting(
+        REPLACE_AFTER,
+        "How long an owner may be away before --replace-from replaces it.",
+        "--replace-after", kind="interval", variable="RECOVERY_REPLACE_AFTER",
+    )  # fmt: skip
     scratch_directory: str | os.PathLike[str] | None = setting(
         None,
         "Where to keep what need not survive the run: touched state and Spark's checkpoint. A RAM disk is enough. For "
@@ -252,6 +266,7 @@ class RecoveryConfig:
             set_field(self, "directory", Path(self.directory).absolute())
         set_field(self, "snapshot_interval", parse_interval(self.snapshot_interval))
         set_field(self, "owner_deadline", parse_interval(self.owner_deadline))
+        set_field(self, "replace_after", parse_interval(self.replace_after))
         if self.wait_limit is not None:
             set_field(self, "wait_limit", parse_interval(self.wait_limit))
         if self.serve_at is not None:
@@ -354,6 +369,10 @@ class RecoveryConfig:
                 remedy=f"Write owners=({self.owners!r},).",
             )
         set_field(self, "owners", checked_owners(self.owners))
+        if self.replace_from is not None:
+            place = os.fspath(self.replace_from)
+            given = place if not place or is_uri(place) else os.fspath(local_path(place).absolute())
+            set_field(self, "replace_from", given)
         if self.token_file is not None:
             set_field(self, "token_file", local_path(self.token_file, "a file of this machine").absolute())
 

@@ -26,6 +26,7 @@ COVERED_BY = {
     "appended/test_empty_logs.py": "appended.position appended.survey",
     "appended/test_plan.py": "appended.options",
     "appended/test_rotation.py": "appended.locate appended.planner appended.reach",
+    "backup/test_missing.py": "cli.restore_missing",
     "backup/test_fork.py": "cli.fork host.cloned host.new_directory",
     "backup/test_hostile_manifests.py": "backup.manifest",
     "places/test_object_stores.py": "places.bucket places.opening",

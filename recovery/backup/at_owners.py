@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -109,22 +109,23 @@ def restore_to_owners(
         )  # fmt: skip
         owner_of = allot(len(done.paths), [owner.location for owner in owners])
         newest = max((run.number for copy in source.copies for run in copy.description.executions), default=0)
-        parts = [_OwnerPart(owner, [i for i, at in owner_of.items() if at == owner.location]) for owner in owners]
+        parts = [OwnerPart(owner, [i for i, at in owner_of.items() if at == owner.location]) for owner in owners]
         name = f"{RESTORING}{newest}-{random_id()}"
-        _put([part for part in parts if part.indexes], done.paths, name, umask, observe, mark)
+        paths = {PartitionIndex(index): path for index, path in enumerate(done.paths)}
+        _put([part for part in parts if part.indexes], paths, name, umask, observe, mark)
     return RestoredToOwners(done, owner_of, clock.elapsed_s() - began_s)
 
 
-class _OwnerPart(NamedTuple):
-    """What an owner gets."""
+class OwnerPart(NamedTuple):
+    """What an owner gets: the partitions of these indexes."""
 
     owner: Owner
     indexes: list[PartitionIndex]
 
-    def stage(self, name: str, home: str, umask: bool) -> None:
+    def stage(self, name: str, home: str | None, umask: bool) -> None:
         self.owner.ask(OwnerCalls.stage, name, home, self.indexes, umask)
 
-    def send(self, paths: Sequence[Path], observe: Observer) -> None:
+    def send(self, paths: Mapping[PartitionIndex, Path], observe: Observer) -> None:
         """Send the files among all these, and let the owner check them."""
         digests = {}
         for path in (paths[index] for index in self.indexes):
@@ -152,8 +153,8 @@ class _OwnerPart(NamedTuple):
 
 
 def _put(
-    parts: Sequence[_OwnerPart],
-    paths: Sequence[Path],
+    parts: Sequence[OwnerPart],
+    paths: Mapping[PartitionIndex, Path],
     name: str,
     umask: bool,
     observe: Observer,
@@ -164,14 +165,14 @@ def _put(
     others = [part for part in parts if part is not home]
     try:
         # owners.3
-        _each(lambda part: part.stage(name, home.owner.location, umask), parts)
-        _each(lambda part: part.send(paths, observe), parts)
+        each_owner(lambda part: part.stage(name, home.owner.location, umask), parts)
+        each_owner(lambda part: part.send(paths, observe), parts)
         reach("owners.3")
         # owners.4
-        _each(lambda part: part.place(), others)
+        each_owner(lambda part: part.place(), others)
         reach("owners.4.others")
     except BaseException:
-        _each(lambda part: part.end(counts=False), parts)
+        each_owner(lambda part: part.end(counts=False), parts)
         raise
     try:
         home.place()
@@ -183,18 +184,19 @@ def _put(
         )
         raise
     except RecoveryError:
-        _each(lambda part: part.end(counts=False), others)
+        each_owner(lambda part: part.end(counts=False), others)
         raise
     reach("owners.4")
     # owners.5
     mark()
-    _each(lambda part: part.end(counts=True), parts)
+    each_owner(lambda part: part.end(counts=True), parts)
 
 
 def _end_left(owners: Sequence[Owner], mark: Callable[[], None]) -> None:
     """End what killed restores left. Nothing is removed before it is known for each restore whether it counts."""
-    lefts = _each(lambda owner: owner.ask(OwnerCalls.left_restores), owners)
-    has_first = {owner.location: FIRST in names for owner, names in zip(owners, _each(_names, owners), strict=True)}
+    lefts = each_owner(lambda owner: owner.ask(OwnerCalls.left_restores), owners)
+    names = each_owner(_names, owners)
+    has_first = {owner.location: FIRST in found for owner, found in zip(owners, names, strict=True)}
     decided = [
         (owner, left.name, counts(owner.location, left, has_first))
         for owner, found in zip(owners, lefts, strict=True)
@@ -211,7 +213,7 @@ def _refuse_held(owners: Sequence[Owner]) -> None:
     """Raises AlreadyInitializedError if an owner holds partitions."""
     held = [
         f"{owner.location} holds {', '.join(names[:4])}{' …' if len(names) > 4 else ''}"
-        for owner, names in zip(owners, _each(_names, owners), strict=True)
+        for owner, names in zip(owners, each_owner(_names, owners), strict=True)
         if names
     ]
     if held:
@@ -243,5 +245,6 @@ def _free(directory: Path, clock: Clock, umask: bool) -> Iterator[None]:
         lock.release()
 
 
-def _each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def each_owner(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Do `work` for each owner, several at a time; return the results in order."""
     return each(work, items, at_once=AT_ONCE, name="owner")

@@ -1,5 +1,5 @@
-"""Notes beside the partitions that say when the directory was last backed up, what its replica holds, and what the
-run that has it waits for.
+"""Notes beside the partitions that say when the directory was last backed up, what its replica holds, what the run that
+has it waits for, and which partitions came back when an owner was lost.
 
 The notes are not part of the partitions: a backup leaves every byte of them unchanged, and a copy must not claim that
 it was backed up. Other programs that copy the files (Litestream, cron) leave no note.
@@ -17,10 +17,12 @@ import msgspec
 from recovery.base.untrusted_json import MOST, Count, Moment
 from recovery.base.untrusted_paths import read_received
 from recovery.host.durable import modes_beside, replace
+from recovery.planning.replacement import Replacement
 
 NAME = "last-backup.json"
 REPLICA_NAME = "last-replica.json"
 WAITING_NAME = "waiting.json"
+REPLACED_NAME = "last-replaced.json"
 LONGEST = 1 << 16
 
 
@@ -56,7 +58,20 @@ class Waiting(msgspec.Struct, frozen=True):
     what: str
 
 
-Note = TypeVar("Note", LastBackup, LastReplica, Waiting)
+class LastReplaced(msgspec.Struct, frozen=True):
+    """The last partitions that a run brought back when an owner was lost: when (wall time), as of which epoch, from
+    which place; the owners that were lost, and the owner that got each file. count: the partitions that came back so
+    far, at all times together."""
+
+    replaced_ms: Moment
+    epoch: Count
+    place: str
+    lost: list[str]
+    owners: dict[str, str]
+    count: Count
+
+
+Note = TypeVar("Note", LastBackup, LastReplica, Waiting, LastReplaced)
 
 
 def note_backup(directory: Path, backup: LastBackup) -> None:
@@ -78,6 +93,20 @@ def note_waiting(directory: Path, waiting: Waiting | None) -> None:
         (directory / WAITING_NAME).unlink(missing_ok=True)
 
 
+def note_replaced(directory: Path, found: Replacement, now_ms: int) -> None:
+    """Replace the note, atomically. The note only informs, so a failure to write it raises nothing."""
+    before = last_replaced(directory)
+    owners = {f"part-{index}.sqlite3": location for index, location in found.owner_of.items()}
+    count = len(owners) + (0 if before is None else before.count)
+    note = LastReplaced(now_ms, found.epoch, found.place, list(found.lost), owners, min(count, MOST))
+    _note(directory, REPLACED_NAME, note)
+
+
+def last_replaced(directory: Path) -> LastReplaced | None:
+    """Return the note; None if it is missing or unreadable."""
+    return _read(directory / REPLACED_NAME, LastReplaced)
+
+
 def last_waiting(directory: Path) -> Waiting | None:
     """Return the note; None if it is missing or unreadable."""
     return _read(directory / WAITING_NAME, Waiting)
@@ -93,7 +122,7 @@ def last_replica(directory: Path) -> LastReplica | None:
     return _read(directory / REPLICA_NAME, LastReplica)
 
 
-def _note(directory: Path, name: str, value: LastBackup | LastReplica | Waiting) -> None:
+def _note(directory: Path, name: str, value: LastBackup | LastReplica | Waiting | LastReplaced) -> None:
     content = json.dumps(msgspec.structs.asdict(value)).encode()
     with contextlib.suppress(OSError):
         replace(directory / name, content, mode=modes_beside(directory / "part-0.sqlite3").file)

@@ -19,6 +19,7 @@ from typing import TypeVar
 from recovery.backup.progress import FileProgress, Observer, ignore
 from recovery.backup.sources import Source, open_source
 from recovery.base.clock import Clock
+from recovery.base.ids import PartitionIndex
 from recovery.base.threads import each
 from recovery.errors import (
     AlreadyInitializedError,
@@ -32,6 +33,7 @@ from recovery.host.scratch import scratch_directory
 from recovery.places.opening import open_place
 from recovery.planning.backups import PartitionCopy, RestorePlan, plan_restore
 from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.planning.values import FoundFile
 from recovery.storage.copies import settle
 from recovery.storage.hydration import hydrating, is_lazy
 from recovery.storage.initialize import place_restored
@@ -135,6 +137,28 @@ def restore(
     )
 
 
+def restore_beside(
+    source: Source,
+    held: Sequence[PartitionCopy],
+    room: Path,
+    *,
+    clock: Clock,
+    announce: Announce = lambda _plan, _left_out: None,
+    observe: Observer = ignore,
+) -> tuple[RestorePlan, dict[PartitionIndex, Path]]:
+    """Restore the partitions that are not among `held` into the empty directory `room`, as of the newest epoch that all
+    partitions share then; return the plan, whose copies include `held`, and the path of each restored partition.
+
+    held: the partitions of the store that stay as they are, as copies of themselves; none: all are restored. Raises
+    what `restore` raises for copies.
+    """
+    attempt = _RestoreAttempt(source, clock, observe, announce, None, None, True, None, held)
+    attempt.fill(room)
+    plan = attempt.plan
+    assert plan is not None
+    return plan, {copy.index: partition_path(room, copy.index) for copy in plan.copies if copy not in held}
+
+
 def look_into_chains(source: Source, epoch: int | None, at_ms: int | None) -> None:
     """Let the source describe its chains in full if the wanted epoch may be one that only they hold.
 
@@ -159,10 +183,18 @@ def plan_from(
     at_ms: int | None = None,
     usable: Sequence[PartitionCopy] | None = None,
     unusable: Sequence[PartitionCopy] = (),
+    held: Sequence[PartitionCopy] = (),
 ) -> RestorePlan:
-    """Return `plan_restore` of a source's copies; its errors name the source, and what in it is unusable."""
+    """Return `plan_restore` of a source's copies; its errors name the source, and what in it is unusable.
+
+    held: partitions that stay, as their own copies. Only partitions that are not held are planned from the source.
+    """
     try:
         copies = source.copies if usable is None else usable
+        if held:
+            stay = {each.index for each in held}
+            # What leads to the latest backup says nothing about what the partitions that stay have done since.
+            return plan_restore([*held, *(each for each in copies if each.index not in stay)], unusable=unusable)
         return plan_restore(copies, epoch=epoch, at_ms=at_ms, unusable=unusable, latest=source.latest)
     except RecoveryError as error:
         found = "; ".join([error.found, *(f"not used: {problem}" for problem in source.problems[:SHOWN])])
@@ -205,7 +237,9 @@ class _RestoreAttempt:
         at_ms: int | None,
         collects: bool,
         lazy_from: str | None,
+        held: Sequence[PartitionCopy] = (),
     ) -> None:
+        self._held = held
         self._collects = collects
         self._lazy_from = lazy_from
         self._source = source
@@ -238,7 +272,9 @@ class _RestoreAttempt:
         damaged = [copy for copy in self._source.copies if copy.origin in self._damaged]
         usable = [copy for copy in self._source.copies if copy.origin not in self._damaged]
         try:
-            self.plan = plan_from(self._source, epoch=self._epoch, at_ms=self._at_ms, usable=usable, unusable=damaged)
+            self.plan = plan_from(
+                self._source, epoch=self._epoch, at_ms=self._at_ms, usable=usable, unusable=damaged, held=self._held
+            )
         except RecoveryError as error:
             if not self._damaged:
                 raise
@@ -252,7 +288,7 @@ class _RestoreAttempt:
     def _bring_all(self, plan: RestorePlan, staging: Path) -> bool:
         """Fetch and check the copies of the plan that are not yet staged; returns False if a copy was damaged."""
         before = len(self._damaged)
-        new = [copy for copy in plan.copies if self._staged.get(copy.index) != copy.origin]
+        new = [copy for copy in self._fetched(plan) if self._staged.get(copy.index) != copy.origin]
         # restore.2
         started = self._clock.elapsed_s()
         _each(lambda copy: self._fetch(copy, partition_path(staging, copy.index)), new)
@@ -263,6 +299,9 @@ class _RestoreAttempt:
         _each(lambda copy: self._check(copy, partition_path(staging, copy.index)), fetched)
         self.check_s += self._clock.elapsed_s() - started
         return len(self._damaged) == before
+
+    def _fetched(self, plan: RestorePlan) -> list[PartitionCopy]:
+        return [copy for copy in plan.copies if copy not in self._held]
 
     def _fetch(self, copy: PartitionCopy, path: Path) -> None:
         for stale in path.parent.glob(f"{path.name}*"):
@@ -290,11 +329,12 @@ class _RestoreAttempt:
 
     def _settle_all(self, plan: RestorePlan, staging: Path) -> None:
         started = self._clock.elapsed_s()
-        settled = _each(lambda copy: settle(partition_path(staging, copy.index), plan.epoch), plan.copies)
+        settled = _each(lambda copy: settle(partition_path(staging, copy.index), plan.epoch), self._fetched(plan))
         self.rows = sum(each.row_count for each in settled)
         self.check_s += self._clock.elapsed_s() - started
         # restore.4
-        resumed = plan_resume(scan(staging))
+        held = [FoundFile(each.description.path, each.description) for each in self._held]
+        resumed = plan_resume([*held, *scan(staging)])
         if resumed.resume_epoch != plan.epoch + 1:
             raise CorruptPartitionError(
                 f"the copies resume at epoch {resumed.resume_epoch}, not {plan.epoch + 1}", path=self._source.shown

@@ -91,6 +91,8 @@ class RunProgress:
                 self._say(replica_text(event.replica))  # type: ignore[union-attr]
             elif kind == "WaitingForSpark":
                 self._say(f"waiting for {format_interval(round(event.seconds))}: {event.what}")  # type: ignore[union-attr]
+            elif kind == "OwnerReplaced":
+                self._say(one_line(event.replacement.text()))  # type: ignore[union-attr]
             elif kind == "GoingOn":
                 self._say_waiting()
                 self._say(event.what)  # type: ignore[union-attr]

@@ -19,6 +19,7 @@ from recovery.cli.common import DIRECTORY, format_size, json_option, print_json,
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import ParsedType, option
 from recovery.cli.owners import receiving_options
+from recovery.cli.restore_missing import missing_to_owners
 from recovery.cli.restore_output import announcing, plan_facts, plan_text, reads_facts, reads_text
 from recovery.cli.restore_to_owners import RestoreOptions, to_owners
 from recovery.errors import BackupTargetError
@@ -69,6 +70,9 @@ def wanted_options(function: F) -> F:
 @option("--lazy", is_flag=True, help="[Let runs use DIR immediately](backup.md#back-before-its-data): the pages that "
         "they read are fetched first, the rest meanwhile. The command ends when all is there; give it again to "
         "continue.")  # fmt: skip
+@option("--missing", is_flag=True, help="With --owner: restore only [the partitions that are missing]"
+        "(owners.md#replacing), those that neither DIR nor any of the owners has, to the owners that have the fewest "
+        "bytes. The others stay.")  # fmt: skip
 @dry_run_option("Show what would be restored, what would be lost, and which files and bytes would be read; with "
                 "--lazy, how much of them before DIR can be used, and how much meanwhile. If DIR holds partitions, say "
                 "what would become of them. Write nothing.")  # fmt: skip
@@ -81,6 +85,7 @@ def restore(
     epoch: int | None,
     at_ms: int | None,
     lazy: bool,
+    missing: bool,
     dry_run: bool,
     umask: bool,
     access: OwnerAccess,
@@ -99,6 +104,11 @@ def restore(
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")
     wanted = RestoreOptions(epoch, at_ms, umask, dry_run)
+    if missing:
+        _check_missing(directory, access, wanted, lazy)
+        assert directory is not None
+        missing_to_owners(source, directory, access, wanted, as_json)
+        return
     if access.owners:
         if lazy:
             raise click.UsageError(
@@ -113,6 +123,22 @@ def restore(
         _go_on(directory, as_json)
         return
     _to_directory(source, directory, wanted, lazy, as_json)
+
+
+def _check_missing(directory: Path | None, access: OwnerAccess, wanted: RestoreOptions, lazy: bool) -> None:
+    """Raise UsageError if --missing does not go with the other options."""
+    if not access.owners:
+        raise click.UsageError(
+            "--missing brings partitions to owners. Name all owners of the store: --owner HOST:PORT."
+        )
+    if directory is None:
+        raise click.UsageError("Missing argument 'DIR': the directory of the run, which may have partitions too.")
+    if lazy or wanted.epoch is not None or wanted.at_ms is not None:
+        given = "--lazy" if lazy else "--at" if wanted.epoch is None else "--epoch"
+        raise click.UsageError(
+            f"{given} does not go with --missing: owners get whole files, and the partitions that stay decide which "
+            "epochs fit."
+        )
 
 
 def _to_directory(place: str, directory: Path, wanted: RestoreOptions, lazy: bool, as_json: bool) -> None:

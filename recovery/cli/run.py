@@ -45,6 +45,7 @@ FOR_FLOWS = {
     "lose_epochs": "a pipeline closes no epochs",
     "lose_input": "a pipeline reads through its nodes",
     "replicate": "a pipeline closes no epochs",
+    "replace_from": "the partitions of a lost owner come back by recovery restore --missing",
     "metrics_port": "`recovery runs` shows what a pipeline did",
 }
 """Options that a pipeline refuses, and why."""

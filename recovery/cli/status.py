@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from recovery.backup.note import last_replaced
 from recovery.backup.standby.document import facts_of
 from recovery.base.clock import SystemClock
 from recovery.base.intervals import format_interval
@@ -71,6 +72,7 @@ def status(directory: Path, thresholds: dict[str, str], access: OwnerAccess, as_
         "origins": [each.as_json() for each in gathered.origins],
         "standby": facts_of(directory),
         "owners": [each.as_json() for each in owners],
+        "replaced": None if (found := last_replaced(directory)) is None else msgspec.structs.asdict(found),
         **collect_health(gathered),
     }
     if as_json:
@@ -129,7 +131,7 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
         say(f"epochs after {oldest} are only logged; keys and sizes are as of epoch {oldest}")
     say(one_line(f"steps: {', '.join(facts['steps']) or 'none yet'}"))
     say(health_text(gathered.health))
-    _say_owners(gathered.owners)
+    _say_owners(gathered.owners, facts["replaced"])
     if facts["waiting"]:
         say(one_line(f"waiting since {format_time(facts['waiting']['since_ms'])}: {facts['waiting']['what']}"))
     if facts["replica"]:
@@ -157,13 +159,21 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
         )
 
 
-def _say_owners(owners: Sequence[SeenOwner]) -> None:
+def _say_owners(owners: Sequence[SeenOwner], replaced: Mapping[str, Any] | None) -> None:
+    if replaced is not None:
+        say(one_line(_replaced_text(replaced)))
     if owners:
         say()
         say(owners_text(owners))
         for each in owners:
             say(one_line(f"{each.location}: {f'held by {each.holder}' if each.holder else 'no run has it'}"))
         say()
+
+
+def _replaced_text(replaced: Mapping[str, Any]) -> str:
+    came = ", ".join(f"{name.removesuffix('.sqlite3')} at {at}" for name, at in replaced["owners"].items())
+    why = f", since {', '.join(replaced['lost'])} was lost" if replaced["lost"] else ""
+    return f"came back {format_time(replaced['replaced_ms'])} as of epoch {replaced['epoch']}{why}: {came}"
 
 
 def _standby_text(facts: Mapping[str, Any]) -> str:

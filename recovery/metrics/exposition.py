@@ -59,6 +59,7 @@ def families(
     wait_s: float = 0.0,
     owners: Sequence[SeenOwner] = (),
     certificate_end_s: float | None = None,
+    replaced: int | None = None,
 ) -> Iterator[Family]:
     """Yield all metrics of a run. Metrics without a value yet have no sample."""
     info = {"flow": about.flow, "execution": str(about.execution), "version": about.version}
@@ -96,6 +97,12 @@ def families(
         "certificate_end_seconds", "Time until the certificate of --tls-cert ends; negative: it has.", certificate_end_s
     )
     yield _gauge("wait_seconds", "Time that the run has waited for executors or a source; 0: it does not.", wait_s)
+    yield Family(
+        "recovery_partitions_replaced_total",
+        "counter",
+        "Partitions that --replace-from brought back at other owners, in all runs on this directory.",
+        [] if replaced is None else [({}, replaced)],
+    )
     # An owner is seen more often than an epoch is closed.
     epochs = [each for each in totals.findings if each.where is None]
     now = (wait_now(about.targets, wait_s), *owner_findings(owners, about.targets, certificate_end_s))

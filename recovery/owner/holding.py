@@ -59,7 +59,7 @@ class Holding:
         share = PartitionShare(self.directory, tuple(indexes), count)
         self.store = connect_share(store_id, share, self._scratch, self._clock)
 
-    def stage(self, name: str, home: str, indexes: Sequence[PartitionIndex], modes: Modes) -> None:
+    def stage(self, name: str, home: str | None, indexes: Sequence[PartitionIndex], modes: Modes) -> None:
         """Begin a restore to the directory. Raises what `StagedRestore` raises."""
         with self._changed:
             if self._ends:

@@ -292,7 +292,7 @@ class Connection(Looks):
         """See `OwnerCalls.end_left_restore`."""
         end_left(self._held.directory, name, counts=counts)
 
-    def stage(self, name: str, home: str, indexes: list[PartitionIndex], umask: bool) -> None:
+    def stage(self, name: str, home: str | None, indexes: list[PartitionIndex], umask: bool) -> None:
         """See `OwnerCalls.stage`."""
         self._held.stage(name, home, indexes, UMASK if umask else PRIVATE)
 

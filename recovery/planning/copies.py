@@ -3,6 +3,10 @@
 The copy with the newest execution counts; among equals, the one with the newest epoch, then one that is not leaving its
 location, then the one whose location was named first. So a file may be copied before the original is removed, and a
 host that was away does no harm.
+
+A start that lost an owner may have begun an execution in that owner's copies alone. A later start gives the same number
+to an execution of its own. So executions that have closed nothing make no history: such a copy counts by what it knows
+besides.
 """
 
 from __future__ import annotations
@@ -102,7 +106,8 @@ def choose_copies(locations: Sequence[Location]) -> ChosenCopies:
         raise MissingPartitionsError(
             f"{names} of {counted(count, 'partition')} missing; asked: {asked}",
             cause="A location that has them was not named, or a file was not copied or restored.",
-            remedy="Name the location as well, or put the files back from a backup taken within the backup interval.",
+            remedy="Name the location as well, or bring the partitions back from a backup taken within the backup "
+            "interval: python -m recovery restore SRC DIR --missing --owner …",
         )
     newest = _newest(by_index)
     return ChosenCopies(tuple(newest.copies.values()), newest.notes)
@@ -136,9 +141,7 @@ def _newest(by_index: Mapping[PartitionIndex, Sequence[Copy]]) -> NewestCopies:
     chosen: dict[PartitionIndex, Copy] = {}
     notes: list[str] = []
     for index, rivals in by_index.items():
-        _check_one_history(rivals)
-        best = max(rivals, key=lambda copy: (copy.age, not copy.is_leaving))  # the first of equals
-        chosen[index] = best
+        chosen[index] = best = _best(rivals)
         notes += [_note(copy, best) for copy in rivals if copy is not best]
     return NewestCopies(chosen, tuple(notes))
 
@@ -146,6 +149,34 @@ def _newest(by_index: Mapping[PartitionIndex, Sequence[Copy]]) -> NewestCopies:
 def _is_of(note: Departed, partition: PartitionDescription) -> bool:
     """Whether a note of the partition's own directory is about this copy."""
     return (note.index, note.store_id, note.age) == (partition.index, partition.store_id, age_of(partition))
+
+
+def _best(rivals: Sequence[Copy]) -> Copy:
+    """Return the copy that counts among those of one partition. Raises DuplicatePartitionError if no two of them agree
+    on what happened."""
+    stale: list[Copy] = []
+    for one, other in combinations(rivals, 2):
+        parted = _parted(one.partition, other.partition)
+        if parted is None:
+            continue
+        left = [copy for copy in (one, other) if not _has_closed(copy.partition, parted)]
+        if not left:
+            raise _went_different_ways(one, other, parted)
+        if len(left) == 1:
+            stale += left
+    # The first of equals.
+    return max((copy for copy in rivals if copy not in stale), key=lambda copy: (copy.age, not copy.is_leaving))
+
+
+def _parted(one: PartitionDescription, other: PartitionDescription) -> ExecutionNumber | None:
+    """Return the first number under which two copies know different executions; None if there is none."""
+    known = {each.number: each.id for each in one.executions}
+    return min((e.number for e in other.executions if known.get(e.number, e.id) != e.id), default=None)
+
+
+def _has_closed(partition: PartitionDescription, since: ExecutionNumber) -> bool:
+    """Whether a copy holds an epoch that an execution from this number on has closed."""
+    return partition.newest is not None and partition.newest.execution.number >= since
 
 
 def _check_names(locations: Sequence[Location]) -> None:
@@ -182,21 +213,17 @@ def _check_one_store(copies: Sequence[Copy]) -> None:
             )
 
 
-def _check_one_history(copies: Sequence[Copy]) -> None:
-    """Check that no two copies of a partition know different executions of one number."""
-    for one, other in combinations(copies, 2):
-        known: dict[ExecutionNumber, str] = {each.number: each.id for each in one.partition.executions}
-        for each in other.partition.executions:
-            if known.get(each.number, each.id) != each.id:
-                name = f"part-{one.partition.index}.sqlite3"
-                raise DuplicatePartitionError(
-                    f"the copies of {name} at {one.location} and at {other.location} went different ways: "
-                    f"execution {each.number} is {known[each.number]} in one and {each.id} in the other",
-                    cause="Runs used both copies, each without the other.",
-                    remedy="Decide which copy counts, together with all files of its runs; move the other copy away.",
-                )
+def _went_different_ways(one: Copy, other: Copy, number: ExecutionNumber) -> DuplicatePartitionError:
+    name = f"part-{one.partition.index}.sqlite3"
+    ids = [next(e.id for e in copy.partition.executions if e.number == number) for copy in (one, other)]
+    return DuplicatePartitionError(
+        f"the copies of {name} at {one.location} and at {other.location} went different ways: "
+        f"execution {number} is {ids[0]} in one and {ids[1]} in the other",
+        cause="Runs used both copies, each without the other.",
+        remedy="Decide which copy counts, together with all files of its runs; move the other copy away.",
+    )
 
 
 def _note(copy: Copy, best: Copy) -> str:
-    kind = "older copy" if copy.age < best.age else "equal copy"
+    kind = "equal copy" if copy.age == best.age else "older copy"
     return f"{copy.location}: {kind} of part-{copy.partition.index}.sqlite3, not used"

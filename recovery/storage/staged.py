@@ -7,6 +7,10 @@
 
 Killed before all files are in place, they do not count, and the next restore removes them. Killed between 3 and 4,
 whether they do is a question for the home: `left` describes them, and `end_left` ends that.
+
+A restore without a home brings single partitions beside others that are there. Each of its files counts as soon as the
+file is in place, as a copy that somebody has put there. An older copy of the same name is set aside in step 3: it stays
+as NAME.replaced, in place of what was set aside before.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from typing import IO
 import msgspec
 
 from recovery.base.faults import reach
+from recovery.base.ids import PartitionIndex
 from recovery.base.printable import one_line
 from recovery.base.untrusted_paths import read_received
 from recovery.errors import StorageError
@@ -39,29 +44,33 @@ from recovery.storage.initialize import (
     same_file,
     was_used,
 )
-from recovery.storage.moving.departed import remove_notes
+from recovery.storage.moving.departed import remove_note, remove_notes
 from recovery.storage.scan import SUFFIX
 from recovery.storage.sqlite.file.opening import partition_path
 from recovery.storage.sqlite.file.statements import translated
+from recovery.storage.standby import refuse_standby
 
 NOTE_BYTES = 4096
 READ_BYTES = 1 << 20
+REPLACED = ".replaced"
+"""The end of the name of a copy that a newer one has replaced. No command reads it."""
 
 
 class StagedRestore:
     """One directory's part of a restore. Calls may come from several threads, one after the other."""
 
-    def __init__(self, directory: Path, name: str, home: str, indexes: Sequence[int], modes: Modes) -> None:
+    def __init__(self, directory: Path, name: str, home: str | None, indexes: Sequence[int], modes: Modes) -> None:
         """Step 1, without the files. name: of the staging directory, the same at all owners. home: the location of the
-        owner of part-0.
+        owner of part-0; None: each file counts by itself, beside the partitions that are there.
 
-        Raises AlreadyInitializedError if the directory holds partitions, DirectoryLockedError while others are being
-        made there, or StorageError.
+        Raises AlreadyInitializedError if there is a home and the directory holds partitions, DirectoryLockedError while
+        others are being made there, StandbyDirectoryError or StorageError.
         """
         self._directory = directory
         self._staging = directory / name
         self._indexes = tuple(indexes)
         self._modes = modes
+        self._is_beside = home is None
         self._names = [partition_path(directory, index).name for index in indexes]
         self._coming: tuple[str, IO[bytes]] | None = None
         self._is_placed = self._has_ended = False
@@ -69,13 +78,19 @@ class StagedRestore:
         self._alone = contextlib.ExitStack()
         if not is_restoring(name):
             raise StorageError(f"{one_line(name)[:80]} is not the name of a restore", path=directory)
+        if home is None:
+            clear_killed_attempt(directory)
         with self._alone as held, translated(directory):
             held.enter_context(alone(directory))
-            refuse_existing(directory)
+            if home is None:
+                refuse_standby(directory)
+            else:
+                refuse_existing(directory)
             self._staging.mkdir(PRIVATE.directory)
             try:
-                with os.fdopen(create(self._staging / HOME), "wb") as note:
-                    note.write(msgspec.json.encode({"home": home}))
+                if home is not None:
+                    with os.fdopen(create(self._staging / HOME), "wb") as note:
+                        note.write(msgspec.json.encode({"home": home}))
             except BaseException:
                 _remove(self._staging)
                 raise
@@ -112,13 +127,18 @@ class StagedRestore:
                         cause="Bytes changed on the way, or on the disk.",
                         remedy="Run the same command again. If it happens again, check disk and memory of this host.",
                     )
-            sync(self._staging / HOME)
+            if not self._is_beside:
+                sync(self._staging / HOME)
             sync(self._staging)
             reach("staged.2")
 
     def place(self) -> None:
         """Step 3. If `place` fails, nothing is in place. Raises StorageError."""
         with self._used():
+            if self._is_beside:
+                for name in self._names:
+                    _set_aside(self._directory / name)
+                reach("staged.3.aside")
             placed = link_staged(self._directory, self._staging, self._indexes, self._modes)
             try:
                 sync(self._directory)
@@ -127,7 +147,11 @@ class StagedRestore:
                     path.unlink(missing_ok=True)
                 raise
             self._is_placed = True
-            remove_notes(self._directory)
+            if self._is_beside:
+                for index in self._indexes:
+                    remove_note(self._directory, PartitionIndex(index))
+            else:
+                remove_notes(self._directory)
             reach("staged.3")
 
     def end(self, *, counts: bool | None = None) -> None:
@@ -139,8 +163,9 @@ class StagedRestore:
             self._has_ended = True
             with self._alone, translated(self._directory):
                 self._close()
-                if counts is not None or not self._is_placed:
-                    _end(self._directory, self._staging, counts=bool(counts))
+                stays = self._is_placed if self._is_beside else counts
+                if stays is not None or not self._is_placed:
+                    _end(self._directory, self._staging, counts=bool(stays))
 
     @contextlib.contextmanager
     def _used(self) -> Iterator[None]:
@@ -189,6 +214,27 @@ def _end(directory: Path, staging: Path, *, counts: bool) -> None:
                 (directory / staged.name).unlink()
         sync(directory)
     _remove(staging)
+
+
+def _set_aside(path: Path) -> None:
+    """Move a partition, and the log beside it, out of the way, to NAME.replaced. Killed at any step, the partition is
+    under one of the two names, with its log."""
+    aside, log, aside_log = (path.with_name(f"{path.name}{suffix}") for suffix in (REPLACED, "-wal", f"{REPLACED}-wal"))
+    if path.exists():
+        for older in (aside, aside_log):
+            older.unlink(missing_ok=True)
+        if log.exists():
+            aside_log.hardlink_to(log)
+            sync(path.parent)
+        path.replace(aside)
+    if log.exists():
+        if not same_file(aside_log, log):
+            # Of a partition that somebody has moved.
+            log.replace(aside_log)
+        else:
+            log.unlink()
+    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
+    sync(path.parent)
 
 
 def _remove(staging: Path) -> None:

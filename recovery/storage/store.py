@@ -105,6 +105,25 @@ class OwnerAccess(NamedTuple):
             for host, port in places
         ]
 
+    def without_lost(self, wait_s: float) -> tuple[OwnerAccess, tuple[str, ...]]:
+        """Return how to reach the owners that answer, and the locations of the others, which do not answer for
+        `wait_s`. Raises what `connect` raises, and the error with which an owner refuses."""
+
+        def is_lost(owner: Owner) -> bool:
+            try:
+                owner.incarnation()
+            except OwnerUnreachableError:
+                return True
+            finally:
+                owner.release()
+            return False
+
+        owners = self.connect(wait_s)
+        lost = each(is_lost, owners, at_once=max(1, len(owners)), name="owner")
+        reached = tuple(name for name, is_away in zip(self.owners, lost, strict=True) if not is_away)
+        away = tuple(owner.location for owner, is_away in zip(owners, lost, strict=True) if is_away)
+        return self._replace(owners=reached), away
+
 
 class Store:
     """The partitions of one store: those in the directory of a run or look, and those of the owners that it names.
@@ -120,6 +139,8 @@ class Store:
         """A note on each copy that is not used, and on each owner that has to be named as well."""
         self.moved: tuple[str, ...] = ()
         """The notes on owners that have to be named as well."""
+        self.lost: tuple[str, ...] = ()
+        """The locations of owners that were lost. A note of a partition that moved there is not followed."""
         self.asked: tuple[Location, ...] = ()
         """What each location had when `found` chose among copies; empty if there was nothing to choose."""
         self.shown: dict[str, str] = {}
@@ -186,15 +207,22 @@ class Store:
         self._owner_of = {copy.partition.index: named.get(copy.location) for copy in chosen.copies}
         return [FoundFile(copy.partition.path, copy.partition) for copy in chosen.copies]
 
-    def locations(self) -> tuple[Location, ...]:
+    def locations(self, *, without_lost: bool = False) -> tuple[Location, ...]:
         """Return what each location has. An owner to which a partition went, as a note says, is asked as well, and
-        belongs to the store from then on."""
+        belongs to the store from then on. without_lost: if that owner is not reached, it is lost; otherwise raises
+        OwnerUnreachableError."""
         found = [self._own_location(), *each(self._at_owner, self.owners, at_once=AT_ONCE, name="owner")]
-        asked: set[str] = set()
+        asked = set(self.lost)
         while notes := [note for to, note in to_follow(found).items() if to not in asked]:
             for note in notes:
                 asked.add(note.to)
-                owner = self._follow(note)
+                try:
+                    owner = self._follow(note)
+                except OwnerUnreachableError:
+                    if not without_lost:
+                        raise
+                    self.lost += (note.to,)
+                    continue
                 if owner is not None:
                     self.owners += (owner,)
                     found.append(self._at_owner(owner))
@@ -215,8 +243,8 @@ class Store:
             if isinstance(error, OwnerUnreachableError):
                 error.found = f"part-{note.index}.sqlite3 has moved to {note.to}, which was not named: {error.found}"
                 error.remedy = (
-                    "Start that owner, and run the same command again. If its disk is lost: remove "
-                    f".moved-part-{note.index}.json where the partition was, and put a copy of it from a backup there."
+                    "Start that owner, and run the same command again. If its disk is lost, bring the partition back: "
+                    "python -m recovery restore SRC DIR --missing --owner …"
                 )
             raise
         self.moved += (

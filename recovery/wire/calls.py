@@ -251,9 +251,9 @@ class OwnerCalls(Protocol):
         """End a left restore. counts: the restore's files stay."""
         ...
 
-    def stage(self, name: str, home: str, indexes: list[PartitionIndex], umask: bool) -> None:
-        """Begin a restore of these partitions to the owner's directory; see `recovery.storage.staged`. umask: others
-        may read them, as far as the owner's umask allows."""
+    def stage(self, name: str, home: str | None, indexes: list[PartitionIndex], umask: bool) -> None:
+        """Begin a restore of these partitions to the owner's directory; see `recovery.storage.staged`. home: None:
+        beside the partitions that are there. umask: others may read them, as far as the owner's umask allows."""
         ...
 
     def put(self, piece: Piece) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.owner.histories import H, History, play
+from tests.owner.replacing import SILENCE_S, ReplacingHistory, patient_for
 from tests.owner.replicated import ReplicatedHistory
 
 
@@ -56,3 +57,26 @@ def test_many_histories_with_a_replica(store_maker, tmp_path):
     counts = {what: sum(getattr(each, what) for each in histories) for what in ("kills", "ship_kills", "losses")}
     print(f"histories: {number}; {counts}")
     assert sum(each.shipped for each in histories) >= number, "epochs must be shipped"
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A frozen owner counts as lost soon."""
+    patient_for(SILENCE_S)
+    yield
+    patient_for(20.0)
+
+
+def test_a_history_of_replaced_owners(store_maker, tmp_path, impatient):
+    """Owners that are killed, frozen, or lost with their disks are replaced from the replica, and come back stale."""
+    played(store_maker, tmp_path, range(2), ReplacingHistory)
+
+
+@pytest.mark.long
+def test_many_histories_of_replaced_owners(store_maker, tmp_path, impatient):
+    """The same; RECOVERY_TEST_REPLACED_HISTORIES says how many, RECOVERY_TEST_OWNER_SEED which one is the first."""
+    number = int(os.environ.get("RECOVERY_TEST_REPLACED_HISTORIES", "30"))
+    first = int(os.environ.get("RECOVERY_TEST_OWNER_SEED", "100"))
+    histories = played(store_maker, tmp_path, range(first, first + number), ReplacingHistory)
+    counts = {what: sum(getattr(each, what) for each in histories) for what in ("kills", "losses", "replaced")}
+    print(f"histories: {number}; {counts}")

@@ -65,6 +65,18 @@ def test_copies_that_went_different_ways(one, other):
         choose_copies(locations)
 
 
+@pytest.mark.parametrize("closed", [0, 2])
+def test_an_execution_that_closed_nothing_makes_no_fork(closed):
+    """A start that lost an owner may have begun in that owner's copies alone; the next start has the same number. The
+    copy in which something was closed counts, whatever the other one knows."""
+    began = replace(part(0, 3, ids={1: "a", 2: "lost", 3: "lost too"}), epochs=part(0, 1, 4).epochs)
+    went_on = replace(part(0, 2), epochs=part(0, 2 if closed else 1, 4 + closed).epochs)
+    for locations in ([at("h1", began), at("h2", went_on)], [at("h2", went_on), at("h1", began)]):
+        chosen = choose_copies(locations)
+        assert [copy.location for copy in chosen.copies] == ["h2" if closed else "h1"]
+        assert chosen.notes == (f"{'h1' if closed else 'h2'}: older copy of part-0.sqlite3, not used",)
+
+
 def test_other_partitions_are_no_copies():
     """A start that was killed halfway leaves executions that only some partitions know."""
     chosen = choose_copies([at("db", part(0, 1, count=2)), at("h1", part(1, 1, count=2, ids={1: "other"}))])
@@ -95,7 +107,8 @@ def test_refusals(locations, error, words):
 @pytest.mark.parametrize("seed", range(300))
 def test_copies_left_behind_by_any_history(seed):
     """Runs go on with the chosen copies, some copies are left behind and some locations are away for a while: the
-    newest copy of all that were named is used, and a run without it ends in a fork that is refused later."""
+    newest copy of all that were named is used, and a run without it that closes anything ends in a fork that is
+    refused later."""
     generator = random.Random(seed)
     count, names = generator.randint(1, 4), ["db", "h1", "h2"]
     held = {(generator.choice(names), index): (0, 0, {}) for index in range(count)}
@@ -110,12 +123,21 @@ def test_copies_left_behind_by_any_history(seed):
             with pytest.raises((MissingPartitionsError, NoPartitionsError)):
                 choose_copies(locations)
             continue
-        if any(forked(held[one, i][2], held[two, i][2]) for i, each in rivals.items() for one in each for two in each):
+        forks = [
+            (held[one, i][1] > 0, held[two, i][1] > 0, (one, i)) for i, each in rivals.items()
+            for one in each for two in each if forked(held[one, i][2], held[two, i][2])
+        ]  # fmt: skip
+        if any(one and two for one, two, _ in forks):
             with pytest.raises(DuplicatePartitionError):
                 choose_copies(locations)
             return
         chosen = choose_copies(locations)
-        best = [max(rivals[i], key=lambda name, i=i: (held[name, i][:2], -named.index(name))) for i in range(count)]
+        stale = {which for one, two, which in forks if two and not one}
+        best = [
+            max((name for name in rivals[i] if (name, i) not in stale),
+                key=lambda name, i=i: (held[name, i][:2], -named.index(name)))
+            for i in range(count)
+        ]  # fmt: skip
         assert [copy.location for copy in chosen.copies] == best
         assert len(chosen.notes) == sum(map(len, rivals.values())) - count
         newest = 1 + max(held[name, index][0] for index, name in enumerate(best))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from recovery.errors import AlreadyInitializedError, DirectoryLockedError, Stora
 from recovery.host.durable import PRIVATE
 from recovery.storage.initialize import clear_killed_attempt
 from recovery.storage.staged import StagedRestore, end_left, left
+from tests.faults.minirun import child, wait
 from tests.stores import Driver
 
 NAME = ".restore-0-ab12"
@@ -198,3 +200,90 @@ def test_a_disk_that_fails_while_files_are_put_into_place(here, made, monkeypatc
     staged.place()
     staged.end(counts=True)
     assert names(here) == FILES
+
+
+class TestBeside:
+    """Single partitions join those that are there, each for itself."""
+
+    LEFT = b"of a copy that was left behind"
+    LOG = b"its log"
+
+    def begun(self, here: Path, made: Path) -> StagedRestore:
+        staged = StagedRestore(here, NAME, None, (1, 2), PRIVATE)
+        digests = {}
+        for name in FILES:
+            staged.put(name, (made / name).read_bytes())
+            digests[name] = hashlib.sha256((made / name).read_bytes()).hexdigest()
+        staged.check(digests)
+        return staged
+
+    @pytest.fixture
+    def used(self, here, make_store) -> Path:
+        """A directory with a partition, and an older copy of another one, with its log."""
+        shutil.copy(make_store(3) / "part-0.sqlite3", here)
+        (here / FILES[0]).write_bytes(self.LEFT)
+        (here / f"{FILES[0]}-wal").write_bytes(self.LOG)
+        return here
+
+    def test_an_older_copy_is_set_aside(self, used, made):
+        """With its log, in place of what was set aside before. The partition that stays is not touched."""
+        (used / f"{FILES[0]}.replaced").write_bytes(b"earlier")
+        stays = (used / "part-0.sqlite3").read_bytes()
+        staged = self.begun(used, made)
+        assert (used / FILES[0]).read_bytes() == self.LEFT
+        staged.place()
+        staged.end(counts=True)
+        assert names(used) == sorted(["part-0.sqlite3", *FILES, f"{FILES[0]}.replaced", f"{FILES[0]}.replaced-wal"])
+        assert (used / "part-0.sqlite3").read_bytes() == stays
+        assert (used / f"{FILES[0]}.replaced").read_bytes() == self.LEFT
+        assert [(used / name).read_bytes() == (made / name).read_bytes() for name in FILES] == [True, True]
+
+    @pytest.mark.parametrize("counts", [False, None])
+    def test_what_is_not_in_place_leaves_nothing(self, used, made, counts):
+        """Whoever ends it; what is in place stays, even if nobody says that it counts."""
+        before = {path.name: path.read_bytes() for path in used.iterdir()}
+        self.begun(used, made).end(counts=counts)
+        assert {path.name: path.read_bytes() for path in used.iterdir()} == before
+        staged = self.begun(used, made)
+        staged.place()
+        staged.end(counts=counts)
+        assert set(FILES) < set(names(used))
+        assert NAME not in names(used)
+
+    @pytest.mark.parametrize("operations", range(12))
+    def test_killed_while_it_is_put_into_place(self, used, made, operations):
+        """After any number of changes to the directory: the older copy is whole under one name, and the next restore
+        comes to its end. No new file gets an old log."""
+        staged = self.begun(used, made)
+
+        def die() -> None:
+            left = iter(range(operations))
+            for name in ("unlink", "hardlink_to", "replace"):
+                original = getattr(Path, name)
+
+                def dying(path: Path, *arguments: object, original=original, **named: object) -> object:
+                    if next(left, None) is None:
+                        os._exit(9)
+                    return original(path, *arguments, **named)
+
+                setattr(Path, name, dying)
+            staged.place()
+
+        assert wait(child(die)) in (0, 9)
+        staged._alone.close()
+        under = FILES[0] if (used / FILES[0]).exists() and (used / FILES[0]).read_bytes() == self.LEFT else ""
+        kept = used / (under or f"{FILES[0]}.replaced")
+        assert kept.read_bytes() == self.LEFT
+        assert kept.with_name(f"{kept.name}-wal").read_bytes() == self.LOG
+        shutil.rmtree(used / NAME)
+        if not under:
+            # A kill has set it aside; what was linked is a copy of its own.
+            for name in FILES:
+                (used / name).unlink(missing_ok=True)
+        again = self.begun(used, made)
+        again.place()
+        again.end(counts=True)
+        assert (used / FILES[0]).read_bytes() == (made / FILES[0]).read_bytes()
+        assert not (used / f"{FILES[0]}-wal").exists()
+        assert (used / f"{FILES[0]}.replaced").read_bytes() == self.LEFT
+        assert (used / f"{FILES[0]}.replaced-wal").read_bytes() == self.LOG

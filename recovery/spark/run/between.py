@@ -11,7 +11,9 @@ import threading
 from dataclasses import replace
 from typing import Protocol
 
+from recovery.base.intervals import format_interval, parse_interval
 from recovery.config import RecoveryConfig
+from recovery.errors import OwnerUnreachableError
 from recovery.spark.run.reporting.events import RunSummary
 
 
@@ -25,6 +27,33 @@ class Between(Protocol):
         then, because no further execution starts. Raises what ends the run.
         """
         ...
+
+
+class OwnerLost:
+    """What is done after the loss of an owner: the next start waits for the owner, and replaces it after a while."""
+
+    def __init__(self, error: OwnerUnreachableError, wait_s: float) -> None:
+        self.error = error
+        self._wait_s = wait_s
+
+    def __call__(self, config: RecoveryConfig, stopping: threading.Event) -> RecoveryConfig:
+        """Return the settings: a start does all of this."""
+        return config
+
+    def __str__(self) -> str:
+        limit = format_interval(self._wait_s)
+        return f"{self.error.found}; its partitions come back at other owners if it is away for {limit}"
+
+
+def after_loss(
+    error: OwnerUnreachableError, config: RecoveryConfig, summary: RunSummary, before: Between | None
+) -> OwnerLost:
+    """Return how a run goes on that has lost an owner. summary: of the execution that ended by it. before: what was
+    done before that execution. Raises `error` if the settings say no place, and if the run makes no progress: the
+    execution before ended in the same way, and this one has closed no epoch."""
+    if config.replace_from is None or (isinstance(before, OwnerLost) and not summary.epochs):
+        raise error
+    return OwnerLost(error, parse_interval(config.replace_after))
 
 
 def settings_of_next(config: RecoveryConfig, summary: RunSummary) -> RecoveryConfig:
@@ -63,4 +92,5 @@ def added_up(before: RunSummary | None, last: RunSummary) -> RunSummary:
         exceeded=list(exceeded.values()),
         discarded=before.discarded,
         lost_input={**before.lost_input, **last.lost_input},
+        replaced=[*before.replaced, *last.replaced],
     )

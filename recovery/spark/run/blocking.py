@@ -15,6 +15,7 @@ from py4j.protocol import Py4JError
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.intervals import AVAILABLE_NOW, Interval
 from recovery.config import DEFAULT_MASTER, RecoveryConfig
+from recovery.errors import OwnerUnreachableError
 from recovery.flow import Flow
 from recovery.host.signals import EndingAfter, acting, handled
 from recovery.runnable import check_config, check_flow
@@ -22,7 +23,7 @@ from recovery.spark.clusters import check_master
 from recovery.spark.jvm.launch import abandon_launch
 from recovery.spark.jvm.session import create_session
 from recovery.spark.jvm.yarn_queue import waiting_for_yarn
-from recovery.spark.run.between import added_up, settings_of_next
+from recovery.spark.run.between import Between, added_up, after_loss, settings_of_next
 from recovery.spark.run.parts.replicating import replicated
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.query import RecoveryQuery
@@ -126,20 +127,27 @@ def _to_the_end(
     """Wait for the query. As long as each execution ended to do something between executions, do that, and start the
     next one. Return the summary of all."""
     summary: RunSummary | None = None
+    before: Between | None = None
     while True:
-        query.await_termination()
+        prepared = query._run.prepared
+        try:
+            query.await_termination()
+            between = query._between
+        except OwnerUnreachableError as error:
+            if stopping.came.is_set():
+                raise
+            between = after_loss(error, prepared.config, query.summary, before)
         summary = added_up(summary, query.summary)
-        between = query._between
         if between is None or stopping.came.is_set():
             return summary
-        prepared = query._run.prepared
         if observer is not None:
             observer(GoingOn(str(between)))
         config = between(settings_of_next(prepared.config, query.summary), stopping.came)
         if stopping.came.is_set():
             return summary
-        query = started(Prepared(config, prepared.flow_id, prepared.clock))
+        query = started(Prepared(config, prepared.flow_id, prepared.clock, stopping.came))
         stopping.watch(query)
+        before = between
 
 
 def _reported(

@@ -26,7 +26,7 @@ from recovery.spark.run.parts.mailboxes import Mailboxes
 from recovery.spark.run.parts.serving import TaskAccess
 from recovery.spark.run.position import readable, restore_position, resume_of_sink, step_plan
 from recovery.spark.run.prepare import Prepared
-from recovery.spark.run.reporting.events import Observer, Resumed
+from recovery.spark.run.reporting.events import Observer, OwnerReplaced, Resumed
 from recovery.spark.run.reporting.reports import Reports
 from recovery.spark.run.status import RunStatus
 from recovery.storage.connect import left_executions
@@ -111,6 +111,8 @@ class FlowRun:
         # Before the stream starts: after that, the partitions belong to the thread that closes epochs.
         reports.measures.started(prepared.planned_s + self.clock.elapsed_s() - reports.began_s)
         plan = prepared.plan
+        if prepared.replaced is not None:
+            reports.notify(OwnerReplaced(prepared.replaced))
         reports.notify(
             Resumed(self.execution.number, plan.resume_epoch, plan, reports.measures.url, prepared.discarded)
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
 import sys
 import tempfile
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +16,14 @@ from pathlib import Path
 from recovery.base import faults
 from recovery.base.clock import Clock
 from recovery.base.credentials.task_key import task_key
+from recovery.base.intervals import format_interval, parse_interval
 from recovery.config import RecoveryConfig, given_backup_interval_s
+from recovery.errors import DirectoryLockedError, OwnerUnreachableError
+from recovery.host.scratch import scratch_directory
 from recovery.metrics.endpoint import MetricsEndpoint
 from recovery.operational.backends.owned import origins_of
 from recovery.planning.going_back import discarded, kept_interval_s
+from recovery.planning.replacement import Replacement
 from recovery.planning.resume import plan_resume
 from recovery.spark.run.parts.checking import BackgroundCheck
 from recovery.spark.run.parts.part import RunParts
@@ -30,13 +36,18 @@ from recovery.storage.lock import DirectoryLock
 from recovery.storage.seam import PartitionStore
 from recovery.storage.store import OwnerAccess, Store
 
+ATTEMPT_S = 2.0
+"""How long a start tries at a time to reach an owner that it may replace."""
+PAUSE_S = 0.2
+
 
 class Prepared:
     """A recovery directory, locked, planned and being checked: everything that a start can do before Spark runs.
 
     The steps of starting; their names are also crash points:
 
-    start.1  Take the directory's lock; then have each owner lock its own for this run (hold.1).
+    start.1  Take the directory's lock; then have each owner lock its own for this run (hold.1). Bring back the
+             partitions of owners that are lost, if the settings say where from (`recovery.backup.missing`).
     start.2  Read every partition and plan. Nothing is written before this has succeeded.
     start.3  Make a fresh scratch checkpoint of the saved position and the state of Spark's own operators, and look at
              the input (start.3.looked). Then begin the execution in every partition, one transaction each, abandoning
@@ -48,11 +59,17 @@ class Prepared:
     `parts` has what holds anything. Whoever has the object ends them.
     """
 
-    def __init__(self, config: RecoveryConfig | None, flow_id: str, clock: Clock) -> None:
+    def __init__(
+        self, config: RecoveryConfig | None, flow_id: str, clock: Clock, stopping: threading.Event | None = None
+    ) -> None:
+        """stopping: of a run that starts again; set when a signal has come, which ends a wait for an owner."""
+        self._stopping, self._restarts = stopping or threading.Event(), stopping is not None
         self.parts = RunParts()
         self.flow_id = flow_id
         self.clock = clock
         self.temporary: Path | None = None
+        self.replaced: Replacement | None = None
+        """The partitions of lost owners that came back; None: none did."""
         self.endpoint: MetricsEndpoint | None = None
         self.record: RunRecord | None = None
         self.replicated: ReplicatedClosing | None = None
@@ -68,9 +85,7 @@ class Prepared:
             self._plan()
             faults.reach("start.2")
             self.parts.add(BackgroundCheck(self.places.checks(self.plan.partitions)))
-            self.replicated = begin_replication(
-                self.config, self.plan, self.scratch, clock, OwnerAccess.of(self.config)
-            )
+            self.replicated = begin_replication(self.config, self.plan, self.scratch, clock, self.access)
             if self.replicated is not None:
                 self.parts.add(self.replicated)
 
@@ -88,11 +103,58 @@ class Prepared:
         self.parts.add_end("lock", lock.release)
         if self.config.path.is_dir():
             lock.acquire()
-        places = Store(self.config.path, OwnerAccess.of(self.config).connect(self.config.owner_deadline_s))
-        self.parts.add_end("owners", places.release)
+        self.access = OwnerAccess.of(self.config)
+        place = self.config.replace_from if self.access.owners else None
+        places = self._hold(purpose) if place is None else self._hold_those_left(purpose, os.fspath(place))
         self.parts.add_end("partitions", self._close_store)
-        places.hold(secrets.token_hex(8), purpose, task_key())
+        return places
+
+    def _hold(self, purpose: str) -> Store:
+        """Have the owners lock their directories."""
+        places = Store(self.config.path, self.access.connect(self.config.owner_deadline_s))
+        self.parts.add_end("owners", places.release)
+        try:
+            places.hold(secrets.token_hex(8), purpose, task_key())
+        except BaseException:
+            places.release()
+            raise
         faults.reach("hold.1")
+        return places
+
+    def _hold_those_left(self, purpose: str, place: str) -> Store:
+        """Have the owners lock their directories. Owners that are away for too long are lost: bring their partitions
+        back at the others."""
+        from recovery.backup.missing import replace_lost
+
+        limit_s, began_s = parse_interval(self.config.replace_after), self.clock.elapsed_s()
+        named, is_said = self.access, self._restarts
+        while True:
+            self.access, lost = named.without_lost(ATTEMPT_S)
+            is_late = self.clock.elapsed_s() - began_s >= limit_s
+            if lost and not is_said:
+                is_said = True
+                with contextlib.suppress(OSError, ValueError):
+                    waits = "" if is_late else f"; waiting for {format_interval(limit_s)}"
+                    print(f"recovery: not reached: {', '.join(lost)}{waits}", file=sys.stderr, flush=True)
+            try:
+                if is_late or not lost:
+                    places = self._hold(purpose)
+                    break
+            except (OwnerUnreachableError, DirectoryLockedError) as error:
+                # It answered and ended: it is being started again, or it is lost after all. Or it has not noticed yet
+                # that this run's last execution has ended.
+                if is_late or (isinstance(error, DirectoryLockedError) and not self._restarts):
+                    raise
+            if self._stopping.wait(PAUSE_S):
+                raise OwnerUnreachableError(
+                    f"the run was to stop while it waited for {', '.join(lost)}",
+                    cause="A signal came.",
+                    remedy="Run the same command again: it continues from the last closed epoch.",
+                )
+        with scratch_directory("replace") as scratch:
+            self.replaced = replace_lost(
+                place, places, lost, scratch, clock=self.clock, random_id=lambda: secrets.token_hex(4)
+            )
         return places
 
     def _plan(self) -> None:
@@ -113,13 +175,15 @@ class Prepared:
 
     def _use_owners(self) -> None:
         """Let the owners go that have no partition. From now on, and in the next execution of this run, its owners are
-        those that have one, also those that were found by a note of a partition that moved."""
+        those that have one, also those that were found by a note of a partition that moved. Where lost owners are
+        replaced, one that has none stays named, as a spare."""
         if not self.places.is_spread:
             return
         for note in self.places.moved:
             print(f"recovery: {note}", file=sys.stderr, flush=True)
+        spares = self.places.owners if self.config.replace_from is not None else ()
         self.places.let_go_unused()
-        owners = tuple(owner.location for owner in self.places.owners)
+        owners = tuple(owner.location for owner in (spares or self.places.owners))
         if owners != self.config.owners:
             self.config = replace(self.config, owners=owners)
 

@@ -10,6 +10,7 @@ from recovery.base.ids import BatchId, Epoch
 from recovery.base.notebooks import html_table
 from recovery.epochs.closer import EpochClosed
 from recovery.planning.going_back import Discarded
+from recovery.planning.replacement import Replacement
 from recovery.planning.replica import ReplicaState
 from recovery.planning.resume import ResumePlan
 
@@ -54,6 +55,13 @@ class GoingOn:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerReplaced:
+    """Partitions that no owner had any more came back at other owners, before the execution began."""
+
+    replacement: Replacement
+
+
+@dataclass(frozen=True, slots=True)
 class WaitingForSpark:
     """The run has waited this long. what: for executors, or for a source to say what it has, as a sentence."""
 
@@ -77,7 +85,17 @@ class ReplicaChanged:
     replica: ReplicaState
 
 
-Event = Resumed | BatchDone | InputCounted | EpochClosed | Stopping | ReplicaChanged | WaitingForSpark | GoingOn
+Event = (
+    Resumed
+    | BatchDone
+    | InputCounted
+    | EpochClosed
+    | Stopping
+    | ReplicaChanged
+    | WaitingForSpark
+    | GoingOn
+    | OwnerReplaced
+)
 Observer = Callable[[Event], None]
 
 
@@ -86,7 +104,8 @@ class RunSummary:
     """What a run did. Counts cover this run only, with all of its executions; rows are those that the sources read.
 
     discarded: what the requested rewind discarded; None: nothing. replica: what the replica has and lacks at the end;
-    None: the run had none. lost_input: what was left out of each source whose loss was accepted, as text.
+    None: the run had none. lost_input: what was left out of each source whose loss was accepted, as text. replaced: the
+    partitions that came back because an owner was lost, each time.
     """
 
     flow: str
@@ -105,6 +124,7 @@ class RunSummary:
     discarded: dict[str, Any] | None = None
     replica: dict[str, Any] | None = None
     lost_input: dict[str, str] = field(default_factory=dict)
+    replaced: list[dict[str, Any]] = field(default_factory=list)
 
     def _repr_html_(self) -> str:
         return html_table(f"flow {self.flow}", [*rows_of(self), ("seconds", round(self.elapsed_s, 1))])

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from recovery.backup.note import LastBackup, last_backup
+from recovery.backup.note import LastBackup, last_backup, last_replaced
 from recovery.base.credentials.certificates import certificates_end_ms, read_certificates
 from recovery.base.ids import BatchId
 from recovery.epochs.closer import EpochClosed
@@ -127,6 +127,7 @@ def first_summary(prepared: Prepared, execution: Execution) -> RunSummary:
         resume_after=execution.resume_epoch - 1,
         last_epoch=execution.resume_epoch - 1,
         discarded=None if prepared.discarded is None else prepared.discarded.as_json(),
+        replaced=[] if prepared.replaced is None else [prepared.replaced.as_json()],
     )
 
 
@@ -199,7 +200,16 @@ class RunMeasures:
             wait_s=self.wait_s(),
             owners=self._prepared.places.seen,
             certificate_end_s=self._certificate_end_s(),
+            replaced=self._replaced(),
         )
+
+    def _replaced(self) -> int | None:
+        """Return how many partitions of lost owners have come back so far; None if none can in this run."""
+        config = self._prepared.config
+        if config.replace_from is None or not config.owners:
+            return None
+        found = last_replaced(config.path)
+        return 0 if found is None else found.count
 
     def _replica(self) -> ReplicaState | None:
         return None if self._prepared.replicated is None else self._prepared.replicated.state

@@ -1,0 +1,142 @@
+"""An owner that is frozen while others get its partitions: whatever it still does when it wakes up does not count. Runs
+without Spark."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recovery.base.credentials.task_key import task_key
+from recovery.errors import OwnerUnreachableError, RecoveryError
+from recovery.storage.owned import OwnerPartitions
+from recovery.storage.reach import reach
+from recovery.storage.seam import BatchCount, Changes
+from recovery.wire.calls import PartitionCalls
+from tests.faults.minirun import STEP, MiniRun
+from tests.owner.histories import BATCHES, UNHURRIED, ForkedOwner, age_of
+from tests.owner.replacing import SILENCE_S, ReplacingHistory, patient_for
+from tests.stores import query
+from tests.waiting import wait_until
+
+FROZEN_IN = 3
+"""The micro-batch in which the owner is frozen."""
+
+
+class Fleet:
+    """Four partitions at two owners, half at each; the second one will be frozen."""
+
+    def __init__(self, made: Path, root: Path) -> None:
+        self.history = ReplacingHistory(made, 4, 7, root)
+        self.history.sync = True
+        for index, place in enumerate((1, 1, 2, 2)):
+            [path] = [p for each in self.history.places for p in each.glob(f"part-{index}.sqlite3")]
+            path.rename(self.history.places[place] / path.name)
+        self.owners = self.history.owners[:2]
+        for each in self.owners:
+            each.start()
+
+    @property
+    def frozen(self) -> ForkedOwner:
+        return self.owners[1]
+
+    def run(self) -> MiniRun:
+        settings = self.history.settings() | {"owners": tuple(each.at for each in self.owners)}
+        return MiniRun(self.history.places[0], self.history.seed, **settings | UNHURRIED)
+
+    def freeze(self) -> None:
+        os.kill(self.frozen.pid, signal.SIGSTOP)
+
+    def wake(self) -> None:
+        os.kill(self.frozen.pid, signal.SIGCONT)
+
+    def lost_copies(self) -> list[Path]:
+        return [self.history.places[2] / f"part-{index}.sqlite3" for index in (2, 3)]
+
+
+@pytest.fixture
+def fleet(make_store, tmp_path) -> Iterator[Fleet]:
+    patient_for(SILENCE_S)
+    made = Fleet(make_store(4), tmp_path)
+    try:
+        yield made
+    finally:
+        for each in made.history.owners:
+            if each.running():
+                os.kill(each.pid, signal.SIGCONT)
+            each.end()
+        patient_for(20.0)
+
+
+def run_to_the_end(run: MiniRun) -> None:
+    while run.next_batch < BATCHES:
+        run.batch()
+
+
+@pytest.mark.parametrize("doing", [pytest.param("a seal", marks=pytest.mark.long), "a close"])
+def test_a_frozen_owner_wakes_up(fleet, tmp_path, monkeypatch, doing):
+    """It is frozen with a call of the run before it. When it wakes up, it still does what was asked, and tasks of the
+    old execution may still reach it: all of that is in its own copies, which do not count, during the run and later."""
+    run = fleet.run()
+    chance = random.Random(7)
+    while run.next_batch < FROZEN_IN:
+        run.batch(chance)
+    old_address = run.store.address(run.lease)
+    old_task, _ = reach(old_address, task_key=task_key())
+    old_task.read(STEP, run.next_batch, {2: ("key1",)})
+    of, name = (OwnerPartitions, "close") if doing == "a close" else (PartitionCalls, "seal")
+    original, ask = getattr(of, name), OwnerPartitions.ask
+    if doing == "a close":
+
+        def close(self: OwnerPartitions, *arguments: object) -> object:
+            if self._owner.location == fleet.frozen.at:
+                fleet.freeze()
+            return original(self, *arguments)
+
+        monkeypatch.setattr(OwnerPartitions, "close", close)
+    else:
+
+        def asked(self: OwnerPartitions, call: object, *arguments: object, **named: object) -> object:
+            if self._owner.location == fleet.frozen.at and call is PartitionCalls.seal:
+                fleet.freeze()
+            return ask(self, call, *arguments, **named)
+
+        monkeypatch.setattr(OwnerPartitions, "ask", asked)
+    with pytest.raises(OwnerUnreachableError):
+        run_to_the_end(run)
+    run.release()
+    monkeypatch.undo()
+
+    run = fleet.run()
+    assert run.prepared.replaced.lost == (fleet.frozen.at,)
+    assert run.prepared.replaced.owner_of == {2: fleet.owners[0].at, 3: fleet.owners[0].at}
+    assert run.lease.number == 2
+    while run.next_batch < BATCHES - 2:
+        run.batch(chance)
+    stale = [age_of(path) for path in fleet.lost_copies()]
+    fleet.wake()
+    if doing == "a close":
+        # What the first execution had sent is closed now, in copies that do not count.
+        wait_until(lambda: [age_of(path) for path in fleet.lost_copies()] > stale, 30)
+    try:
+        old_task.apply(STEP, run.next_batch, {2: [Changes(("99\x1fkey1",), False)]}, BatchCount(1, 1))
+    except RecoveryError:
+        pass
+    finally:
+        old_task.release()
+    assert {number for path in fleet.lost_copies() for (number,) in query(path, "SELECT ex_num FROM exs")} == {1}
+    while run.next_batch < BATCHES - 1:
+        run.batch(chance)
+    run.finish()
+
+    run = fleet.run()
+    assert run.prepared.replaced is None
+    assert sum("older copy of" in note for note in run.prepared.places.notes) == 2
+    while run.next_batch < BATCHES:
+        run.batch(chance)
+    run.finish()
+    fleet.history.check(tmp_path)
