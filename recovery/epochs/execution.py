@@ -10,10 +10,21 @@ from importlib.metadata import version
 
 from recovery.base.clock import Clock
 from recovery.base.ids import Lease
-from recovery.errors import FileReplacedError, LeaseLostError, OwnerRefusedError, OwnerUnreachableError, RecoveryError
+from recovery.errors import (
+    BackupTargetError,
+    FileReplacedError,
+    LeaseLostError,
+    MissingPartitionsError,
+    OwnerRefusedError,
+    OwnerUnreachableError,
+    RecoveryError,
+)
 from recovery.planning.resume import ResumePlan
 from recovery.planning.values import Execution
 from recovery.storage.seam import PartitionStore
+
+OF_A_LOST_OWNER = (OwnerRefusedError, MissingPartitionsError, BackupTargetError)
+"""Errors that the loss of an owner causes."""
 
 
 def new_execution(
@@ -44,8 +55,9 @@ def what_ended(store: PartitionStore, lease: Lease, found: Callable[[], BaseExce
     """Return the error that says why an execution ended, of all that its end has caused.
 
     A later execution, or a file that is not in its place any more, is the cause of whatever else went wrong. A task
-    that an owner refuses cannot know whether the owner was restarted; the driver can. found: returns the error that was
-    noticed first; called if neither is the cause.
+    that an owner refuses cannot know whether the owner was restarted; the driver can. Nor can the process that ships
+    epochs, which finds partitions missing, or ships nothing. found: returns the error that was noticed first; called if
+    neither is the cause.
     """
     lost: RecoveryError | None = None
     try:
@@ -55,6 +67,6 @@ def what_ended(store: PartitionStore, lease: Lease, found: Callable[[], BaseExce
     except RecoveryError as error:
         lost = error
     noticed = found()
-    if isinstance(noticed, OwnerRefusedError) and isinstance(lost, OwnerUnreachableError):
+    if isinstance(noticed, OF_A_LOST_OWNER) and isinstance(lost, OwnerUnreachableError):
         return lost
     return noticed
