@@ -74,7 +74,7 @@ class BroughtBack(NamedTuple):
 def shortage(store: Store, lost: Sequence[str], clock: Clock) -> Shortage:
     """Step missing.1. lost: the locations of owners of the store that were not reached. Raises what `newest_copies`
     raises, and the error of the first file that cannot be read."""
-    store.lost = (*store.lost, *lost)
+    store.lost = tuple(dict.fromkeys((*store.lost, *lost)))
     found = store.locations(without_lost=True)
     held = {index: copy.partition for index, copy in newest_copies(found).copies.items()}
     sizes = {location.name: sum(each.size_bytes for each in location.partitions) for location in found}

@@ -14,6 +14,7 @@ import pytest
 from recovery.backup.missing import replace_lost
 from recovery.backup.note import last_replaced
 from recovery.base.clock import SystemClock
+from recovery.base.ids import PartitionIndex
 from recovery.errors import (
     InconsistentPartitionsError,
     MissingPartitionsError,
@@ -22,8 +23,11 @@ from recovery.errors import (
     RecoveryError,
     StorageError,
 )
+from recovery.planning.copies import Departed, age_of
 from recovery.planning.replacement import Replacement
 from recovery.planning.resume import plan_resume
+from recovery.storage.moving.departed import write_note
+from recovery.storage.scan import scan
 from recovery.storage.staged import StagedRestore
 from tests.backup.support import back_up, bring_back, random_id, states, work
 from tests.backup.test_at_owners import call, files, together
@@ -165,6 +169,18 @@ class TestAReplacement:
         assert not (fleet.second / "part-2.sqlite3-wal").exists()
         with Driver(fleet.spread) as run:
             assert run.epoch == 9
+
+    def test_an_owner_to_which_a_note_leads(self, fleet):
+        """The partition had moved to the lost owner, and this start does not name that owner. The note goes."""
+        [file] = scan(fleet.second)
+        lost = fleet.at(1)
+        fleet.lose(1)
+        left = age_of(file.description)
+        write_note(fleet.first, Departed(PartitionIndex(2), file.description.store_id, *left, lost, 0))
+        done = fleet.replace()
+        assert (done.lost, done.owner_of) == ((lost,), {2: fleet.at(0)})
+        with Driver(fleet.spread) as run:
+            assert run.epoch == 6
 
     def test_it_is_noted(self, fleet):
         """For `recovery status` and for metrics."""

@@ -358,7 +358,7 @@ def test_an_owner_that_a_note_names_is_lost(places):
     try:
         with pytest.raises(OwnerUnreachableError, match=r"part-3.sqlite3 has moved to 127.0.0.1:\d+") as found:
             store.found()
-        assert ".moved-part-3.json" in found.value.remedy
+        assert "restore SRC DIR --missing" in found.value.remedy
     finally:
         store.release()
 
