@@ -8,20 +8,22 @@ import shutil
 import pytest
 
 APART = ("+7m", "-7m")
-PYTHON = "/tmp/python"
 
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="no faketime, which changes a process's clock")
-def test_clocks_of_executors(make_lab, keep):
+def test_clocks_of_executors(make_lab, keep, tmp_path):
     """The Python of one is seven minutes ahead, that of the other as much behind. Each key ends when its time is over,
     as on one host, and not earlier."""
     lab = make_lab(2)
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nexec python3 "$@"\n')
+    python.chmod(0o755)
     for host, apart in zip(lab.network.hosts, APART, strict=True):
         script = f'#!/bin/sh\nexec faketime -f {apart} python3 "$@"\n'
-        host.run(["sh", "-c", f"cat > {PYTHON} <<'END'\n{script}END\nchmod +x {PYTHON}"])
+        host.run(["sh", "-c", f"mkdir -p {tmp_path}; cat > {python} <<'END'\n{script}END\nchmod +x {python}"])
     kept = keep(lab)
-    output = kept.run("executors.py:expiring(3)", "--trigger", "500ms", PYSPARK_PYTHON=PYTHON).succeed()
+    output = kept.run("executors.py:expiring(3)", "--trigger", "500ms", PYSPARK_PYTHON=str(python)).succeed()
     began, ended = (
         {key: int(now_ms) for key, now_ms in re.findall(rf"^{what} (k\d+) (\d+)$", output, re.MULTILINE)}
         for what in ("began", "ended")
