@@ -25,6 +25,7 @@ from recovery.host.children import tell_parent
 from recovery.host.open_files import allow_open_files
 from recovery.owner.tasks import TaskService
 from recovery.wire import server
+from recovery.wire.served import ServedDirectory
 from recovery.wire.service import Service, Tasks
 
 STACK_BYTES = 1 << 20
@@ -85,7 +86,7 @@ def main() -> int:
     except RecoveryError as error:
         _print(Failed(type(error).__name__, error.found))
         return error.exit_code
-    _print(Ready(port_of(task.listener), serving.incarnation))
+    _print(Ready(port_of(task.listener), serving.named("").incarnation))
     _wait(task.driver)
     # Not stopped one by one: clients see the connection end, and transactions that run are rolled back.
     sys.stderr.flush()
@@ -93,20 +94,18 @@ def main() -> int:
 
 
 def _server(task: Task) -> server.OwnerServer:
-    allow_open_files(server.MOST_CONNECTIONS + FILES_OF_DELTAS)
+    allow_open_files(server.MOST_CONNECTIONS + server.MOST_UNPROVEN + FILES_OF_DELTAS)
     listener = socket.socket(fileno=os.dup(task.listener))
     listener.settimeout(None)
+    tasks = Tasks(
+        _service(task),
+        bytes.fromhex(task.task_key),
+        Lease(ExecutionNumber(task.number), task.id),
+        frozenset(map(PartitionIndex, range(task.count))),
+    )
+    tls = tls_context(task.tls_cert, task.tls_key)
     return server.OwnerServer(
-        listener,
-        Tasks(
-            _service(task),
-            bytes.fromhex(task.task_key),
-            Lease(ExecutionNumber(task.number), task.id),
-            frozenset(map(PartitionIndex, range(task.count))),
-        ),
-        tls=tls_context(task.tls_cert, task.tls_key),
-        explain=_damage_behind,
-        log=_log,
+        listener, [ServedDirectory(tasks=tasks, explain=_damage_behind, log=_log)], tls=lambda: tls, log=_log
     )
 
 
