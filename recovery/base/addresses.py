@@ -72,8 +72,8 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def owner_place(text: str) -> tuple[str, int, str]:
-    """Return host, port and name of "HOST:PORT/NAME", where the name is that of a directory; empty without "/NAME". Raises
-    ConfigurationError."""
+    """Return host, port and name of "HOST:PORT/NAME", where the name is that of a directory; empty without "/NAME".
+    Raises ConfigurationError."""
     at, slash, name = text.partition("/")
     match = _HOST_AND_PORT.fullmatch(at)
     if match is None or not match["host"] or int(match["port"]) > 65535 or (slash and not is_directory_name(name)):

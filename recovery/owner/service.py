@@ -182,7 +182,8 @@ def serve(
 
     directories: runs name each of several by the last part of its path, as in "h1:7337/words"; a text "NAME=DIR"
     gives another name. at: "HOST:PORT", or ":PORT" for the loopback interface. token_file: has the secret that runs
-    have, too. tls_cert, tls_key: PEM files. scratch_directory: for what need not survive an execution; None: inside each directory.
+    have, too. tls_cert, tls_key: PEM files. scratch_directory: for what need not survive an execution; None: inside
+    each directory.
     insecure: listen on another interface without TLS. metrics_at: where to serve metrics for Prometheus and probes,
     without a secret: "HOST:PORT" or ":PORT". Raises ConfigurationError or NoPartitionsError.
     """

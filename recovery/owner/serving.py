@@ -11,16 +11,15 @@ import os
 import select
 import signal
 import socket
-import ssl
 import sys
 import threading
 from pathlib import Path
 
 import msgspec
 
-from recovery.base.credentials.token import warn_if_shared
+from recovery.base.credentials.server_certificate import CertificateFiles, RenewedCertificate
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
-from recovery.errors import ConfigurationError, RecoveryError
+from recovery.errors import RecoveryError
 from recovery.host.children import tell_parent
 from recovery.host.open_files import allow_open_files
 from recovery.owner.tasks import TaskService
@@ -39,7 +38,8 @@ class Task(msgspec.Struct, frozen=True):
     """What the owner gets on its standard input.
 
     listener: file descriptor of the listening socket. store: the address of the partitions on this host. reads: the
-    partitions' files, by index, for an owner that only sends rows.
+    partitions' files, by index, for an owner that only sends rows. trusted, host: with what and under which name tasks
+    check the certificate.
     """
 
     task_key: str
@@ -52,6 +52,8 @@ class Task(msgspec.Struct, frozen=True):
     driver: int
     tls_cert: str | None = None
     tls_key: str | None = None
+    trusted: str | None = None
+    host: str = ""
     reads: list[str] | None = None
 
 
@@ -103,10 +105,12 @@ def _server(task: Task) -> server.OwnerServer:
         Lease(ExecutionNumber(task.number), task.id),
         frozenset(map(PartitionIndex, range(task.count))),
     )
-    tls = tls_context(task.tls_cert, task.tls_key)
-    return server.OwnerServer(
-        listener, [ServedDirectory(tasks=tasks, explain=_damage_behind, log=_log)], tls=lambda: tls, log=_log
-    )
+    directory = ServedDirectory(tasks=tasks, explain=_damage_behind, log=_log)
+    if task.tls_cert is None:
+        return server.OwnerServer(listener, [directory], log=_log)
+    files = CertificateFiles(Path(task.tls_cert), None if task.tls_key is None else Path(task.tls_key))
+    tls = RenewedCertificate(files, task.trusted, task.host, _log)
+    return server.OwnerServer(listener, [directory], tls=tls, log=_log)
 
 
 def _damage_behind(error: Exception) -> RecoveryError | None:
@@ -123,24 +127,6 @@ def _service(task: Task) -> Service:
     from recovery.owner.reading import ReadingService
 
     return ReadingService([Path(path) for path in task.reads])
-
-
-def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Return what serves TLS with these files; None without a certificate. Raises ConfigurationError."""
-    if certificate is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    warn_if_shared(Path(key or certificate), "the private key")
-    try:
-        context.load_cert_chain(certificate, key)
-    except OSError as error:
-        raise ConfigurationError(
-            f"the certificate and its key cannot be used: {error}",
-            path=certificate,
-            remedy="Give PEM files that belong together: --tls-cert and --tls-key.",
-        ) from error
-    return context
 
 
 def port_of(listener: int) -> int:

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from recovery.base.addresses import host_and_port, looks_like_address
 from recovery.base.credentials.certificates import read_certificates, shake_hands
+from recovery.base.credentials.server_certificate import CertificateFiles
 from recovery.config import RecoveryConfig
 from recovery.errors import ConfigurationError, OwnerRefusedError, RecoveryError, UnsupportedPlanError
 from recovery.owner.process import OwnerProcess
-from recovery.owner.serving import tls_context
 from recovery.owner.watch.loopback import is_loopback, loopback_warning
 from recovery.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink
 from recovery.wire.address import DEADLINE_S
@@ -149,7 +149,8 @@ class TaskServing:
         warning = loopback_warning(bind) or (f"{bind} is this host alone" if is_loopback(bind) else None)
         if warning is not None:
             _log.warning("executors of other hosts cannot reach this run at %s: %s: --serve HOST:PORT", host, warning)
-        owner = make(bind=bind, port=port, tls_cert=self.tls_cert, tls_key=self.tls_key)
+        tls = {"tls_cert": self.tls_cert, "tls_key": self.tls_key, "trusted": trusted, "host": host}
+        owner = make(bind=bind, port=port, **tls)
         return owner, owner.address(host, deadline_s=self.deadline_s, tls_ca_pem=trusted)
 
     def check(self, settings: Mapping[str, str]) -> str | None:
@@ -159,8 +160,9 @@ class TaskServing:
         if self.tls_cert is None:
             return None
         _, host, _ = self._place(settings)
-        shown = tls_context(str(self.tls_cert), str(self.tls_key))
-        assert shown is not None
+        files = CertificateFiles(self.tls_cert, self.tls_key)
+        files.warn_if_shared()
+        shown = files.read().context
         trusted = read_certificates(self.tls_ca or self.tls_cert, "--tls-cert" if self.tls_ca is None else "--tls-ca")
         try:
             shake_hands(shown, trusted, host)

@@ -45,8 +45,8 @@ class Served:
         with self.log.open("ab") as log:
             begin = log.tell()
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "recovery", "serve", self.directory, *self.beside, "--at", f"127.0.0.1:{self.port}",
-                 "--token-file", self._token, *self._options],
+                [sys.executable, "-m", "recovery", "serve", self.directory, *self.beside,
+                 "--at", f"127.0.0.1:{self.port}", "--token-file", self._token, *self._options],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "RECOVERY_CRASH_AT": crash_at},
             )  # fmt: skip

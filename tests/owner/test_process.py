@@ -174,7 +174,7 @@ class TestLife:
 
     def test_certificates_that_cannot_be_used(self, run, tmp_path):
         (tmp_path / "cert.pem").write_text("none")
-        with pytest.raises(ConfigurationError, match="the certificate and its key cannot be used"):
+        with pytest.raises(ConfigurationError, match="the certificate of --tls-cert cannot be used"):
             started(run, tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "cert.pem")
 
     def test_tls(self, run, tmp_path):
@@ -184,6 +184,28 @@ class TestLife:
         try:
             address = owner.address("localhost", tls_ca_pem=authority.read_text())
             assert reach(address, task_key=KEY)[0].read(STEP, 0, {0: ("a",)}) == {0: [None]}
+        finally:
+            owner.stop()
+
+    def test_a_renewed_certificate_is_shown_to_who_connects(self, run, tmp_path):
+        """Once tasks would accept it. What is connected stays connected."""
+        certificate, key, authority = make_certificates(tmp_path)
+        later = tmp_path / "later"
+        later.mkdir()
+        trusted = authority.read_text() + make_certificates(later)[0].read_text()
+        owner = started(run, tls_cert=certificate, tls_key=key, trusted=trusted, host="localhost")
+        try:
+            first = owner.address("localhost", tls_ca_pem=authority.read_text())
+            connected = reach(first, task_key=KEY)[0]
+            assert connected.read(STEP, 0, {0: ("a",)}) == {0: [None]}
+            other = make_certificates(tmp_path, names=("other",), addresses=())
+            second = owner.address("localhost", tls_ca_pem=trusted)
+            assert reach(second, task_key=KEY)[0].read(STEP, 0, {0: ("a",)}) == {0: [None]}
+            for new, old in zip(("cert.pem", "key.pem"), other, strict=False):
+                (later / new).replace(old)
+            third = owner.address("localhost", tls_ca_pem=certificate.read_text())
+            assert reach(third, task_key=KEY)[0].read(STEP, 0, {0: ("a",)}) == {0: [None]}
+            assert connected.read(STEP, 0, {0: ("a",)}) == {0: [None]}
         finally:
             owner.stop()
 

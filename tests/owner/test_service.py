@@ -353,7 +353,7 @@ class TestProcess:
             for one, other in zip(there["partitions"], here["partitions"], strict=True):
                 assert one["file"].endswith(other["file"])
                 assert one["keys"] == other["keys"]
-            run = client(owner.port)
+            [run] = OwnerAccess((owner.at,), token).connect(PATIENCE_S)
             run.hold("one", "a run", KEY)
             assert recovery("gc", directory, *given).returncode == 40
             run.release()

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 
+from recovery.base.credentials.server_certificate import CertificateFiles
 from recovery.base.ids import Lease
 from recovery.errors import LeaseLostError, OwnerRefusedError, OwnerUnreachableError, RecoveryError, StorageError
 from recovery.owner.spool import MessageSpool, SpoolMemory
@@ -278,9 +279,7 @@ class TestTls:
     @pytest.fixture
     def secured(self, run, tmp_path, tls_files):
         """A server with TLS."""
-        from recovery.owner.serving import tls_context
-
-        context = tls_context(*map(str, tls_files[:2]))
+        context = CertificateFiles(*tls_files[:2]).read().context
         made = Serving(run.store.address(run.lease), run.lease, run.count, tmp_path, tls=context)
         yield made
         made.close()
@@ -297,10 +296,10 @@ class TestTls:
             secured.task(tls_ca_pem=other).read(STEP, 0, {0: ("a",)})
 
     def test_a_certificate_of_another_name(self, run, tmp_path):
-        from recovery.owner.serving import tls_context
-
         files = make_certificates(tmp_path, names=("other",), addresses=("10.0.0.1",))
-        made = Serving(run.store.address(run.lease), run.lease, 2, tmp_path, tls=tls_context(*map(str, files[:2])))
+        made = Serving(
+            run.store.address(run.lease), run.lease, 2, tmp_path, tls=CertificateFiles(*files[:2]).read().context
+        )
         with pytest.raises(OwnerRefusedError, match=r"certificate is not accepted.*not valid for '127.0.0.1'"):
             made.task(tls_ca_pem=files[2].read_text()).read(STEP, 0, {0: ("a",)})
         made.close()
