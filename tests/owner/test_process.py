@@ -192,19 +192,19 @@ class TestLife:
         certificate, key, authority = make_certificates(tmp_path)
         later = tmp_path / "later"
         later.mkdir()
-        trusted = authority.read_text() + make_certificates(later)[0].read_text()
+        trusted, first_authority = make_certificates(later)[0].read_text(), authority.read_text()
         owner = started(run, tls_cert=certificate, tls_key=key, trusted=trusted, host="localhost")
         try:
-            first = owner.address("localhost", tls_ca_pem=authority.read_text())
+            first = owner.address("localhost", tls_ca_pem=first_authority)
             connected = reach(first, task_key=KEY)[0]
             assert connected.read(STEP, 0, {0: ("a",)}) == {0: [None]}
             other = make_certificates(tmp_path, names=("other",), addresses=())
-            second = owner.address("localhost", tls_ca_pem=trusted)
-            assert reach(second, task_key=KEY)[0].read(STEP, 0, {0: ("a",)}) == {0: [None]}
+            again = reach(owner.address("localhost", tls_ca_pem=first_authority, deadline_s=9.0), task_key=KEY)[0]
+            assert again.read(STEP, 0, {0: ("a",)}) == {0: [None]}
             for new, old in zip(("cert.pem", "key.pem"), other, strict=False):
                 (later / new).replace(old)
-            third = owner.address("localhost", tls_ca_pem=certificate.read_text())
-            assert reach(third, task_key=KEY)[0].read(STEP, 0, {0: ("a",)}) == {0: [None]}
+            renewed = owner.address("localhost", tls_ca_pem=trusted)
+            assert reach(renewed, task_key=KEY)[0].read(STEP, 0, {0: ("a",)}) == {0: [None]}
             assert connected.read(STEP, 0, {0: ("a",)}) == {0: [None]}
         finally:
             owner.stop()
