@@ -98,6 +98,13 @@ class SpreadDirectory:
         else:
             self.services = [self.serve(number) for number in range(1, len(spread))]
 
+    @classmethod
+    def of(cls, places: Sequence[Path], services: Sequence[ServedPlace]) -> SpreadDirectory:
+        """A store whose places are served already."""
+        made = cls.__new__(cls)
+        made.places, made.services = list(places), list(services)
+        return made
+
     def serve(self, number: int, port: int = 0) -> ServedPlace:
         """Start the owner service of a place."""
         return ServedPlace(OwnerService(self.places[number], f"127.0.0.1:{port}", self.token, log=self.log.append))

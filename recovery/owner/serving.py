@@ -34,12 +34,25 @@ LOOK_S = 1.0
 """How often the process looks whether its driver still runs, should something else hold its standard input open."""
 
 
+class ShownCertificate(msgspec.Struct, frozen=True):
+    """What an owner's process shows to tasks. certificate, key: paths of PEM files. trusted, host: with what and under
+    which name tasks check it; None: a renewed one is not checked before it is shown."""
+
+    certificate: str
+    key: str
+    trusted: str | None = None
+    host: str = ""
+
+    def files(self) -> CertificateFiles:
+        """Return the files."""
+        return CertificateFiles(Path(self.certificate), Path(self.key))
+
+
 class Task(msgspec.Struct, frozen=True):
     """What the owner gets on its standard input.
 
     listener: file descriptor of the listening socket. store: the address of the partitions on this host. reads: the
-    partitions' files, by index, for an owner that only sends rows. trusted, host: with what and under which name tasks
-    check the certificate.
+    partitions' files, by index, for an owner that only sends rows.
     """
 
     task_key: str
@@ -50,10 +63,7 @@ class Task(msgspec.Struct, frozen=True):
     id: str
     count: int
     driver: int
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    trusted: str | None = None
-    host: str = ""
+    tls: ShownCertificate | None = None
     reads: list[str] | None = None
 
 
@@ -106,10 +116,9 @@ def _server(task: Task) -> server.OwnerServer:
         frozenset(map(PartitionIndex, range(task.count))),
     )
     directory = ServedDirectory(tasks=tasks, explain=_damage_behind, log=_log)
-    if task.tls_cert is None:
+    if task.tls is None:
         return server.OwnerServer(listener, [directory], log=_log)
-    files = CertificateFiles(Path(task.tls_cert), None if task.tls_key is None else Path(task.tls_key))
-    tls = RenewedCertificate(files, task.trusted, task.host, _log)
+    tls = RenewedCertificate(task.tls.files(), task.tls.trusted, task.tls.host, _log)
     return server.OwnerServer(listener, [directory], tls=tls, log=_log)
 
 

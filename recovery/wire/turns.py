@@ -27,20 +27,19 @@ class TurnPool:
         self._left = CALLS_PER_PROCESSOR * (os.cpu_count() or 1) if most is None else most
         """Turns that are free; below zero, where directories had a call of their own beyond them."""
         self._lock = threading.Lock()
-        self._queues: dict[Turns, deque[threading.Lock]] = {}
-        """Calls that wait, by directory; each waits for its lock to be released."""
+        self._queues: dict[Turns, deque[threading.Event]] = {}
+        """What each call waits for, by directory."""
 
     def acquire(self, turns: Turns) -> None:
         """Wait for a turn of a directory."""
-        gate = threading.Lock()
+        gate = threading.Event()
         with self._lock:
             if turns.running == 0 or (self._left > 0 and not self._queues):
                 self._begin(turns)
                 return
-            gate.acquire()
             self._queues.setdefault(turns, deque()).append(gate)
             turns.waiting += 1
-        gate.acquire()
+        gate.wait()
 
     def release(self, turns: Turns) -> None:
         """Give a turn back, and let in whose turn it is."""
@@ -63,7 +62,7 @@ class TurnPool:
             del self._queues[turns]
         turns.waiting -= 1
         self._begin(turns)
-        gate.release()
+        gate.set()
 
 
 class Turns:
