@@ -19,8 +19,8 @@ from tests.waiting import wait_until
 READS = [
     "status DIR", "plan DIR", "verify DIR", "history DIR --step count --key a", "diff DIR DIR --epoch-a 1 --epoch-b 1",
     "advise DIR", "report DIR -o TO", "gc DIR", "gc DIR --dry-run", "backup DIR TO", "fork DIR TO",
-    "repartition DIR TO 5", "checkpoint show DIR", "checkpoint export DIR TO", "hwm get DIR x", "hwm set DIR x 1", "runs DIR",
-    "state list DIR",
+    "repartition DIR TO 5", "checkpoint show DIR", "checkpoint export DIR TO", "hwm get DIR x", "hwm set DIR x 1",
+    "runs DIR", "state list DIR",
     "state list DIR --step count", "state set DIR --step count --key a 1 --yes", "state export DIR --step count",
 ]  # fmt: skip
 BRINGS = ["init DIR 2", "restore BACKUP DIR"]
