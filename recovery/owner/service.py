@@ -67,8 +67,9 @@ class OwnerService:
         clock: Clock | None = None,
         log: Callable[[str], None] = _say,
     ) -> None:
-        """at: "HOST:PORT" or ":PORT", which is the loopback interface. scratch: None: inside each directory. insecure:
-        listen elsewhere without TLS. metrics_at: where to serve metrics and probes, in the same form; None: nowhere.
+        """at: "HOST:PORT" or ":PORT", which is the loopback interface. scratch: gets a directory of each name, if there
+        are several; None: inside each directory. insecure: listen elsewhere without TLS. metrics_at: where to serve
+        metrics and probes, in the same form; None: nowhere.
 
         Raises ConfigurationError, NoPartitionsError if there is none of the directories.
         """
@@ -87,12 +88,15 @@ class OwnerService:
         self.served: list[tuple[OwnedRuns, ServedDirectory]] = []
         """The runs of each directory, and what the server has of it."""
         for name, directory in named.items():
+            room = directory / SCRATCH_NAME
+            if scratch is not None:
+                # Where a store has its scratch files for itself, it removes those of others.
+                room = scratch if len(named) == 1 else scratch / name
             line = log if len(named) == 1 else partial(_say_of, name, log)
             served = ServedDirectory(name, pool=pool, explain=partial(damage_behind, within=directory), log=line)
             served.runs = runs = OwnedRuns(
-                directory, scratch or directory / SCRATCH_NAME, self._clock, served.serve_tasks, line,
-                SpoolMemory(share_bytes),
-            )  # fmt: skip
+                directory, room, self._clock, served.serve_tasks, line, SpoolMemory(share_bytes)
+            )
             runs.serving = partial(self._status, runs, served)
             self.served.append((runs, served))
         self._server = OwnerServer(

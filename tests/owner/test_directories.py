@@ -85,11 +85,11 @@ def moved(made: Path, to: Path) -> Path:
 class Flows:
     """Two stores, each whole in a directory of one service, and the directories of their runs."""
 
-    def __init__(self, first: Path, second: Path, root: Path) -> None:
+    def __init__(self, first: Path, second: Path, root: Path, scratch: Path | None = None) -> None:
         self.lines: list[str] = []
         self.directories = {"words": moved(first, root / "words"), "birds": moved(second, root / "birds")}
         self.service = OwnerService(
-            list(self.directories.values()), "127.0.0.1:0", token_file(root), log=self.lines.append
+            list(self.directories.values()), "127.0.0.1:0", token_file(root), scratch=scratch, log=self.lines.append
         )
         self.places = {name: ServedPlace(self.service, number, name) for number, name in enumerate(self.directories)}
         self.own = {name: root / f"driver of {name}" for name in self.directories}
@@ -166,6 +166,22 @@ class TestTwoRuns:
                 assert run.read(1, "abcd") == dict.fromkeys("abcd", value)
         assert sum("words: execution 1 of" in line for line in flows.lines) == 1
         assert sum("birds: execution 1 of" in line for line in flows.lines) == 1
+
+    @pytest.mark.parametrize("scratch", ["fast", "words/fast"])
+    def test_one_scratch_directory_for_both(self, make_store, tmp_path, scratch):
+        """Also where it is inside one of the directories: no execution removes the files of another flow's."""
+        flows = Flows(make_store(2), make_store(2), tmp_path, tmp_path / scratch)
+        try:
+            with flows.driver("birds") as one:
+                one.apply(0, {key: key for key in "abcd"})
+                with flows.driver("words") as other:
+                    other.apply(0, {key: key for key in "abcd"})
+                    for run in (one, other):
+                        run.close(0)
+                        assert run.read(1, "abcd") == {key: key for key in "abcd"}
+            assert not list((tmp_path / scratch).rglob("ex-*"))
+        finally:
+            flows.service.stop(0.1)
 
     def test_the_stop_lets_both_finish_their_epochs(self, flows):
         with flows.driver("words") as one, flows.driver("birds") as other:
