@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.base.addresses import host_and_port, local_path
+from recovery.base.addresses import host_and_port, local_path, owner_place
 from recovery.base.intervals import Interval, parse_interval
 from recovery.base.wording import counted
 from recovery.errors import ConfigurationError
@@ -191,8 +191,9 @@ class RecoveryConfig:
     owners: tuple[str, ...] = setting(
         (),
         "An [owner](clusters.md#partitions-on-several-hosts) (`recovery serve`) that has other partitions of the "
-        "store. RECOVERY_OWNERS lists several, separated by commas.",
-        "--owner", kind="texts", form="HOST:PORT", variable="RECOVERY_OWNERS",
+        "store. NAME: one of [several directories](owners.md#several-directories) of the owner. RECOVERY_OWNERS lists "
+        "several owners, separated by commas.",
+        "--owner", kind="texts", form="HOST:PORT[/NAME]", variable="RECOVERY_OWNERS",
     )  # fmt: skip
     token_file: str | os.PathLike[str] | None = setting(
         None,
@@ -428,12 +429,11 @@ def parse_until(given: int | str) -> int | str:
 
 
 def checked_owners(owners: Iterable[str]) -> tuple[str, ...]:
-    """Return the addresses of owners. Raises ConfigurationError for an owner that names no host and port, or is named
+    """Return the addresses of owners. Raises ConfigurationError for a text that is none, and for an owner that is named
     twice."""
     found = tuple(owners)
     for owner in found:
-        if not host_and_port(owner)[0]:
-            raise ConfigurationError(f"{owner!r:.120} names no host", cause="", remedy="Write HOST:PORT.")
+        owner_place(owner)
     if len(set(found)) < len(found):
         raise ConfigurationError("an owner is named twice", cause="", remedy="Name each owner once.")
     return found

@@ -17,6 +17,7 @@ from recovery.base.clock import SystemClock
 from recovery.base.ids import Lease
 from recovery.owner.process import OwnerProcess
 from recovery.owner.service import OwnerService
+from recovery.planning.owner_facts import OwnerFacts
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import Execution, FoundFile
 from recovery.storage.reach import reach
@@ -27,7 +28,7 @@ from recovery.storage.sqlite.store import FilePartitions
 from recovery.storage.store import Store
 from recovery.storage.verify import PartitionCheck
 from recovery.values.keys import partition_of
-from recovery.wire.address import OwnerAddress
+from recovery.wire.address import OwnerAddress, location
 from recovery.wire.run_client import Owner
 from tests.memory_store import MemoryDirectory, MemoryPartitions
 
@@ -45,12 +46,44 @@ class OwnedDirectory(type(Path())):
     """A recovery directory whose tasks reach it through an owner's process."""
 
 
+class ServedPlace:
+    """A directory that a service of this process serves, perhaps among others. name: by which clients name it; empty if
+    the service serves nothing else."""
+
+    def __init__(self, service: OwnerService, number: int = 0, name: str = "") -> None:
+        self.service = service
+        self.runs, self.served = service.served[number]
+        self.name = name
+        self.port = service.port
+
+    @property
+    def at(self) -> str:
+        """Its address, as users write it."""
+        return location("127.0.0.1", self.port, self.name)
+
+    def facts(self) -> OwnerFacts:
+        return self.service.facts()[self.served.name]
+
+    def client(
+        self, token: str = "", *, host: str = "127.0.0.1", deadline_s: float = 30.0, tls_ca_pem: str | None = None
+    ) -> Owner:
+        """A run or look. token: another one than the service has."""
+        key = token.encode() or self.service.credentials.tokens[0]
+        return Owner(OwnerAddress(host, self.port, Lease(0, ""), 0, deadline_s, tls_ca_pem, self.name), key)
+
+    def stop(self, wait_s: float) -> None:
+        self.service.stop(wait_s)
+
+
 class SpreadDirectory:
     """A store in several places: the driver's directory, and owner services of this process. `places` are their
     directories, the driver's first."""
 
-    def __init__(self, made: Path, spread: Sequence[Sequence[int]] = ((), (0,), (1,))) -> None:
-        """made: where all partitions are now. spread: those of each place."""
+    def __init__(
+        self, made: Path, spread: Sequence[Sequence[int]] = ((), (0,), (1,)), *, together: bool = False
+    ) -> None:
+        """made: where all partitions are now. spread: those of each place. together: one service serves all places but
+        the driver's, instead of one each."""
         self.places = [made.with_name(f"{made.name}-{number}") for number in range(len(spread))]
         for place, indexes in zip(self.places, spread, strict=True):
             place.mkdir()
@@ -59,18 +92,26 @@ class SpreadDirectory:
         self.token = made.with_name(f"{made.name}.token")
         self.token.write_text("0123456789abcdef")
         self.log: list[str] = []
-        self.services = [self.serve(number) for number in range(1, len(spread))]
+        if together and len(spread) > 2:
+            service = OwnerService(self.places[1:], "127.0.0.1:0", self.token, log=self.log.append)
+            self.services = [ServedPlace(service, n, each.name) for n, each in enumerate(self.places[1:])]
+        else:
+            self.services = [self.serve(number) for number in range(1, len(spread))]
 
-    def serve(self, number: int, port: int = 0) -> OwnerService:
+    @classmethod
+    def of(cls, places: Sequence[Path], services: Sequence[ServedPlace]) -> SpreadDirectory:
+        """A store whose places are served already."""
+        made = cls.__new__(cls)
+        made.places, made.services = list(places), list(services)
+        return made
+
+    def serve(self, number: int, port: int = 0) -> ServedPlace:
         """Start the owner service of a place."""
-        return OwnerService(self.places[number], f"127.0.0.1:{port}", self.token, log=self.log.append)
+        return ServedPlace(OwnerService(self.places[number], f"127.0.0.1:{port}", self.token, log=self.log.append))
 
     def locations(self, *, run: str | None = None, deadline_s: float = 5.0) -> Store:
         """What a look asks; or what a run holds, which takes the place of an earlier run, as if that were silent."""
-        owners = [
-            Owner(OwnerAddress("127.0.0.1", each.port, Lease(0, ""), 0, deadline_s), self.token.read_bytes())
-            for each in self.services
-        ]
+        owners = [each.client(deadline_s=deadline_s) for each in self.services]
         found = Store(self.places[0], owners)
         if run is not None:
             for each in self.services:
@@ -85,7 +126,7 @@ class SpreadDirectory:
         return sorted(files, key=lambda path: int(path.stem[5:]))
 
     def close(self) -> None:
-        for each in self.services:
+        for each in {each.service for each in self.services}:
             each.stop(0.1)
 
 

@@ -93,7 +93,7 @@ COVERED_BY = {
     "storage/test_store.py": "host.open_files storage.deltas.scratch storage.scan",
     # A connection has two ends, and an owner several parts: their tests see the whole.
     "owner/test_step_rows.py": "owner.reading",
-    "wire/test_connections.py": """wire.address wire.answers wire.client wire.line wire.messages wire.server
+    "wire/test_connections.py": """wire.address wire.answers wire.client wire.line wire.messages wire.server wire.served
         wire.service wire.task_calls""",
     "owner/test_service.py": """base.credentials.token cli.owners cli.serve owner.holding
         owner.runs wire.calls

@@ -63,7 +63,7 @@ def metrics() -> Iterator[str]:
 def facts() -> Iterator[str]:
     """The table of the metrics of owners."""
     yield head("metric", "type", "labels", "")
-    for each in owner_families([({}, OwnerFacts(clock_ms=0, call_p50_s=0, call_p99_s=0))]):
+    for each in owner_families([({"directory": "db"}, OwnerFacts(clock_ms=0, call_p50_s=0, call_p99_s=0))]):
         labels = ", ".join(f"`{label}`" for label in (each.samples[0][0] if each.samples else ()))
         yield row(f"`{each.name}`", each.kind, labels, each.help)
 

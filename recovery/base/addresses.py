@@ -20,6 +20,9 @@ _ADDRESS = re.compile(rf"(?:(?P<known>{_KNOWN})(?::|//).*|(?P<other>[a-z][a-z0-9
 _HOST_AND_PORT = re.compile(r"(?P<host>[\w.-]*|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})", re.ASCII)
 
 
+_DIRECTORY_NAME = re.compile(r"(?!\.{1,2}$)[\w.-]{1,64}", re.ASCII)
+
+
 def looks_like_address(path: str | os.PathLike[str]) -> bool:
     """Whether a text begins like an address: `s3:/x`, `s3://x`, `file:/x`, `s3//x`, `host:/x`."""
     text = os.fspath(path)
@@ -66,6 +69,26 @@ def host_and_port(text: str) -> tuple[str, int]:
             remedy="Write HOST:PORT, or :PORT. Port 0 takes a free one.",
         )
     return match["host"], int(match["port"])
+
+
+def owner_place(text: str) -> tuple[str, int, str]:
+    """Return host, port and name of "HOST:PORT/NAME", where the name is that of a directory; empty without "/NAME".
+    Raises ConfigurationError."""
+    at, slash, name = text.partition("/")
+    match = _HOST_AND_PORT.fullmatch(at)
+    if match is None or not match["host"] or int(match["port"]) > 65535 or (slash and not is_directory_name(name)):
+        raise ConfigurationError(
+            f"{text!r:.120} is no address of an owner",
+            cause="The host or the port is missing; an IPv6 address lacks its brackets; or the name of a directory has "
+            "other characters than letters, digits, '.', '-' and '_'.",
+            remedy="Write HOST:PORT; for an owner that serves several directories, HOST:PORT/NAME.",
+        )
+    return match["host"].strip("[]"), int(match["port"]), name
+
+
+def is_directory_name(text: str) -> bool:
+    """Whether an owner may serve a directory under this name: letters, digits, '.', '-' and '_', at most 64."""
+    return _DIRECTORY_NAME.fullmatch(text) is not None
 
 
 def has_backups(directory: Path) -> bool:

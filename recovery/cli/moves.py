@@ -34,7 +34,7 @@ from recovery.wire.move_calls import MoveCalls, MoveRequest
 from recovery.wire.run_client import Owner
 
 _PART = re.compile(r"(?:part-)?(\d{1,9})(?:\.sqlite3)?", re.ASCII)
-_WEIGHT = re.compile(r"(?P<owner>.+:\d+)=(?P<weight>\d+(?:\.\d+)?)", re.ASCII)
+_WEIGHT = re.compile(r"(?P<owner>.+:\d+(?:/[\w.-]+)?)=(?P<weight>\d+(?:\.\d+)?)", re.ASCII)
 LOOK_PAUSE_S = 0.2
 ENDED_S = 5.0
 """How long no run holds the owner before the command takes it that the run has ended. Between two executions of a run
@@ -85,7 +85,7 @@ def _parts(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
 
 @owners.command()
 @click.argument("parts", metavar="PART...", nargs=-1, required=True, callback=_parts)
-@option("--to", "target", metavar="HOST:PORT", required=True,
+@option("--to", "target", metavar="HOST:PORT[/NAME]", required=True,
         help="The owner that gets the partitions. A run that was not given this owner finds it.")  # fmt: skip
 @_moving
 def move(parts: list[PartitionIndex], target: str, **given: Any) -> None:
@@ -101,7 +101,7 @@ def move(parts: list[PartitionIndex], target: str, **given: Any) -> None:
 
 
 @owners.command()
-@click.argument("owner", metavar="HOST:PORT")
+@click.argument("owner", metavar="HOST:PORT[/NAME]")
 @_moving
 def drain(owner: str, **given: Any) -> None:
     """Move all partitions of an owner to the others, each to the one with the fewest bytes. Then a run no longer uses

@@ -1,15 +1,17 @@
-"""`recovery serve DIR`."""
+"""`recovery serve DIR…`."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import click
 
-from recovery.base.addresses import host_and_port
+from recovery.base.addresses import owner_place
 from recovery.cli.common import DIRECTORY, say
 from recovery.cli.config_options import FILE
-from recovery.cli.option import option
+from recovery.cli.option import ParsedType, option
 from recovery.errors import OwnerUnreachableError
 from recovery.storage.store import OwnerAccess
 from recovery.wire.calls import OwnerCalls
@@ -17,8 +19,18 @@ from recovery.wire.calls import OwnerCalls
 CHECK_S = 5.0
 
 
+class NamedDirectoryType(ParsedType[str]):
+    """A directory, perhaps with the name under which it is served: NAME=DIR."""
+
+    name = "directory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        DIRECTORY.convert(value, param, ctx)
+        return str(value)
+
+
 @click.command()
-@click.argument("directory", metavar="[DIR]", required=False, type=DIRECTORY, envvar="RECOVERY_DIRECTORY")
+@click.argument("directories", metavar="[[NAME=]DIR]...", nargs=-1, type=NamedDirectoryType())
 @option("--at", metavar="[HOST]:PORT", envvar="RECOVERY_SERVE_AT",
         help="Where to listen; without a host, at the loopback interface. Another interface needs --tls-cert, or "
              "--insecure.")  # fmt: skip
@@ -28,21 +40,21 @@ CHECK_S = 5.0
              "replaced](owners.md#renewing).")  # fmt: skip
 @option("--tls-cert", type=FILE, without="no TLS", help="The certificate of this host, a PEM file.")
 @option("--tls-key", type=FILE, help="The key of the certificate that --tls-cert names, a PEM file.")
-@option("--scratch", type=FILE, without="inside DIR", help="Where touched state is kept during a run.")
+@option("--scratch", type=FILE, without="inside each DIR", help="Where touched state is kept during a run.")
 @option("--insecure", is_flag=True,
         help="Listen on another interface than loopback without TLS: states cross the network in plain "
              "text.")  # fmt: skip
 @option("--metrics-at", metavar="[HOST]:PORT", envvar="RECOVERY_METRICS_AT",
         help="Serve [metrics for Prometheus](owners.md#watching) at /metrics, and /health and /ready for "
              "probes, over HTTP; without a host, at the loopback interface.")  # fmt: skip
-@option("--check", metavar="HOST:PORT",
+@option("--check", metavar="HOST:PORT[/NAME]",
         help="Serve nothing: ask whether the owner there is ready, and whether a run has it. A probe for init systems "
              "and Kubernetes, which ends with 0, 47 (not reached, or being stopped) or 48 (another token, certificate "
              "or version).")  # fmt: skip
 @option("--tls-ca", type=FILE, without="no TLS",
         help="With --check: a PEM file of certificates that verify the owner.")  # fmt: skip
 def serve(
-    directory: Path | None,
+    directories: tuple[str, ...],
     at: str | None,
     token_file: Path,
     tls_cert: Path | None,
@@ -55,22 +67,25 @@ def serve(
 ) -> None:
     """Serve the partitions in DIR to runs on other hosts: an owner.
 
-    Runs and commands on other hosts name this owner with --owner HOST:PORT.
+    Runs and commands on other hosts name this owner with --owner HOST:PORT. Of several directories, they name one with
+    --owner HOST:PORT/NAME: the last part of DIR, or what stands before the = of NAME=DIR.
 
-    The owner serves one run at a time. On SIGTERM the owner lets that run finish the epoch that is being closed. The
-    run then ends with 47, and the same command continues it once the owner is back. On SIGHUP the owner reads the token
-    and the certificate again, for new connections. --check ends with 0 if the owner is
-    ready, else with 47 or 48.
+    The owner serves one run at a time for each directory. On SIGTERM the owner lets these runs finish the epochs that
+    are being closed. The runs then end with 47, and the same commands continue them once the owner is back. On SIGHUP
+    the owner reads the token and the certificate again, for new connections. --check ends with 0 if the owner is ready,
+    else with 47 or 48.
     """
     if check is not None:
         _check(check, OwnerAccess((check,), token_file, tls_ca))
         return
-    if directory is None or at is None:
+    # The variable names one directory, whatever its characters.
+    given = directories or tuple(filter(None, [os.environ.get("RECOVERY_DIRECTORY")]))
+    if not given or at is None:
         raise click.UsageError("Give DIR and --at [HOST]:PORT, or --check HOST:PORT.")
     from recovery.owner.service import serve
 
     serve(
-        directory,
+        directories or DIRECTORY.convert(given[0], None, None),
         at,
         token_file=token_file,
         tls_cert=tls_cert,
@@ -82,7 +97,7 @@ def serve(
 
 
 def _check(at: str, access: OwnerAccess) -> None:
-    host_and_port(at)
+    owner_place(at)
     [owner] = access.connect(CHECK_S)
     try:
         found = owner.ask(OwnerCalls.serving)

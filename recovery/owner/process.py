@@ -23,7 +23,7 @@ from recovery.base.ids import Lease
 from recovery.errors import ConfigurationError, RecoveryError, StorageError, error_named
 from recovery.host.children import end, exit_text, own_module
 from recovery.metrics.memory import resident_bytes
-from recovery.owner.serving import Failed, Ready, Task, port_of, tls_context
+from recovery.owner.serving import Failed, Ready, ShownCertificate, Task, port_of
 from recovery.wire.address import DEADLINE_S, location, owner_address
 
 START_S = 60.0
@@ -50,18 +50,19 @@ class OwnerProcess:
         *,
         bind: str = "127.0.0.1",
         port: int = 0,
-        tls_cert: Path | None = None,
-        tls_key: Path | None = None,
+        tls: ShownCertificate | None = None,
         reads: Sequence[Path] | None = None,
         log: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     ) -> None:
         """Start the process; return when it serves.
 
         store: the address of the partitions on this host. scratch: the execution's directory. bind, port: where to
-        listen; port 0 is a free one. tls_cert, tls_key: PEM files. reads: the partitions' files, by index, for a
-        process that only sends rows. Raises ConfigurationError if the process cannot listen there.
+        listen; port 0 is a free one. tls: absolute paths, from which the process reads again what has changed. reads:
+        the partitions' files, by index, for a process that only sends rows. Raises ConfigurationError if the process
+        cannot listen there.
         """
-        tls_context(_text(tls_cert), _text(tls_key))
+        if tls is not None:
+            tls.files().read()
         self.lease = lease
         self.partition_count = partition_count
         self.starts = 0
@@ -81,8 +82,7 @@ class OwnerProcess:
             id=lease.id,
             count=partition_count,
             driver=os.getpid(),
-            tls_cert=_text(tls_cert),
-            tls_key=_text(tls_key),
+            tls=tls,
             reads=None if reads is None else [str(path.absolute()) for path in reads],
         )
         self._stopped = threading.Event()
@@ -223,7 +223,3 @@ def _listening(bind: str, port: int) -> socket.socket:
             remedy="Give another address: --serve [HOST]:PORT",
         ) from error
     return found
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path.absolute())

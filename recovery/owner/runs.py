@@ -30,6 +30,7 @@ from recovery.owner.given import request_of
 from recovery.owner.holding import Holding, why_not_held
 from recovery.owner.moving import Moving, Requests
 from recovery.owner.shipping import Shipping
+from recovery.owner.spool import SpoolMemory
 from recovery.owner.tasks import TaskService
 from recovery.planning.measures import ClosedPartition
 from recovery.planning.owner_restore import LeftRestore
@@ -71,8 +72,9 @@ class OwnedRuns:
         clock: Clock,
         serve_tasks: Callable[[Tasks | None], None],
         log: Callable[[str], None],
+        memory: SpoolMemory,
     ) -> None:
-        """serve_tasks: lets the tasks of an execution in; None: nobody."""
+        """serve_tasks: lets the tasks of an execution in; None: nobody. memory: what their messages may take."""
         self.directory = directory
         self.scratch = scratch
         self.shipping = Shipping(directory, scratch)
@@ -89,6 +91,7 @@ class OwnedRuns:
         """See `OwnerCalls.serving`."""
         self._clock = clock
         self._serve_tasks = serve_tasks
+        self._memory = memory
         self.log = log
         self._lock = threading.Lock()
         self._ending = threading.Lock()
@@ -149,11 +152,25 @@ class OwnedRuns:
                 self._holding = None
             self.log(f"let go by {one_line(holding.purpose)}{why and ': '}{why}")
 
+    def begin_to_stop(self) -> Holding | None:
+        """Let no further run hold the directory. Return the run that does."""
+        self.stops = True
+        holding = self._holding
+        if holding is not None:
+            self.log(f"stopping, when the epoch of {one_line(holding.purpose)} is closed")
+        return holding
+
+    def end(self) -> None:
+        """End the hold, if there is one, and what ships epochs."""
+        if self._holding is not None:
+            self.let_go(self._holding)
+        self.shipping.end()
+
     def begin_tasks(self, holding: Holding, execution: Execution) -> None:
         """Let the tasks of an execution in."""
         with holding.using() as store:
             lease = execution.lease
-            service = TaskService(store.address(lease), store.scratch)
+            service = TaskService(store.address(lease), store.scratch, self._memory)
             self._serve_tasks(Tasks(service, holding.task_key, lease, frozenset(store.indexes)))
             parts = ", ".join(map(str, store.indexes))
             self.log(f"execution {lease.number} of {one_line(execution.flow_id)} began: partitions {parts}")

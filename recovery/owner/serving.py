@@ -11,20 +11,20 @@ import os
 import select
 import signal
 import socket
-import ssl
 import sys
 import threading
 from pathlib import Path
 
 import msgspec
 
-from recovery.base.credentials.token import warn_if_shared
+from recovery.base.credentials.server_certificate import CertificateFiles, RenewedCertificate
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
-from recovery.errors import ConfigurationError, RecoveryError
+from recovery.errors import RecoveryError
 from recovery.host.children import tell_parent
 from recovery.host.open_files import allow_open_files
 from recovery.owner.tasks import TaskService
 from recovery.wire import server
+from recovery.wire.served import ServedDirectory
 from recovery.wire.service import Service, Tasks
 
 STACK_BYTES = 1 << 20
@@ -32,6 +32,20 @@ STACK_BYTES = 1 << 20
 FILES_OF_DELTAS = 1024
 LOOK_S = 1.0
 """How often the process looks whether its driver still runs, should something else hold its standard input open."""
+
+
+class ShownCertificate(msgspec.Struct, frozen=True):
+    """What an owner's process shows to tasks. certificate, key: paths of PEM files. trusted, host: with what and under
+    which name tasks check it; None: a renewed one is not checked before it is shown."""
+
+    certificate: str
+    key: str
+    trusted: str | None = None
+    host: str = ""
+
+    def files(self) -> CertificateFiles:
+        """Return the files."""
+        return CertificateFiles(Path(self.certificate), Path(self.key))
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -49,8 +63,7 @@ class Task(msgspec.Struct, frozen=True):
     id: str
     count: int
     driver: int
-    tls_cert: str | None = None
-    tls_key: str | None = None
+    tls: ShownCertificate | None = None
     reads: list[str] | None = None
 
 
@@ -85,7 +98,7 @@ def main() -> int:
     except RecoveryError as error:
         _print(Failed(type(error).__name__, error.found))
         return error.exit_code
-    _print(Ready(port_of(task.listener), serving.incarnation))
+    _print(Ready(port_of(task.listener), serving.named("").incarnation))
     _wait(task.driver)
     # Not stopped one by one: clients see the connection end, and transactions that run are rolled back.
     sys.stderr.flush()
@@ -93,21 +106,20 @@ def main() -> int:
 
 
 def _server(task: Task) -> server.OwnerServer:
-    allow_open_files(server.MOST_CONNECTIONS + FILES_OF_DELTAS)
+    allow_open_files(server.MOST_CONNECTIONS + server.MOST_UNPROVEN + FILES_OF_DELTAS)
     listener = socket.socket(fileno=os.dup(task.listener))
     listener.settimeout(None)
-    return server.OwnerServer(
-        listener,
-        Tasks(
-            _service(task),
-            bytes.fromhex(task.task_key),
-            Lease(ExecutionNumber(task.number), task.id),
-            frozenset(map(PartitionIndex, range(task.count))),
-        ),
-        tls=tls_context(task.tls_cert, task.tls_key),
-        explain=_damage_behind,
-        log=_log,
+    tasks = Tasks(
+        _service(task),
+        bytes.fromhex(task.task_key),
+        Lease(ExecutionNumber(task.number), task.id),
+        frozenset(map(PartitionIndex, range(task.count))),
     )
+    directory = ServedDirectory(tasks=tasks, explain=_damage_behind, log=_log)
+    if task.tls is None:
+        return server.OwnerServer(listener, [directory], log=_log)
+    tls = RenewedCertificate(task.tls.files(), task.tls.trusted, task.tls.host, _log)
+    return server.OwnerServer(listener, [directory], tls=tls, log=_log)
 
 
 def _damage_behind(error: Exception) -> RecoveryError | None:
@@ -124,24 +136,6 @@ def _service(task: Task) -> Service:
     from recovery.owner.reading import ReadingService
 
     return ReadingService([Path(path) for path in task.reads])
-
-
-def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Return what serves TLS with these files; None without a certificate. Raises ConfigurationError."""
-    if certificate is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    warn_if_shared(Path(key or certificate), "the private key")
-    try:
-        context.load_cert_chain(certificate, key)
-    except OSError as error:
-        raise ConfigurationError(
-            f"the certificate and its key cannot be used: {error}",
-            path=certificate,
-            remedy="Give PEM files that belong together: --tls-cert and --tls-key.",
-        ) from error
-    return context
 
 
 def port_of(listener: int) -> int:

@@ -15,7 +15,7 @@ from recovery.wire.messages import read_changes
 CALL_BYTES = 64 << 20
 """What one call may keep in memory."""
 ALL_BYTES = 512 << 20
-"""What all calls together may keep in memory."""
+"""What all calls of a process together may keep in memory."""
 
 
 class SpoolMemory:

@@ -16,11 +16,12 @@ from recovery.wire.messages import Rows
 class TaskService:
     """Serves tasks from the partitions at an address of this host: a `recovery.wire.service.Service`."""
 
-    def __init__(self, address: str, scratch: Path) -> None:
-        """address: see `PartitionStore.address`. scratch: a directory for what does not fit into memory."""
+    def __init__(self, address: str, scratch: Path, memory: SpoolMemory | None = None) -> None:
+        """address: see `PartitionStore.address`. scratch: a directory for what does not fit into memory. memory: what
+        all messages together may take; None: as much as a process of its own may."""
         self._address = address
         self._scratch = scratch
-        self._memory = SpoolMemory()
+        self._memory = memory or SpoolMemory()
 
     @contextlib.contextmanager
     def store(self) -> Iterator[TaskStore]:

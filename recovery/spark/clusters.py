@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 from recovery.base.addresses import host_and_port, looks_like_address
 from recovery.base.credentials.certificates import read_certificates, shake_hands
+from recovery.base.credentials.server_certificate import CertificateFiles
 from recovery.config import RecoveryConfig
 from recovery.errors import ConfigurationError, OwnerRefusedError, RecoveryError, UnsupportedPlanError
 from recovery.owner.process import OwnerProcess
-from recovery.owner.serving import tls_context
+from recovery.owner.serving import ShownCertificate
 from recovery.owner.watch.loopback import is_loopback, loopback_warning
 from recovery.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink
 from recovery.wire.address import DEADLINE_S
@@ -149,19 +150,24 @@ class TaskServing:
         warning = loopback_warning(bind) or (f"{bind} is this host alone" if is_loopback(bind) else None)
         if warning is not None:
             _log.warning("executors of other hosts cannot reach this run at %s: %s: --serve HOST:PORT", host, warning)
-        owner = make(bind=bind, port=port, tls_cert=self.tls_cert, tls_key=self.tls_key)
+        files = self._files
+        tls = None if files is None else ShownCertificate(str(files.certificate), str(files.key), trusted, host)
+        owner = make(bind=bind, port=port, tls=tls)
         return owner, owner.address(host, deadline_s=self.deadline_s, tls_ca_pem=trusted)
 
     def check(self, settings: Mapping[str, str]) -> str | None:
         """Check the certificate as a task will; return the certificates that it is checked with. Raises
         ConfigurationError for a PEM file that cannot be used, and OwnerRefusedError if tasks would not accept the
         certificate."""
-        if self.tls_cert is None:
+        files = self._files
+        if files is None:
             return None
         _, host, _ = self._place(settings)
-        shown = tls_context(str(self.tls_cert), str(self.tls_key))
-        assert shown is not None
-        trusted = read_certificates(self.tls_ca or self.tls_cert, "--tls-cert" if self.tls_ca is None else "--tls-ca")
+        files.warn_if_shared()
+        shown = files.read().context
+        trusted = read_certificates(
+            self.tls_ca or files.certificate, "--tls-cert" if self.tls_ca is None else "--tls-ca"
+        )
         try:
             shake_hands(shown, trusted, host)
         except ssl.SSLError as error:
@@ -174,6 +180,13 @@ class TaskServing:
                 "(--tls-ca); or another name of this host, which executors can resolve: --serve HOST:PORT.",
             ) from None
         return trusted
+
+    @property
+    def _files(self) -> CertificateFiles | None:
+        """The certificate with its key: a configuration has both, or none."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return CertificateFiles(self.tls_cert, self.tls_key)
 
     def _place(self, settings: Mapping[str, str]) -> tuple[str, str, int]:
         """Return the address to listen at, the host's name for tasks, and the port."""

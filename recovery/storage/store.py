@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recovery.base.addresses import host_and_port
+from recovery.base.addresses import owner_place
 from recovery.base.clock import Clock
 from recovery.base.credentials.certificates import read_certificates
 from recovery.base.credentials.task_key import task_key
@@ -99,10 +99,10 @@ class OwnerAccess(NamedTuple):
             )
         token = TokenFile(self.token_file)
         tls_ca_pem = None if self.tls_ca is None else read_certificates(self.tls_ca)
-        places = [host_and_port(owner) for owner in self.owners]
+        nobody = Lease(ExecutionNumber(0), "")
         return [
-            Owner(OwnerAddress(host.strip("[]"), port, Lease(ExecutionNumber(0), ""), 0, deadline_s, tls_ca_pem), token)
-            for host, port in places
+            Owner(OwnerAddress(host, port, nobody, 0, deadline_s, tls_ca_pem, name), token)
+            for host, port, name in map(owner_place, self.owners)
         ]
 
     def without_lost(self, wait_s: float) -> tuple[OwnerAccess, tuple[str, ...]]:

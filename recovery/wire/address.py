@@ -15,7 +15,7 @@ class OwnerAddress(NamedTuple):
     """Where an owner is, for which execution, and how many partitions it has.
 
     deadline_s: how long a task tries to reach it. tls_ca_pem: the certificates of which one must have signed the
-    owner's; None for a connection without TLS.
+    owner's; None for a connection without TLS. directory: the name of one of several directories that the owner serves.
     """
 
     host: str
@@ -24,16 +24,18 @@ class OwnerAddress(NamedTuple):
     partition_count: int
     deadline_s: float = DEADLINE_S
     tls_ca_pem: str | None = None
+    directory: str = ""
 
     @property
     def location(self) -> str:
-        """Host and port, as people write them."""
-        return location(self.host, self.port)
+        """Host, port and directory, as people write them."""
+        return location(self.host, self.port, self.directory)
 
     @classmethod
     def parsed(cls, found: Mapping[str, Any]) -> OwnerAddress:
         """Return the address from the parsed JSON of `owner_address`."""
-        host, _, port = found["at"].rpartition(":")
+        at, _, directory = found["at"].partition("/")
+        host, _, port = at.rpartition(":")
         return cls(
             host.removeprefix("[").removesuffix("]"),
             int(port),
@@ -41,12 +43,14 @@ class OwnerAddress(NamedTuple):
             found["count"],
             found["deadline_s"],
             found["tls_ca_pem"],
+            directory,
         )
 
 
-def location(host: str, port: int) -> str:
-    """Return "host:port"; an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def location(host: str, port: int, directory: str = "") -> str:
+    """Return "host:port", or "host:port/directory"; an IPv6 address in brackets."""
+    at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{at}/{directory}" if directory else at
 
 
 def owner_address(
@@ -57,7 +61,7 @@ def owner_address(
     deadline_s: float = DEADLINE_S,
     tls_ca_pem: str | None = None,
 ) -> str:
-    """Return the text for `recovery.storage.reach.reach`. at: "host:port", where tasks reach the owner."""
+    """Return the text for `recovery.storage.reach.reach`. at: `location`, where tasks reach the owner."""
     return json.dumps(
         {
             "kind": "owner",

@@ -166,7 +166,9 @@ class Line:
         except RefusedError as refused:
             channel.close()
             if messages.is_proven(refused.refusal, self.key, facts):
-                raise messages.as_error(refused.refusal, address.location) from None
+                error = messages.as_error(refused.refusal, address.location)
+                error.path = error.path or address.location
+                raise error from None
             # Whoever listens there may say anything: neither the error's class nor its advice is taken from it.
             said = one_line(refused.refusal.found)[:MOST_SAID]
             raise self._refused(f"it refused before it had proved itself, and said: {said}", *_UNPROVEN) from None
@@ -195,13 +197,15 @@ class Line:
     def _prove(self, channel: Channel, facts: list[str]) -> None:
         """Exchange versions and proofs. facts: gets the facts that both sides know, once they know them."""
         package = VERSION if self._role == messages.RUN else ""
-        hello = messages.Hello(messages.NAME, messages.PROTOCOL, self._role, new_nonce(), package)
+        hello = messages.Hello(
+            messages.NAME, messages.PROTOCOL, self._role, new_nonce(), package, self._address.directory
+        )
         channel.send(Kind.HELLO, messages.write_first(hello))
         challenge = self._expect(channel, Kind.CHALLENGE, messages.Challenge)
         if challenge.name != messages.NAME or challenge.protocol[0] != messages.PROTOCOL[0]:
             raise self._refused("it speaks another version of the protocol", None, None)
         version = ".".join(map(str, hello.protocol))
-        facts += [version, hello.nonce, challenge.incarnation, challenge.nonce]
+        facts += [version, hello.nonce, challenge.incarnation, challenge.nonce, hello.directory]
         lease = self._address.lease
         own = proof(self.key, self._role, *facts)
         proved = messages.Proof(own, lease.number, lease.id, self._name, self._again)

@@ -22,7 +22,7 @@ from recovery.wire.declared import DeclaredCalls, encode, read
 from recovery.wire.frames import MESSAGE_BYTES, VALUE_BYTES, WireError
 from recovery.wire.proof import is_proof, proof
 
-PROTOCOL = (2, 0)
+PROTOCOL = (3, 0)
 """Versions that differ in the first number do not understand each other."""
 NAME = "recovery"
 TASK = "task"
@@ -34,13 +34,14 @@ REFUSAL = "refusal"
 
 class Hello(msgspec.Struct, frozen=True):
     """The client's first message. protocol: its version, first of all. package: the version of this package, which has
-    to be the owner's for runs and looks."""
+    to be the owner's for runs and looks. directory: the name of the one that is meant; empty: the owner's only one."""
 
     name: str
     protocol: tuple[int, int]
     role: str
     nonce: str
     package: str = ""
+    directory: str = ""
 
 
 class Challenge(msgspec.Struct, frozen=True):

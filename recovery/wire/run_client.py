@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
 
-from recovery.base.addresses import host_and_port
+from recovery.base.addresses import owner_place
 from recovery.base.clock import SystemClock
 from recovery.errors import (
     LeaseLostError,
@@ -26,7 +26,7 @@ from recovery.planning.owner_facts import SeenOwner
 from recovery.wire import messages
 from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import ASKED, AskedCalls, BegunExecution, OwnerCalls
-from recovery.wire.frames import Channel, Kind, WireError
+from recovery.wire.frames import SILENCE_S, Channel, Kind, WireError, wait_at_most
 from recovery.wire.line import Line, RefusedError, ask, next_message, put, reason_of
 from recovery.wire.move_calls import MoveRequest
 from recovery.wire.proof import masked
@@ -38,6 +38,11 @@ CLASSIFY_S = 5.0
 LET_GO_S = 1.0
 """How long the end of a run waits for the answer to its last message to the owner."""
 PAUSE_S = 0.2
+ANSWER_S = 60.0
+"""How long an owner that works on one of the calls below may take for it. Other calls take as long as partitions are
+large, and the owner sends signs of progress meanwhile."""
+PROMPT = frozenset({"serving", "found", "facts", "hold", "let_go"})
+"""Calls of looks, and the first and last one of a run, that take long only where a disk hangs."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,12 +81,12 @@ class Owner:
 
     def elsewhere(self, address: str) -> Owner:
         """Return connections to another owner, with the same credentials, which belong to no run yet. address:
-        "HOST:PORT"."""
-        host, port = host_and_port(address)
-        return Owner(self.address._replace(host=host.strip("[]"), port=port), self._token)
+        "HOST:PORT" or "HOST:PORT/NAME"."""
+        host, port, name = owner_place(address)
+        return Owner(self.address._replace(host=host, port=port, directory=name), self._token)
 
     def is_same(self, other: Owner) -> bool:
-        """Whether both are one process, under whichever addresses it is reached."""
+        """Whether both are one directory of one process, under whichever addresses it is reached."""
         if self.location == other.location:
             return True
         looks = (self.again(), other.again())
@@ -158,8 +163,31 @@ class Owner:
     def _on(
         self, line: Line, call: Callable[Concatenate[AskedCalls, P], R], *arguments: P.args, **named: P.kwargs
     ) -> R:
-        with self._described():
+        with self._described(), self._prompt(line, call.__name__):
             return ask(self._channel(line), ASKED, call, *arguments, **named)
+
+    @contextlib.contextmanager
+    def _prompt(self, line: Line, call: str) -> Iterator[None]:
+        """Raise OwnerUnreachableError if the owner takes longer than `ANSWER_S` for a call that should be prompt."""
+        if call not in PROMPT or (self._run is not None and call != "let_go"):
+            yield
+            return
+        channel = self._channel(line)
+        channel.until_s = until_s = time.monotonic() + ANSWER_S
+        try:
+            yield
+        except OSError as error:
+            if time.monotonic() < until_s:
+                raise
+            raise OwnerUnreachableError(
+                f"the owner at {self.location} works on one call for more than {ANSWER_S:.0f} s",
+                cause="The disk of its directory does not answer, or its host is overloaded.",
+                remedy="Look at the owner's log and at that disk. Then run the same command again.",
+            ) from error
+        finally:
+            channel.until_s = None
+            with contextlib.suppress(OSError):
+                wait_at_most(channel.sock, SILENCE_S)
 
     @staticmethod
     def _channel(line: Line) -> Channel:

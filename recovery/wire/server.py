@@ -2,10 +2,12 @@
 
 Limits hold whatever clients do. A connection has to prove itself within `PROOF_S`; until then the owner reads at most
 `HELLO_BYTES` from it. If more than `MOST_UNPROVEN` connections have not proved themselves, the owner closes the oldest.
-The owner serves at most `MOST_CONNECTIONS`.
+The owner serves at most `MOST_CONNECTIONS` that have. Of these, `RESERVED_CONNECTIONS` are reserved for each
+directory, so that no directory can take them all.
 
 Beside a driver, tasks are served from the beginning. A service of its own (`recovery serve`) has a token for runs and
-looks, and serves tasks only while a run holds it.
+looks, and serves the tasks of a directory only while a run holds that. A client names a directory in its first message,
+and proves itself for that directory.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import ssl
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NoReturn
@@ -24,33 +25,29 @@ from typing import NoReturn
 from recovery.base.printable import one_line
 from recovery.base.version import VERSION
 from recovery.errors import (
-    CorruptPartitionError,
-    FileReplacedError,
     LeaseLostError,
     OwnerRefusedError,
     OwnerUnreachableError,
     RecoveryError,
-    StorageError,
-    with_path,
 )
 from recovery.wire import messages
 from recovery.wire.answers import Answers
 from recovery.wire.frames import HELLO_BYTES, PROGRESS_S, SILENCE_S, Channel, Kind, WireError, settle, wait_at_most
 from recovery.wire.proof import is_proof, new_nonce, proof, unmasked
 from recovery.wire.run_calls import serve_call
-from recovery.wire.service import RunConnection, Runs, Tasks
-from recovery.wire.task_calls import TaskConnection, Turns
-from recovery.wire.traffic import Repeats, ServerCounts
+from recovery.wire.served import ProvenSession, ServedDirectory
+from recovery.wire.service import RunConnection, Tasks
+from recovery.wire.task_calls import TaskConnection
 
 MOST_CONNECTIONS = 2000
+RESERVED_CONNECTIONS = 100
+"""Of each directory; fewer, where not so many are left for each."""
 MOST_UNPROVEN = 256
-MOST_EARLIER = 8
 PROOF_S = 10.0
 HOLD_S = 45.0
 """A run that says nothing for so long no longer holds the partitions."""
 TLS_HANDSHAKE = 0x16
 """First byte of a client that speaks TLS."""
-FILE_ERRORS = (StorageError, FileReplacedError, CorruptPartitionError)
 REFUSAL_PAUSE_S = 1.0
 
 
@@ -60,35 +57,24 @@ class OwnerServer:
     def __init__(
         self,
         listener: socket.socket,
-        tasks: Tasks | None,
+        directories: Sequence[ServedDirectory],
         *,
-        runs: Runs | None = None,
-        tokens: Sequence[bytes] = (),
-        tls: ssl.SSLContext | None = None,
-        explain: messages.Explain = lambda _: None,
+        tokens: Callable[[], Sequence[bytes]] = tuple,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """runs, tokens: the handler of runs and looks, and their secrets, each of which is accepted; None: the server
-        answers tasks only. explain: see `messages.as_typed`."""
-        self.incarnation = new_nonce()
-        self.runs = runs
+        """tokens: returns the secrets of runs and looks, each of which is accepted. tls: returns what a new connection
+        is to be encrypted with; None: nothing. log: of what belongs to no directory."""
+        self.directories = {each.name: each for each in directories}
+        self.nowhere = ServedDirectory(log=log)
+        """What a client reaches that names no directory of this server."""
         self.tokens = tokens
         self.tls = tls
-        self.explain = explain
         self.log = log
-        self.turns = Turns()
-        self.counts = ServerCounts()
-        self._logged = {True: Repeats(), False: Repeats()}
-        """The refusals of clients that have proved themselves, and of others, which keep no line of the first ones from
-        the log."""
-        self._tasks = tasks
-        self._earlier: deque[Tasks] = deque(maxlen=MOST_EARLIER)
-        """What served the tasks of runs that have ended: with those runs' keys, the tasks get an answer that they
-        trust."""
+        self._only = directories[0] if len(directories) == 1 else None
         self._listener = listener
         self._lock = threading.Lock()
         self._unproven: dict[Session, None] = {}
-        self._proven: dict[str, Session] = {}
         self._open: set[Session] = set()
         self._stopped = threading.Event()
 
@@ -97,48 +83,25 @@ class OwnerServer:
         for work, name in ((self._accept, "owner-accept"), (self._send_progress, "owner-progress")):
             threading.Thread(target=work, name=name, daemon=True).start()
 
-    @property
-    def connections(self) -> int:
-        """The number of open connections."""
-        return len(self._open)
+    def named(self, name: str) -> ServedDirectory:
+        """Return the directory of this name. An empty name means the only directory."""
+        found = self._only if not name else self.directories.get(name)
+        return self.nowhere if found is None else found
 
-    def traffic(self) -> tuple[int, int]:
-        """Return the bytes that came in and went out on all connections since the server began."""
+    def connections(self, directory: ServedDirectory) -> list[Session]:
+        """Return the open connections to a directory. If that is the only one, those that have named none yet are among
+        them."""
         with self._lock:
-            channels = [session.channel for session in self._open]
+            return [each for each in self._open if each.directory is directory]
+
+    def traffic(self, directory: ServedDirectory) -> tuple[int, int]:
+        """Return the bytes that came in and went out on the connections to a directory since the server began."""
+        with self._lock:
+            channels = [each.channel for each in self._open if each.directory is directory]
             return (
-                self.counts.received_bytes + sum(each.received_bytes for each in channels),
-                self.counts.sent_bytes + sum(each.sent_bytes for each in channels),
+                directory.counts.received_bytes + sum(each.received_bytes for each in channels),
+                directory.counts.sent_bytes + sum(each.sent_bytes for each in channels),
             )
-
-    def refused(self, error: RecoveryError, peer: str, *, is_proven: bool) -> None:
-        """Count an error that is sent to a client, and log it. is_proven: whether the client has proved itself."""
-        self.counts.file_errors += isinstance(error, FILE_ERRORS)
-        line = self._logged[is_proven](f"refused {peer}: {one_line(with_path(error.found, error.path))}")
-        if line is not None:
-            self.log(line)
-
-    @property
-    def tasks(self) -> Tasks | None:
-        """What the server needs to answer tasks; None while no run is active."""
-        return self._tasks
-
-    def serve_tasks(self, tasks: Tasks | None) -> None:
-        """Serve the tasks of another execution, or of none. Returns when the connections of earlier tasks have
-        ended."""
-        with self._lock:
-            if self._tasks not in (None, tasks):
-                self._earlier.append(self._tasks)
-            self._tasks = tasks
-            others = [each for each in self._proven.values() if each.tasks not in (None, tasks)]
-        for session in others:
-            session.cancel()
-
-    def key_of(self, found: messages.Proof, role: str, facts: tuple[str, ...]) -> bytes | None:
-        """Return the key by which a task has proved itself: this run's, or an earlier one's; None if it has not."""
-        with self._lock:
-            keys = [each.key for each in (self._tasks, *self._earlier) if each is not None]
-        return next((key for key in keys if is_proof(found.proof, key, role, *facts)), None)
 
     def stop(self) -> None:
         """End all connections."""
@@ -159,11 +122,8 @@ class OwnerServer:
                 continue
             session = Session(self, sock, peer[0])
             with self._lock:
-                if len(self._open) >= MOST_CONNECTIONS or len(self._unproven) >= MOST_UNPROVEN:
-                    oldest = next(iter(self._unproven), None)
-                    if oldest is None:
-                        sock.close()
-                        continue
+                if len(self._unproven) >= MOST_UNPROVEN:
+                    oldest = next(iter(self._unproven))
                     del self._unproven[oldest]
                     oldest.channel.cut()
                 self._unproven[session] = None
@@ -174,32 +134,41 @@ class OwnerServer:
                 self.forget(session)
                 sock.close()
 
-    def admit(self, session: Session, line: str) -> Session | None:
-        """Count a session as proven. Return the session that the new one replaces."""
+    def admit(self, session: Session, line: str) -> ProvenSession | None:
+        """Count a session as proven. Return the session that the new one replaces. Raises ConnectionAbortedError if the
+        session may not stay; its client tries again."""
+        directory = session.directory
         with self._lock:
-            if session.tasks is not None and session.tasks is not self._tasks:
-                raise ConnectionAbortedError("the run has ended")
+            most = self._most(directory)
+            if line not in directory.proven and len(directory.proven) >= most:
+                directory.say_refused(f"{most} connections are open already", session.peer, is_proven=True)
+                raise ConnectionAbortedError("too many connections")
+            replaced = directory.admit(session, line)
             self._unproven.pop(session, None)
-            replaced = self._proven.get(line)
-            self._proven[line] = session
             return replaced
+
+    def _most(self, directory: ServedDirectory) -> int:
+        """Return how many connections a directory may have now. Those that are reserved for another one stay free."""
+        others = [each for each in self.directories.values() if each is not directory]
+        reserved = min(RESERVED_CONNECTIONS, MOST_CONNECTIONS // (len(others) + 1))
+        return MOST_CONNECTIONS - sum(max(reserved, len(each.proven)) for each in others)
 
     def forget(self, session: Session) -> None:
         """Remove a session that has ended."""
+        directory = session.directory
         with self._lock:
             self._unproven.pop(session, None)
             if session in self._open:
                 self._open.discard(session)
-                self.counts.received_bytes += session.channel.received_bytes
-                self.counts.sent_bytes += session.channel.sent_bytes
-            if session.line is not None and self._proven.get(session.line) is session:
-                del self._proven[session.line]
+                directory.counts.received_bytes += session.channel.received_bytes
+                directory.counts.sent_bytes += session.channel.sent_bytes
+            directory.forget(session, session.line)
 
     def _send_progress(self) -> None:
         """Send signs of progress to the clients of long calls."""
         while not self._stopped.wait(PROGRESS_S):
             with self._lock:
-                sessions = list(self._proven.values())
+                sessions = [each for each in self._open if each not in self._unproven]
                 late = [each for each in self._unproven if each.begun_s + PROOF_S < time.monotonic()]
                 late += [each for each in sessions if each.is_silent()]
             for session in sessions:
@@ -213,13 +182,16 @@ class Session:
 
     def __init__(self, server: OwnerServer, sock: socket.socket, peer: str) -> None:
         self.channel = Channel(sock)
-        self.answers = Answers(self.channel, lambda error: server.refused(error, peer, is_proven=self.line is not None))
+        self.answers = Answers(
+            self.channel, lambda error: self.directory.refused(error, peer, is_proven=self.line is not None)
+        )
+        self.directory = server.named("")
+        self.peer = peer
         self.begun_s = time.monotonic()
         self.line: str | None = None
         self._calls: TaskConnection | None = None
         self._run: RunConnection | None = None
         self._server = server
-        self._peer = peer
         self._ended = threading.Event()
 
     @property
@@ -229,19 +201,19 @@ class Session:
 
     def run(self) -> None:
         """Serve the connection until it ends."""
-        log = self._server.log
         try:
             serve = self._begin()
-            self._server.counts.proven += 1
+            counts = self.directory.counts
+            counts.proven += 1
             while True:
                 serve()
-                self._server.counts.calls += 1
+                counts.calls += 1
         except (OSError, WireError) as error:
             if isinstance(error, WireError):
                 with contextlib.suppress(OSError):
                     self.answers.refuse(OwnerRefusedError(f"the owner of the partitions does not understand: {error}"))
         except Exception as error:
-            log("".join(traceback.format_exception(error)).rstrip())
+            self.directory.log("".join(traceback.format_exception(error)).rstrip())
         finally:
             self._server.forget(self)
             if self._calls is not None:
@@ -288,16 +260,20 @@ class Session:
                     remedy="Install one version on all hosts.",
                 )
             )
+        directory = self.directory = server.named(hello.directory)
         nonce = new_nonce()
-        facts = (_dotted(hello.protocol), hello.nonce, server.incarnation, nonce)
+        facts = (_dotted(hello.protocol), hello.nonce, directory.incarnation, nonce, hello.directory)
         channel.send(
             Kind.CHALLENGE,
-            messages.write_first(messages.Challenge(messages.NAME, messages.PROTOCOL, server.incarnation, nonce)),
+            messages.write_first(messages.Challenge(messages.NAME, messages.PROTOCOL, directory.incarnation, nonce)),
         )
         _, body = self._expect(Kind.PROOF)
         found = messages.read_first(body, messages.Proof)
-        key = self._accept(hello.role, found, facts)
-        server.counts.reconnections += found.again
+        if hello.role == messages.RUN and server.tokens():
+            key = self._accept_run(found, hello, facts)
+        else:
+            key = self._accept_task(found, hello.role, facts)
+        directory.counts.reconnections += found.again
         channel.until_s = None
         wait_at_most(channel.sock, SILENCE_S)
         self._replace(found.line)
@@ -305,35 +281,40 @@ class Session:
         if self._calls is not None:
             return self._calls.serve_call
         assert self._run is not None
-        return partial(serve_call, self.answers, self._run, server.explain, server.log)
+        return partial(serve_call, self.answers, self._run, directory.explain, directory.log)
 
     def _refuse(self, error: RecoveryError) -> NoReturn:
         """Refuse a client that cannot prove itself, after a pause: who guesses gets few answers."""
-        self._server.counts.refused += 1
+        self.directory.counts.refused += 1
         time.sleep(REFUSAL_PAUSE_S)
         self.answers.end_with(error)
 
-    def _accept(self, role: str, found: messages.Proof, facts: tuple[str, ...]) -> bytes:
-        """Return the key by which the client has proved itself. Refuses it otherwise."""
-        server = self._server
-        if role == messages.RUN and server.runs is not None:
-            tokens = server.tokens
-            token = next((each for each in tokens if is_proof(found.proof, each, role, *facts)), None)
-            if token is None:
-                self._refuse(
-                    OwnerRefusedError(
-                        "the owner refused the token",
-                        cause="The owner has another token, or has not read its new one yet.",
-                        remedy="Give the run and all owners the same file (--token-file FILE), and have owners read "
-                        "it: kill -HUP. Then run the same command again.",
-                    )
+    def _accept_run(self, found: messages.Proof, hello: messages.Hello, facts: tuple[str, ...]) -> bytes:
+        """Return the token by which a run or look has proved itself. Refuses it otherwise."""
+        directory, tokens = self.directory, self._server.tokens()
+        token = next((each for each in tokens if is_proof(found.proof, each, messages.RUN, *facts)), None)
+        if token is None:
+            self._refuse(
+                OwnerRefusedError(
+                    "the owner refused the token",
+                    cause="The owner has another token, or has not read its new one yet.",
+                    remedy="Give the run and all owners the same file (--token-file FILE), and have owners read "
+                    "it: kill -HUP. Then run the same command again.",
                 )
-            server.counts.second_token += token != tokens[0]
-            self._run = server.runs.connected(lambda text: unmasked(text, token, *facts), self.channel.cut)
-            return token
-        tasks = server.tasks
-        key = server.key_of(found, role, facts) if role == messages.TASK else None
-        if role == messages.TASK and tasks is None:
+            )
+        if directory.runs is None:
+            # Only who has the token learns the names.
+            self.answers.end_with(_not_served(hello.directory, sorted(self._server.directories)), token, facts)
+        directory.counts.second_token += token != tokens[0]
+        self._run = directory.runs.connected(lambda text: unmasked(text, token, *facts), self.channel.cut)
+        return token
+
+    def _accept_task(self, found: messages.Proof, role: str, facts: tuple[str, ...]) -> bytes:
+        """Return the key by which a task has proved itself. Refuses it otherwise."""
+        directory = self.directory
+        tasks = directory.tasks
+        key = directory.key_of(found, role, facts) if role == messages.TASK else None
+        if role == messages.TASK and tasks is None and directory is not self._server.nowhere:
             self.answers.end_with(
                 OwnerUnreachableError(
                     "no run holds the partitions here",
@@ -352,16 +333,16 @@ class Session:
                 )
             )
         if key != tasks.key or (found.number, found.id) != (tasks.lease.number, tasks.lease.id):
-            self._server.counts.refused += 1
+            directory.counts.refused += 1
             lost = LeaseLostError(f"execution {found.number} may not write any more: {tasks.lease.number} began here")
             self.answers.end_with(lost, key, facts)
-        self._calls = TaskConnection(self.answers, tasks, server.turns, server.explain, server.log)
+        self._calls = TaskConnection(self.answers, tasks, directory.turns, directory.explain, directory.log)
         return tasks.key
 
     def _secure(self) -> None:
         """Begin TLS if the owner has a certificate. A client that expects the opposite gets an answer from which it can
         report the reason."""
-        channel, tls = self.channel, self._server.tls
+        channel, tls = self.channel, self._server.tls()
         wait_at_most(channel.sock, PROOF_S)
         begin = channel.sock.recv(1, socket.MSG_PEEK)
         speaks_tls = begin == bytes([TLS_HANDSHAKE])
@@ -382,11 +363,8 @@ class Session:
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 raise
             except ssl.SSLError as error:
-                self._server.refused(
-                    OwnerRefusedError(f"the TLS handshake failed: {error.reason or error}"),
-                    self._peer,
-                    is_proven=False,
-                )
+                why = f"the TLS handshake failed: {error.reason or error}"
+                self.directory.say_refused(why, self.peer, is_proven=False)
                 raise
 
     def _replace(self, line: str) -> None:
@@ -407,3 +385,13 @@ class Session:
 
 def _dotted(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
+
+
+def _not_served(name: str, names: Sequence[str]) -> OwnerRefusedError:
+    return OwnerRefusedError(
+        f"the owner serves no directory named {one_line(name)[:80]!r}"
+        if name
+        else "the owner serves several directories",
+        cause="The address names none of its directories.",
+        remedy=f"Add one of its names to the address, as in HOST:PORT/{names[0]}: it serves {', '.join(names)}.",
+    )

@@ -1,15 +1,12 @@
 """The owner's end of a task's connection: its calls, read, done and answered.
 
-At most two calls per processor run at a time; all further calls wait for a turn. A call that waits for its client holds
-no lock and no turn.
+A call that works on files has a turn (`recovery.wire.turns`). A call that waits for its client holds no lock and no
+turn.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
@@ -22,46 +19,12 @@ from recovery.wire.declared import Verb, encode
 from recovery.wire.frames import MESSAGE_BYTES, VALUE_BYTES, Kind, WireError
 from recovery.wire.rows import RowsUnderWay
 from recovery.wire.service import Aside, Tasks
-from recovery.wire.traffic import CallTimes
+from recovery.wire.turns import Turns
 
-CALLS_PER_PROCESSOR = 2
 FIRST_KEYS = 256
 """Keys of a step that are read before the size of its states is known."""
 MOST_KEYS = 4096
 """Keys that are read at a time."""
-
-
-class Turns:
-    """The turns that the connections of all tasks share."""
-
-    def __init__(self) -> None:
-        self.free = threading.BoundedSemaphore(CALLS_PER_PROCESSOR * (os.cpu_count() or 1))
-        self.times = CallTimes()
-        """From when a call asks for a turn until it gives the turn back."""
-        self.waiting = 0
-        """The number of calls that wait for a turn."""
-        self._lock = threading.Lock()
-        self.average_bytes: dict[str, float] = {}
-        """Size of a state by step, as far as known: how many are read at a time."""
-
-    @contextlib.contextmanager
-    def taken(self) -> Iterator[None]:
-        """Wait for a turn, and have it until the block ends."""
-        began_s = time.monotonic()
-        self._count(1)
-        try:
-            self.free.acquire()
-        finally:
-            self._count(-1)
-        try:
-            yield
-        finally:
-            self.free.release()
-            self.times.add(time.monotonic() - began_s)
-
-    def _count(self, more: int) -> None:
-        with self._lock:
-            self.waiting += more
 
 
 class TaskConnection(messages.TaskCalls):

@@ -37,13 +37,14 @@ def call(*arguments: object, code: int = 0) -> str:
 class Hosts:
     """Owners without partitions, and the directory of the run."""
 
-    def __init__(self, root: Path, owners: int) -> None:
-        self.spread = SpreadDirectory(root / "host", [()] * (owners + 1))
+    def __init__(self, root: Path, owners: int, *, together: bool = False) -> None:
+        """together: one process serves the directories of all owners."""
+        self.spread = SpreadDirectory(root / "host", [()] * (owners + 1), together=together)
         self.directory = self.spread.places[0]
 
     @property
     def options(self) -> list[object]:
-        named = [word for each in self.spread.services for word in ("--owner", f"127.0.0.1:{each.port}")]
+        named = [word for each in self.spread.services for word in ("--owner", each.at)]
         return [*named, "--token-file", self.spread.token]
 
     def names(self) -> list[list[str]]:
@@ -63,9 +64,9 @@ def parts(*indexes: int) -> list[str]:
     return [f"part-{index}.sqlite3" for index in indexes]
 
 
-@pytest.fixture
-def hosts(tmp_path) -> Iterator[Hosts]:
-    made = Hosts(tmp_path, 2)
+@pytest.fixture(params=[False, True], ids=["two owners", "two directories of one owner"])
+def hosts(request, tmp_path) -> Iterator[Hosts]:
+    made = Hosts(tmp_path, 2, together=request.param)
     yield made
     made.spread.close()
 
@@ -111,7 +112,7 @@ class TestARestore:
         """With the state, the window and the position of the backup, and nothing but partitions at the owners. The
         directory of the run is marked: it takes another one's place at the sinks."""
         found = hosts.restore(backups)
-        first, second = (f"127.0.0.1:{each.port}" for each in hosts.spread.services)
+        first, second = (each.at for each in hosts.spread.services)
         assert found["owners"] == dict(zip(parts(0, 1, 2), (first, first, second), strict=True))
         assert (found["epoch"], found["resume_epoch"], found["store_id"]) == (5, 6, scan(store)[0].description.store_id)
         assert hosts.names() == [parts(0, 1), parts(2)]
@@ -129,10 +130,10 @@ class TestARestore:
         """What is printed says what is where; the plan is shown, and nothing written, with --dry-run."""
         words = [backups, hosts.directory, "--epoch", 3, *hosts.options]
         planned = call("restore", *words, "--dry-run")
-        assert f"part-0, part-1 would go to 127.0.0.1:{hosts.spread.services[0].port}" in planned
+        assert f"part-0, part-1 would go to {hosts.spread.services[0].at}" in planned
         assert hosts.names() == [[], []]
         said = call("restore", *words)
-        assert f"part-2 are at 127.0.0.1:{hosts.spread.services[1].port}" in said
+        assert f"part-2 are at {hosts.spread.services[1].at}" in said
         assert "3 partitions, to 2 owners" in said
         with Driver(hosts.spread) as run:
             assert run.epoch == 4
@@ -190,7 +191,7 @@ class TestRefused:
         other = make_store(2)
         shutil.copy(other / "part-1.sqlite3", hosts.spread.places[2])
         said = hosts.restore(backups, code=26)
-        assert f"127.0.0.1:{hosts.spread.services[1].port} holds part-1.sqlite3" in said
+        assert f"{hosts.spread.services[1].at} holds part-1.sqlite3" in said
         (hosts.spread.places[2] / "part-1.sqlite3").rename(hosts.directory / "part-1.sqlite3")
         assert "part-1.sqlite3" in hosts.restore(backups, code=26)
         (hosts.directory / "part-1.sqlite3").unlink()
@@ -205,7 +206,7 @@ class TestRefused:
         hosts.restore(backups)
 
     def test_one_owner_twice(self, hosts, backups):
-        again = ["--owner", f"localhost:{hosts.spread.services[0].port}"]
+        again = ["--owner", hosts.spread.services[0].at.replace("127.0.0.1", "localhost")]
         assert "are one owner" in hosts.restore(backups, *again, code=11)
         assert hosts.names() == [[], []]
 
@@ -272,7 +273,7 @@ class TestKilled:
         before = hosts.names()
         [_, _, *second] = hosts.options
         said = call("restore", backups, *second, code=26)
-        assert f"127.0.0.1:{hosts.spread.services[0].port}" in said
+        assert f"{hosts.spread.services[0].at}" in said
         assert hosts.names() == before
 
     @pytest.mark.long

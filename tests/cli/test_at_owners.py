@@ -57,8 +57,8 @@ def plain(facts: Any) -> Any:
     return [plain(each) for each in facts] if isinstance(facts, list) else facts
 
 
-@pytest.fixture(scope="module")
-def kinds(tmp_path_factory) -> Iterator[Kinds]:
+@pytest.fixture(scope="module", params=["two owners", "two directories of one owner"])
+def kinds(request, tmp_path_factory) -> Iterator[Kinds]:
     """Three partitions with state of steps and of one of Spark's own operators, and four epochs."""
     root = tmp_path_factory.mktemp("kinds")
     made = root / "db"
@@ -72,8 +72,10 @@ def kinds(tmp_path_factory) -> Iterator[Kinds]:
     here = Path(shutil.copytree(made, root / "here"))
     there, *away = spread(made, [(), (0, 2), (1,)])
     token = token_file(root)
-    owners = [Served(each, token) for each in away]
-    options = [word for each in owners for word in ("--owner", each.at)] + ["--token-file", token]
+    together = request.param != "two owners"
+    owners = [Served(away[0], token, beside=away[1:])] if together else [Served(each, token) for each in away]
+    places = map(owners[0].at_of, away) if together else (each.at for each in owners)
+    options = [word for at in places for word in ("--owner", at)] + ["--token-file", token]
     yield Kinds(here, there, away, options)
     for each in owners:
         each.kill()
@@ -281,7 +283,7 @@ class TestAnImportOfBytewax:
         assert new.paths() == []
         owners = json.loads(call([*words, new.places[0], *named(new)]).stdout)
         assert {**said, "written": True} == {**owners, "held": {}}
-        first, second = (f"127.0.0.1:{each.port}" for each in new.services)
+        first, second = (each.at for each in new.services)
         assert list(owners.pop("owners").values()) == [first, first, second]
         assert {**owners, "directory": ""} == {**files, "directory": ""}
         room.mkdir()
@@ -312,7 +314,7 @@ def test_new_partitions(tmp_path):
     """`init` brings new partitions to owners without any, and a run begins there; a second `init` names them all."""
     new = SpreadDirectory(tmp_path / "db", ((), (), ()))
     try:
-        first, second = (f"127.0.0.1:{each.port}" for each in new.services)
+        first, second = (each.at for each in new.services)
         made = json.loads(call(["init", new.places[0], 3, "--json", *named(new)]).stdout)
         assert list(made["owners"].items()) == [
             ("part-0.sqlite3", first), ("part-1.sqlite3", first), ("part-2.sqlite3", second)
@@ -366,5 +368,5 @@ def test_a_refusal_names_its_own_way_out(words, code, way, tmp_path, monkeypatch
 
 def named(places: SpreadDirectory) -> list[object]:
     """The options that name the owners."""
-    found = [word for each in places.services for word in ("--owner", f"127.0.0.1:{each.port}")]
+    found = [word for each in places.services for word in ("--owner", each.at)]
     return [*found, "--token-file", places.token]

@@ -12,20 +12,18 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from recovery.base.ids import Lease
 from recovery.owner.service import serve
 from recovery.planning.resume import plan_resume
 from recovery.replication import process as shipping
-from recovery.storage.store import Store
-from recovery.wire.address import OwnerAddress
+from recovery.storage.store import OwnerAccess, Store
 from recovery.wire.calls import OwnerCalls
 from recovery.wire.run_client import Owner
 from tests.faults.minirun import CLOSE_POINTS, FOLD_POINTS, STARTS, child, die_at, run, states, totals, wait
-from tests.owner.served import TOKEN, spread, token_file
+from tests.owner.served import spread, token_file
 from tests.stores import paths_of, problems, query
 
 BATCHES = 8
@@ -44,10 +42,11 @@ ENDS_S = 60.0
 
 
 class ForkedOwner:
-    """An owner service in a fork of this process."""
+    """An owner service in a fork of this process, of one directory or of several."""
 
-    def __init__(self, directory: Path, token: Path) -> None:
-        self.directory = directory
+    def __init__(self, directories: Sequence[Path], token: Path) -> None:
+        self.directories = directories
+        self._log = directories[0].with_suffix(".log")
         self._token = token
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
@@ -57,18 +56,27 @@ class ForkedOwner:
     def at(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def addresses(self) -> list[str]:
+        """The address of each directory."""
+        several = len(self.directories) > 1
+        return [f"{self.at}/{each.name}" if several else self.at for each in self.directories]
+
+    def said(self) -> str:
+        return self._log.read_text()
+
     def start(self, crash_at: str = "", visit: int = 1) -> None:
         """Start it unless it runs; wait until it serves."""
         if self.running():
             return
 
         def work() -> None:
-            log = os.open(self.directory.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             # Pytest may have put something else in the place of standard error.
             sys.stderr = os.fdopen(log, "w", buffering=1)
             faulthandler.register(signal.SIGUSR1, sys.stderr)
             die_at(crash_at, visit)
-            serve(self.directory, self.at, token_file=self._token)
+            serve(self.directories, self.at, token_file=self._token)
 
         self.pid = child(work)
         until_s = time.monotonic() + PATIENCE_S
@@ -76,7 +84,7 @@ class ForkedOwner:
             with contextlib.suppress(OSError):
                 socket.create_connection(("127.0.0.1", self.port), 1).close()
                 return
-            assert self.running(), self.directory.with_suffix(".log").read_text()
+            assert self.running(), self.said()
             assert time.monotonic() < until_s
             time.sleep(0.005)
 
@@ -98,7 +106,7 @@ class ForkedOwner:
                 os.kill(self.pid, signal.SIGKILL)
                 wait(self.pid)
                 self.pid = 0
-                raise AssertionError(self.directory.with_suffix(".log").read_text())
+                raise AssertionError(self.said())
             time.sleep(0.002)
 
 
@@ -119,13 +127,19 @@ class History:
             self.chance.choice(indexes).append(index)
         self.places = spread(made, indexes)
         self.token = token_file(root)
-        self.owners = [ForkedOwner(each, self.token) for each in self.places[1:]]
+        away = self.places[1:]
+        # Of some histories, one process has all directories.
+        groups = [away] if random.Random(f"together {seed}").random() < 0.5 else [[each] for each in away]
+        self.owners = [ForkedOwner(each, self.token) for each in groups]
         self.report = root / "report.json"
         self.kills = self.moves = self.rewinds = self.runs = 0
 
+    def addresses(self) -> list[str]:
+        return [at for each in self.owners for at in each.addresses]
+
     def settings(self) -> dict:
         """Of a run."""
-        owners = [each.at for each in self.owners]
+        owners = self.addresses()
         self.chance.shuffle(owners)
         return {
             "owners": tuple(owners),
@@ -198,25 +212,25 @@ class History:
         until_s = time.monotonic() + PATIENCE_S
         for each in self.owners:
             while each.running():
-                with contextlib.suppress(Exception):
-                    owner = self.client(each)
-                    try:
-                        if not owner.ask(OwnerCalls.serving).holder:
+                clients = self.clients(each.addresses)
+                try:
+                    with contextlib.suppress(Exception):
+                        if not any(owner.ask(OwnerCalls.serving).holder for owner in clients):
                             break
-                    finally:
+                finally:
+                    for owner in clients:
                         owner.release()
-                assert time.monotonic() < until_s, each.directory.with_suffix(".log").read_text()
+                assert time.monotonic() < until_s, each.said()
                 time.sleep(0.005)
 
-    @staticmethod
-    def client(owner: ForkedOwner) -> Owner:
-        return Owner(OwnerAddress("127.0.0.1", owner.port, Lease(0, ""), 0, 1.0), TOKEN.encode())
+    def clients(self, addresses: Sequence[str]) -> list[Owner]:
+        return OwnerAccess(tuple(addresses), self.token).connect(1.0)
 
     def rewind(self) -> dict:
         """Settings that go back to an epoch that is held; none if there is no plan."""
         for each in self.owners:
             each.start()
-        places = Store(self.places[0], [self.client(each) for each in self.owners])
+        places = Store(self.places[0], self.clients(self.addresses()))
         try:
             plan = plan_resume(places.found())
         finally:

@@ -18,10 +18,13 @@ PATIENCE_S = 30.0
 
 
 class Served:
-    """An owner of a directory. Started again, it has the same port."""
+    """An owner of a directory, perhaps beside others. Started again, it has the same port."""
 
-    def __init__(self, directory: Path, token: Path, *options: object, crash_at: str = "") -> None:
+    def __init__(
+        self, directory: Path, token: Path, *options: object, beside: Sequence[Path] = (), crash_at: str = ""
+    ) -> None:
         self.directory = directory
+        self.beside = beside
         self._token = token
         self._options = options
         self.log = directory.with_name(f"{directory.name}.log")
@@ -31,20 +34,24 @@ class Served:
 
     @property
     def at(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return self.at_of(self.directory)
+
+    def at_of(self, directory: Path) -> str:
+        """The address of a directory, as users write it."""
+        return f"127.0.0.1:{self.port}" + (f"/{directory.name}" if self.beside else "")
 
     def start(self, crash_at: str = "") -> None:
         """Start the process; return when it serves. crash_at: see `recovery.base.faults`."""
         with self.log.open("ab") as log:
             begin = log.tell()
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "recovery", "serve", self.directory, "--at", f"127.0.0.1:{self.port}",
-                 "--token-file", self._token, *self._options],
+                [sys.executable, "-m", "recovery", "serve", self.directory, *self.beside,
+                 "--at", f"127.0.0.1:{self.port}", "--token-file", self._token, *self._options],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "RECOVERY_CRASH_AT": crash_at},
             )  # fmt: skip
         until_s = time.monotonic() + PATIENCE_S
-        while (found := re.search(r"serving .* at \S+:(\d+),", self.text(begin))) is None:
+        while (found := re.search(r"serving .* at \S+:(\d+)[/,]", self.text(begin))) is None:
             assert self.process.poll() is None, self.text(begin)
             assert time.monotonic() < until_s, self.text(begin)
             time.sleep(0.01)

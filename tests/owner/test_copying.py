@@ -51,7 +51,7 @@ def here(made, tmp_path) -> Path:
 @pytest.fixture
 def there(made, here):
     """The same partitions at two owners, one of them with the first, and one in the driver's directory."""
-    places = SpreadDirectory(made, ((1,), (0,), (2,)))
+    places = SpreadDirectory(made, ((1,), (0,), (2,)), together=True)
     yield places
     places.close()
 
@@ -59,7 +59,7 @@ def there(made, here):
 @pytest.fixture
 def options(there) -> list[object]:
     """Those that name the owners."""
-    named = [word for each in there.services for word in ("--owner", f"127.0.0.1:{each.port}")]
+    named = [word for each in there.services for word in ("--owner", each.at)]
     return [*named, "--token-file", there.token]
 
 
@@ -103,7 +103,7 @@ def test_documents_are_written_where_partition_0_is(there, options):
     directory = there.places[0]
     done = CliRunner().invoke(main, ["hwm", "set", str(directory), "orders", "7", *map(str, options)])
     assert done.exit_code == 0, done.output
-    named = ",".join(f"127.0.0.1:{each.port}" for each in there.services)
+    named = ",".join(each.at for each in there.services)
     variables = {"RECOVERY_OWNERS": named, "RECOVERY_TOKEN_FILE": str(there.token)}
     assert json.loads(CliRunner().invoke(main, ["hwm", "get", str(directory), "orders"], env=variables).stdout) == 7
     # The documented name of the default backend.

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from recovery.base.clock import SystemClock
-from recovery.base.ids import Lease
 from recovery.errors import DirectoryLockedError, OwnerRefusedError, RecoveryError, StorageError
 from recovery.metrics.exposition import exposition
 from recovery.metrics.owners import seen_families
@@ -27,42 +26,47 @@ from recovery.planning.owner_facts import owner_findings
 from recovery.storage.copied import copies_of
 from recovery.storage.store import OwnerAccess
 from recovery.wire import messages, run_client
-from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import OwnerCalls
 from recovery.wire.frames import HELLO_BYTES, Channel, Kind
 from recovery.wire.looking import seen, seen_owners
 from recovery.wire.traffic import MOST_TEXTS
 from tests.owner.served import ROOT, TOKEN, Served, recovery, token_file
-from tests.stores import Driver, SpreadDirectory
+from tests.stores import Driver, ServedPlace, SpreadDirectory
 from tests.waiting import wait_until
 from tests.wire.certificates import make_certificates
 
 NEW = "fedcba9876543210fedcba9876543210"
 KEY = bytes(32)
 
-
 PATIENCE_S = 60.0
 
 
-def client(port: int, token: str = TOKEN, *, tls_ca_pem: str | None = None) -> run_client.Owner:
-    return run_client.Owner(OwnerAddress("127.0.0.1", port, Lease(0, ""), 0, PATIENCE_S, tls_ca_pem), token.encode())
-
-
 class Service:
-    """An owner's service in this process, with its log and the files of its credentials."""
+    """A directory that an owner's service of this process serves, perhaps beside another one, with the log of both and
+    the files of the credentials."""
 
-    def __init__(self, directory: Path, root: Path, *, tls: bool = False) -> None:
-        self.lines: list[str] = []
+    def __init__(self, directory: Path, root: Path, *, beside: bool, tls: bool = False) -> None:
+        self._all_lines: list[str] = []
         self.token = token_file(root)
         self.files = make_certificates(root) if tls else None
         certificate, key = self.files[:2] if self.files else (None, None)
-        self.made = OwnerService(
-            directory, "127.0.0.1:0", self.token, tls_cert=certificate, tls_key=key, log=self.lines.append
+        directories = [directory]
+        if beside:
+            directories.append(root / "other")
+            directories[1].mkdir(exist_ok=True)
+        service = OwnerService(
+            directories, "127.0.0.1:0", self.token, tls_cert=certificate, tls_key=key, log=self._all_lines.append
         )
+        self.made = ServedPlace(service, 0, directory.name if beside else "")
 
-    def client(self, token: str = TOKEN) -> run_client.Owner:
-        pem = self.files[2].read_text() if self.files else None
-        return client(self.made.port, token, tls_ca_pem=pem)
+    @property
+    def lines(self) -> list[str]:
+        """The log, without what it says of the other directory."""
+        return [line for line in self._all_lines if not line.startswith("other: ")]
+
+    def client(self, token: str = TOKEN, tls_ca_pem: str | None = None) -> run_client.Owner:
+        pem = tls_ca_pem or (self.files[2].read_text() if self.files else None)
+        return self.made.client(token, tls_ca_pem=pem)
 
     def status(self, token: str = TOKEN) -> str:
         """Ask on a new connection; return the holder, or the name of the error."""
@@ -75,13 +79,13 @@ class Service:
             owner.release()
 
 
-@pytest.fixture
-def serve(make_store, tmp_path) -> Iterator[Callable[..., Service]]:
+@pytest.fixture(params=["alone", "beside others"])
+def serve(request, make_store, tmp_path) -> Iterator[Callable[..., Service]]:
     """Makes services, which end with the test."""
     made: list[Service] = []
 
     def service(**options: bool) -> Service:
-        made.append(Service(make_store(2), tmp_path, **options))
+        made.append(Service(make_store(2), tmp_path, beside=request.param != "alone", **options))
         return made[-1]
 
     yield service
@@ -98,11 +102,11 @@ class TestTokens:
         run.hold("one", "a run", KEY)
         assert (service.status(), service.status(NEW)) == ("a run", "OwnerRefusedError")
         service.token.write_text(f"{TOKEN}\n{NEW}\n")
-        service.made.reload()
+        service.made.service.reload()
         assert (service.status(), service.status(NEW)) == ("a run", "a run")
         assert service.made.facts().second_token == 1
         service.token.write_text(NEW)
-        service.made.reload()
+        service.made.service.reload()
         assert (service.status(), service.status(NEW)) == ("OwnerRefusedError", "a run")
         assert service.made.runs.holding.run == "one"
         run.release()
@@ -116,12 +120,12 @@ class TestTokens:
         service = serve()
         own = tmp_path / "own"
         own.write_text(TOKEN)
-        [run] = OwnerAccess((f"127.0.0.1:{service.made.port}",), own).connect(PATIENCE_S)
+        [run] = OwnerAccess((service.made.at,), own).connect(PATIENCE_S)
         run.hold("one", "a run", KEY)
         own.write_text("")
         assert run.ask(OwnerCalls.serving).holder == "a run"
         service.token.write_text(NEW)
-        service.made.reload()
+        service.made.service.reload()
         own.write_text(f"{NEW}\n{TOKEN}")
         for line in run._idle:
             line.drop()
@@ -139,7 +143,7 @@ class TestTokens:
             service.token.unlink()
         else:
             service.token.write_text(content)
-        service.made.reload()
+        service.made.service.reload()
         assert service.status() == "free"
         assert "not reloaded" in service.lines[-1]
         assert words in service.lines[-1]
@@ -158,33 +162,33 @@ class TestCertificates:
         old = service.files[2].read_text()
         make_certificates(service.token.parent, lasts_days=30)
         assert service.status() == "OwnerRefusedError"
-        service.made.reload()
+        service.made.service.reload()
         assert service.status() == "a run"
         assert 29 < service.made.facts().certificate_end_s / 86400 < 31
         with pytest.raises(OwnerRefusedError, match="certificate is not accepted"):
-            client(service.made.port, tls_ca_pem=old).ask(OwnerCalls.serving)
+            service.client(tls_ca_pem=old).ask(OwnerCalls.serving)
         run.release()
 
     def test_one_that_has_ended(self, serve):
         """Clients are refused with 48, which a supervisor tries again: after the renewal the same command works."""
         service = serve(tls=True)
         make_certificates(service.token.parent, lasts_days=-0.5)
-        service.made.reload()
+        service.made.service.reload()
         assert "has ended" in service.lines[-1]
         with pytest.raises(OwnerRefusedError, match="expired") as error:
             service.client().ask(OwnerCalls.serving)
         assert error.value.restart
         assert "kill -HUP" in error.value.remedy
         make_certificates(service.token.parent)
-        service.made.reload()
+        service.made.service.reload()
         assert service.status() == "free"
 
     def test_a_key_of_another_certificate_changes_nothing(self, serve, tmp_path):
         service = serve(tls=True)
-        (tmp_path / "other").mkdir()
-        _, key, _ = make_certificates(tmp_path / "other")
+        (tmp_path / "another").mkdir()
+        _, key, _ = make_certificates(tmp_path / "another")
         key.replace(service.files[1])
-        service.made.reload()
+        service.made.service.reload()
         assert "not reloaded" in service.lines[-1]
         assert service.status() == "free"
 
@@ -196,8 +200,8 @@ def test_a_certificate_that_ends_soon_is_a_finding(serve):
     found = seen(owner, SystemClock())
     owner.release()
     [finding] = [each for each in owner_findings([found], DEFAULTS) if each.target.name == "certificate"]
-    assert (finding.level, finding.where) == (Level.CRITICAL, f"127.0.0.1:{service.made.port}")
-    assert re.search(r"end of certificate of 127\.0\.0\.1:\d+ \S+ d \(critical up to 3 d\)", str(finding))
+    assert (finding.level, finding.where) == (Level.CRITICAL, service.made.at)
+    assert re.search(r"end of certificate of 127\.0\.0\.1:\d+\S* \S+ d \(critical up to 3 d\)", str(finding))
 
 
 def test_a_run_serves_the_facts_of_its_owners(make_store, monkeypatch):
@@ -211,7 +215,7 @@ def test_a_run_serves_the_facts_of_its_owners(make_store, monkeypatch):
             owners = run.locations.owners
             wait_until(lambda: all(each.seen and each.seen.facts.epoch == 1 for each in owners))
             page = exposition(seen_families([each.seen for each in owners]))
-        own = text(places.services[0].facts())
+        own = text(places.services[0].service.facts())
         for name in re.findall(r"^# TYPE (recovery_owner_\w+)", own, re.MULTILINE):
             assert name == "recovery_owner_info" or f"# TYPE {name} " in page
         for each in owners:
@@ -230,13 +234,13 @@ def test_a_slow_owner_is_named(make_store, monkeypatch):
     try:
         slow = places.services[1]
         for _ in range(10):
-            slow._server.turns.times.add(3.0)
-            places.services[0]._server.turns.times.add(0.001)
+            slow.served.turns.times.add(3.0)
+            places.services[0].served.turns.times.add(0.001)
         asked = places.locations()
         found = owner_findings(seen_owners(asked.owners, SystemClock()), DEFAULTS)
         asked.release()
         [call] = [each for each in found if each.target.name == "owner-call"]
-        assert (call.level, call.where, call.value) == (Level.WARNING, f"127.0.0.1:{slow.port}", 3.0)
+        assert (call.level, call.where, call.value) == (Level.WARNING, slow.at, 3.0)
     finally:
         places.close()
 
@@ -256,7 +260,7 @@ class TestLog:
             with copies_of(asked):
                 pass
             asked.release()
-            places.services[0].reload()
+            places.services[0].service.reload()
             places.services[0].stop(1)
             check(places.log, [
                 "serving", "held by run", "execution 1 of", "let go by", "copies of 1 partition sent,", "reloaded:",

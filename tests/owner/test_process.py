@@ -18,6 +18,7 @@ import pytest
 from recovery.errors import ConfigurationError, LeaseLostError, OwnerUnreachableError
 from recovery.owner import process as owner_process
 from recovery.owner.process import OwnerProcess
+from recovery.owner.serving import ShownCertificate
 from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount, Changes
 from tests.stores import KEY, ROOT, STEP, Driver, OwnedDirectory, pack
@@ -174,16 +175,38 @@ class TestLife:
 
     def test_certificates_that_cannot_be_used(self, run, tmp_path):
         (tmp_path / "cert.pem").write_text("none")
-        with pytest.raises(ConfigurationError, match="the certificate and its key cannot be used"):
-            started(run, tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "cert.pem")
+        with pytest.raises(ConfigurationError, match="the certificate of --tls-cert cannot be used"):
+            started(run, tls=ShownCertificate(*[str(tmp_path / "cert.pem")] * 2))
 
     def test_tls(self, run, tmp_path):
         """Over the real process."""
         certificate, key, authority = make_certificates(tmp_path)
-        owner = started(run, tls_cert=certificate, tls_key=key)
+        owner = started(run, tls=ShownCertificate(str(certificate), str(key)))
         try:
             address = owner.address("localhost", tls_ca_pem=authority.read_text())
             assert reach(address, task_key=KEY)[0].read(STEP, 0, {0: ("a",)}) == {0: [None]}
+        finally:
+            owner.stop()
+
+    def test_a_renewed_certificate_is_shown_to_who_connects(self, run, tmp_path):
+        """Once tasks would accept it. What is connected stays connected."""
+        certificate, key, authority = make_certificates(tmp_path)
+        later = tmp_path / "later"
+        later.mkdir()
+        trusted, first_authority = make_certificates(later)[0].read_text(), authority.read_text()
+        owner = started(run, tls=ShownCertificate(str(certificate), str(key), trusted, "localhost"))
+        try:
+            first = owner.address("localhost", tls_ca_pem=first_authority)
+            connected = reach(first, task_key=KEY)[0]
+            assert connected.read(STEP, 0, {0: ("a",)}) == {0: [None]}
+            other = make_certificates(tmp_path, names=("other",), addresses=())
+            again = reach(owner.address("localhost", tls_ca_pem=first_authority, deadline_s=9.0), task_key=KEY)[0]
+            assert again.read(STEP, 0, {0: ("a",)}) == {0: [None]}
+            for new, old in zip(("cert.pem", "key.pem"), other, strict=False):
+                (later / new).replace(old)
+            renewed = owner.address("localhost", tls_ca_pem=trusted)
+            assert reach(renewed, task_key=KEY)[0].read(STEP, 0, {0: ("a",)}) == {0: [None]}
+            assert connected.read(STEP, 0, {0: ("a",)}) == {0: [None]}
         finally:
             owner.stop()
 

@@ -12,14 +12,13 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recovery.base.ids import Lease
 from recovery.errors import (
     ConfigurationError,
     DirectoryLockedError,
@@ -40,27 +39,32 @@ from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.store import OwnerAccess, Store
 from recovery.wire import server
-from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import OwnerCalls, PartitionCalls
 from recovery.wire.run_client import Owner
 from tests.owner.served import PATIENCE_S, TOKEN, Served, recovery, spread, token_file
-from tests.stores import KEY, STEP, Driver, SpreadDirectory, run_python
+from tests.stores import KEY, STEP, Driver, ServedPlace, SpreadDirectory, run_python
 from tests.wire.certificates import make_certificates
 
 TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine(), 0)
 """Number of the system call."""
 
 
-@pytest.fixture
-def service(store_dir, tmp_path):
-    """An owner service of this process."""
-    made = OwnerService(store_dir, "127.0.0.1:0", token_file(tmp_path), log=lambda _: None)
+@pytest.fixture(params=["alone", "beside others"])
+def service(request, store_dir, tmp_path):
+    """A directory that an owner service of this process serves."""
+    made = served(store_dir, tmp_path, beside=() if request.param == "alone" else ("first", "last"))
     yield made
     made.stop(0.1)
 
 
-def client(port: int, token: str = TOKEN, *, tls_ca_pem: str | None = None, host: str = "127.0.0.1") -> Owner:
-    return Owner(OwnerAddress(host, port, Lease(0, ""), 0, PATIENCE_S, tls_ca_pem), token.encode())
+def served(directory: Path, root: Path, beside: Sequence[str] = (), **options: Any) -> ServedPlace:
+    """A directory that a service serves. beside: the names of others, without partitions, which it serves, too."""
+    others = [root / name for name in beside]
+    for each in others:
+        each.mkdir(exist_ok=True)
+    options.setdefault("log", lambda _: None)
+    service = OwnerService([directory, *others], "127.0.0.1:0", token_file(root), **options)
+    return ServedPlace(service, 0, directory.name if others else "")
 
 
 class TestWhoMayComeIn:
@@ -68,26 +72,24 @@ class TestWhoMayComeIn:
 
     def test_another_token_is_refused(self, service):
         with pytest.raises(OwnerRefusedError, match="refused the token"):
-            client(service.port, "another token of 32 characters").ask(OwnerCalls.serving)
+            service.client("another token of 32 characters").ask(OwnerCalls.serving)
 
     def test_another_version_is_refused(self, service, monkeypatch):
         monkeypatch.setattr(server, "VERSION", "0.0.1")
         with pytest.raises(OwnerRefusedError, match=r"the owner has version 0\.0\.1"):
-            client(service.port).ask(OwnerCalls.serving)
+            service.client().ask(OwnerCalls.serving)
 
     def test_tls(self, store_dir, tmp_path):
         """With the authority's certificate; not without TLS, nor under another name."""
         certificate, key, authority = make_certificates(tmp_path, addresses=())
-        made = OwnerService(
-            store_dir, "127.0.0.1:0", token_file(tmp_path), tls_cert=certificate, tls_key=key, log=lambda _: None
-        )
+        made = served(store_dir, tmp_path, tls_cert=certificate, tls_key=key)
         try:
             pem = authority.read_text()
-            assert client(made.port, tls_ca_pem=pem, host="localhost").ask(OwnerCalls.serving).holder == ""
+            assert made.client(tls_ca_pem=pem, host="localhost").ask(OwnerCalls.serving).holder == ""
             with pytest.raises(OwnerRefusedError, match="asks for TLS"):
-                client(made.port).ask(OwnerCalls.serving)
+                made.client().ask(OwnerCalls.serving)
             with pytest.raises(OwnerRefusedError, match="certificate is not accepted"):
-                client(made.port, tls_ca_pem=pem).ask(OwnerCalls.serving)
+                made.client(tls_ca_pem=pem).ask(OwnerCalls.serving)
         finally:
             made.stop(0.1)
 
@@ -104,8 +106,8 @@ class TestWhoMayComeIn:
 
     def test_no_secret_in_what_it_prints(self, store_dir, tmp_path):
         lines: list[str] = []
-        made = OwnerService(store_dir, "127.0.0.1:0", token_file(tmp_path), log=lines.append)
-        run = client(made.port)
+        made = served(store_dir, tmp_path, log=lines.append)
+        run = made.client()
         run.hold("one", "a run", KEY)
         run.release()
         made.stop(1)
@@ -119,7 +121,7 @@ class TestHolding:
     """One run at a time has the partitions."""
 
     def test_a_second_run_is_refused_until_the_first_has_ended(self, service):
-        one, other = client(service.port), client(service.port)
+        one, other = service.client(), service.client()
         one.hold("one", "the first run", KEY)
         with pytest.raises(DirectoryLockedError, match="the first run"):
             other.hold("other", "the second run", KEY)
@@ -134,7 +136,7 @@ class TestHolding:
         lock = DirectoryLock(store_dir, SystemClock(), "flow here")
         lock.acquire()
         try:
-            run = client(service.port)
+            run = service.client()
             with pytest.raises(DirectoryLockedError):
                 run.hold("one", "a run", KEY)
             run.release()
@@ -142,7 +144,7 @@ class TestHolding:
             lock.release()
 
     def test_an_owner_under_two_names_is_refused(self, service):
-        run, again = client(service.port), client(service.port)
+        run, again = service.client(), service.client()
         run.hold("one", "a run", KEY)
         with pytest.raises(ConfigurationError, match="are one owner"):
             again.hold("one", "a run", KEY)
@@ -153,7 +155,7 @@ class TestHolding:
         """They name the owners in opposite orders, and perhaps under other names; both try a first owner before either
         tries a second one."""
         away = spread(make_store(2), ((0,), (1,)))
-        owners = [OwnerService(each, "127.0.0.1:0", token_file(tmp_path), log=lambda _: None) for each in away]
+        owners = [served(each, tmp_path) for each in away]
         together, whole, tried = threading.Barrier(2), Owner.hold, set()
 
         def hold(owner: Owner, run: str, purpose: str, task_key: bytes) -> None:
@@ -165,7 +167,7 @@ class TestHolding:
                     together.wait(20)
 
         def begin(run: str) -> str:
-            named = [client(each.port, host="127.0.0.1" if run == "one" else others_name) for each in owners]
+            named = [each.client(host="127.0.0.1" if run == "one" else others_name) for each in owners]
             locations = Store(tmp_path, named if run == "one" else named[::-1])
             try:
                 locations.hold(run, f"run {run}", KEY)
@@ -205,10 +207,10 @@ class TestHolding:
         """Frozen for long, it finds that another one has begun."""
         monkeypatch.setattr(server, "HOLD_S", 0.3)
         monkeypatch.setattr(server, "PROGRESS_S", 0.05)
-        run = client(service.port)
+        run = service.client()
         run.hold("one", "a run", KEY)
         run.ask(OwnerCalls.still, "one", None)
-        other = client(service.port)
+        other = service.client()
         until_s = time.monotonic() + 20
         while True:
             try:
@@ -351,7 +353,7 @@ class TestProcess:
             for one, other in zip(there["partitions"], here["partitions"], strict=True):
                 assert one["file"].endswith(other["file"])
                 assert one["keys"] == other["keys"]
-            run = client(owner.port)
+            [run] = OwnerAccess((owner.at,), token).connect(PATIENCE_S)
             run.hold("one", "a run", KEY)
             assert recovery("gc", directory, *given).returncode == 40
             run.release()
@@ -376,12 +378,11 @@ class TestProcess:
             owner.kill()
 
 
-def test_metrics_and_probes(make_store, tmp_path):
-    """What it does can be scraped, and a probe learns that it stops."""
-    made = OwnerService(
-        make_store(2), "127.0.0.1:0", token_file(tmp_path), metrics_at="127.0.0.1:0", log=lambda _: None
-    )
-    endpoint = made._endpoint
+@pytest.mark.parametrize("beside", [(), ("other",)])
+def test_metrics_and_probes(make_store, tmp_path, beside):
+    """What it does can be scraped, for each directory, and a probe learns that it stops."""
+    made = served(make_store(2), tmp_path, beside, metrics_at="127.0.0.1:0")
+    endpoint = made.service._endpoint
 
     def page(path: str) -> tuple[int, str]:
         try:
@@ -391,15 +392,16 @@ def test_metrics_and_probes(make_store, tmp_path):
             return error.code, error.read().decode()
 
     def value(name: str) -> float:
-        [line] = re.findall(rf"^recovery_owner_{name} (\S+)$", page("/metrics")[1], re.MULTILINE)
+        label = f'{{directory="{made.served.name}"}}'
+        [line] = re.findall(rf"^recovery_owner_{name}{re.escape(label)} (\S+)$", page("/metrics")[1], re.MULTILINE)
         return float(line)
 
     try:
         assert (page("/health"), page("/ready")) == ((200, "ok\n"), (200, "ok\n"))
         assert page("/other")[0] == 404
         with pytest.raises(OwnerRefusedError):
-            client(made.port, "another token of 32 characters").ask(OwnerCalls.serving)
-        run = client(made.port)
+            made.client("another token of 32 characters").ask(OwnerCalls.serving)
+        run = made.client()
         run.hold("one", "a run", KEY)
         assert (value("held"), value("refused_total"), value("stopping")) == (1, 1, 0)
         assert value("calls_total") >= 1
@@ -425,11 +427,11 @@ def test_owners_without_a_token_are_refused(owners):
 def test_every_error_of_an_owner_names_its_location(service, store_dir):
     """As a path begins with a directory."""
     Path(store_dir, "part-0.sqlite3").unlink()
-    run = client(service.port)
+    run = service.client()
     run.hold("one", "a run", KEY)
     with pytest.raises(RecoveryError) as error:
         run.ask(OwnerCalls.take, "x", [0], 2)
-    assert str(error.value.path).startswith(f"127.0.0.1:{service.port}/")
+    assert str(error.value.path).startswith(f"{service.at}/")
     run.release()
 
 

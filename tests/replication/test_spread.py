@@ -36,11 +36,11 @@ from tests.stores import Driver, SpreadDirectory, state_at
 KEYS = [f"k{n}" for n in range(30)]
 
 
-@pytest.fixture
-def spread(make_store, monkeypatch) -> Iterator[SpreadDirectory]:
+@pytest.fixture(params=[False, True], ids=["two owners", "two directories of one owner"])
+def spread(request, make_store, monkeypatch) -> Iterator[SpreadDirectory]:
     """Four partitions: one in the driver's directory, three at two owners. Chains are merged with every third link."""
     monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)
-    places = SpreadDirectory(make_store(4), ((1,), (0, 3), (2,)))
+    places = SpreadDirectory(make_store(4), ((1,), (0, 3), (2,)), together=request.param)
     yield places
     places.close()
 
@@ -227,7 +227,7 @@ class TestEpochs:
         monkeypatch.setattr(Connection, "store_copies", lambda self, _: msgspec.json.encode(failed).decode())
         with pytest.raises(StorageError) as error:
             shipper(spread, tmp_path / "dest").ship()
-        starts = [shown.format(owner=f"127.0.0.1:{each.port}") for each in spread.services]
+        starts = [shown.format(owner=each.at) for each in spread.services]
         assert str(error.value).startswith(tuple(starts))
 
     def test_answers_of_something_else(self, spread, tmp_path, monkeypatch):
@@ -248,7 +248,7 @@ def call(*arguments: object) -> str:
 
 
 def replication(spread: SpreadDirectory, place: object, **options: object) -> Replication:
-    access = OwnerAccess(tuple(f"127.0.0.1:{each.port}" for each in spread.services), spread.token)
+    access = OwnerAccess(tuple(each.at for each in spread.services), spread.token)
     return Replication(
         spread.places[0], describe_file(spread.paths()[0]).store_id, str(place), spread.places[0], clock=SystemClock(),
         access=access, **options,
@@ -285,7 +285,7 @@ class TestProcesses:
             made.end()
         assert json.loads((tmp_path / "dest" / LEASE).read_text())["lease"]["ended"] == 3
         assert last_replica(spread.places[0]).epoch == 3
-        named = [word for each in spread.services for word in ("--owner", f"127.0.0.1:{each.port}")]
+        named = [word for each in spread.services for word in ("--owner", each.at)]
         found = json.loads(call("status", spread.places[0], *named, "--token-file", spread.token, "--json"))
         assert (found["replica"]["epoch"], found["replica"]["lag_epochs"]) == (3, 0)
         call("restore", tmp_path / "dest", tmp_path / "new")
@@ -312,6 +312,8 @@ class TestProcesses:
         """The lag and the error say why; when it is back, the same epochs are shipped."""
         with Driver(spread) as run:
             step(run, 0, random.Random(1))
+        if spread.services[0].service is spread.services[1].service:
+            pytest.skip("one process is away with all its directories")
         port = spread.services[1].port
         spread.services[1].stop(0.1)
         made = replication(spread, tmp_path / "dest")

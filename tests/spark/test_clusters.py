@@ -220,9 +220,9 @@ def test_where_tasks_reach_the_driver(at, settings, bind, port, expected):
             return f"{host}:9 {deadline_s:g}"
 
     owner, address = TaskServing(at, 30).start(settings, Owner)
-    assert owner.given == {"bind": bind, "port": port, "tls_cert": None, "tls_key": None}
+    assert owner.given == {"bind": bind, "port": port, "tls": None}
     again, _ = TaskServing(at, 30).at_a_free_port().start(settings, Owner)
-    assert again.given == {"bind": bind, "port": 0, "tls_cert": None, "tls_key": None}
+    assert again.given == {"bind": bind, "port": 0, "tls": None}
     assert address == f"{expected} 30"
 
 

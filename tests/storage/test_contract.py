@@ -27,15 +27,15 @@ FIRST = [key for key in KEYS if partition_of(key, COUNT) == 0]
 POSITION = "$position"
 
 
-@pytest.fixture(params=["files", "memory", "owner", "owners", "spread"])
+@pytest.fixture(params=["files", "memory", "owner", "owners", "one service", "spread"])
 def directory(request, make_store):
     """An empty store of two partitions, of each kind; files whose tasks reach them through an owner's process; files of
-    two owner services; and one in the driver's directory, with one at a service."""
+    two owner services, and of two directories of one; and one in the driver's directory, with one at a service."""
     if request.param == "memory":
         yield MemoryDirectory(COUNT)
-    elif request.param in ("owners", "spread"):
-        spread = ((), (0,), (1,)) if request.param == "owners" else ((1,), (0,))
-        made = SpreadDirectory(make_store(COUNT), spread)
+    elif request.param in ("owners", "one service", "spread"):
+        spread = ((1,), (0,)) if request.param == "spread" else ((), (0,), (1,))
+        made = SpreadDirectory(make_store(COUNT), spread, together=request.param == "one service")
         yield made
         made.close()
     else:

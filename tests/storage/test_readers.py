@@ -24,11 +24,13 @@ LARGE = "x" * (CHUNK_BYTES + 1)
 SOME = ["k0", "", "🙂", "larger"]
 KEYS = [*SOME, *(f"k{number}" for number in range(1, 20)), "key with spaces", "large"]
 LAZY = "files that are still being fetched"
+TOGETHER = "here and in two directories of one owner"
 WHERE = {
     "files": None,
     LAZY: None,
     "owners": ((), (0, 2), (1,)),
     "here and at owners": ((1,), (0,), (2,)),
+    TOGETHER: ((1,), (0,), (2,)),
     "here and at an owner with all others": ((0,), (1, 2)),
 }
 """The partitions of each place: the own directory, then each owner."""
@@ -66,7 +68,7 @@ def place(request, make_store, tmp_path) -> Iterator[Place]:
     spread = None
     files = Path(shutil.copytree(made, tmp_path / "files"))
     if WHERE[request.param] is not None:
-        spread = SpreadDirectory(made, WHERE[request.param])
+        spread = SpreadDirectory(made, WHERE[request.param], together=request.param == TOGETHER)
         store = spread.locations()
     elif request.param == LAZY:
         back_up(made, tmp_path / "backups")

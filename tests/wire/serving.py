@@ -15,6 +15,7 @@ from recovery.owner.tasks import TaskService
 from recovery.storage.reach import reach
 from recovery.storage.seam import TaskStore
 from recovery.wire.address import OwnerAddress, owner_address
+from recovery.wire.served import ServedDirectory
 from recovery.wire.server import OwnerServer
 from recovery.wire.service import Tasks
 
@@ -31,7 +32,9 @@ class Serving:
         self.port = self._listener.getsockname()[1]
         service = options.pop("service", None) or TaskService(address, scratch)
         tasks = Tasks(service, self.key, lease, frozenset(range(count)))
-        self.server = OwnerServer(self._listener, tasks, log=self.log.append, **options)
+        tls = options.pop("tls", None)
+        self.directory = ServedDirectory(tasks=tasks, log=self.log.append, **options)
+        self.server = OwnerServer(self._listener, [self.directory], tls=lambda: tls, log=self.log.append)
         self.server.start()
 
     def address(self, port: int | None = None, **options) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -12,15 +13,18 @@ from dataclasses import replace
 
 import pytest
 
+from recovery.base.credentials.server_certificate import CertificateFiles
 from recovery.base.ids import Lease
 from recovery.errors import LeaseLostError, OwnerRefusedError, OwnerUnreachableError, RecoveryError, StorageError
 from recovery.owner.spool import MessageSpool, SpoolMemory
 from recovery.storage.seam import BatchCount, Changes
-from recovery.wire import client, messages, server, task_calls
+from recovery.wire import client, messages, server
 from recovery.wire.declared import encode
 from recovery.wire.frames import HEADER, Channel, Kind
 from recovery.wire.messages import TASK_CALLS, TaskCalls
 from recovery.wire.proof import proof
+from recovery.wire.served import MOST_EARLIER
+from recovery.wire.turns import CALLS_PER_PROCESSOR
 from tests.stores import STEP, pack
 from tests.waiting import wait_until
 from tests.wire.certificates import make_certificates
@@ -48,7 +52,7 @@ def proven(serving: Serving, *, line: str = "line", key: bytes | None = None, le
     channel = connected(serving)
     channel.send(Kind.HELLO, messages.write_first(messages.Hello("recovery", messages.PROTOCOL, "task", "n")))
     challenge = messages.read_first(channel.message(4096)[1], messages.Challenge)
-    own = proof(key or serving.key, "task", "2.0", "n", challenge.incarnation, challenge.nonce)
+    own = proof(key or serving.key, "task", "3.0", "n", challenge.incarnation, challenge.nonce, "")
     used = lease or serving.lease
     channel.send(Kind.PROOF, messages.write_first(messages.Proof(own, used.number, used.id, line)))
     return channel
@@ -111,16 +115,16 @@ class TestBrokenConnections:
 
     def test_an_apply_that_waits_for_its_turn_is_dropped_with_its_client(self, run, serving):
         """A later attempt may have withdrawn what it would write."""
-        turns = serving.server.turns.free
-        taken = [turns.acquire(timeout=5) for _ in range(task_calls.CALLS_PER_PROCESSOR * (os.cpu_count() or 1))]
+        taken = contextlib.ExitStack()
+        for _ in range(CALLS_PER_PROCESSOR * (os.cpu_count() or 1)):
+            taken.enter_context(serving.directory.turns.taken())
         channel = proven(serving)
         assert channel.message(4096)[0] == Kind.WELCOME
         send_apply(channel, [pack({"a": "1"})])
-        wait_until(lambda: next(iter(serving.server._proven.values())).answers._works)
+        wait_until(lambda: next(iter(serving.directory.proven.values())).answers._works)
         channel.close()
         time.sleep(0.1)
-        for _ in taken:
-            turns.release()
+        taken.close()
         wait_until(lambda: not serving.server._open)
         assert serving.task().read(STEP, 1, {0: ("a",)}) == {0: [None]}
 
@@ -227,32 +231,32 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         ("later", "kind"),
-        [(0, OwnerUnreachableError), (1, LeaseLostError), (server.MOST_EARLIER + 1, OwnerRefusedError)],
+        [(0, OwnerUnreachableError), (1, LeaseLostError), (MOST_EARLIER + 1, OwnerRefusedError)],
     )
     def test_a_task_of_an_earlier_run(self, serving, later, kind):
         """The owner remembers the keys of some runs, and with them proves what became of the task's own."""
         task = serving.task()
         assert task.read(STEP, 0, {0: ("a",)}) == {0: [None]}
-        before = serving.server.tasks
-        serving.server.serve_tasks(None)
+        before = serving.directory.tasks
+        serving.directory.serve_tasks(None)
         for number in range(later):
             lease = Lease(serving.lease.number + 1 + number, "later")
-            serving.server.serve_tasks(replace(before, key=secrets.token_bytes(32), lease=lease))
+            serving.directory.serve_tasks(replace(before, key=secrets.token_bytes(32), lease=lease))
         with pytest.raises(RecoveryError) as caught:
             task.read(STEP, 0, {0: ("a",)})
         assert type(caught.value) is kind, caught.value
 
-    @pytest.mark.parametrize("protocol", [(1, 0), (3, 0)])
+    @pytest.mark.parametrize("protocol", [(2, 0), (4, 0)])
     def test_another_version(self, serving, monkeypatch, protocol):
         """The first number counts; a later second one is understood."""
-        monkeypatch.setattr(messages, "PROTOCOL", (2, 7))
+        monkeypatch.setattr(messages, "PROTOCOL", (3, 7))
         assert serving.task().read(STEP, 0, {0: ("a",)}) == {0: [None]}
         channel = connected(serving)
         channel.send(Kind.HELLO, messages.write_first(messages.Hello("recovery", protocol, "task", "n")))
         found = refusal(channel)
         assert (found.error, found.found) == (
             "OwnerRefusedError",
-            f"the owner speaks version 2.7 of the protocol, and the task {protocol[0]}.{protocol[1]}",
+            f"the owner speaks version 3.7 of the protocol, and the task {protocol[0]}.{protocol[1]}",
         )
 
     def test_a_server_of_another_kind(self, serving):
@@ -275,9 +279,7 @@ class TestTls:
     @pytest.fixture
     def secured(self, run, tmp_path, tls_files):
         """A server with TLS."""
-        from recovery.owner.serving import tls_context
-
-        context = tls_context(*map(str, tls_files[:2]))
+        context = CertificateFiles(*tls_files[:2]).read().context
         made = Serving(run.store.address(run.lease), run.lease, run.count, tmp_path, tls=context)
         yield made
         made.close()
@@ -294,10 +296,10 @@ class TestTls:
             secured.task(tls_ca_pem=other).read(STEP, 0, {0: ("a",)})
 
     def test_a_certificate_of_another_name(self, run, tmp_path):
-        from recovery.owner.serving import tls_context
-
         files = make_certificates(tmp_path, names=("other",), addresses=("10.0.0.1",))
-        made = Serving(run.store.address(run.lease), run.lease, 2, tmp_path, tls=tls_context(*map(str, files[:2])))
+        made = Serving(
+            run.store.address(run.lease), run.lease, 2, tmp_path, tls=CertificateFiles(*files[:2]).read().context
+        )
         with pytest.raises(OwnerRefusedError, match=r"certificate is not accepted.*not valid for '127.0.0.1'"):
             made.task(tls_ca_pem=files[2].read_text()).read(STEP, 0, {0: ("a",)})
         made.close()

@@ -24,14 +24,10 @@ _ROUNDS = 10
 
 
 def read_certificates(path: Path, option: str = "--tls-ca") -> str:
-    """Return the certificates in a PEM file, without its other content, such as a key. option: names the file in an
-    error. Raises ConfigurationError."""
+    """Return the certificates in a PEM file, without its other content, such as a key, for a client that checks with
+    them. option: names the file in an error. Raises ConfigurationError."""
     try:
-        found = "\n".join(_CERTIFICATE.findall(read_named(path, MOST_FILE_BYTES).decode(errors="replace")))
-        if not found:
-            raise ValueError("it contains no certificate")
-        if len(found) > MOST_BYTES:
-            raise ValueError(f"they have {len(found)} bytes, where {MOST_BYTES} are allowed")
+        found = certificates_in(read_named(path, MOST_FILE_BYTES), MOST_BYTES)
         client_context(found)
     except (OSError, ValueError, MemoryError) as error:
         raise ConfigurationError(
@@ -40,6 +36,17 @@ def read_certificates(path: Path, option: str = "--tls-ca") -> str:
             cause="The file is not a PEM file, or holds all authorities of a system.",
             remedy=f"Give a PEM file with the certificate of the authority alone: {option} FILE",
         ) from error
+    return found
+
+
+def certificates_in(content: bytes, most_bytes: int) -> str:
+    """Return the certificates in a PEM text, without its other content. Raises ValueError if there are none, or more
+    than `most_bytes` of them."""
+    found = "\n".join(_CERTIFICATE.findall(content.decode(errors="replace")))
+    if not found:
+        raise ValueError("it contains no certificate")
+    if len(found) > most_bytes:
+        raise ValueError(f"its certificates have {len(found)} bytes, where {most_bytes} are allowed")
     return found + "\n"
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recovery.base.clock import Clock
-from recovery.base.credentials.certificates import certificates_end_ms, read_certificates
+from recovery.base.credentials.server_certificate import CertificateFiles
 from recovery.base.credentials.token import read_tokens
 from recovery.base.intervals import format_interval
-from recovery.owner.serving import tls_context
 
 SOON_S = 14 * 24 * 3600.0
 """A certificate that ends within this time is mentioned in the log."""
@@ -54,7 +53,8 @@ class CredentialFiles(NamedTuple):
     def read(self) -> Credentials:
         """Return what the files have now. Raises ConfigurationError if one of them cannot be used."""
         tokens = read_tokens(self.token)
-        tls = tls_context(*(None if path is None else str(path) for path in (self.certificate, self.key)))
         if self.certificate is None:
             return Credentials(tokens, None, None)
-        return Credentials(tokens, tls, certificates_end_ms(read_certificates(self.certificate, "--tls-cert")))
+        files = CertificateFiles(self.certificate, self.key)
+        files.warn_if_shared()
+        return Credentials(tokens, *files.read())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Mapping
 
 from recovery.base.clock import Clock
 from recovery.base.version import VERSION
@@ -17,15 +18,18 @@ from recovery.owner.watch.credentials import Credentials
 from recovery.planning.owner_facts import OwnerFacts
 from recovery.storage.lock import lock_holder
 from recovery.wire.calls import OwnerStatus
+from recovery.wire.served import ServedDirectory
 from recovery.wire.server import OwnerServer
 
 
-def facts_of(runs: OwnedRuns, server: OwnerServer, credentials: Credentials, clock: Clock) -> OwnerFacts:
-    """Return the facts of an owner's service at this moment."""
-    holding, counts, turns = runs.holding, server.counts, server.turns
+def facts_of(
+    runs: OwnedRuns, server: OwnerServer, served: ServedDirectory, credentials: Credentials, clock: Clock
+) -> OwnerFacts:
+    """Return the facts of a directory of an owner's service at this moment."""
+    holding, counts, turns = runs.holding, served.counts, served.turns
     store = None if holding is None else holding.store
     p50_s, p99_s = turns.times.percentiles(0.5, 0.99)
-    received_bytes, sent_bytes = server.traffic()
+    received_bytes, sent_bytes = server.traffic(served)
     disk_free_bytes = None
     with contextlib.suppress(OSError):
         disk_free_bytes = shutil.disk_usage(runs.directory).free
@@ -37,7 +41,7 @@ def facts_of(runs: OwnedRuns, server: OwnerServer, credentials: Credentials, clo
         epoch=runs.epoch,
         epochs_closed=runs.epochs_closed,
         close_s=runs.close_s,
-        connections=server.connections,
+        connections=len(server.connections(served)),
         proven=counts.proven,
         reconnections=counts.reconnections,
         refused=counts.refused,
@@ -64,7 +68,8 @@ def status_of(runs: OwnedRuns, facts: OwnerFacts) -> OwnerStatus:
     return OwnerStatus(VERSION, "" if other is None else describe_holder(other), runs.stops, facts)
 
 
-def text(facts: OwnerFacts) -> str:
-    """Return the metrics of an owner's service, as text."""
+def text(facts: Mapping[str, OwnerFacts]) -> str:
+    """Return the metrics of an owner's service, as text. facts: of each directory, by its name."""
     info = Family(f"{PREFIX}_info", "gauge", "The service.", [({"version": VERSION}, 1)])
-    return exposition(iter([info, *owner_families([({}, facts)])]))
+    labelled = [({"directory": name}, each) for name, each in facts.items()]
+    return exposition(iter([info, *owner_families(labelled)]))

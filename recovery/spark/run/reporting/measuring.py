@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from recovery.backup.note import LastBackup, last_backup, last_replaced
-from recovery.base.credentials.certificates import certificates_end_ms, read_certificates
+from recovery.base.credentials.server_certificate import CertificateFiles, RenewedCertificate
 from recovery.base.ids import BatchId
+from recovery.config import RecoveryConfig
 from recovery.epochs.closer import EpochClosed
 from recovery.errors import RecoveryError
 from recovery.metrics.exposition import About, Family, exposition, families
@@ -138,7 +138,7 @@ class RunMeasures:
         self._prepared = prepared
         self._store = store
         self._kept = prepared.temporary is None
-        self._certificate_end_ms = _end_of(prepared.config.tls_cert)
+        self._certificate_end_ms = _certificate_end_ms(prepared.config)
         self._execution = execution
         self._clock = prepared.clock
         self._targets = parse_targets(prepared.config.thresholds)
@@ -215,7 +215,7 @@ class RunMeasures:
         return None if self._prepared.replicated is None else self._prepared.replicated.state
 
     def _certificate_end_s(self) -> float | None:
-        end_ms = self._certificate_end_ms
+        end_ms = self._certificate_end_ms()
         return None if end_ms is None else (end_ms - self._clock.wall_ms()) / 1000
 
     def _backup_lag_s(self) -> float | None:
@@ -226,9 +226,15 @@ class RunMeasures:
         return None if backup is None else max(0, self._clock.wall_ms() - backup.finished_ms) / 1000
 
 
-def _end_of(certificate: str | os.PathLike[str] | None) -> int | None:
-    """Return when the certificate of a run ends; None: the run has none, or it cannot be read."""
-    if certificate is not None:
+def _certificate_end_ms(config: RecoveryConfig) -> Callable[[], int | None]:
+    """Return what says when the certificate of a run ends; None: the run has none, or it cannot be read."""
+    if config.tls_cert is not None and config.tls_key is not None:
         with contextlib.suppress(RecoveryError):
-            return certificates_end_ms(read_certificates(Path(certificate), "--tls-cert"))
-    return None
+            files = CertificateFiles(Path(config.tls_cert), Path(config.tls_key))
+            shown = RenewedCertificate(files, None, "", lambda _: None)
+            if config.tls_ca is not None:
+                return shown.end_ms
+            # Tasks that check the certificate with itself do not accept another one, which is not shown then.
+            end_ms = shown.end_ms()
+            return lambda: end_ms
+    return lambda: None
