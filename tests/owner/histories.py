@@ -62,6 +62,10 @@ class ForkedOwner:
         several = len(self.directories) > 1
         return [f"{self.at}/{each.name}" if several else self.at for each in self.directories]
 
+    @property
+    def has_partitions(self) -> bool:
+        return any(True for each in self.directories for _ in each.glob("part-*"))
+
     def said(self) -> str:
         return self._log.read_text()
 
@@ -92,6 +96,13 @@ class ForkedOwner:
         if self.pid and os.waitpid(self.pid, os.WNOHANG)[0]:
             self.pid = 0
         return bool(self.pid)
+
+    def has_died(self) -> bool:
+        """Whether the process, whose connections have ended, ends."""
+        until_s = time.monotonic() + PATIENCE_S
+        while self.running() and time.monotonic() < until_s:
+            time.sleep(0.002)
+        return not self.running()
 
     def end(self, number: int = signal.SIGKILL) -> None:
         """End it; one that does not end leaves its stacks."""

@@ -136,8 +136,9 @@ class ReplacingHistory(ReplicatedHistory):
         if self.newest_backup() is None:
             return
         self.losses += 1
-        shutil.rmtree(victim.directory)
-        victim.directory.mkdir()
+        for each in victim.directories:
+            shutil.rmtree(each)
+            each.mkdir()
 
     def move(self) -> None:
         """Nobody moves files here."""

@@ -54,7 +54,7 @@ class Places:
         self.root = root
         self.token = token_file(root)
         self.places = spread(made, ((), (0, 3), (1, 2), ()))
-        self.owners = [ForkedOwner(each, self.token) for each in self.places[1:]]
+        self.owners = [ForkedOwner([each], self.token) for each in self.places[1:]]
         for each in self.owners:
             each.start()
 
@@ -197,7 +197,7 @@ def test_an_owner_is_killed(places, point, order):
     victim.start(point)
     with pytest.raises(OwnerUnreachableError):
         places.move({3: 2}, deadline_s=10.0)
-    assert not victim.running()
+    assert victim.has_died()
     victim.start()
     wait_until_free(places)
     places.run(5, *order)
@@ -432,10 +432,11 @@ class MovingHistory(History):
             each.start()
         where = {path.name: path.parent for path in self.newest()}
         movable = [name for name, place in where.items() if place != self.places[0]]
-        if len(self.owners) < 2 or not movable:
+        addresses = dict(zip((place for each in self.owners for place in each.directories), self.addresses(), strict=True))
+        if len(addresses) < 2 or not movable:
             return
         name = self.chance.choice(movable)
-        target = self.chance.choice([each for each in self.owners if each.directory != where[name]])
+        target = self.chance.choice([at for place, at in addresses.items() if place != where[name]])
         what = self.chance.choice(["nothing", "nothing", "driver at a step", "driver", "owner", "owner at a step"])
         victim = self.chance.choice(self.owners)
         if what == "owner at a step":
@@ -444,7 +445,7 @@ class MovingHistory(History):
         index = int(name[5:].split(".")[0])
         nothing = self.token.with_name(f"nothing-{self.moves}")
         nothing.mkdir()
-        names = [each.at for each in self.owners]
+        names = self.addresses()
         self.chance.shuffle(names)
         point = self.chance.choice(DRIVER) if what == "driver at a step" else ""
         report = nothing / "report"
@@ -453,7 +454,7 @@ class MovingHistory(History):
             die_at(point)
             task = MoveTask(nothing, OwnerAccess(tuple(names), self.token).connect(1.5))
             try:
-                task.plan(to_targets({index: target.at}), token_hex(8))
+                task.plan(to_targets({index: target}), token_hex(8))
                 task.stage(threading.Event())
                 done = task.finish(SystemClock(), "a move")
                 if done.error is not None:

@@ -45,7 +45,7 @@ class Fleet:
         return self.owners[1]
 
     def run(self) -> MiniRun:
-        settings = self.history.settings() | {"owners": tuple(each.at for each in self.owners)}
+        settings = self.history.settings() | {"owners": tuple(at for each in self.owners for at in each.addresses)}
         return MiniRun(self.history.places[0], self.history.seed, **settings | UNHURRIED)
 
     def freeze(self) -> None:
