@@ -1,7 +1,7 @@
 """What it costs a run that partitions move while it goes on: rows a second meanwhile, and how long it pauses.
 
-A run counts rows by key over two owners. When all keys have a state, `recovery owners move` brings the two partitions of
-one owner to a third one. `staged`: as the command does it; `in the pause`: nothing is sent before the pause.
+A run counts rows by key over two owners. When all keys have a state, `recovery owners move` brings the two partitions
+of one owner to a third one. `staged`: as the command does it; `in the pause`: nothing is sent before the pause.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def run(arguments: argparse.Namespace) -> Report:
         measurements=measurements,
         notes=[
             f"{arguments.keys:,} keys in {PARTITIONS} partitions, {arguments.rows:,} rows a micro-batch; two "
-            "partitions move. Pause: the longest time between the ends of two micro-batches. Locked: the part of the pause in "
-            "which the partitions are compared and change place.",
+            "partitions move. Pause: the longest time between the ends of two micro-batches. Locked: the part of the "
+            "pause in which the partitions are compared and change place.",
         ],
     )
 
