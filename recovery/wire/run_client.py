@@ -272,7 +272,8 @@ class Owner:
             f"the owner at {self.location} was {'not reached' if self._run is None else 'lost'}: {reason}",
             cause="The owner's process or host was stopped, or the network to that host is cut.",
             remedy="Start it (recovery serve DIR --at HOST:PORT), and run the same command again: a run continues from "
-            "the last closed epoch.",
+            "the last closed epoch. If it is lost for good, bring its partitions back at other owners: recovery "
+            "restore SRC DIR --missing; or let the run do so: --replace-from PLACE.",
         )
 
     def _why(self, reason: str) -> RecoveryError:

@@ -6,18 +6,22 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from recovery import RecoveryConfig
+from recovery.base.clock import SystemClock
 from recovery.base.credentials.task_key import task_key
 from recovery.errors import OwnerUnreachableError, RecoveryError
+from recovery.spark.run.prepare import Prepared
 from recovery.storage.owned import OwnerPartitions
 from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount, Changes
 from recovery.wire.calls import PartitionCalls
-from tests.faults.minirun import STEP, MiniRun
+from tests.faults.minirun import FLOW, STEP, MiniRun
 from tests.owner.histories import BATCHES, UNHURRIED, ForkedOwner, age_of
 from tests.owner.replacing import SILENCE_S, ReplacingHistory, patient_for
 from tests.stores import query
@@ -140,3 +144,45 @@ def test_a_frozen_owner_wakes_up(fleet, tmp_path, monkeypatch, doing):
         run.batch(chance)
     run.finish()
     fleet.history.check(tmp_path)
+
+
+def test_a_signal_ends_the_wait_for_an_owner(fleet):
+    """A run that starts again after a loss ends with 47, without waiting for the limit."""
+    fleet.frozen.end()
+    settings = fleet.history.settings() | {"owners": tuple(each.at for each in fleet.owners), "replace_after": "1h"}
+    del settings["contributors"]
+    config = RecoveryConfig(fleet.history.places[0], **settings)
+    stopping = threading.Event()
+    stopping.set()
+    with pytest.raises(OwnerUnreachableError, match=f"was to stop while it waited for {fleet.frozen.at}"):
+        Prepared(config, FLOW, SystemClock(), stopping)
+
+
+def test_an_owner_that_is_back_within_the_limit(fleet, capfd):
+    """A start says whom it waits for, and uses the owner's own partitions."""
+    fleet.run().finish()
+    fleet.frozen.end()
+    settings = fleet.history.settings() | {"owners": tuple(each.at for each in fleet.owners), "replace_after": "1h"}
+    comes_back = threading.Timer(3.0, fleet.frozen.start)
+    comes_back.start()
+    try:
+        run = MiniRun(fleet.history.places[0], fleet.history.seed, **settings | UNHURRIED)
+    finally:
+        comes_back.join()
+    assert run.prepared.replaced is None
+    run.finish()
+    assert f"recovery: not reached: {fleet.frozen.at}; waiting for 1 h" in capfd.readouterr().err
+
+
+def test_no_owner_is_left(fleet):
+    """The run ends with 47, and nothing has changed when they are back."""
+    fleet.run().finish()
+    for each in fleet.owners:
+        each.end()
+    with pytest.raises(OwnerUnreachableError, match="no owner is left"):
+        fleet.run()
+    for each in fleet.owners:
+        each.start()
+    run = fleet.run()
+    run_to_the_end(run)
+    run.finish()

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from recovery import Flow, RecoveryConfig, RecoveryError, init_partitions, run, stateful
+from recovery.errors import OwnerUnreachableError
 from recovery.spark.run import blocking
-from recovery.spark.run.between import added_up, settings_of_next
+from recovery.spark.run.between import OwnerLost, added_up, after_loss, settings_of_next
 from recovery.spark.run.reporting.events import RunSummary
 from tests.cluster.support import assert_exact
 from tests.flows.cluster import count, rows
@@ -178,3 +179,31 @@ def test_summaries_add_up():
     assert both == replace(
         first, execution=5, elapsed_s=12.0, replica={"epoch": 9}, last_epoch=9,
     )  # fmt: skip
+
+
+LOST = OwnerUnreachableError("the owner at h2:7337 was lost: no answer")
+
+
+@pytest.mark.parametrize(
+    ("settings", "before", "epochs", "goes_on"),
+    [
+        ({}, None, 3, False),
+        ({"replace_from": "copies"}, None, 0, True),
+        ({"replace_from": "copies"}, Between(), 0, True),
+        ({"replace_from": "copies"}, OwnerLost(LOST, 60), 1, True),
+        # It makes no progress: the error is not that of an owner that can be replaced.
+        ({"replace_from": "copies"}, OwnerLost(LOST, 60), 0, False),
+    ],
+)
+def test_how_a_run_goes_on_that_has_lost_an_owner(settings, before, epochs, goes_on):
+    """If it has a place to replace owners from, unless it did so just before and has closed nothing since."""
+    config, summary = RecoveryConfig("db", **settings), RunSummary("flow", "db", epochs=epochs)
+    if not goes_on:
+        with pytest.raises(OwnerUnreachableError, match="h2:7337"):
+            after_loss(LOST, config, summary, before)
+        return
+    between = after_loss(LOST, config, summary, before)
+    assert between(config, threading.Event()) is config
+    assert str(between) == (
+        "the owner at h2:7337 was lost: no answer; its partitions come back at other owners if it is away for 1 min"
+    )
