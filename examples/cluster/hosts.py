@@ -197,4 +197,7 @@ def _disk(quoted_path: str, size: str) -> str:
 def _programs() -> list[Path]:
     """What every host must see to run this Python and Java, also where it lies in a directory that is hidden."""
     found = [sys.prefix, sys.base_prefix, os.environ.get("JAVA_HOME")]
-    return sorted({Path(path).resolve() for path in found if path})
+    programs = {Path(path).resolve() for path in found if path}
+    # Packages elsewhere, which a .pth file of this Python names.
+    packages = {Path(path).resolve() for path in sys.path if Path(path).name == "site-packages"}
+    return sorted(programs | {path for path in packages if not programs.intersection(path.parents)})
