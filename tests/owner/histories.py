@@ -62,6 +62,9 @@ class ForkedOwner:
         several = len(self.directories) > 1
         return [f"{self.at}/{each.name}" if several else self.at for each in self.directories]
 
+    def has_partitions(self) -> bool:
+        return any(list(each.glob("part-*")) for each in self.directories)
+
     def said(self) -> str:
         return self._log.read_text()
 
