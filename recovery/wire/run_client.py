@@ -284,6 +284,7 @@ class Owner:
         line = Line(self.address, self._token(), messages.RUN)
         try:
             line.channel = line.connect(time.monotonic() + CLASSIFY_S)
+            line.channel.until_s = time.monotonic() + ANSWER_S
             ask(line.channel, ASKED, OwnerCalls.join, self._run, self.begun)
         except RefusedError as refused:
             error = messages.as_error(refused.refusal, self.location)

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -62,9 +62,8 @@ class ForkedOwner:
         several = len(self.directories) > 1
         return [f"{self.at}/{each.name}" if several else self.at for each in self.directories]
 
-    @property
     def has_partitions(self) -> bool:
-        return any(True for each in self.directories for _ in each.glob("part-*"))
+        return any(list(each.glob("part-*")) for each in self.directories)
 
     def said(self) -> str:
         return self._log.read_text()
@@ -160,8 +159,8 @@ class History:
             "snapshot_interval": 0,
         }
 
-    def start_run(self, point: str = "", visit: int = 1, run: Callable[..., object] = run, **settings) -> int:
-        """Start a driver; return its process. It leaves the error that ends it in `report`. run: what it does."""
+    def start_run(self, point: str = "", visit: int = 1, **settings) -> int:
+        """Start a driver; return its process. It leaves the error that ends it in `report`."""
         self.runs += 1
         self.report.unlink(missing_ok=True)
         choices = self.chance.randrange(1 << 30)

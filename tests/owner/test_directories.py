@@ -357,6 +357,12 @@ class TestProcess:
             assert [each["file"] for each in shown["partitions"]] == [
                 f"{owner.at_of(birds)}/part-{index}.sqlite3" for index in range(3)
             ]
+            for command in ("report DIR -o PAGE", "advise DIR", "verify DIR", "gc DIR", "runs DIR", "hwm set DIR m 1",
+                            "backup DIR COPY", "plan DIR"):  # fmt: skip
+                stands = {"DIR": own, "PAGE": tmp_path / "page.html", "COPY": tmp_path / "copy"}
+                done = recovery(*(stands.get(word, word) for word in command.split()), *access)
+                assert done.returncode == 0, done.stderr
+            assert owner.at_of(birds) in (tmp_path / "page.html").read_text()
             bare = f"127.0.0.1:{owner.port}"
             for at in (bare, f"{bare}/fish"):
                 refused = recovery("status", own, "--owner", at, "--token-file", token)

@@ -56,7 +56,7 @@ def test_a_driver_is_killed_at_every_step(history, tmp_path, point):
 def test_an_owner_is_killed_at_every_step(history, tmp_path, point):
     """Of its partitions, the first or the last, and in the first epoch or a later one."""
     history.backup_interval = 0 if point in LOGGED else 3600
-    victim = next(each for each in history.owners if each.has_partitions)
+    victim = next(each for each in history.owners if each.has_partitions())
     hits = 0
     for visit in (1, 2, 5):
         victim.end(signal.SIGTERM)
@@ -76,7 +76,7 @@ def test_an_owner_whose_disk_is_full(history, tmp_path):
     goes on."""
     for each in history.owners:
         each.start()
-    victim = next(each for each in history.owners if each.has_partitions)
+    victim = next(each for each in history.owners if each.has_partitions())
     assert wait(history.start_run(contributors=(Fills(victim.pid),))) == 1
     name, text = json.loads(history.report.read_text())
     assert name == "StorageError"
@@ -98,7 +98,7 @@ def test_an_owner_that_dies_when_the_last_epoch_is_closed(history, tmp_path, syn
     history.expected = {"BackupTargetError"}
     for each in history.owners:
         each.start()
-    victim = next(each for each in history.owners if each.has_partitions)
+    victim = next(each for each in history.owners if each.has_partitions())
     replicates = {"replicate": replica, "replicate_sync": sync}
     # With a deadline of its own, the run waits for the shipping process as long as any run.
     code = wait(history.start_run(contributors=(Kills(victim.pid, shown),), owner_deadline=1.5, **replicates))

@@ -432,7 +432,9 @@ class MovingHistory(History):
             each.start()
         where = {path.name: path.parent for path in self.newest()}
         movable = [name for name, place in where.items() if place != self.places[0]]
-        addresses = dict(zip((place for each in self.owners for place in each.directories), self.addresses(), strict=True))
+        addresses = dict(
+            zip((place for each in self.owners for place in each.directories), self.addresses(), strict=True)
+        )
         if len(addresses) < 2 or not movable:
             return
         name = self.chance.choice(movable)

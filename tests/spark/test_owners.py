@@ -105,6 +105,41 @@ def test_an_owner_is_killed_in_the_midst_of_a_run(fleet, returns):
 
 
 @pytest.mark.long
+def test_two_flows_at_one_owner(make_store, tmp_path):
+    """At the same time, each with a directory of its own. When the owner is killed, both runs end with 47; the same
+    commands continue both."""
+    token = token_file(tmp_path)
+    words, birds = (Path(shutil.move(make_store(2), tmp_path / name)) for name in ("words", "birds"))
+    owner = Served(words, token, beside=[birds])
+
+    def begun(directory: Path, flow: str) -> Run:
+        own = tmp_path / f"driver of {directory.name}"
+        own.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "recovery", "run", f"{FLOW}:{flow}", "-r", own, "--trigger", 0, "-s", 0]
+        command += ["--master", "local[1]", "--owner", owner.at_of(directory), "--token-file", token]
+        return Run(["env", f"PYTHONPATH={ROOT}", *map(str, command)], tmp_path / f"out of {directory.name}")
+
+    try:
+        runs = [begun(each, "counts(2000, 99, 0.2)") for each in (words, birds)]
+        for run in runs:
+            run.await_text(r"^batch 2$")
+        owner.kill()
+        for run, directory in zip(runs, (words, birds), strict=True):
+            assert run.wait() == 47, run.text()
+            assert f"the owner at {owner.at_of(directory)}" in run.text()
+        owner.start()
+        done = [batches_in(each) for each in (words, birds)]
+        assert min(done) >= 2
+        again = [begun(each, f"counts(2000, {n + 1})") for each, n in zip((words, birds), done, strict=True)]
+        for run in again:
+            run.succeed()
+        assert owner.stop() == 0
+        assert [assert_exact(each, 2000) for each in (words, birds)] == [n + 2 for n in done]
+    finally:
+        owner.kill()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_driver_that_was_replaced(fleet, tmp_path, ends):
     """Frozen until the owners have let it go, and another driver has begun or has even ended, it ends with 41."""
