@@ -432,7 +432,8 @@ class MovingHistory(History):
             each.start()
         where = {path.name: path.parent for path in self.newest()}
         movable = [name for name, place in where.items() if place != self.places[0]]
-        addresses = dict(
+        places = [place for each in self.owners for place in each.directories]
+        addresses = dict(zip(places, self.addresses(), strict=True))
             zip((place for each in self.owners for place in each.directories), self.addresses(), strict=True)
         )
         if len(addresses) < 2 or not movable:
