@@ -142,6 +142,12 @@ class RecoveryConfig:
         "executors, for room in YARN's queue, or for a source to say what it has.",
         "--wait-limit", kind="interval", variable="RECOVERY_WAIT_LIMIT", without="no limit",
     )  # fmt: skip
+    kafka_group: str | None = setting(
+        None,
+        "The consumer group that [shows tools of Kafka](kafka.md#lag) the offsets of each closed epoch; off: none. The "
+        "run reads nothing back from it.",
+        "--kafka-group", form="NAME|off", variable="RECOVERY_KAFKA_GROUP", without="recovery-FLOW",
+    )  # fmt: skip
     replicate: str | os.PathLike[str] | None = setting(
         None,
         "[Ship each closed epoch](backup.md#replication) to DEST in the background, as an incremental backup: a "
@@ -254,6 +260,12 @@ class RecoveryConfig:
         set_field(self, "owner_deadline", parse_interval(self.owner_deadline))
         if self.wait_limit is not None:
             set_field(self, "wait_limit", parse_interval(self.wait_limit))
+        if self.kafka_group is not None and not self.kafka_group.strip():
+            raise ConfigurationError(
+                "the consumer group has no name",
+                cause="A setting or environment variable is empty.",
+                remedy="Name the group, or give --kafka-group off.",
+            )
         if self.serve_at is not None:
             host_and_port(self.serve_at)
         self._check_owners()

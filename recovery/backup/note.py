@@ -1,5 +1,5 @@
-"""Notes beside the partitions that say when the directory was last backed up, what its replica holds, and what the
-run that has it waits for.
+"""Notes beside the partitions that say when the directory was last backed up, what its replica holds, what the run
+that has it waits for, and how much input its newest epoch lacks.
 
 The notes are not part of the partitions: a backup leaves every byte of them unchanged, and a copy must not claim that
 it was backed up. Other programs that copy the files (Litestream, cron) leave no note.
@@ -17,10 +17,12 @@ import msgspec
 from recovery.base.untrusted_json import MOST, Count, Moment
 from recovery.base.untrusted_paths import read_received
 from recovery.host.durable import modes_beside, replace
+from recovery.planning.lag import InputLag
 
 NAME = "last-backup.json"
 REPLICA_NAME = "last-replica.json"
 WAITING_NAME = "waiting.json"
+LAG_NAME = "input-lag.json"
 LONGEST = 1 << 16
 
 
@@ -56,7 +58,7 @@ class Waiting(msgspec.Struct, frozen=True):
     what: str
 
 
-Note = TypeVar("Note", LastBackup, LastReplica, Waiting)
+Note = TypeVar("Note", LastBackup, LastReplica, Waiting, InputLag)
 
 
 def note_backup(directory: Path, backup: LastBackup) -> None:
@@ -78,6 +80,16 @@ def note_waiting(directory: Path, waiting: Waiting | None) -> None:
         (directory / WAITING_NAME).unlink(missing_ok=True)
 
 
+def note_input_lag(directory: Path, lag: InputLag) -> None:
+    """Replace the note, atomically. The note only informs, so a failure to write it raises nothing."""
+    _note(directory, LAG_NAME, lag)
+
+
+def last_input_lag(directory: Path) -> InputLag | None:
+    """Return the note; None if it is missing or unreadable."""
+    return _read(directory / LAG_NAME, InputLag)
+
+
 def last_waiting(directory: Path) -> Waiting | None:
     """Return the note; None if it is missing or unreadable."""
     return _read(directory / WAITING_NAME, Waiting)
@@ -93,8 +105,8 @@ def last_replica(directory: Path) -> LastReplica | None:
     return _read(directory / REPLICA_NAME, LastReplica)
 
 
-def _note(directory: Path, name: str, value: LastBackup | LastReplica | Waiting) -> None:
-    content = json.dumps(msgspec.structs.asdict(value)).encode()
+def _note(directory: Path, name: str, value: LastBackup | LastReplica | Waiting | InputLag) -> None:
+    content = json.dumps(msgspec.to_builtins(value)).encode()
     with contextlib.suppress(OSError):
         replace(directory / name, content, mode=modes_beside(directory / "part-0.sqlite3").file)
 

@@ -12,9 +12,12 @@ from pyspark.sql import SparkSession
 
 from recovery.base.outside import Answers, CannotTell, Checked, DoesNotApply, Moment, Question
 from recovery.errors import RecoveryError
+from recovery.planning.lag import PartLag
 from recovery.planning.lost_input import Change, Loss, Needed, PartKind, There
 from recovery.spark.clusters import Input
+from recovery.spark.inputs.kafka_group import ConsumerGroup
 from recovery.spark.inputs.protocol import Looked, Resumes
+from recovery.spark.jvm.kafka_groups import FAILURES, KafkaWatch
 from recovery.spark.jvm.kafka_offsets import Topic, topics_at
 from recovery.spark.jvm.lost_input import no_topic
 
@@ -35,9 +38,12 @@ class KafkaInput:
         Question.OWNER: DoesNotApply(),
     }
 
+    tells_lag: ClassVar[bool] = True
+
     def __init__(self, stream: Input, resumes: Resumes, spark: SparkSession) -> None:
         self._options = stream.options
         self._spark = spark
+        self._watch: KafkaWatch | None = None
         self._at = _offsets(resumes.at) or {}
         reads = [found for text in resumes.reached.offsets if (found := _offsets(text)) is not None]
         self._known = resumes.identities
@@ -76,6 +82,46 @@ class KafkaInput:
                 partitions[number] = to
         return msgspec.json.encode({topic: partitions for topic, partitions in at.items() if partitions}).decode()
 
+    @property
+    def servers(self) -> str:
+        """The brokers, as the flow names them."""
+        return self._options.get("kafka.bootstrap.servers", "")
+
+    def offsets(self, at: str) -> Offsets:
+        """Return the offset of the source as numbers."""
+        return _offsets(at) or {}
+
+    def behind(self, at: str) -> Sequence[PartLag]:
+        """Return the records beyond an offset in each of its partitions, as the brokers say now."""
+        offsets = self.offsets(at)
+        if not offsets:
+            return ()
+        ends = self._opened().ends(offsets)
+        return [
+            PartLag(self.servers, topic, str(number), "record", read, max(read, ends[topic, number]),
+                    max(0, ends[topic, number] - read))
+            for topic, partitions in offsets.items() for number, read in partitions.items()
+        ]  # fmt: skip
+
+    def show(self, group: ConsumerGroup, offsets: Offsets) -> None:
+        """Let a consumer group show offsets to tools of Kafka. Raises nothing."""
+        try:
+            watch = self._opened()
+        except FAILURES as error:
+            group.failed(error)
+            return
+        group.show(watch, offsets)
+
+    def close(self) -> None:
+        """Close the client, within a second."""
+        if self._watch is not None:
+            self._watch.close()
+
+    def _opened(self) -> KafkaWatch:
+        if self._watch is None:
+            self._watch = KafkaWatch(self._spark, self._options)
+        return self._watch
+
     def _named(self) -> set[str]:
         """Return the topics that the flow names; none if it gives a pattern."""
         if "subscribe" in self._options:
@@ -91,6 +137,17 @@ class KafkaInput:
         except re.error:
             # Java knows more than Python here: a topic that was read matched then.
             return True
+
+
+def lowest(offsets: Sequence[Offsets]) -> Offsets:
+    """Return the lowest of several offsets of each partition."""
+    found: Offsets = {}
+    for each in offsets:
+        for topic, partitions in each.items():
+            for number, offset in partitions.items():
+                of = found.setdefault(topic, {})
+                of[number] = min(offset, of.get(number, offset))
+    return found
 
 
 def _there(topics: Mapping[str, Topic]) -> dict[tuple[str, str], There]:

@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol
 from recovery.base.outside import Answers
 from recovery.checkpoint.reached import Reached
 from recovery.errors import RecoveryError
+from recovery.planning.lag import PartLag
 from recovery.planning.lost_input import Loss, Needed, There
 
 RUN_ONCE = "To go on without it, run once with --lose-input {} (lose_input)."
@@ -44,6 +45,8 @@ class StreamInput(Protocol):
     """One source of a flow."""
 
     answers: ClassVar[Answers]
+    tells_lag: ClassVar[bool]
+    """Whether `behind` says how much there is."""
 
     def look(self) -> Looked:
         """Look at the input, and change nothing. Raises the error of what no option accepts."""
@@ -52,3 +55,24 @@ class StreamInput(Protocol):
     def goes_on(self, lost: Sequence[Loss]) -> str | None:
         """Return the offset from which Spark reads on without what is lost, which is accepted; None: as before."""
         ...
+
+    def behind(self, at: str) -> Sequence[PartLag]:
+        """Return how much there is beyond an offset, part by part. Called by one thread during a run; changes nothing.
+        Raises if the input cannot be asked."""
+        ...
+
+    def close(self) -> None:
+        """Release what `behind` has opened."""
+        ...
+
+
+class SilentInput:
+    """The part of a `StreamInput` that does not say how much there is beyond an offset."""
+
+    tells_lag: ClassVar[bool] = False
+
+    def behind(self, at: str) -> Sequence[PartLag]:
+        return ()
+
+    def close(self) -> None:
+        """Do nothing: nothing was opened."""

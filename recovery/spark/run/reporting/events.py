@@ -10,6 +10,7 @@ from recovery.base.ids import BatchId, Epoch
 from recovery.base.notebooks import html_table
 from recovery.epochs.closer import EpochClosed
 from recovery.planning.going_back import Discarded
+from recovery.planning.lag import InputLag
 from recovery.planning.replica import ReplicaState
 from recovery.planning.resume import ResumePlan
 
@@ -69,7 +70,14 @@ class ReplicaChanged:
     replica: ReplicaState
 
 
-Event = Resumed | BatchDone | InputCounted | EpochClosed | Stopping | ReplicaChanged | WaitingForSpark
+@dataclass(frozen=True, slots=True)
+class LagSeen:
+    """The run has looked at how much input its newest epoch lacks."""
+
+    lag: InputLag
+
+
+Event = Resumed | BatchDone | InputCounted | EpochClosed | Stopping | ReplicaChanged | WaitingForSpark | LagSeen
 Observer = Callable[[Event], None]
 
 
@@ -78,7 +86,8 @@ class RunSummary:
     """What a run did. Counts cover this execution only; rows are those that the sources read.
 
     discarded: what the requested rewind discarded; None: nothing. replica: what the replica has and lacks at the end;
-    None: the run had none. lost_input: what was left out of each source whose loss was accepted, as text.
+    None: the run had none. lag: what the newest epoch lacked at the last look at the sources; None: no source says how
+    much there is. lost_input: what was left out of each source whose loss was accepted, as text.
     """
 
     flow: str
@@ -96,6 +105,7 @@ class RunSummary:
     exceeded: list[dict[str, Any]] = field(default_factory=list)
     discarded: dict[str, Any] | None = None
     replica: dict[str, Any] | None = None
+    lag: dict[str, Any] | None = None
     lost_input: dict[str, str] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
