@@ -260,15 +260,10 @@ class RecoveryConfig:
         set_field(self, "owner_deadline", parse_interval(self.owner_deadline))
         if self.wait_limit is not None:
             set_field(self, "wait_limit", parse_interval(self.wait_limit))
-        if self.kafka_group is not None and not self.kafka_group.strip():
-            raise ConfigurationError(
-                "the consumer group has no name",
-                cause="A setting or environment variable is empty.",
-                remedy="Name the group, or give --kafka-group off.",
-            )
         if self.serve_at is not None:
             host_and_port(self.serve_at)
         self._check_owners()
+        self._check_group()
         self._check_tls()
         if self.backup_interval is not None:
             set_field(self, "backup_interval", parse_interval(self.backup_interval))
@@ -297,6 +292,14 @@ class RecoveryConfig:
         self._check_replicate()
         if self.until is not None:
             set_field(self, "until", parse_until(self.until))
+
+    def _check_group(self) -> None:
+        if self.kafka_group is not None and not self.kafka_group.strip():
+            raise ConfigurationError(
+                "the consumer group has no name",
+                cause="A setting or environment variable is empty.",
+                remedy="Name the group, or give --kafka-group off.",
+            )
 
     def _check_tls(self) -> None:
         given = [name for name in ("tls_cert", "tls_key", "tls_ca") if getattr(self, name) is not None]

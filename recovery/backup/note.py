@@ -22,7 +22,7 @@ from recovery.planning.lag import InputLag
 NAME = "last-backup.json"
 REPLICA_NAME = "last-replica.json"
 WAITING_NAME = "waiting.json"
-LAG_NAME = "input-lag.json"
+LAG_NAME = "last-lag.json"
 LONGEST = 1 << 16
 
 

@@ -131,12 +131,7 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
     say(one_line(f"steps: {', '.join(facts['steps']) or 'none yet'}"))
     say(health_text(gathered.health))
     _say_owners(gathered.owners)
-    if facts["waiting"]:
-        say(one_line(f"waiting since {format_time(facts['waiting']['since_ms'])}: {facts['waiting']['what']}"))
-    if facts["replica"]:
-        say(one_line(_replica_text(facts["replica"])))
-    for line in lag_lines(gathered.lag):
-        say(one_line(line))
+    _say_run(facts, gathered)
     if facts["operators"]:
         say()
         say(operators_text(facts["operators"]))
@@ -158,6 +153,16 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
                 ),
             )
         )
+
+
+def _say_run(facts: dict[str, Any], gathered: Facts) -> None:
+    """Print what a run has noted beside the partitions."""
+    if facts["waiting"]:
+        say(one_line(f"waiting since {format_time(facts['waiting']['since_ms'])}: {facts['waiting']['what']}"))
+    if facts["replica"]:
+        say(one_line(_replica_text(facts["replica"])))
+    for line in lag_lines(gathered.lag):
+        say(one_line(line))
 
 
 def _say_owners(owners: Sequence[SeenOwner]) -> None:

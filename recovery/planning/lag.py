@@ -19,6 +19,12 @@ SHOWN = 3
 MOST_SOURCES = 100
 """The number of sources that a note names: those that lack most."""
 
+LAG_ADVICE = {
+    "source-lag": "The flow reads more slowly than its input comes: give it more cores, and larger micro-batches if a "
+    "limit cuts them (maxOffsetsPerTrigger, maxFilesPerTrigger, maxBytesPerTrigger).",
+}
+"""What to do about a target of this module."""
+
 
 @dataclass(frozen=True, slots=True)
 class PartLag:

@@ -92,9 +92,9 @@ class IcebergTable:
         return after
 
     def behind(self, at: TableOffset) -> PartLag | None:
-        """Return the snapshots beyond a position, as of the stream's last look at the table; None if the table has
-        none."""
-        # Without a refresh: the stream's thread does that, and a table is not made for two threads.
+        """Return the snapshots beyond a position; None if the table has none."""
+        # As other queries of a session do, with which a catalog lets a stream share its table.
+        self.handle.refresh()
         newest = self.handle.currentSnapshot()
         if newest is None:
             return None

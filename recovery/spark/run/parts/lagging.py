@@ -45,7 +45,7 @@ class LagLooks(Part):
     """Looks after each closed epoch, and from time to time, at how much the sources have beyond the newest epoch. A
     thread of its own looks: no micro-batch and no epoch waits for a source, and what a look lacks is not known."""
 
-    name = "look at the sources' lag"
+    name = "lag"
 
     def __init__(
         self,
