@@ -4,16 +4,18 @@ read before."""
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import msgspec
 from pyspark.sql import SparkSession
 
 from recovery.base.outside import Answers, CannotTell, Checked, DoesNotApply, Moment, Question
-from recovery.errors import RecoveryError
+from recovery.errors import InputLostError, RecoveryError
 from recovery.planning.lag import PartLag
-from recovery.planning.lost_input import Change, Loss, Needed, PartKind, There
+from recovery.planning.lost_input import SHOWN_PARTS, Change, Loss, Needed, PartKind, There
 from recovery.spark.clusters import Input
 from recovery.spark.inputs.kafka_group import ConsumerGroup
 from recovery.spark.inputs.protocol import Looked, Resumes
@@ -25,6 +27,13 @@ Offsets = dict[str, dict[int, int]]
 """The next offset to read of each partition, by topic and number."""
 _LOOKS = (Moment.START, Moment.GOING_BACK)
 _CAUSE = "Retention removed the records, or the topic was deleted, made again, or left out of the flow."
+
+
+class LeftTopic(msgspec.Struct, frozen=True):
+    """Where a flow has left a topic: the next offset of each partition, and the topic's id; None: unknown."""
+
+    at: dict[int, int]
+    id: str | None = None
 
 
 class KafkaInput:
@@ -47,6 +56,8 @@ class KafkaInput:
         self._at = _offsets(resumes.at) or {}
         reads = [found for text in resumes.reached.offsets if (found := _offsets(text)) is not None]
         self._known = resumes.identities
+        self._left = resumes.left
+        self._back: dict[str, dict[int, int]] = {}
         mine = {topic for topic in set().union(*reads) if self._subscribes(topic)} | self._at.keys()
         self._reached: Offsets = {topic: _furthest(topic, [self._at, *reads]) for topic in mine}
 
@@ -54,23 +65,62 @@ class KafkaInput:
         """Look at the topics, and change nothing. Raises InputLostError or FlowFailedError for a topic that the flow
         names and that does not exist, and InputUnavailableError if the broker does not answer."""
         named = self._named()
-        if not self._reached and not named:
+        returns = {topic for topic in self._left.keys() - self._at.keys() if self._subscribes(topic)}
+        asked = {*self._reached, *named, *returns}
+        if not asked:
             return Looked()
-        found = topics_at(self._spark, self._options, {*self._reached, *named})
+        found = topics_at(self._spark, self._options, asked)
         lacks = sorted(named - found.keys())
         # What Spark says of a topic that it has not read yet is as clear.
         if lacks and self._reached:
             raise no_topic(lacks, read=set(lacks) & self._reached.keys())
         here = {topic: each for topic, each in found.items() if self._subscribes(topic)}
-        identities = {topic: each.id for topic, each in here.items()}
+        back = {topic: self._again(topic, here[topic]) for topic in sorted(returns & here.keys())}
+        looked = Looked(
+            errors=tuple((topic, error) for topic, (error, _) in back.items()),
+            identities={topic: each.id for topic, each in here.items()},
+            left={
+                topic: msgspec.json.encode(LeftTopic(at, self._known.get(topic))).decode()
+                for topic, at in self._at.items()
+                if topic not in here
+            },
+            back=tuple(back),
+            said={topic: said for topic, (_, said) in back.items()},
+        )
         if self._options.get("failondataloss", "true").strip().lower() == "false":
-            return Looked(identities=identities)
+            return looked
         needed = tuple(
             Needed(topic, str(number), PartKind.TOPIC_PARTITION, self._at.get(topic, {}).get(number, 0), reached,
                    self._known.get(topic))
             for topic, partitions in self._reached.items() for number, reached in partitions.items()
         )  # fmt: skip
-        return Looked(needed, _there(here), causes=dict.fromkeys(self._reached, _CAUSE), identities=identities)
+        return replace(looked, needed=needed, there=_there(here), causes=dict.fromkeys(self._reached, _CAUSE))
+
+    def _again(self, topic: str, there: Topic) -> tuple[RecoveryError, str]:
+        """Return the error for a topic that the flow has read, was run without, and names again; and what happens if
+        that is accepted: the flow goes on where it has left the topic."""
+        left = _left_topic(self._left[topic])
+        is_same = left.id in (None, there.id)
+        self._back[topic] = goes_on = {
+            number: min(max(first, left.at[number]), end)
+            for number, (first, end) in there.bounds.items()
+            if is_same and number in left.at
+        }
+        said = "read on where the flow has left it" if goes_on else "read from its first record"
+        if not is_same:
+            said = f"another topic than the one that was read, {said}"
+        gone = [f"{n}, offsets {left.at[n]} to {at - 1}" for n, at in goes_on.items() if at > left.at[n]]
+        if gone:
+            said += f"; without what is gone of partition {'; '.join(gone[:SHOWN_PARTS])}"
+        read = [f"partition {n} up to offset {at - 1}" for n, at in sorted(left.at.items())[:SHOWN_PARTS] if at]
+        found = (
+            f"the flow has read topic {topic} before ({', '.join(read) or 'no records'}), was run without the topic, "
+            "and names it again. Nothing was changed: the run would read the topic from its beginning, and what it has "
+            "read there would count twice"
+        )
+        remedy = f"Run once with --lose-input {shlex.quote(topic)}: then the topic is {said}."
+        cause = "The topic was not in the flow, or did not exist, in a run with --lose-input or failOnDataLoss=false."
+        return InputLostError(found, cause=cause, remedy=remedy), said
 
     def goes_on(self, lost: Sequence[Loss]) -> str | None:
         at = {topic: dict(partitions) for topic, partitions in self._at.items()}
@@ -80,6 +130,7 @@ class KafkaInput:
                 partitions.pop(number, None)
             elif number in partitions or loss.change is not Change.SHORTENED:
                 partitions[number] = to
+        at.update(self._back)
         return msgspec.json.encode({topic: partitions for topic, partitions in at.items() if partitions}).decode()
 
     @property
@@ -164,6 +215,14 @@ def _offsets(text: str | None) -> Offsets | None:
         return msgspec.json.decode(text or "", type=Offsets)
     except (ValueError, RecursionError, RecoveryError):
         return None
+
+
+def _left_topic(text: str) -> LeftTopic:
+    """Return where a flow has left a topic; nowhere if a partition does not say it."""
+    try:
+        return msgspec.json.decode(text, type=LeftTopic)
+    except (ValueError, RecursionError):
+        return LeftTopic({})
 
 
 def _assigned(text: str) -> list[str]:

@@ -22,23 +22,30 @@ RUN_ONCE = "To go on without it, run once with --lose-input {} (lose_input)."
 @dataclass(frozen=True, slots=True)
 class Resumes:
     """Where a run resumes in one source. at: the source's offset; None: the source begins. reached: what was read
-    beyond that. identities: what distinguished its parts when the snapshot was made, by their names."""
+    beyond that. identities: what distinguished its parts when the snapshot was made, by their names. left: where runs
+    have stopped reading parts that the flow had read, by their names, in the source's own form."""
 
     at: str | None
     reached: Reached = field(default_factory=Reached)
     identities: Mapping[str, str] = field(default_factory=dict)
+    left: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
     """What a look found. errors: what else is wrong, by the name whose acceptance lifts it. causes: probable causes of
-    losses, by source. identities: what distinguishes the parts now, to be kept with the position."""
+    losses, by source. identities: what distinguishes the parts now, to be kept with the position. left: where
+    the flow stops reading parts, by their names. back: parts that the flow had left, and reads again. said: what
+    happens if the error of a name is accepted, where that leaves nothing out."""
 
     needed: tuple[Needed, ...] = ()
     there: Mapping[tuple[str, str], There] = field(default_factory=dict)
     errors: tuple[tuple[str, RecoveryError], ...] = ()
     causes: Mapping[str, str] = field(default_factory=dict)
     identities: Mapping[str, str] = field(default_factory=dict)
+    left: Mapping[str, str] = field(default_factory=dict)
+    back: tuple[str, ...] = ()
+    said: Mapping[str, str] = field(default_factory=dict)
 
 
 class StreamInput(Protocol):
