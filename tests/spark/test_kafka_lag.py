@@ -15,12 +15,12 @@ from recovery.cli import main
 from recovery.spark.jvm.java import java_home
 from tests.kafka import JARS, needs_jars
 from tests.spark import test_kafka as shared
-from tests.spark.test_kafka import counted, on_its_spark, records, some
+from tests.spark.test_kafka import counted, records, some
 from tests.waiting import wait_until
 
 kafka, topic = shared.kafka, shared.topic
 needs_tools = pytest.mark.skipif(not list(JARS.glob("kafka-tools-3*")), reason="no jar of Kafka's tools: see .ci/run")
-pytestmark = [needs_jars, on_its_spark]
+pytestmark = needs_jars
 
 
 def described(kafka, group):
@@ -38,7 +38,7 @@ def described(kafka, group):
 
 def offsets(kafka, group):
     """The offsets of a consumer group, by topic and partition."""
-    found = kafka.admin.list_consumer_group_offsets(group)
+    found = kafka.admin.list_group_offsets({group: None})[group]
     return {(place.topic, place.partition): at.offset for place, at in found.items()}
 
 
