@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -118,7 +119,8 @@ def test_the_tool_shows_the_lag_of_the_run(spark, kafka, topic, tmp_path):
 def test_a_group_of_others_is_left_alone(spark, kafka, topic, tmp_path, caplog):
     """With consumers, or with offsets that consumers have committed while they are away; another group by its name,
     or none."""
-    from kafka import KafkaConsumer
+    from kafka import KafkaConsumer, TopicPartition
+    from kafka.structs import OffsetAndMetadata
 
     name = topic(1)
     kafka.send(name, some(1, 10))
@@ -142,6 +144,23 @@ def test_a_group_of_others_is_left_alone(spark, kafka, topic, tmp_path, caplog):
     assert query.summary.lag["problem"].startswith("another program has committed offsets")
     assert query.summary.epochs == 1
     assert offsets(kafka, "others") == at
+    came = []
+
+    def comes_and_goes(batch, batch_id):
+        """A consumer takes the run's own group between two of its epochs."""
+        if batch_id and not came:
+            wait_until(lambda: (name, 0) in offsets(kafka, "taken"), 60)
+            with contextlib.closing(KafkaConsumer(bootstrap_servers=kafka.servers, group_id="taken")) as other:
+                place = TopicPartition(name, 0)
+                other.assign([place])
+                other.commit({place: OffsetAndMetadata(1, "", -1)})
+            came.append(1)
+
+    (tmp_path / "other").mkdir()
+    small = records(spark, kafka.servers, subscribe=name, maxOffsetsPerTrigger=10)
+    query = go(small, tmp_path / "other", comes_and_goes, kafka_group="taken")
+    assert query.summary.lag["problem"].startswith("another program has committed offsets")
+    assert offsets(kafka, "taken") == {(name, 0): 1}
     kafka.send(name, some(3, 10))
     go(frame, tmp_path, None, kafka_group="mine")
     assert offsets(kafka, "mine") == {(name, 0): 30}

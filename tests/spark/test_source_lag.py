@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 
-from recovery import DiscardSink, RecoveryConfig, init_partitions, start
+import pytest
+
+from recovery import ConfigurationError, DiscardSink, RecoveryConfig, init_partitions, start
 from recovery.backup.note import last_input_lag
-from recovery.spark.run.parts.lagging import LagLooks
+from recovery.spark.run.parts.lagging import LagLooks, group_of
 from tests.lake import needs_delta, needs_iceberg
 from tests.spark import test_iceberg_source as iceberg
 from tests.spark.support import totals_step
@@ -49,6 +51,16 @@ def test_growing_files(spark, tmp_path):
     assert (note.execution, note.epoch, note.group, note.sources[0].name) == (1, 1, None, str(tmp_path / "*.log"))
     assert go(frame, tmp_path)[0] == [("byte", 0)]
     assert go(frame, tmp_path, resume_after=1, rewind_again=2)[0] == [("byte", 0)]
+
+
+def test_which_group_shows_the_offsets(tmp_path):
+    """The flow's, the one that is given, or none: a fork without output leaves the group to its origin."""
+    assert group_of(RecoveryConfig(tmp_path), "a b") == "recovery-a b"
+    assert group_of(RecoveryConfig(tmp_path, kafka_group="mine"), "f") == "mine"
+    assert group_of(RecoveryConfig(tmp_path, kafka_group="off"), "f") is None
+    assert group_of(RecoveryConfig(tmp_path, no_output=True), "f") is None
+    with pytest.raises(ConfigurationError, match="the consumer group has no name"):
+        RecoveryConfig(tmp_path, kafka_group=" ")
 
 
 @needs_delta

@@ -19,7 +19,7 @@ from recovery.planning.lost_input import SHOWN_PARTS, Change, Loss, Needed, Part
 from recovery.spark.clusters import Input
 from recovery.spark.inputs.kafka_group import ConsumerGroup
 from recovery.spark.inputs.protocol import Looked, Resumes
-from recovery.spark.jvm.kafka_groups import FAILURES, KafkaWatch
+from recovery.spark.jvm.kafka_groups import KafkaWatch
 from recovery.spark.jvm.kafka_offsets import Topic, topics_at
 from recovery.spark.jvm.lost_input import no_topic
 
@@ -158,10 +158,9 @@ class KafkaInput:
         """Let a consumer group show offsets to tools of Kafka. Raises nothing."""
         try:
             watch = self._opened()
-        except FAILURES as error:
+            group.show(watch, offsets)
+        except Exception as error:
             group.failed(error)
-            return
-        group.show(watch, offsets)
 
     def close(self) -> None:
         """Close the client, within a second."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 from recovery.base.printable import one_line
-from recovery.spark.jvm.kafka_groups import FAILURES, MARK, KafkaWatch, Offsets, why_not_shown
+from recovery.spark.jvm.errors import JVM_GONE
+from recovery.spark.jvm.kafka_groups import MARK, KafkaWatch, Offsets, why_not_shown
 
 _log = logging.getLogger("recovery")
 OFF = "off"
@@ -25,35 +26,32 @@ class ConsumerGroup:
         """Why the group does not show the newest epoch; None: it does."""
         self._text = text
         self._shown: Offsets = {}
-        self._is_free: bool | None = None
         self._has_warned = False
 
     def show(self, watch: KafkaWatch, offsets: Offsets) -> None:
-        """Let the group show these offsets. A failure is a warning once, and is tried again with the next offsets."""
-        if self._is_free is False:
-            return
-        try:
-            if self._is_free is None:
-                self._is_free = all(text.startswith(MARK) for text in watch.metadata(self.name))
-            if not self._is_free:
-                self._warn("another program has committed offsets for it, and they were not touched: name another "
-                           "group (--kafka-group)")  # fmt: skip
+        """Let the group show these offsets. Raises the errors of asking the brokers; see `failed`."""
+        changed = {
+            topic: {n: at for n, at in partitions.items() if self._shown.get(topic, {}).get(n) != at}
+            for topic, partitions in offsets.items()
+        }
+        if any(changed.values()):
+            # Each time: consumers may have come and gone since.
+            if not all(text.startswith(MARK) for text in watch.metadata(self.name)):
+                self._warn(
+                    "another program has committed offsets for the group, which were not touched: name another one "
+                    "(--kafka-group)"
+                )
                 return
-            changed = {
-                topic: {n: at for n, at in partitions.items() if self._shown.get(topic, {}).get(n) != at}
-                for topic, partitions in offsets.items()
-            }
-            if any(changed.values()):
-                watch.commit(self.name, changed, self._text)
-            self._shown, self.problem = offsets, None
-        except FAILURES as error:
-            # The broker may have kept some of the offsets.
-            self._shown = {}
-            self.failed(error)
+            watch.commit(self.name, changed, self._text)
+        self._shown, self.problem = offsets, None
 
     def failed(self, error: BaseException) -> None:
-        """Take one of FAILURES that has kept the offsets from being shown."""
-        self._warn(why_not_shown(error, self.name))
+        """Take what has kept the offsets from being shown: a warning once. The next offsets are tried again."""
+        # The brokers may have kept some of the offsets.
+        self._shown = {}
+        # The run says itself that its JVM is gone.
+        if not isinstance(error, JVM_GONE):
+            self._warn(why_not_shown(error, self.name))
 
     def _warn(self, why: str) -> None:
         self.problem = why

@@ -9,11 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import PySparkException
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from recovery.spark.jvm.errors import JVM_GONE
 from recovery.spark.jvm.kafka_offsets import close_client, open_client
 
 Offsets = Mapping[str, Mapping[int, int]]
@@ -22,13 +20,13 @@ PATIENCE_S = 10
 """How long a broker may take for an answer. Nothing of the run waits for it."""
 MARK = "recovery"
 """How the metadata of an offset begins that a run has committed."""
-FAILURES = (Py4JError, PySparkException, *JVM_GONE)
 _END = re.compile(r"([\w.-]+)-(\d+)=ListOffsetsResultInfo\(offset=(-?\d+)")
 _METADATA = re.compile(r"metadata='([^']*)'")
 
 
 class KafkaWatch:
-    """The brokers of one source, for one thread. Methods raise one of FAILURES if a broker does not answer."""
+    """The brokers of one source, for one thread. Methods raise the errors of calls into the JVM if a broker does not
+    answer."""
 
     def __init__(self, spark: SparkSession, options: Mapping[str, str]) -> None:
         """options: of the source, by their names in lower case."""
@@ -88,7 +86,7 @@ class KafkaWatch:
 
 
 def why_not_shown(error: BaseException, group: str) -> str:
-    """Return why the brokers do not keep offsets for a consumer group, and the way out, from one of FAILURES."""
+    """Return why the brokers do not keep offsets for a consumer group, and the way out, from the error."""
     name, text = _thrown(error)
     if name == "GroupAuthorizationException":
         return (
