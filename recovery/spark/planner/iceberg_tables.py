@@ -98,18 +98,17 @@ class IcebergTable:
         newest = self.handle.currentSnapshot()
         if newest is None:
             return None
-        end, read, files = newest.timestampMillis(), 0, 0
+        end, read, behind = newest.timestampMillis(), 0, self._snapshots.currentAncestorIds(self.handle).size()
         if at.begun:
-            last = self.handle.snapshot(at.snapshot_id)
-            read, behind = (
-                last.timestampMillis(),
-                self._snapshots.snapshotIdsBetween(self.handle, at.snapshot_id, newest.snapshotId()).size(),
-            )
+            last, is_newest = self.handle.snapshot(at.snapshot_id), at.snapshot_id == newest.snapshotId()
+            read = last.timestampMillis()
+            # Between a snapshot and itself, Iceberg finds all that lead to it.
+            behind = 0 if is_newest else self._snapshots.snapshotIdsBetween(
+                self.handle, at.snapshot_id, newest.snapshotId()
+            ).size()  # fmt: skip
             files = int(last.summary().get(f"{'total' if at.scan_all_files else 'added'}-data-files") or 0)
-        else:
-            behind = self._snapshots.currentAncestorIds(self.handle).size()
-        if at.begun and at.position < files:
-            read, behind = read - 1, behind + 1
+            if at.position < files:
+                read, behind = read - 1, behind + 1
         return PartLag(self.name, "", "", "snapshot", read, end, behind)
 
     @property
