@@ -36,7 +36,7 @@ def make(servers: str, topic: str = "users") -> Flow:
         rows = records.selectExpr(f"{tenant} AS tenant", "key", "cast(value AS string) AS value", "partition", "offset")
         # Kafka keeps the records of a key in one partition, in the order of their offsets.
         newest = stateful(
-            "newest", key=["tenant", "key"], update=update, state="string", order_by=["partition", "offset"],
+            "newest", key=["tenant", "key"], update=update, order_by=["partition", "offset"],
             output="tenant string, key binary, change string, partition int, offset long",
         )  # fmt: skip
         return rows.transform(newest)

@@ -24,6 +24,13 @@ needs_tools = pytest.mark.skipif(not list(JARS.glob("kafka-tools-3*")), reason="
 pytestmark = needs_jars
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """The last look of a run is awaited, on a busy machine, too."""
+    monkeypatch.setattr("recovery.spark.run.parts.lagging.END_S", 120)
+    monkeypatch.setattr("recovery.spark.jvm.kafka_groups.PATIENCE_S", 60)
+
+
 def described(kafka, group):
     """What `kafka-consumer-groups.sh --describe` says: offset, end and lag, by topic and partition."""
     tool = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"

@@ -12,11 +12,12 @@ from recovery.backup.note import last_input_lag
 from recovery.spark.run.parts.lagging import LagLooks, group_of
 from tests.lake import needs_delta, needs_iceberg
 from tests.spark import test_iceberg_source as iceberg
+from tests.spark import test_kafka_lag as kafka_lag
 from tests.spark.support import totals_step
 from tests.spark.test_delta_source import DeltaTable
 from tests.waiting import wait_until
 
-iceberg_table = iceberg.table
+iceberg_table, patient = iceberg.table, kafka_lag.patient
 BY_LINE = "cast(length(value) AS long) AS value"
 
 
