@@ -40,7 +40,11 @@ class KafkaInput:
     """The `StreamInput` of one Kafka source. The name of a loss is the topic."""
 
     answers: ClassVar[Answers] = {
-        Question.SAME: Checked("the id of each topic, kept with the position since the first run that saw it", _LOOKS),
+        Question.SAME: Checked(
+            "the id of each topic, kept with the position since the first run that saw it; whether a topic is back that "
+            "a run was left without",
+            _LOOKS,
+        ),
         Question.THERE: Checked("first and next offset of each partition of the position and of what was read", _LOOKS),
         Question.CHANGED: CannotTell("Records are never changed; a compacted topic loses records between others."),
         Question.ABLE: Checked("the broker answers this user about each topic", _LOOKS),
