@@ -65,7 +65,7 @@ def test_which_group_shows_the_offsets(tmp_path):
 
 
 @needs_delta
-def test_versions_of_a_delta_table(spark, tmp_path):
+def test_versions_of_a_delta_table(spark, tmp_path, monkeypatch):
     """Those that add rows: Delta's position does not move over others."""
     table = DeltaTable(spark, tmp_path / "in")
     table.add(2)
@@ -76,6 +76,9 @@ def test_versions_of_a_delta_table(spark, tmp_path):
 
     assert go(table.frame(), tmp_path, more)[0] == [("version", 1)]
     assert go(table.frame(), tmp_path, lambda: table.sql("OPTIMIZE {}"))[0] == [("version", 0)]
+    monkeypatch.setattr("recovery.spark.inputs.delta.MOST_ENTRIES", 2)
+    table.add(1)
+    assert go(table.frame(), tmp_path, lambda: table.add(4))[0] == [("version", 4)]
 
 
 @needs_iceberg

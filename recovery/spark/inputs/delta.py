@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -28,6 +29,8 @@ from recovery.spark.jvm.tables import delta_table_id
 _VERSION = re.compile(r"(\d{20})\.json")
 _LOOKS = (Moment.START, Moment.GOING_BACK)
 _CAUSE = "The retention of the table's log removed them, or the table was deleted and made again."
+MOST_ENTRIES = 100
+"""The number of entries beyond a position that are read, to tell which of them add rows."""
 IGNORE_MISSING = "spark.sql.files.ignoreMissingFiles"
 
 
@@ -121,18 +124,25 @@ class DeltaInput:
         position = _offset(at)
         if not self._name or position is None:
             return ()
+        begin = position.reservoirVersion
         files, path = self._place()
-        self._adds = {version: adds for version, adds in self._adds.items() if version >= position.reservoirVersion}
+        self._adds = {version: adds for version, adds in self._adds.items() if version >= begin}
+        newest: int | None = None
         with self._failures():
-            while True:
-                version = max([position.reservoirVersion - 1, *self._adds]) + 1
+            for version in range(max([begin - 1, *self._adds]) + 1, sys.maxsize):
+                if len(self._adds) >= MOST_ENTRIES:
+                    newest = max([version - 1, *self._versions()])
+                    break
                 entry = files.read(path / "_delta_log" / f"{version:020}.json")
                 if entry is None:
                     break
                 self._adds[version] = any(True for _ in _added(entry))
         adding = [version for version, adds in self._adds.items() if adds]
-        end = max(adding) + 1 if adding else position.reservoirVersion
-        return (PartLag(self._name, "", "", "version", position.reservoirVersion, end, len(adding)),)
+        end, behind = max([begin - 1, *adding]) + 1, len(adding)
+        if newest is not None:
+            # Entries beyond these are not read: each counts as one that adds rows.
+            end, behind = newest + 1, behind + newest - max(self._adds)
+        return (PartLag(self._name, "", "", "version", begin, end, behind),)
 
     def close(self) -> None:
         """Do nothing: nothing stays open."""

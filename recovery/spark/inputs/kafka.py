@@ -41,8 +41,8 @@ class KafkaInput:
 
     answers: ClassVar[Answers] = {
         Question.SAME: Checked(
-            "the id of each topic, kept with the position since the first run that saw it; whether a topic is back that "
-            "a run was left without",
+            "the id of each topic, kept with the position since the first run that saw it; whether a topic is back "
+            "that a run was left without",
             _LOOKS,
         ),
         Question.THERE: Checked("first and next offset of each partition of the position and of what was read", _LOOKS),
