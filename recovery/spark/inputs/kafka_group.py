@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 
+from recovery.base.clock import Clock
 from recovery.base.printable import one_line
 from recovery.spark.jvm.errors import JVM_GONE
 from recovery.spark.jvm.kafka_groups import MARK, KafkaWatch, Offsets, why_not_shown
 
 _log = logging.getLogger("recovery")
 OFF = "off"
+AGAIN_S = 6 * 3600.0
+"""How often all offsets are committed, also those that have not changed: Kafka forgets each one after a time, by default
+a week."""
 
 
 class ConsumerGroup:
@@ -19,17 +23,21 @@ class ConsumerGroup:
     run has committed: they are of a consumer that reads the topic, and may only be away.
     """
 
-    def __init__(self, name: str, text: str) -> None:
+    def __init__(self, name: str, text: str, clock: Clock) -> None:
         """text: what the metadata of the offsets says besides that a run has committed them."""
         self.name = name
         self.problem: str | None = None
         """Why the group does not show the newest epoch; None: it does."""
         self._text = text
+        self._clock = clock
         self._shown: Offsets = {}
+        self._again_s = 0.0
         self._has_warned = False
 
     def show(self, watch: KafkaWatch, offsets: Offsets) -> None:
         """Let the group show these offsets. Raises the errors of asking the brokers; see `failed`."""
+        if self._clock.elapsed_s() >= self._again_s:
+            self._shown = {}
         changed = {
             topic: {n: at for n, at in partitions.items() if self._shown.get(topic, {}).get(n) != at}
             for topic, partitions in offsets.items()
@@ -43,6 +51,8 @@ class ConsumerGroup:
                 )
                 return
             watch.commit(self.name, changed, self._text)
+        if not self._shown:
+            self._again_s = self._clock.elapsed_s() + AGAIN_S
         self._shown, self.problem = offsets, None
 
     def failed(self, error: BaseException) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
+from recovery.base.clock import Clock
 from recovery.base.ids import BatchId
 from recovery.checkpoint.home import CheckpointHome
 from recovery.checkpoint.offsets import offset_at, read_offsets
@@ -23,8 +24,8 @@ Positions = Mapping[int, str]
 class InputWatch:
     """The sources of one run that say how much there is. `positions` is for every thread, the rest for one."""
 
-    def __init__(self, bound: BoundPlan, tables: IcebergInput, group: str | None, text: str) -> None:
-        """group: the consumer group that shows positions in topics; None: none does. text: of its offsets."""
+    def __init__(self, bound: BoundPlan, tables: IcebergInput, group: str | None, text: str, clock: Clock) -> None:
+        """group: the consumer group that shows positions in topics; None: none does. text: what its offsets say."""
         self._bound = bound
         self._tables = tables
         places = {source: place for place, source in reversed(list(enumerate(bound.sources.ids)))}
@@ -36,7 +37,7 @@ class InputWatch:
         }
         self._iceberg = [place for place in places.values() if place in bound.tables]
         clusters = {each.servers for each in self._inputs.values() if isinstance(each, KafkaInput)}
-        self._groups = {servers: ConsumerGroup(group, text) for servers in clusters} if group is not None else {}
+        self._groups = {} if group is None else {each: ConsumerGroup(group, text, clock) for each in clusters}
 
     @property
     def group(self) -> str | None:

@@ -165,7 +165,7 @@ class FlowRun:
         group = group_of(prepared.config, prepared.flow_id)
         looks = self.parts.add(
             LagLooks(
-                InputWatch(self.bound, self.tables, group, prepared.plan.store_id), self.home,
+                InputWatch(self.bound, self.tables, group, prepared.plan.store_id, self.clock), self.home,
                 lambda: (Epoch(reports.summary.last_epoch), self.closer.closed_batch),
                 self.execution, prepared.config.path, self.clock, reports.lag_seen,
             )
