@@ -13,7 +13,9 @@ from click.testing import CliRunner
 
 from recovery import DiscardSink, FlowFailedError, RecoveryConfig, init_partitions, start
 from recovery.cli import main
+from recovery.spark.inputs.kafka_group import AGAIN_S, ConsumerGroup
 from recovery.spark.jvm.java import java_home
+from recovery.spark.jvm.kafka_groups import KafkaWatch
 from tests.kafka import JARS, needs_jars
 from tests.spark import test_kafka as shared
 from tests.spark.test_kafka import counted, records, some
@@ -211,3 +213,31 @@ def test_a_topic_that_is_read_twice(spark, kafka, topic, tmp_path):
     query.await_termination()
     assert [each["behind"] for each in query.summary.lag["sources"]] == [3]
     assert offsets(kafka, "twice") == {(name, 0): 10}
+
+
+def test_offsets_that_kafka_has_forgotten(spark, kafka, topic):
+    """All are committed again after some hours; before that, only those that have changed."""
+
+    class Clock:
+        now_s = 100.0
+
+        def elapsed_s(self):
+            return self.now_s
+
+    from kafka import TopicPartition
+
+    name, clock = topic(2), Clock()
+    group = ConsumerGroup("forgotten", "x", clock)
+    place = TopicPartition(name, 0)
+    with contextlib.closing(KafkaWatch(spark, {"kafka.bootstrap.servers": kafka.servers})) as watch:
+        group.show(watch, {name: {0: 0, 1: 0}})
+        kafka.admin.delete_group_offsets("forgotten", [place])
+        group.show(watch, {name: {0: 0, 1: 5}})
+        assert offsets(kafka, "forgotten") == {(name, 1): 5}
+        clock.now_s += AGAIN_S
+        group.show(watch, {name: {0: 0, 1: 5}})
+        assert offsets(kafka, "forgotten") == {(name, 0): 0, (name, 1): 5}
+        kafka.admin.delete_group_offsets("forgotten", [place])
+        group.show(watch, {name: {0: 0, 1: 5}})
+        assert offsets(kafka, "forgotten") == {(name, 1): 5}
+    assert group.problem is None

@@ -12,8 +12,8 @@ from recovery.spark.jvm.kafka_groups import MARK, KafkaWatch, Offsets, why_not_s
 _log = logging.getLogger("recovery")
 OFF = "off"
 AGAIN_S = 6 * 3600.0
-"""How often all offsets are committed, also those that have not changed: Kafka forgets each one after a time, by default
-a week."""
+"""How often all offsets are committed, also those that have not changed: Kafka forgets each one after a time, a week by
+default."""
 
 
 class ConsumerGroup:
