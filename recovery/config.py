@@ -144,6 +144,12 @@ class RecoveryConfig:
         "executors, for room in YARN's queue, or for a source to say what it has.",
         "--wait-limit", kind="interval", variable="RECOVERY_WAIT_LIMIT", without="no limit",
     )  # fmt: skip
+    kafka_group: str | None = setting(
+        None,
+        "The consumer group that [shows tools of Kafka](kafka.md#lag) the offsets of each closed epoch; off: none. The "
+        "run reads nothing back from it.",
+        "--kafka-group", form="NAME|off", variable="RECOVERY_KAFKA_GROUP", without="recovery-FLOW",
+    )  # fmt: skip
     replicate: str | os.PathLike[str] | None = setting(
         None,
         "[Ship each closed epoch](backup.md#replication) to DEST in the background, as an incremental backup: a "
@@ -273,6 +279,7 @@ class RecoveryConfig:
         if self.serve_at is not None:
             host_and_port(self.serve_at)
         self._check_owners()
+        self._check_group()
         self._check_tls()
         if self.backup_interval is not None:
             set_field(self, "backup_interval", parse_interval(self.backup_interval))
@@ -301,6 +308,14 @@ class RecoveryConfig:
         self._check_replicate()
         if self.until is not None:
             set_field(self, "until", parse_until(self.until))
+
+    def _check_group(self) -> None:
+        if self.kafka_group is not None and not self.kafka_group.strip():
+            raise ConfigurationError(
+                "the consumer group has no name",
+                cause="A setting or environment variable is empty.",
+                remedy="Name the group, or give --kafka-group off.",
+            )
 
     def _check_tls(self) -> None:
         given = [name for name in ("tls_cert", "tls_key", "tls_ca") if getattr(self, name) is not None]

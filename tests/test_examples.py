@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import struct
 import subprocess
 import sys
 from collections import defaultdict
@@ -19,7 +20,7 @@ import msgspec
 import pytest
 
 from recovery.spark.jvm.cache import ARCHIVE_VARIABLE, CACHE_VARIABLE
-from tests.kafka import CONNECTOR, broker, needs_jars
+from tests.kafka import CONNECTOR, JARS, broker, needs_jars
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -319,6 +320,117 @@ def test_orders_from_a_topic(shell: Any, tmp_path: Path) -> None:
     assert "ann has 2 orders of 5.00" in second
     assert "bo has" not in second
     assert states("spent").keys() == {"ann", "bo"}
+
+
+def wire(schema_id: int, *fields: str | float | None) -> bytes:
+    """A record in Confluent's wire format: text as its length and its bytes, a number in eight bytes, one of null and
+    text with the number of the branch before it."""
+    found = b"\x00" + schema_id.to_bytes(4, "big")
+    for place, value in enumerate(fields):
+        if isinstance(value, float):
+            found += struct.pack("<d", value)
+            continue
+        content = (value or "").encode()
+        text = bytes([len(content) * 2]) + content
+        found += text if place == 0 else b"\x00" if value is None else b"\x02" + text
+    return found
+
+
+def avro_schemas(directory: Path) -> None:
+    """Schema 7 without a currency, schema 300 with one, which the reader has, too."""
+    fields = [{"name": "user", "type": "string"}, {"name": "amount", "type": "double"}]
+    currency = {"name": "currency", "type": ["null", "string"], "default": None}
+    directory.mkdir()
+    for name, has in (("7", fields), ("300", [*fields, currency]), ("reader", [*fields, currency])):
+        schema = {"type": "record", "name": "Order", "fields": has}
+        (directory / f"{name}.avsc").write_text(json.dumps(schema))
+
+
+def descriptor_set(path: Path) -> Any:
+    """Write what protoc writes of a message Order; return its class."""
+    pb2 = pytest.importorskip("google.protobuf.descriptor_pb2", reason="protobuf is not installed")
+    from google.protobuf import descriptor_pool, message_factory
+
+    kinds = pb2.FieldDescriptorProto
+    names = (("user", kinds.TYPE_STRING), ("amount", kinds.TYPE_DOUBLE), ("currency", kinds.TYPE_STRING))
+    fields = [
+        kinds(name=name, number=number, type=kind, label=kinds.LABEL_OPTIONAL)
+        for number, (name, kind) in enumerate(names, start=1)
+    ]
+    file = pb2.FileDescriptorProto(
+        name="orders.proto", syntax="proto3", message_type=[pb2.DescriptorProto(name="Order", field=fields)]
+    )
+    path.write_bytes(pb2.FileDescriptorSet(file=[file]).SerializeToString())
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Order"))
+
+
+@pytest.mark.long
+@needs_jars
+@pytest.mark.parametrize("form", ["json", "avro", "protobuf"])
+def test_orders_of_a_format_that_changes(shell: Any, tmp_path: Path, form: str) -> None:
+    """Records with and without the new field, one that cannot be read, and in Avro one of an unknown schema: each is in
+    its total or in the count of those that were not read, and the next run goes on."""
+    jars = list(CONNECTOR)
+    if form == "json":
+        old, new = b'{"user":"ann","amount":2.5,"new":[1]}', b'{"user":"ann","amount":1,"currency":"USD"}'
+        more = [b'{"user":"ann"', b'{"user":7,"amount":"x"}']
+    elif form == "avro":
+        jars += JARS.glob("spark-avro*.jar")
+        if len(jars) == len(CONNECTOR):
+            pytest.skip("no jar spark-avro: see .ci/run")
+        avro_schemas(Path("schemas"))
+        old, new = wire(7, "ann", 2.5), wire(300, "ann", 1.0, "USD")
+        more = [wire(8, "ann", 9.0), wire(300, "ann", 1.0, "USD")[:-2]]
+    else:
+        order = descriptor_set(Path("orders.desc"))
+        old = order(user="ann", amount=2.5).SerializeToString()
+        new = order(user="ann", amount=1, currency="USD").SerializeToString()
+        more = [b"\xff\xff\xff", b""]
+    place = tmp_path / "broker"
+    place.mkdir()
+    with broker(place) as kafka:
+        kafka.create("orders", 1)
+        make, run = commands_of("kafka_formats.py").splitlines()
+        schemas = {"json": "schemas", "avro": "schemas", "protobuf": "orders.desc"}[form]
+        target = f"make('{form}', '{kafka.servers}', schemas='{schemas}')"
+        run = run.replace("make('json', '127.0.0.1:9092')", target)
+        run = run.replace("'jars/*.jar'", ",".join(map(str, jars)))
+        shell(make)
+        kafka.send("orders", [(None, each) for each in (old, *more, new)])
+        first = shell(run)
+        assert {"ann EUR 1 2.5", "ann USD 1 1.0", "unread in partition 0 2 last offset 2"} <= set(first.split("\n"))
+        kafka.send("orders", [(None, old)])
+        second = shell(run)
+    assert "ann EUR 2 5.0" in second
+    assert "USD" not in second
+    assert "unread" not in second
+
+
+@pytest.mark.long
+@needs_jars
+def test_a_compacted_topic_as_a_table(shell: Any, tmp_path: Path) -> None:
+    """Keys that are no text, records of two tenants and of nobody, a tombstone, and a value that is not JSON."""
+    place = tmp_path / "broker"
+    place.mkdir()
+    with broker(place) as kafka:
+        kafka.create("users", 1)
+        make, run = commands_of("kafka_table.py").splitlines()
+        run = run.replace("127.0.0.1:9092", kafka.servers).replace("'jars/*.jar'", ",".join(map(str, CONNECTOR)))
+        shell(make)
+        kafka.send("users", [(b"\xff\x00", b"1"), (b"\xfe", b'{"a": 1}')], headers=[("tenant", b"red")])
+        kafka.send("users", [(b"\xff\x00", b"2")], headers=[("tenant", b"blue")])
+        kafka.send("users", [(b"\xfe", b"{")], headers=[("tenant", b"red")])
+        kafka.send("users", [(b"\xff\x00", b"3")])
+        first = shell(run)
+        kafka.send("users", [(b"\xff\x00", None)], headers=[("tenant", b"red")])
+        second = shell(run)
+    assert first.split("\n")[:5] == [
+        "red ff00: new", "red fe: new", "blue ff00: new", "red fe: unreadable", "nobody ff00: new",
+    ]  # fmt: skip
+    assert second.split("\n")[0] == "red ff00: removed"
+    assert sorted(map(str, states("newest").values())) == sorted(['{"a": 1}', "2", "3"])
 
 
 @needs_jars

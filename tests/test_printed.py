@@ -18,6 +18,7 @@ from recovery.metrics.memory import ProcessMemory
 from recovery.metrics.meter import RunTotals
 from recovery.metrics.owners import owner_families
 from recovery.planning.health import DEFAULTS
+from recovery.planning.lag import InputLag, PartLag, SourceLag
 from recovery.planning.measures import Measure, OperatorWork, StepSize
 from recovery.planning.owner_facts import OwnerFacts
 from recovery.planning.replica import ReplicaLag, ReplicaState, Shipped
@@ -53,7 +54,9 @@ def metrics() -> Iterator[str]:
     memory = ProcessMemory(*(1 for _ in fields(ProcessMemory)))
     totals = RunTotals(last_epoch=last, memory=memory, operators={0: 1}, native={0: OperatorWork()})
     replica = ReplicaState("s3://bucket", Shipped(Epoch(1), 1), ReplicaLag(0, 0.0), 0, 0, 0, "")
-    found = families(about, totals, resume_s=0, epoch_age_s=0, backup_age_s=0, replica=replica)
+    lag = InputLag(execution=1, epoch=1, seen_ms=0, sources=(SourceLag(source="", unit="", behind=0),), group="")
+    found = families(about, totals, resume_s=0, epoch_age_s=0, backup_age_s=0, replica=replica, lag=lag,
+                     lag_parts=[PartLag("", "", "", "", 0, 0, 0)])  # fmt: skip
     yield head("metric", "type", "labels", "")
     for each in found:
         labels = ", ".join(f"`{label}`" for label in (each.samples[0][0] if each.samples else ()))

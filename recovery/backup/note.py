@@ -1,5 +1,5 @@
 """Notes beside the partitions that say when the directory was last backed up, what its replica holds, what the run that
-has it waits for, and which partitions came back when an owner was lost.
+has it waits for, which partitions came back when an owner was lost, and how much input the newest epoch lacks.
 
 The notes are not part of the partitions: a backup leaves every byte of them unchanged, and a copy must not claim that
 it was backed up. Other programs that copy the files (Litestream, cron) leave no note.
@@ -17,12 +17,14 @@ import msgspec
 from recovery.base.untrusted_json import MOST, Count, Moment
 from recovery.base.untrusted_paths import read_received
 from recovery.host.durable import modes_beside, replace
+from recovery.planning.lag import InputLag
 from recovery.planning.replacement import Replacement
 
 NAME = "last-backup.json"
 REPLICA_NAME = "last-replica.json"
 WAITING_NAME = "waiting.json"
 REPLACED_NAME = "last-replaced.json"
+LAG_NAME = "last-lag.json"
 LONGEST = 1 << 16
 
 
@@ -71,7 +73,7 @@ class LastReplaced(msgspec.Struct, frozen=True):
     count: Count
 
 
-Note = TypeVar("Note", LastBackup, LastReplica, Waiting, LastReplaced)
+Note = TypeVar("Note", LastBackup, LastReplica, Waiting, LastReplaced, InputLag)
 
 
 def note_backup(directory: Path, backup: LastBackup) -> None:
@@ -107,6 +109,16 @@ def last_replaced(directory: Path) -> LastReplaced | None:
     return _read(directory / REPLACED_NAME, LastReplaced)
 
 
+def note_input_lag(directory: Path, lag: InputLag) -> None:
+    """Replace the note, atomically. The note only informs, so a failure to write it raises nothing."""
+    _note(directory, LAG_NAME, lag)
+
+
+def last_input_lag(directory: Path) -> InputLag | None:
+    """Return the note; None if it is missing or unreadable."""
+    return _read(directory / LAG_NAME, InputLag)
+
+
 def last_waiting(directory: Path) -> Waiting | None:
     """Return the note; None if it is missing or unreadable."""
     return _read(directory / WAITING_NAME, Waiting)
@@ -122,8 +134,8 @@ def last_replica(directory: Path) -> LastReplica | None:
     return _read(directory / REPLICA_NAME, LastReplica)
 
 
-def _note(directory: Path, name: str, value: LastBackup | LastReplica | Waiting | LastReplaced) -> None:
-    content = json.dumps(msgspec.structs.asdict(value)).encode()
+def _note(directory: Path, name: str, value: msgspec.Struct) -> None:
+    content = json.dumps(msgspec.to_builtins(value)).encode()
     with contextlib.suppress(OSError):
         replace(directory / name, content, mode=modes_beside(directory / "part-0.sqlite3").file)
 

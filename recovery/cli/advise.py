@@ -23,9 +23,12 @@ from recovery.cli.owners import ask_owners, owner_options, store_to_read
 from recovery.cli.tables import table
 from recovery.planning.advice import Advice, Option, advise, format_share
 from recovery.planning.health import DEFAULTS, Finding, format_seconds
+from recovery.planning.lag import LAG_ADVICE
 from recovery.planning.owner_facts import OWNER_ADVICE
 from recovery.report.facts import Facts, gather, known
 from recovery.storage.store import OwnerAccess
+
+_ADVICE = {**OWNER_ADVICE, **LAG_ADVICE}
 
 
 @click.command(name="advise")
@@ -61,16 +64,17 @@ def _owners_json(facts: Facts) -> dict[str, Any]:
 
 
 def _missed(facts: Facts) -> list[Finding]:
-    """Return the targets about owners that are not met."""
-    return [each for each in facts.health if each.where is not None and each.level.severity]
+    """Return the targets about owners and sources that are not met."""
+    found = (each for each in facts.health if each.where is not None or each.target.name in LAG_ADVICE)
+    return [each for each in found if each.level.severity]
 
 
 def _text(advice: Advice, facts: Facts) -> str:
     lines = []
     if missed := _missed(facts):
         lines += [
-            style("owners", "bold"),
-            *(f"  {one_line(each)}. {OWNER_ADVICE[each.target.name]}" for each in missed),
+            style("sources and owners" if facts.owners else "sources", "bold"),
+            *(f"  {one_line(each)}. {_ADVICE[each.target.name]}" for each in missed),
         ]
         lines.append("")
     interval = advice.interval

@@ -18,9 +18,11 @@ from recovery.cli.terminal import is_live, width
 from recovery.host.signals import again
 from recovery.planning.going_back import after_text
 from recovery.planning.health import DEFAULTS, Finding, Level
+from recovery.planning.lag import growth
 
 if TYPE_CHECKING:
     from recovery.epochs.closer import EpochClosed
+    from recovery.planning.lag import InputLag
     from recovery.planning.replica import ReplicaState
     from recovery.planning.values import ClosedEpoch
     from recovery.spark.run.reporting.events import BatchDone, Event, InputCounted, Resumed, RunSummary, Stopping
@@ -47,6 +49,8 @@ class RunProgress:
         self._waiting: list[BatchDone | str] = []
         self._closed: EpochClosed | None = None
         self._closed_at = 0.0
+        self._lag: InputLag | None = None
+        self._grown = ""
         self._warned: dict[str, int] = {}
         self._doing, self._doing_since = "Spark starts, and builds the flow's plan", time.monotonic()
         self._above = contextlib.ExitStack()
@@ -97,6 +101,9 @@ class RunProgress:
                 self._say_waiting()
                 self._say(event.what)  # type: ignore[union-attr]
                 self._batch, self._doing, self._doing_since = None, event.what, time.monotonic()  # type: ignore[union-attr]
+            elif kind == "LagSeen":
+                before, self._lag = self._lag, event.lag  # type: ignore[union-attr]
+                self._grown = growth(before, event.lag)  # type: ignore[union-attr]
             elif kind == "InputCounted":
                 self._count(event)  # type: ignore[arg-type]
             else:
@@ -154,7 +161,7 @@ class RunProgress:
         # Commands that need no Spark import this module, too.
         from recovery.spark.run.reporting.shown import status_line
 
-        return status_line(batch, self._rows, self._rate, self._closed, age_s)
+        return status_line(batch, self._rows, self._rate, self._closed, age_s, self._grown)
 
     def _say(self, text: str) -> None:
         start = "" if not self._live else CLEAR if _at_start() else "\n"

@@ -44,6 +44,7 @@ FOR_FLOWS = {
     "until": "only a flow can be forked",
     "lose_epochs": "a pipeline closes no epochs",
     "lose_input": "a pipeline reads through its nodes",
+    "kafka_group": "a pipeline closes no epochs",
     "replicate": "a pipeline closes no epochs",
     "replace_from": "the partitions of a lost owner come back by recovery restore --missing",
     "metrics_port": "`recovery runs` shows what a pipeline did",

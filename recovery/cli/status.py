@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +34,7 @@ from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with
 from recovery.host.processes import describe_holder
 from recovery.planning.going_back import after_text
 from recovery.planning.health import Finding, Level, parse_targets, worst
+from recovery.planning.lag import InputLag
 from recovery.planning.measures import StepSize, measure_json
 from recovery.planning.owner_facts import SeenOwner
 from recovery.planning.resume import plan_resume
@@ -132,10 +133,7 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
     say(one_line(f"steps: {', '.join(facts['steps']) or 'none yet'}"))
     say(health_text(gathered.health))
     _say_owners(gathered.owners, facts["replaced"])
-    if facts["waiting"]:
-        say(one_line(f"waiting since {format_time(facts['waiting']['since_ms'])}: {facts['waiting']['what']}"))
-    if facts["replica"]:
-        say(one_line(_replica_text(facts["replica"])))
+    _say_run(facts, gathered)
     if facts["operators"]:
         say()
         say(operators_text(facts["operators"]))
@@ -157,6 +155,16 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
                 ),
             )
         )
+
+
+def _say_run(facts: dict[str, Any], gathered: Facts) -> None:
+    """Print what a run has noted beside the partitions."""
+    if facts["waiting"]:
+        say(one_line(f"waiting since {format_time(facts['waiting']['since_ms'])}: {facts['waiting']['what']}"))
+    if facts["replica"]:
+        say(one_line(_replica_text(facts["replica"])))
+    for line in lag_lines(gathered.lag):
+        say(one_line(line))
 
 
 def _say_owners(owners: Sequence[SeenOwner], replaced: Mapping[str, Any] | None) -> None:
@@ -280,6 +288,7 @@ def collect_health(facts: Facts) -> dict[str, Any]:
         "sizes": {step: {"rows": size.rows, "bytes": size.size_bytes} for step, size in facts.steps.items()},
         "last_backup": None if facts.backup is None else msgspec.structs.asdict(facts.backup),
         "replica": _replica(facts),
+        "lag": None if facts.lag is None else facts.lag.as_json(),
         "waiting": None if facts.waiting is None else msgspec.structs.asdict(facts.waiting),
         "measured_epochs": len(facts.epochs),
         "last_epoch": None if last is None else measure_json(last),
@@ -304,6 +313,20 @@ def _replica_text(replica: Mapping[str, Any]) -> str:
         since = f" since {format_time(replica['since_ms'])}" if replica["since_ms"] else ""
         text += f"; failing{since}: {replica['problem']}"
     return text
+
+
+def lag_lines(lag: InputLag | None) -> Iterator[str]:
+    """Yield one line for each source that the newest epoch is compared with, and one for a consumer group."""
+    if lag is None:
+        return
+    if lag.sources:
+        yield f"source lag of epoch {lag.epoch}, seen {format_time(lag.seen_ms)}:"
+    for each in lag.sources:
+        most = f", most in partition {each.most}: {each.most_behind:,}" if each.parts > 1 and each.behind else ""
+        since = f", some of it seen {format_interval(round(each.seconds))} before" if each.seconds >= 1 else ""
+        yield f"  {each}{most}{since}"
+    if lag.problem is not None:
+        yield f"  consumer group {lag.group} does not show it: {lag.problem}"
 
 
 def health_text(found: Sequence[Finding]) -> str:

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from recovery.metrics.meter import RunTotals
-from recovery.planning.health import Finding, HealthTarget, Level, wait_now
+from recovery.planning.health import Finding, HealthTarget, Level, finding_now
+from recovery.planning.lag import InputLag, PartLag
 from recovery.planning.measures import Measure, OperatorWork
 from recovery.planning.owner_facts import SeenOwner, owner_findings
 from recovery.planning.replica import ReplicaState
@@ -57,6 +58,8 @@ def families(
     backup_objects: int | None = None,
     replica: ReplicaState | None = None,
     wait_s: float = 0.0,
+    lag: InputLag | None = None,
+    lag_parts: Sequence[PartLag] = (),
     owners: Sequence[SeenOwner] = (),
     certificate_end_s: float | None = None,
     replaced: int | None = None,
@@ -103,9 +106,11 @@ def families(
         "Partitions that --replace-from brought back at other owners, in all runs on this directory.",
         [] if replaced is None else [({}, replaced)],
     )
+    yield from _lag(lag, lag_parts)
     # An owner is seen more often than an epoch is closed.
-    epochs = [each for each in totals.findings if each.where is None]
-    now = (wait_now(about.targets, wait_s), *owner_findings(owners, about.targets, certificate_end_s))
+    epochs = [each for each in totals.findings if each.where is None and each.target.name != "source-lag"]
+    lags = [] if lag is None or lag.seconds is None else [finding_now(about.targets, "source-lag", lag.seconds)]
+    now = (finding_now(about.targets, "wait", wait_s), *lags, *owner_findings(owners, about.targets, certificate_end_s))
     yield from _targets(about.targets, (*epochs, *now))
 
 
@@ -142,6 +147,23 @@ def _replica(replica: ReplicaState) -> Iterator[Family]:
     yield _counter("replica_shipped_bytes", "Bytes written to the replica's place.", replica.shipped_bytes)
     yield _counter("replica_shippings", "Successful shippings to the replica.", replica.shippings)
     yield _counter("replica_failures", "Failed attempts to ship an epoch.", replica.failures)
+
+
+def _lag(lag: InputLag | None, parts: Sequence[PartLag]) -> Iterator[Family]:
+    yield Family(
+        "recovery_source_lag", "gauge",
+        "What the newest epoch lacks of a source: records, bytes, versions or snapshots, as the label unit says.",
+        [(each.labels, each.behind) for each in parts],
+    )  # fmt: skip
+    since = [] if lag is None else [({"source": s.source, "topic": s.topic}, s.seconds) for s in lag.sources]
+    yield Family(
+        "recovery_source_lag_seconds", "gauge", "How long ago input was seen that the newest epoch still lacks.", since
+    )
+    shown = [] if lag is None or lag.group is None else [({"group": lag.group}, float(lag.problem is None))]
+    yield Family(
+        "recovery_kafka_group_shown", "gauge", "Whether the consumer group shows the newest epoch's offsets: 1 or 0.",
+        shown,
+    )  # fmt: skip
 
 
 def _targets(targets: Sequence[HealthTarget], findings: Sequence[Finding]) -> Iterator[Family]:

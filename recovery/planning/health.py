@@ -130,6 +130,7 @@ DEFAULTS = (
     HealthTarget("memory", "memory", "bytes", 2e9, 4e9),
     HealthTarget("backup-lag", "backup lag", "s", None, None),
     HealthTarget("replica-lag", "replica lag", "s", 60, 300, optional=True),
+    HealthTarget("source-lag", "source lag", "s", 600, 3600, optional=True),
     HealthTarget("wait", "waiting for Spark", "s", 30, 300, optional=True),
     HealthTarget("owner-call", "call of owner", "s", 1, 10, optional=True),
     HealthTarget("owner-closing", "closing at owner", "s", 10, 30, optional=True),
@@ -172,6 +173,7 @@ def findings(
     backup_lag_s: float | None,
     unsaved_s: float | None = None,
     replica_lag_s: float | None = None,
+    source_lag_s: float | None = None,
     wait_s: float | None = None,
 ) -> tuple[Finding, ...]:
     """Return the newest measures compared with the targets.
@@ -180,7 +182,8 @@ def findings(
     present one. If a part of a value was not measured, the value counts only if the rest reaches a level.
     state_bytes: None: unknown. backup_lag_s: the age of the newest backup; without one (None), `unsaved_s` counts if
     the lag is watched: backups that never succeeded are no better than old ones. replica_lag_s: None: no run replicates
-    the directory. wait_s: how long the run has waited for executors or a source; None: it does not.
+    the directory. source_lag_s: how long ago input was seen that the newest epoch lacks; None: no source says how much
+    there is. wait_s: how long the run has waited for executors or a source; None: it does not.
     """
     watched = {target.name for target in targets if target.warning is not None}
     epochs = [each for each in measures if each.epoch]
@@ -194,6 +197,7 @@ def findings(
         "memory": [_memory(each) for each in recent],
         "backup-lag": [TargetReading(lag_s)],
         "replica-lag": [TargetReading(replica_lag_s)],
+        "source-lag": [TargetReading(source_lag_s)],
         "wait": [TargetReading(wait_s)],
     }
     found = (_finding(target, readings[target.name]) for target in targets if target.name in readings)
@@ -230,10 +234,10 @@ def _finding(target: HealthTarget, readings: Sequence[TargetReading]) -> Finding
     return Finding(target, value, Level.UNKNOWN, NOT_MEASURED if value is None else "no level for so few keys")
 
 
-def wait_now(targets: Sequence[HealthTarget], wait_s: float) -> Finding:
-    """Return how long a run has waited compared with its target; 0: the run does not wait."""
-    [target] = [each for each in targets if each.name == "wait"]
-    return _finding(target, [TargetReading(wait_s)])
+def finding_now(targets: Sequence[HealthTarget], name: str, value: float) -> Finding:
+    """Return the present value of a target, for what changes between two epochs."""
+    [target] = [each for each in targets if each.name == name]
+    return _finding(target, [TargetReading(value)])
 
 
 def unsaved_s(executions: Iterable[Execution], now_ms: int) -> float | None:
@@ -247,11 +251,13 @@ def of_epoch(
     targets: Sequence[HealthTarget],
     backup_lag_s: float | None = None,
     replica_lag_s: float | None = None,
+    source_lag_s: float | None = None,
 ) -> tuple[Finding, ...]:
     """Return one epoch compared with the targets; the lags as for `findings`."""
     return findings(
-        [measure], targets, state_bytes=measure.state_bytes, backup_lag_s=backup_lag_s, replica_lag_s=replica_lag_s
-    )
+        [measure], targets, state_bytes=measure.state_bytes, backup_lag_s=backup_lag_s, replica_lag_s=replica_lag_s,
+        source_lag_s=source_lag_s,
+    )  # fmt: skip
 
 
 def worst(found: Sequence[Finding]) -> Level:

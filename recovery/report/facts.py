@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from recovery.backup.note import LastBackup, LastReplica, Waiting, last_backup, last_replica, last_waiting
+from recovery.backup.note import (
+    LastBackup,
+    LastReplica,
+    Waiting,
+    last_backup,
+    last_input_lag,
+    last_replica,
+    last_waiting,
+)
 from recovery.base.ids import Epoch
 from recovery.base.reserved import CHECKPOINT_STEP, RESERVED_PREFIX
 from recovery.errors import RecoveryError, with_path
@@ -15,6 +23,7 @@ from recovery.operational.backends.owned import origins_of
 from recovery.operators.held import held_operators, held_rows
 from recovery.planning.advice import Known
 from recovery.planning.health import Finding, HealthTarget, findings, unsaved_s
+from recovery.planning.lag import InputLag
 from recovery.planning.measures import Measure, StepSize, summed
 from recovery.planning.owner_facts import SeenOwner, owner_findings
 from recovery.planning.replica import ReplicaLag, Shipped, lag_of
@@ -24,6 +33,8 @@ from recovery.storage.lock import lock_holder
 from recovery.storage.origin import Origin
 from recovery.storage.scan import links_of
 from recovery.storage.store import Store
+
+OfRun = TypeVar("OfRun", Waiting, InputLag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +46,7 @@ class Facts:
     origins: the stores that this store was made from, the nearest first.
     replica, replica_lag: what a run that replicates has shipped, and what is not; None: there was no such run.
     owners: the owners that were asked, with what they say of themselves.
+    lag: what an epoch of the newest execution lacked of the input when its run last looked; None: there was no look.
     waiting: what the run that has the directory waits for; None: there is no run, or it does not wait.
     operator_count, operator_rows: Spark's own operators that have state, and the rows in it; None: not known of all.
     """
@@ -56,6 +68,7 @@ class Facts:
     origins: tuple[Origin, ...] = ()
     replica: LastReplica | None = None
     replica_lag: ReplicaLag | None = None
+    lag: InputLag | None = None
     waiting: Waiting | None = None
     owners: tuple[SeenOwner, ...] = ()
 
@@ -95,7 +108,7 @@ def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int, *, owners
     backup, replica = last_backup(home), last_replica(home)
     behind = _behind(replica, found, now_ms)
     holder = lock_holder(home)
-    waiting = None if holder is None else _waiting(home, found)
+    waiting = None if holder is None else _of_newest(last_waiting(home), found)
     origins = _origins(store, problems) if problem is None else ()
     facts = Facts(
         directory=home,
@@ -115,6 +128,7 @@ def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int, *, owners
         origins=origins,
         replica=replica,
         replica_lag=behind,
+        lag=_of_newest(last_input_lag(home), found),
         waiting=waiting,
         owners=tuple(owners),
     )
@@ -133,17 +147,17 @@ def _health(facts: Facts, targets: Sequence[HealthTarget]) -> tuple[Finding, ...
             backup_lag_s=None if backup is None else max(0, now_ms - backup.finished_ms) / 1000,
             unsaved_s=unsaved_s(began, now_ms),
             replica_lag_s=None if behind is None else behind.seconds,
+            source_lag_s=None if facts.lag is None else facts.lag.seconds,
             wait_s=None if waiting is None else max(0, now_ms - waiting.since_ms) / 1000,
         ),
         *owner_findings(facts.owners, targets),
     )
 
 
-def _waiting(home: Path, found: Sequence[FoundFile]) -> Waiting | None:
-    """Return what the newest execution waits for, None if it waits for nothing."""
-    waiting = last_waiting(home)
+def _of_newest(note: OfRun | None, found: Sequence[FoundFile]) -> OfRun | None:
+    """Return the note of a run if it is of the newest execution; None: it is of an earlier one, or there is none."""
     executions = [each.number for file in found if file.description for each in file.description.executions]
-    return waiting if waiting is not None and waiting.execution == max(executions, default=0) else None
+    return note if note is not None and note.execution == max(executions, default=0) else None
 
 
 def _contents(

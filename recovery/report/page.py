@@ -18,6 +18,7 @@ from recovery.planning.values import ClosedEpoch
 from recovery.report.charts import meter, share_bar
 from recovery.report.facts import Facts
 from recovery.report.html import joined, section
+from recovery.report.lag import lag_section
 from recovery.report.owners import owners_section
 from recovery.report.partitions import partitions_section
 from recovery.report.text import escaped, format_count, shortened
@@ -51,6 +52,7 @@ def page(facts: Facts, advice: Advice, largest: Sequence[tuple[str, str, int]]) 
         timeline_section(facts, drawn),
         partitions_section(facts),
         trends_section(facts),
+        lag_section(facts),
         owners_section(facts),
         _health(facts.health),
         _steps(facts),

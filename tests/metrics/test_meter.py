@@ -17,6 +17,7 @@ from recovery.metrics.exposition import About, exposition, families
 from recovery.metrics.memory import ProcessMemory, measure_memory
 from recovery.metrics.meter import BatchMeasure, Counts, Meter
 from recovery.planning.health import DEFAULTS, parse_targets
+from recovery.planning.lag import InputLag, PartLag, SourceLag
 from recovery.planning.measures import ClosedPartition, Measure, OperatorWork, StepSize
 from recovery.planning.replica import ReplicaLag, ReplicaState, Shipped
 
@@ -255,6 +256,32 @@ def get(url):
             return answer.status, answer.headers["Content-Type"], answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, None, ""
+
+
+def test_the_lag_is_as_new_as_the_last_look():
+    """Not as the newest epoch: by source, by partition, and as a target."""
+    source = SourceLag(source="b:1", topic="t", unit="record", behind=7, seconds=700.0)
+    lag = InputLag(execution=7, epoch=1, seen_ms=0, sources=(source,), group="g")
+    parts = [PartLag("b:1", "t", "0", "record", 3, 10, 7)]
+    counts = meter()
+    _, missed = counts.closed(Epoch(1), BatchId(0), 0.1, [], None, None, 4000.0)
+    assert ("source-lag", "critical") in [(each.target.name, each.level) for each in missed]
+    about = About("flow", 1, 1, "0", DEFAULTS)
+
+    def lines(**more):
+        found = families(about, counts.totals, resume_s=0, epoch_age_s=None, backup_age_s=None, **more)
+        return exposition(found).splitlines()
+
+    text = lines(lag=lag, lag_parts=parts)
+    for line in (
+        'recovery_source_lag{source="b:1",topic="t",partition="0",unit="record"} 7',
+        'recovery_source_lag_seconds{source="b:1",topic="t"} 700',
+        'recovery_kafka_group_shown{group="g"} 1',
+        'recovery_target{target="source-lag"} 700',
+        'recovery_health{target="source-lag"} 1',
+    ):
+        assert text.count(line) == 1
+    assert not [each for each in lines() if each.startswith(("recovery_source_lag", "recovery_kafka"))]
 
 
 def test_the_endpoint():

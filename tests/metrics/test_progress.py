@@ -13,11 +13,13 @@ from recovery.cli import progress
 from recovery.cli.progress import RunProgress, summary_text
 from recovery.epochs.closer import EpochClosed
 from recovery.planning.health import DEFAULTS, Finding, Level, of_epoch
+from recovery.planning.lag import InputLag, SourceLag
 from recovery.planning.measures import Measure
 from recovery.planning.replica import NO_LAG, NOTHING, ReplicaLag, ReplicaState, Shipped
 from recovery.spark.run.reporting.events import (
     BatchDone,
     InputCounted,
+    LagSeen,
     ReplicaChanged,
     RunSummary,
     Stopping,
@@ -182,6 +184,20 @@ def test_a_replica_that_falls_behind_is_said_and_when_it_is_over():
         "warning: s3://b has epoch 0 and lacks 3 epochs: no answer for 60 s",
         "replicated up to epoch 7, 1.2 kB, to s3://b",
     ]
+
+
+def test_a_lag_that_grows_is_in_the_line():
+    """As long as it grows."""
+    stream = io.StringIO()
+    progress = RunProgress("flow", stream=stream)
+    for number, behind in enumerate((90, 100, 80)):
+        source = SourceLag(source="b:1", topic="orders", unit="record", behind=behind)
+        progress.observe(LagSeen(InputLag(execution=1, epoch=number, seen_ms=0, sources=(source,))))
+        progress.observe(BatchDone(number, 1, 10, 5, 0.5))
+        progress.observe(InputCounted(number, 10))
+    first, second, third = stream.getvalue().splitlines()
+    assert second.endswith(" · falling behind: orders 100 records")
+    assert "behind" not in first + third
 
 
 def test_a_wait_is_reported_with_its_length_and_reason():

@@ -434,8 +434,6 @@ class MovingHistory(History):
         movable = [name for name, place in where.items() if place != self.places[0]]
         places = [place for each in self.owners for place in each.directories]
         addresses = dict(zip(places, self.addresses(), strict=True))
-            zip((place for each in self.owners for place in each.directories), self.addresses(), strict=True)
-        )
         if len(addresses) < 2 or not movable:
             return
         name = self.chance.choice(movable)

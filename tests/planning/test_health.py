@@ -34,11 +34,12 @@ def levels(found):
 
 def test_the_defaults():
     """State 1 GB/5 GB, snapshot 10 s/30 s, latency 10 ms/50 ms, clean-up 5 s/15 s, memory 2 GB/4 GB, replica lag
-    1 min/5 min; no backup lag."""
+    1 min/5 min, source lag 10 min/1 h; no backup lag."""
     assert {t.name: (t.warning, t.critical) for t in DEFAULTS} == {
         "state-size": (1e9, 5e9), "snapshot-duration": (10, 30), "update-latency": (0.010, 0.050),
         "cleanup-time": (5, 15), "memory": (2e9, 4e9), "backup-lag": (None, None), "replica-lag": (60, 300),
-        "wait": (30, 300), "owner-call": (1, 10), "owner-closing": (10, 30), "owner-clock": (5, 60),
+        "source-lag": (600, 3600), "wait": (30, 300), "owner-call": (1, 10), "owner-closing": (10, 30),
+        "owner-clock": (5, 60),
         "owner-disk": (2e9, 500e6), "certificate": (14 * 86400, 3 * 86400),
     }  # fmt: skip
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from recovery.backup.note import LastBackup, last_backup, note_backup
+from recovery.backup.note import LAG_NAME, LastBackup, last_backup, last_input_lag, note_backup, note_input_lag
 from recovery.cli import main
 from recovery.errors import NoPartitionsError
+from recovery.planning.lag import InputLag, SourceLag
 from tests.backup.support import work
 from tests.report.support import clock, run_epochs
 from tests.stores import alter, paths_of, query
@@ -81,6 +82,45 @@ def test_the_age_of_the_last_backup(store, tmp_path):
     assert "(warning from 1 h)" in text
     (store / "last-backup.json").write_text("not JSON")
     assert last_backup(store) is None
+
+
+def test_the_lag_that_a_run_has_seen(store, tmp_path):
+    """`status`, `advise` and `report` say it, with its time and the way out; a note of an earlier execution, and one
+    that somebody has broken, say nothing."""
+    sources = (
+        SourceLag(source="b:9092", topic="orders", unit="record", behind=1234, seconds=700.0, parts=3, most="2",
+                  most_behind=1000),
+        SourceLag(source="/data/<in>", unit="version", behind=1),
+    )  # fmt: skip
+    execution = json.loads(call("status", store, "--json")[1])["executions"][-1]["number"]
+    lag = InputLag(execution=execution, epoch=6, seen_ms=1_700_000_000_000, sources=sources, group="recovery-f",
+                   problem="not allowed")  # fmt: skip
+    note_input_lag(store, lag)
+    assert last_input_lag(store) == lag
+    _, text = call("status", store)
+    assert "source lag 11.7 min (warning from 10 min)" in text
+    for line in (
+        "source lag of epoch 6, seen 2023-11-1",
+        "  orders 1,234 records, most in partition 2: 1,000, some of it seen 11.7 min before\n",
+        "  /data/<in> 1 version\n",
+        "  consumer group recovery-f does not show it: not allowed\n",
+    ):
+        assert line in text
+    facts = json.loads(call("status", store, "--json")[1])
+    assert facts["lag"]["sources"][0]["behind"] == 1234
+    assert facts["lag"]["seconds"] == 700
+    assert "maxOffsetsPerTrigger" in call("advise", store)[1]
+    [found] = json.loads(call("advise", store, "--json")[1])["findings"]
+    assert (found["target"], found["value"], found["level"]) == ("source-lag", 700, "warning")
+    assert call("report", store, "-o", tmp_path / "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    for words in ("orders", "1,234 records", "/data/&lt;in&gt;", "Consumer group recovery-f does not show"):
+        assert words in page
+    note_input_lag(store, InputLag(execution=execution + 1, epoch=7, seen_ms=0, sources=sources))
+    assert json.loads(call("status", store, "--json")[1])["lag"] is None
+    for broken in ("not JSON", '{"execution": 1, "epoch": -1, "seen_ms": 0}', "[" * 100_000):
+        (store / LAG_NAME).write_text(broken)
+        assert call("status", store)[0] == 0
 
 
 def test_a_note_that_cannot_be_written(tmp_path):

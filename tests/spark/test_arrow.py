@@ -135,6 +135,8 @@ BAD = [
     ({"state_schema": "n long, n long"}, "state_schema has two columns 'n'"),
     ({"output": ""}, "output has no columns"),
     ({"state_schema": "nonsense(("}, "is not a schema"),
+    ({"state_schema": "string"}, "state_schema='string' is one type, and no columns"),
+    ({"output": "array<long>"}, "output='array<long>' is one type"),
     ({"state_schema": ""}, "has no column"),
     ({"key": "nothing"}, "no column 'nothing'"),
     ({"step_id": "$x"}, "not a step id"),

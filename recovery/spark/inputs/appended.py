@@ -16,6 +16,7 @@ from recovery.appended.planner import Planner
 from recovery.appended.position import FilePosition, InputOffset
 from recovery.base.outside import Answers, Checked, DoesNotApply, Moment, Question
 from recovery.errors import InputRewrittenError, RecoveryError
+from recovery.planning.lag import PartLag
 from recovery.planning.lost_input import Change, Loss, Needed, PartKind, There
 from recovery.spark.clusters import Input
 from recovery.spark.inputs.protocol import RUN_ONCE, Looked, Resumes
@@ -35,6 +36,8 @@ class AppendedInput:
         Question.OWNER: DoesNotApply(),
     }
 
+    tells_lag: ClassVar[bool] = True
+
     def __init__(self, stream: Input, resumes: Resumes) -> None:
         self._options = parse_options(stream.options)
         self._name = stream.options.get("path", "")
@@ -42,6 +45,8 @@ class AppendedInput:
         self._at = InputOffset() if resumes.at is None else _offset(resumes.at) or InputOffset()
         self._reads = [found for text in resumes.reached.offsets if (found := _offset(text)) is not None]
         self._dropped: set[int] = set()
+        self._seen_at: Mapping[int, int] = {}
+        self._read_bytes = 0
 
     def look(self) -> Looked:
         """Look at the files, and change nothing. Raises StorageError if they cannot be read."""
@@ -86,6 +91,20 @@ class AppendedInput:
         if kept == self._at.files:
             return None
         return msgspec.json.encode(replace(self._at, files=kept).to_json()).decode()
+
+    def behind(self, at: str) -> Sequence[PartLag]:
+        """Return the bytes of whole lines that a micro-batch without a limit would read next, in all files together."""
+        position = _offset(at) or InputOffset()
+        after = InputOffset.from_json(self._planner.latest(position.to_json(), None))
+        begins = {number: each.offset for number, each in position.files.items()}
+        behind = sum(each.offset - begins.get(number, 0) for number, each in after.files.items())
+        # Positions of removed files are dropped: the sum of all that are left would fall.
+        self._read_bytes += sum(max(0, offset - self._seen_at.get(number, 0)) for number, offset in begins.items())
+        self._seen_at = begins
+        return (PartLag(self._name, "", "", "byte", self._read_bytes, self._read_bytes + behind, behind),)
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
 
 
 def _offset(text: str) -> InputOffset | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -19,6 +20,7 @@ from recovery.errors import ConfigurationError, InputLostError, RecoveryError, S
 from recovery.places.address import file_system
 from recovery.places.failures import Failures
 from recovery.places.hadoop import HadoopFiles
+from recovery.planning.lag import PartLag
 from recovery.planning.lost_input import Change, Loss, Needed, PartKind, There
 from recovery.spark.clusters import Input
 from recovery.spark.inputs.protocol import Looked, Resumes
@@ -27,6 +29,8 @@ from recovery.spark.jvm.tables import delta_table_id
 _VERSION = re.compile(r"(\d{20})\.json")
 _LOOKS = (Moment.START, Moment.GOING_BACK)
 _CAUSE = "The retention of the table's log removed them, or the table was deleted and made again."
+MOST_ENTRIES = 100
+"""The number of entries beyond a position that are read, to tell which of them add rows."""
 IGNORE_MISSING = "spark.sql.files.ignoreMissingFiles"
 
 
@@ -60,6 +64,8 @@ class DeltaInput:
         Question.OWNER: DoesNotApply(),
     }
 
+    tells_lag: ClassVar[bool] = True
+
     def __init__(self, stream: Input, resumes: Resumes, spark: SparkSession) -> None:
         self._name = stream.options.get("path", "")
         self._options = stream.options
@@ -67,6 +73,8 @@ class DeltaInput:
         self._text = resumes.at
         self._at = _offset(resumes.at)
         self._reads = [found for text in resumes.reached.offsets if (found := _offset(text)) is not None]
+        self._adds: dict[int, bool] = {}
+        """Whether each version beyond the position adds rows, as far as its entry was read."""
 
     def look(self) -> Looked:
         """Look at the table's log, and change nothing. Raises StorageError if the log cannot be listed."""
@@ -110,6 +118,34 @@ class DeltaInput:
         position = msgspec.json.decode(self._text or "{}")
         position |= {"reservoirVersion": loss.goes_on_at, "index": -1, "isStartingVersion": False}
         return msgspec.json.encode(position).decode()
+
+    def behind(self, at: str) -> Sequence[PartLag]:
+        """Return the versions that add rows and were not read to their end. Others do not move Delta's position."""
+        position = _offset(at)
+        if not self._name or position is None:
+            return ()
+        begin = position.reservoirVersion
+        files, path = self._place()
+        self._adds = {version: adds for version, adds in self._adds.items() if version >= begin}
+        newest: int | None = None
+        with self._failures():
+            for version in range(max([begin - 1, *self._adds]) + 1, sys.maxsize):
+                if len(self._adds) >= MOST_ENTRIES:
+                    newest = max([version - 1, *self._versions()])
+                    break
+                entry = files.read(path / "_delta_log" / f"{version:020}.json")
+                if entry is None:
+                    break
+                self._adds[version] = any(True for _ in _added(entry))
+        adding = [version for version, adds in self._adds.items() if adds]
+        end, behind = max([begin - 1, *adding]) + 1, len(adding)
+        if newest is not None:
+            # Entries beyond these are not read: each counts as one that adds rows.
+            end, behind = newest + 1, behind + newest - max(self._adds)
+        return (PartLag(self._name, "", "", "version", begin, end, behind),)
+
+    def close(self) -> None:
+        """Do nothing: nothing stays open."""
 
     def _place(self) -> tuple[HadoopFiles, Path]:
         """Return the file system of the table, and the table's path in it."""

@@ -15,7 +15,7 @@ from recovery.places.failures import Failures
 from recovery.places.hadoop import HadoopFiles
 from recovery.planning.lost_input import Loss, Needed, PartKind, There
 from recovery.spark.clusters import Input
-from recovery.spark.inputs.protocol import Looked, Resumes
+from recovery.spark.inputs.protocol import Looked, Resumes, SilentInput
 
 _WILDCARD = re.compile(r"[*?\[{]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
@@ -25,7 +25,7 @@ _CAUSE = (
 )
 
 
-class FilesInput:
+class FilesInput(SilentInput):
     """The `StreamInput` of files below a path: the files that discarded epochs have read, or micro-batches that no
     epoch closed.
 

@@ -6,8 +6,9 @@ input that was read before. Every start passes here, between restoring the posit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pyspark.sql import SparkSession
 
@@ -17,7 +18,7 @@ from recovery.checkpoint.offsets import move_offsets, offset_at, read_offsets
 from recovery.checkpoint.reached import Reached
 from recovery.planning.lost_input import check_losses, is_accepted, left_out_text, losses
 from recovery.spark.inputs.kinds import input_of
-from recovery.spark.inputs.protocol import Looked, Resumes, StreamInput
+from recovery.spark.inputs.protocol import Resumes, StreamInput
 from recovery.spark.planner.bind import BoundPlan
 from recovery.spark.planner.iceberg_tables import IcebergInput
 
@@ -26,11 +27,12 @@ from recovery.spark.planner.iceberg_tables import IcebergInput
 class Inputs:
     """What the look found to be readable. moved: whether the restored position was changed, for an accepted loss.
     left_out: what is left out, as text, by the names whose loss is accepted. identities: what distinguishes parts of
-    sources, to keep with the position."""
+    sources, to keep with the position; left: where parts were left that the flow reads no more, likewise."""
 
     moved: bool
     left_out: Mapping[str, str]
     identities: Mapping[str, str]
+    left: Mapping[str, str]
 
 
 def look_at_inputs(
@@ -39,6 +41,7 @@ def look_at_inputs(
     batch: BatchId | None,
     reached: Reached,
     identities: Mapping[str, str],
+    left: Mapping[str, str],
     accepted: Sequence[str],
     discards: str | None,
     tables: IcebergInput,
@@ -47,13 +50,13 @@ def look_at_inputs(
     to read on elsewhere, for an accepted loss. Changes nothing else.
 
     batch: the last one of the restored checkpoint; None: it has none. reached: what was read beyond the checkpoint.
-    identities: the identities in the snapshot. accepted: the names of sources whose loss is accepted. discards: what
+    identities, left: those in the snapshot. accepted: the names of sources whose loss is accepted. discards: what
     the start would discard, as text. Raises InputLostError or InputRewrittenError, naming what is lost, and the errors
     of asking the sources.
     """
     spark = bound.frame.sparkSession
     of_tables = tables.begin(batch, accepted, reached.offsets)
-    sources = _sources(bound, home, batch, reached, identities, spark)
+    sources = _sources(bound, home, batch, partial(Resumes, reached=reached, identities=identities, left=left), spark)
     looks = {source: each.look() for source, each in sources.items()}
     for look in looks.values():
         for name, error in look.errors:
@@ -72,18 +75,26 @@ def look_at_inputs(
                 moved[place] = offset
     if batch is not None:
         move_offsets(home.directory, batch, bound.sources, moved)
-    left_out = {name: f"left out: {error.found}" for look in looks.values() for name, error in look.errors}
+    left_out = {
+        name: look.said.get(name, f"left out: {error.found}") for look in looks.values() for name, error in look.errors
+    }
     for name in dict.fromkeys(loss.needed.source for loss in every):
         left_out[name] = left_out_text([loss for loss in every if loss.needed.source == name])
-    return Inputs(bool(moved or of_tables), {**left_out, **of_tables}, _together(list(looks.values())))
+    back = {name for look in looks.values() for name in look.back}
+    left = {name: at for name, at in left.items() if name not in back}
+    return Inputs(
+        bool(moved or of_tables),
+        {**left_out, **of_tables},
+        _together(look.identities for look in looks.values()),
+        _together([left, *(look.left for look in looks.values())]),
+    )
 
 
 def _sources(
     bound: BoundPlan,
     home: CheckpointHome,
     batch: BatchId | None,
-    reached: Reached,
-    identities: Mapping[str, str],
+    resumes: Callable[[str | None], Resumes],
     spark: SparkSession,
 ) -> dict[int, StreamInput]:
     """Return what looks at each source, by the source's number. A source that is read in several places has the same
@@ -92,10 +103,10 @@ def _sources(
     sources: dict[int, StreamInput] = {}
     for place, source in enumerate(bound.sources.ids):
         if source not in sources and place not in bound.tables:
-            resumes = Resumes(offset_at(log, bound.sources, place), reached, identities)
-            sources[source] = input_of(bound.streams[place], resumes, spark)
+            at = offset_at(log, bound.sources, place)
+            sources[source] = input_of(bound.streams[place], resumes(at), spark)
     return sources
 
 
-def _together(looks: Sequence[Looked]) -> dict[str, str]:
-    return {name: identity for look in looks for name, identity in look.identities.items()}
+def _together(parts: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    return {name: text for found in parts for name, text in found.items()}

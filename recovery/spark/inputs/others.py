@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from recovery.base.outside import Answers, CannotTell, DoesNotApply, Question
 from recovery.planning.lost_input import Loss
-from recovery.spark.inputs.protocol import Looked
+from recovery.spark.inputs.protocol import Looked, SilentInput
 
 _RUNS_ITS_CODE = "Only the source's own code knows its input: Spark asks it for offsets and rows, and for nothing else."
 
 
-class _Unseen:
+class _Unseen(SilentInput):
     """The `StreamInput` of a source at which a run does not look."""
 
     def look(self) -> Looked:

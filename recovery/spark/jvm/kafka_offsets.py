@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from recovery.errors import InputUnavailableError, RecoveryError
+from recovery.spark.jvm.errors import JVM_GONE
 from recovery.spark.jvm.failure_table import BAD_OPTION
 from recovery.spark.jvm.lost_topics import NO_TOPIC
 from recovery.spark.jvm.plan_nodes import seq
@@ -56,21 +57,31 @@ def topics_at(spark: SparkSession, options: Mapping[str, str], names: Iterable[s
 
 @contextlib.contextmanager
 def _client(jvm: Any, options: Mapping[str, str]) -> Iterator[Any]:
-    settings = jvm.java.util.HashMap()
-    for name, value in options.items():
-        if name.startswith("kafka."):
-            settings.put(name.removeprefix("kafka."), value)
     client = None
     try:
-        # The connector's own way: it adds the delegation tokens that Spark has.
-        client = jvm.org.apache.spark.sql.kafka010.SubscribeStrategy(seq(jvm, [])).createAdmin(settings)
+        client = open_client(jvm, options)
         yield client
     except (Py4JError, PySparkException) as error:
         raise _unanswered(options, error) from error
     finally:
         if client is not None:
-            with contextlib.suppress(Py4JError, PySparkException):
-                client.close(jvm.java.time.Duration.ofSeconds(1))
+            close_client(jvm, client)
+
+
+def open_client(jvm: Any, options: Mapping[str, str]) -> Any:
+    """Return Kafka's own client for questions, with the options of a source by their names in lower case."""
+    settings = jvm.java.util.HashMap()
+    for name, value in options.items():
+        if name.startswith("kafka."):
+            settings.put(name.removeprefix("kafka."), value)
+    # The connector's own way: it adds the delegation tokens that Spark has.
+    return jvm.org.apache.spark.sql.kafka010.SubscribeStrategy(seq(jvm, [])).createAdmin(settings)
+
+
+def close_client(jvm: Any, client: Any) -> None:
+    """Close a client of `open_client`, within a second. A failure to close it raises nothing."""
+    with contextlib.suppress(Py4JError, PySparkException, *JVM_GONE):
+        client.close(jvm.java.time.Duration.ofSeconds(1))
 
 
 def _answer(jvm: Any, future: Any) -> Any | None:

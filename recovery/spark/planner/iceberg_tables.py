@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -29,6 +29,7 @@ from recovery.checkpoint.offsets import NOTHING_READ, labels, move_offsets, read
 from recovery.checkpoint.snapshots import TableOffset, begin_at_position, table_offset
 from recovery.checkpoint.source_places import SourcePlaces
 from recovery.errors import ConfigurationError, InputLostError, InputRewrittenError, UnsupportedPlanError
+from recovery.planning.lag import PartLag
 from recovery.spark.jvm.lost_input import (
     LOST_BETWEEN,
     table_emptied,
@@ -89,6 +90,26 @@ class IcebergTable:
                 remedy=f"Name a snapshot that comes after snapshot {read}.",
             )
         return after
+
+    def behind(self, at: TableOffset) -> PartLag | None:
+        """Return the snapshots beyond a position; None if the table has none."""
+        # As other queries of a session do, with which a catalog lets a stream share its table.
+        self.handle.refresh()
+        newest = self.handle.currentSnapshot()
+        if newest is None:
+            return None
+        end, read, behind = newest.timestampMillis(), 0, self._snapshots.currentAncestorIds(self.handle).size()
+        if at.begun:
+            last, is_newest = self.handle.snapshot(at.snapshot_id), at.snapshot_id == newest.snapshotId()
+            read = last.timestampMillis()
+            # Between a snapshot and itself, Iceberg finds all that lead to it.
+            behind = 0 if is_newest else self._snapshots.snapshotIdsBetween(
+                self.handle, at.snapshot_id, newest.snapshotId()
+            ).size()  # fmt: skip
+            files = int(last.summary().get(f"{'total' if at.scan_all_files else 'added'}-data-files") or 0)
+            if at.position < files:
+                read, behind = read - 1, behind + 1
+        return PartLag(self.name, "", "", "snapshot", read, end, behind)
 
     @property
     def _snapshots(self) -> Any:
@@ -220,6 +241,12 @@ class IcebergInput:
                 self._read[place] = at
             elif place in self._read:
                 raise table_emptied(self._tables[place].name)
+
+    def behind(self, place: int, at: str) -> Sequence[PartLag]:
+        """Return how much the table in a place has beyond an offset."""
+        position = table_offset(at)
+        found = None if position is None else self._tables[place].behind(position)
+        return () if found is None else (found,)
 
     def _offsets(self, batch: BatchId) -> dict[int, TableOffset]:
         """The positions after a micro-batch, by the places of the tables."""

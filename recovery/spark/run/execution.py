@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from recovery.backup.note import reads_made_keys
 from recovery.base import faults
-from recovery.base.ids import BatchId
+from recovery.base.ids import BatchId, Epoch
 from recovery.checkpoint.capture import Capture
 from recovery.config import checkpoint_address
 from recovery.epochs.closer import ClosingHooks, ClosingSettings, EpochClosed, EpochCloser
@@ -19,9 +19,11 @@ from recovery.host.storage_errors import storage_errors
 from recovery.operational.backends.owned import documents_of
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.sinks.delivery import Delivery
+from recovery.spark.inputs.watch import InputWatch
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan
 from recovery.spark.planner.iceberg_tables import IcebergInput
+from recovery.spark.run.parts.lagging import LagLooks, group_of
 from recovery.spark.run.parts.mailboxes import Mailboxes
 from recovery.spark.run.parts.serving import TaskAccess
 from recovery.spark.run.position import readable, restore_position, resume_of_sink, step_plan
@@ -104,6 +106,7 @@ class FlowRun:
             prepared.replicated.is_ending = self.status.parked.is_set
             prepared.replicated.report_to(reports.replica_changed)
         self.closer = self._closer()
+        self._look_at_lag()
         self.parts.add(reports)
         self.parts.add_end("closer", self.closer.finish)
         self.closer.begin(self._steps, self.position.new_rows, laid_out=self.position.laid_out)
@@ -158,6 +161,20 @@ class FlowRun:
         for text in dict.fromkeys(self._taken_back):
             with contextlib.suppress(OSError, ValueError):
                 print(f"recovery: {text}", file=sys.stderr, flush=True)
+
+    def _look_at_lag(self) -> None:
+        prepared, reports = self.prepared, self.reports
+        if prepared.temporary is not None:
+            return
+        group = group_of(prepared.config, prepared.flow_id)
+        looks = self.parts.add(
+            LagLooks(
+                InputWatch(self.bound, self.tables, group, prepared.plan.store_id, self.clock), self.home,
+                lambda: (Epoch(reports.summary.last_epoch), self.closer.closed_batch),
+                self.execution, prepared.config.path, self.clock, reports.lag_seen,
+            )
+        )  # fmt: skip
+        reports.measures.lag, reports.measures.lag_parts = lambda: looks.lag, lambda: looks.parts
 
     def _closer(self) -> EpochCloser:
         prepared, bound, restored = self.prepared, self.bound, self.position.restored

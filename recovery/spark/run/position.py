@@ -42,6 +42,8 @@ from recovery.storage.store import Store
 
 IDENTITIES_KEY = "identities"
 """The row of step `$sources` that says which topics the position speaks of: the topics' ids, by name."""
+LEFT_KEY = "left"
+"""The row of step `$sources` that says which topics runs have stopped to read, and where, by name."""
 
 
 class RecoveredPosition(NamedTuple):
@@ -129,15 +131,17 @@ def readable(
     with closing(store.driver_rows(CHECKPOINT_STEP)) as rows:
         beyond = reached(rows if back else (), left, home.directory)
     recorded, newest = store.driver_values(SOURCES_STEP, plan.resume_epoch), store.driver_values(SOURCES_STEP)
-    known = {**_identities(newest.get(IDENTITIES_KEY)), **_identities(recorded.get(IDENTITIES_KEY))}
+    known = {**_by_name(newest.get(IDENTITIES_KEY)), **_by_name(recorded.get(IDENTITIES_KEY))}
     restored = position.restored
     found = look_at_inputs(
-        bound, home, restored.batch, beyond, known, accepted, given_up(plan, moment_text) if back else None, tables
-    )
+        bound, home, restored.batch, beyond, known, _by_name(recorded.get(LEFT_KEY)), accepted,
+        given_up(plan, moment_text) if back else None, tables,
+    )  # fmt: skip
     rows_of = dict(position.new_rows)
-    text = msgspec.json.encode(dict(sorted(found.identities.items()))).decode()
-    if found.identities and text != recorded.get(IDENTITIES_KEY):
-        rows_of[SOURCES_STEP] = {**rows_of.get(SOURCES_STEP, {}), IDENTITIES_KEY: text}
+    for key, names in ((IDENTITIES_KEY, found.identities), (LEFT_KEY, found.left)):
+        text = msgspec.json.encode(dict(sorted(names.items()))).decode()
+        if text != recorded.get(key) and (names or key in recorded):
+            rows_of[SOURCES_STEP] = {**rows_of.get(SOURCES_STEP, {}), key: text}
     said = [f"--lose-input {shlex.quote(name)}: {text}" for name, text in found.left_out.items()]
     said += [
         f"--lose-input {shlex.quote(name)}: nothing of it is lost; without the option, a later loss is noticed"
@@ -159,7 +163,7 @@ def readable(
     return moved, dict(found.left_out), tuple(said)
 
 
-def _identities(text: object) -> dict[str, str]:
+def _by_name(text: object) -> dict[str, str]:
     with contextlib.suppress(ValueError):
         return msgspec.json.decode(text if isinstance(text, str) else "{}", type=dict[str, str])
     return {}

@@ -283,7 +283,11 @@ def struct(step_id: str, output: str | T.StructType, what: str = "output") -> T.
         parsed = output if isinstance(output, T.StructType) else T.StructType.fromDDL(output)
     except Exception as error:
         raise ConfigurationError(f"step {step_id!r}: {what}={output!r} is not a schema: {error}") from error
-    assert isinstance(parsed, T.StructType)
+    if not isinstance(parsed, T.StructType):
+        raise ConfigurationError(
+            f"step {step_id!r}: {what}={output!r} is one type, and no columns",
+            remedy=f'Name the column: "value {output}".',
+        )
     twice = [name for name, count in Counter(parsed.names).items() if count > 1]
     if twice or not parsed.names:
         raise ConfigurationError(

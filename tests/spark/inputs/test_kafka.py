@@ -137,3 +137,44 @@ def test_two_topics(spark, kafka, topic, tmp_path):
         run(records(spark, kafka.servers, subscribe=first), tmp_path)
     run(records(spark, kafka.servers, subscribe=first), tmp_path, lose_input=[second])
     assert put_out(tmp_path / "out") == sorted(expected)
+
+
+@pytest.mark.parametrize("how", ["failOnDataLoss", "lose_input", "again", "trimmed"])
+def test_a_topic_that_is_back(spark, kafka, topic, tmp_path, capsys, how):
+    """Left out of the flow for a run, and named again: refused and untouched, whether losses are accepted or not. With
+    the topic's name accepted, the flow goes on where it has left the topic, and each record counts once."""
+    first, second = topic(1, name=f"{how}-first"), topic(1, name=f"{how}-second")
+    both = {"subscribe": f"{first},{second}"}
+    for each in (first, second):
+        kafka.send(each, some(0, 10))
+    run(records(spark, kafka.servers, **both), tmp_path)
+    for each in (first, second):
+        kafka.send(each, some(1, 5))
+    if how == "lose_input":
+        run(records(spark, kafka.servers, subscribe=first), tmp_path, lose_input=[second])
+    else:
+        run(records(spark, kafka.servers, subscribe=first, failOnDataLoss="false"), tmp_path)
+    left = {"again": range(3), "trimmed": range(12, 15)}.get(how, range(10, 15))
+    if how == "again":
+        make_again(kafka, second, 3)
+    if how == "trimmed":
+        kafka.remove_before(second, 0, 12)
+    before = digests(tmp_path)
+    pattern = {"subscribePattern": f"{first[:-5]}.*"}
+    for options in (both, {**both, "failOnDataLoss": "false"}, pattern):
+        with pytest.raises(
+            InputLostError, match=f"read topic {second} before .partition 0 up to offset 9.,"
+        ) as refused:
+            run(records(spark, kafka.servers, **options), tmp_path, lose_input=[first])
+        assert f"--lose-input {second}: " in refused.value.remedy
+        assert digests(tmp_path) == before
+    run(records(spark, kafka.servers, **both), tmp_path, lose_input=[second])
+    expected = [(first, 0, n) for n in range(15)] + [(second, 0, n) for n in (*range(10), *left)]
+    assert put_out(tmp_path / "out") == sorted(expected)
+    said = capsys.readouterr().err
+    assert f"--lose-input {second}: {'another topic' if how == 'again' else 'read on where'}" in said
+    assert ("partition 0, offsets 10 to 11" in said) == (how == "trimmed")
+    kafka.send(second, some(3, 1))
+    run(records(spark, kafka.servers, **both), tmp_path)
+    assert len(put_out(tmp_path / "out")) == len(expected) + 1
+    run(records(spark, kafka.servers, **both), tmp_path, resume_after=1, lose_input=[second])

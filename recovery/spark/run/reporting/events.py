@@ -10,6 +10,7 @@ from recovery.base.ids import BatchId, Epoch
 from recovery.base.notebooks import html_table
 from recovery.epochs.closer import EpochClosed
 from recovery.planning.going_back import Discarded
+from recovery.planning.lag import InputLag
 from recovery.planning.replacement import Replacement
 from recovery.planning.replica import ReplicaState
 from recovery.planning.resume import ResumePlan
@@ -85,6 +86,13 @@ class ReplicaChanged:
     replica: ReplicaState
 
 
+@dataclass(frozen=True, slots=True)
+class LagSeen:
+    """The run has looked at how much input its newest epoch lacks."""
+
+    lag: InputLag
+
+
 Event = (
     Resumed
     | BatchDone
@@ -95,6 +103,7 @@ Event = (
     | WaitingForSpark
     | GoingOn
     | OwnerReplaced
+    | LagSeen
 )
 Observer = Callable[[Event], None]
 
@@ -104,7 +113,8 @@ class RunSummary:
     """What a run did. Counts cover this run only, with all of its executions; rows are those that the sources read.
 
     discarded: what the requested rewind discarded; None: nothing. replica: what the replica has and lacks at the end;
-    None: the run had none. lost_input: what was left out of each source whose loss was accepted, as text. replaced: the
+    None: the run had none. lag: what the newest epoch lacked at the last look at the sources; None: no source says how
+    much there is. lost_input: what was left out of each source whose loss was accepted, as text. replaced: the
     partitions that came back because an owner was lost, each time.
     """
 
@@ -123,6 +133,7 @@ class RunSummary:
     exceeded: list[dict[str, Any]] = field(default_factory=list)
     discarded: dict[str, Any] | None = None
     replica: dict[str, Any] | None = None
+    lag: dict[str, Any] | None = None
     lost_input: dict[str, str] = field(default_factory=dict)
     replaced: list[dict[str, Any]] = field(default_factory=list)
 

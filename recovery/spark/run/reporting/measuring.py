@@ -22,6 +22,7 @@ from recovery.metrics.memory import ProcessMemory, measure_memory
 from recovery.metrics.meter import Meter
 from recovery.metrics.owners import seen_families
 from recovery.planning.health import Finding, parse_targets, unsaved_s
+from recovery.planning.lag import InputLag, PartLag
 from recovery.planning.measures import Measure
 from recovery.planning.replica import ReplicaState
 from recovery.planning.values import Execution
@@ -144,6 +145,9 @@ class RunMeasures:
         self._targets = parse_targets(prepared.config.thresholds)
         self.wait_s: Callable[[], float] = float
         """How long the run has waited for executors or a source; 0: it does not."""
+        self.lag: Callable[[], InputLag | None] = lambda: None
+        """What the newest look at the sources has found."""
+        self.lag_parts: Callable[[], Sequence[PartLag]] = tuple
         self.meter = Meter(
             execution.number, self._clock, self._targets, _memory(bound.frame.sparkSession.sparkContext),
             closes=self._kept, native=bound.keeps_native_state,
@@ -169,10 +173,11 @@ class RunMeasures:
         if lag_s is None:
             executions = (*self._prepared.plan.partitions[0].executions, self._execution)
             lag_s = unsaved_s(executions, self._clock.wall_ms())
-        replica = self._replica()
+        replica, lag = self._replica(), self.lag()
         measure, missed = self.meter.closed(
             closed.epoch, closed.batch, closed.duration_s, closed.partitions, lag_s,
-            None if replica is None else replica.lag.seconds, self._prepared.places.seen, self._certificate_end_s(),
+            None if replica is None else replica.lag.seconds, None if lag is None else lag.seconds,
+            self._prepared.places.seen, self._certificate_end_s(),
         )  # fmt: skip
         self._keep(measure)
         return missed
@@ -198,6 +203,8 @@ class RunMeasures:
             backup_objects=None if backup is None else backup.chain,
             replica=self._replica(),
             wait_s=self.wait_s(),
+            lag=self.lag(),
+            lag_parts=self.lag_parts(),
             owners=self._prepared.places.seen,
             certificate_end_s=self._certificate_end_s(),
             replaced=self._replaced(),

@@ -11,6 +11,7 @@ from recovery.base.tracebacks import essence_of, is_from_gateway
 from recovery.epochs.closer import EpochClosed
 from recovery.errors import FlowFailedError
 from recovery.metrics.meter import BatchMeasure
+from recovery.planning.lag import InputLag
 from recovery.planning.replica import ReplicaState
 from recovery.planning.values import Execution
 from recovery.spark.planner.bind import BoundPlan
@@ -20,6 +21,7 @@ from recovery.spark.run.reporting.events import (
     BatchDone,
     Event,
     InputCounted,
+    LagSeen,
     Observer,
     ReplicaChanged,
     Stopping,
@@ -75,6 +77,13 @@ class Reports(Part):
         # The observer may stop the run, whose end waits for the thread that ships.
         with self._status.own_thread():
             self.notify(ReplicaChanged(replica))
+
+    def lag_seen(self, lag: InputLag) -> None:
+        """Tell the observer what the newest epoch lacks of the input."""
+        self.summary.lag = lag.as_json()
+        # The observer may stop the run, whose end waits for the thread that looks.
+        with self._status.own_thread():
+            self.notify(LagSeen(lag))
 
     def stopping(self, number: int, batch: BatchId | None) -> None:
         """Tell the observer that the signal with this number ends the run, and which micro-batch the run waits for."""

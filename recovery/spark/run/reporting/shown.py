@@ -21,9 +21,11 @@ UPDATE_S = 0.25
 """The least time between two updates of a notebook's line: each is a message that the notebook keeps."""
 
 
-def status_line(batch: BatchDone, rows: int, rate: float, closed: EpochClosed | None, age_s: float | None) -> str:
+def status_line(
+    batch: BatchDone, rows: int, rate: float, closed: EpochClosed | None, age_s: float | None, grown: str = ""
+) -> str:
     """Return the status line of a run. rows: those that the sources read so far. age_s: of the newest snapshot; None
-    leaves it out, for a line that is not redrawn as time passes."""
+    leaves it out, for a line that is not redrawn as time passes. grown: the sources whose lag grows; see `growth`."""
     text = (
         f"batch {batch.batch} · epoch {batch.epoch} · {counted(rows, 'row')} · {counted(round(rate), 'row')}/s · "
         f"{counted(batch.keys, 'key')} touched"
@@ -31,6 +33,8 @@ def status_line(batch: BatchDone, rows: int, rate: float, closed: EpochClosed | 
     if closed is not None:
         age = "" if age_s is None else f" {format_interval(round(age_s))} old,"
         text += f" · snapshot {closed.epoch}{age} took {closed.duration_s:.2f} s"
+    if grown:
+        text += f" · falling behind: {grown}"
     return text
 
 
