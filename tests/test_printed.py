@@ -21,6 +21,7 @@ from recovery.planning.health import DEFAULTS
 from recovery.planning.measures import Measure, OperatorWork, StepSize
 from recovery.planning.owner_facts import OwnerFacts
 from recovery.planning.replica import ReplicaLag, ReplicaState, Shipped
+from recovery.planning.sink_work import SinkWork
 from recovery.setting import settings_of
 from tests import test_error_page
 from tests.base import test_outside
@@ -53,7 +54,7 @@ def metrics() -> Iterator[str]:
     memory = ProcessMemory(*(1 for _ in fields(ProcessMemory)))
     totals = RunTotals(last_epoch=last, memory=memory, operators={0: 1}, native={0: OperatorWork()})
     replica = ReplicaState("s3://bucket", Shipped(Epoch(1), 1), ReplicaLag(0, 0.0), 0, 0, 0, "")
-    found = families(about, totals, resume_s=0, epoch_age_s=0, backup_age_s=0, replica=replica)
+    found = families(about, totals, resume_s=0, epoch_age_s=0, backup_age_s=0, replica=replica, sink=SinkWork())
     yield head("metric", "type", "labels", "")
     for each in found:
         labels = ", ".join(f"`{label}`" for label in (each.samples[0][0] if each.samples else ()))

@@ -11,6 +11,7 @@ from recovery.planning.health import Finding, HealthTarget, Level, wait_now
 from recovery.planning.measures import Measure, OperatorWork
 from recovery.planning.owner_facts import SeenOwner, owner_findings
 from recovery.planning.replica import ReplicaState
+from recovery.planning.sink_work import SinkWork
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -59,6 +60,7 @@ def families(
     wait_s: float = 0.0,
     owners: Sequence[SeenOwner] = (),
     certificate_end_s: float | None = None,
+    sink: SinkWork | None = None,
 ) -> Iterator[Family]:
     """Yield all metrics of a run. Metrics without a value yet have no sample."""
     info = {"flow": about.flow, "execution": str(about.execution), "version": about.version}
@@ -92,6 +94,8 @@ def families(
     )
     if replica is not None:
         yield from _replica(replica)
+    if sink is not None:
+        yield from _sink(sink)
     yield _gauge(
         "certificate_end_seconds", "Time until the certificate of --tls-cert ends; negative: it has.", certificate_end_s
     )
@@ -135,6 +139,16 @@ def _replica(replica: ReplicaState) -> Iterator[Family]:
     yield _counter("replica_shipped_bytes", "Bytes written to the replica's place.", replica.shipped_bytes)
     yield _counter("replica_shippings", "Successful shippings to the replica.", replica.shippings)
     yield _counter("replica_failures", "Failed attempts to ship an epoch.", replica.failures)
+
+
+def _sink(work: SinkWork) -> Iterator[Family]:
+    yield _counter("sink_staged_records", "Records that the sink keeps aside until their epoch is closed.", work.staged)
+    yield _counter("sink_produced_records", "Records that the sink has produced.", work.produced)
+    yield _counter("sink_compensated_keys", "Keys that got an earlier value after going back.", work.compensated)
+    yield _counter("sink_transactions", "Transactions that the sink has committed.", work.transactions)
+    yield _counter("sink_transaction_seconds", "Time of these transactions.", work.transaction_s)
+    yield _gauge("sink_last_transaction_seconds", "Time of the newest transaction.", work.last_transaction_s)
+    yield _gauge("sink_waiting_records", "Records that are staged and not produced.", work.waiting)
 
 
 def _targets(targets: Sequence[HealthTarget], findings: Sequence[Finding]) -> Iterator[Family]:

@@ -24,6 +24,7 @@ from recovery.metrics.owners import seen_families
 from recovery.planning.health import Finding, parse_targets, unsaved_s
 from recovery.planning.measures import Measure
 from recovery.planning.replica import ReplicaState
+from recovery.planning.sink_work import SinkWork
 from recovery.planning.values import Execution
 from recovery.spark.clusters import is_cluster
 from recovery.spark.jvm.executors import executors_bytes
@@ -143,6 +144,8 @@ class RunMeasures:
         self._targets = parse_targets(prepared.config.thresholds)
         self.wait_s: Callable[[], float] = float
         """How long the run has waited for executors or a source; 0: it does not."""
+        self.sink_work: Callable[[], SinkWork | None] = lambda: None
+        """The work of the sink since the run began; None: the sink does not count it."""
         self.meter = Meter(
             execution.number, self._clock, self._targets, _memory(bound.frame.sparkSession.sparkContext),
             closes=self._kept, native=bound.keeps_native_state,
@@ -172,6 +175,7 @@ class RunMeasures:
         measure, missed = self.meter.closed(
             closed.epoch, closed.batch, closed.duration_s, closed.partitions, lag_s,
             None if replica is None else replica.lag.seconds, self._prepared.places.seen, self._certificate_end_s(),
+            self.sink_work(),
         )  # fmt: skip
         self._keep(measure)
         return missed
@@ -199,6 +203,7 @@ class RunMeasures:
             wait_s=self.wait_s(),
             owners=self._prepared.places.seen,
             certificate_end_s=self._certificate_end_s(),
+            sink=self.sink_work(),
         )
 
     def _replica(self) -> ReplicaState | None:
