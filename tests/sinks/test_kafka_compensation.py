@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
 import signal
-import sqlite3
 import time
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from recovery.errors import (
@@ -100,17 +101,24 @@ def test_tombstones_headers_and_times_of_the_flow(kafka, target):
 
 
 def test_a_closed_epoch_that_is_not_produced(target):
-    """Going back to it produces it after the compensation, going back behind it needs none."""
+    """Going back behind it needs no compensation. Going to it from another copy's epochs takes these back, and produces
+    it."""
+    target.options["compensate"] = target.path.with_name("records")
     store = Store(past=[])
     run = Run(store, target.sink())
     run.epoch(("a", 1))
-    run.write(("a", 2))
+    run.write(("a", 2), ("b", 2))
     run.close(publish=False)
-    Run(store, target.sink(), resume_epoch=2)
+    kept = shutil.copytree(target.path, target.path.with_name("kept"))
+    other = store.copied()
+    run = Run(other, target.sink(), resume_epoch=2)
     assert target.order() == {"a": [1]}
-    run = Run(store, target.sink())
-    run.epoch(("a", 3))
-    assert target.order() == {"a": [1, 3]}
+    run.epoch(("a", 3), ("c", 3))
+    shutil.rmtree(target.path)
+    kept.rename(target.path)
+    store.loses = True
+    Run(store, target.sink()).epoch(("a", 4))
+    assert target.order() == {"a": [1, 3, 1, 2, 4], "b": [2], "c": [3, None]}
 
 
 @pytest.mark.parametrize("again", some(["", "earlier", "newer copy"], "earlier"))
@@ -258,15 +266,13 @@ def _damaged(path: Path) -> None:
 
 
 def _row_lost(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
+    with contextlib.closing(apsw.Connection(str(path))) as connection:
         connection.execute("DELETE FROM replaced WHERE epoch = 3")
-    connection.close()
 
 
 def _row_changed(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
+    with contextlib.closing(apsw.Connection(str(path))) as connection:
         connection.execute("UPDATE replaced SET record = substr(record, 1, length(record) - 1) || x'ff'")
-    connection.close()
 
 
 @pytest.mark.parametrize("damage", some([_removed, _damaged, _row_lost, _row_changed], _removed, _damaged))

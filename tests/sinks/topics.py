@@ -111,7 +111,9 @@ class Run:
 
     def close(self, *, publish: bool = True) -> None:
         """Close the epoch of what was written."""
-        output = EpochOutput(len(self.store.closed) + 1, self.batch, self.resume.execution, "5e1f", "flow", 0)
+        output = EpochOutput(
+            len(self.store.closed) + 1, self.batch, self.resume.execution, "5e1f", "flow", self.store.floor
+        )
         self.store.closed.append(Closed(self.resume.execution, self.batch, self.sink.prepare(output), []))
         if publish:
             self.sink.publish(output)

@@ -18,6 +18,7 @@ from recovery.sinks.kafka.marker import KafkaNote, KafkaTarget, Marker
 from recovery.storage.kept import KeptRecords, Record
 
 TOMBSTONE = (None, None, None)
+CHUNK = 5000
 
 
 class KeptTopic:
@@ -97,6 +98,13 @@ class KeptTopic:
             if chunk:
                 yield chunk
 
+    def check(self, marker: Marker, back: Marker) -> None:
+        """Raise OutputMismatchError if a record that a compensation produces is damaged. Changes nothing."""
+        low = low_of(marker, back)
+        self.count(low)
+        for _ in self.chunks(low, back.epoch, 0, CHUNK):
+            pass
+
     def go_back(self, epoch: int) -> None:
         """Forget the epochs after this one."""
         with self._translated():
@@ -129,6 +137,11 @@ class KeptTopic:
                 f"Remove {self.path}: the next run begins it again with what the topic holds, and no run can go back "
                 "behind that moment.",
             ) from error
+
+
+def low_of(marker: Marker, back: Marker) -> int:
+    """Return the epoch after which the keys were touched that a compensation to `back` gives a value."""
+    return min(back.epoch, marker.epoch if marker.compensating is None else marker.compensating.low)
 
 
 def pack(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,11 +16,23 @@ from recovery.base.wording import counted
 from recovery.errors import LeaseLostError, RecoveryError, SinkFailedError
 from recovery.planning.sink_work import SinkWork
 from recovery.sinks.kafka.broker import Broker, Transactions
-from recovery.sinks.kafka.kept import KeptTopic
+from recovery.sinks.kafka.kept import KeptTopic, low_of
 from recovery.sinks.kafka.marker import Compensating, KafkaNote, Marker, decode_marker, encode_marker
 from recovery.sinks.kafka.reading import ControlTopic, committed_records
 from recovery.sinks.kafka.staged import ROWS_PER_CHUNK, RecordsList, StagedRecords, TopicLimits
 from recovery.sinks.protocol import Resume
+
+
+class Points(NamedTuple):
+    """The crash points of transactions: the records of one were handed over, it was committed, and all were."""
+
+    sent: str
+    part: str
+    all: str
+
+
+PRODUCING = Points("kafka.3.sent", "kafka.3.part", "kafka.3")
+COMPENSATING = Points("kafka.5.back.sent", "kafka.5.back.part", "kafka.5.back")
 
 
 class Production:
@@ -57,7 +69,7 @@ class Production:
     def compensate(self, kept: KeptTopic, back: Marker, resume: Resume) -> None:
         """Produce what the keys had as of the epoch of `back`, for all keys that later epochs have touched."""
         marker, begun = self.marker, self.marker.compensating
-        low = min(back.epoch, marker.epoch if begun is None else begun.low)
+        low = low_of(marker, back)
         goes_on = begun is not None and (begun.epoch, begun.execution) == (back.epoch, back.closed_by)
         produced = begun.produced if begun is not None and goes_on else 0
         count = kept.count(low)
@@ -78,7 +90,7 @@ class Production:
             count,
             lambda before: f"giving the keys {before} to {count} the values of epoch {back.epoch}",
             following,
-            "kafka.5.back",
+            COMPENSATING,
         )
         kept.go_back(back.epoch)
         faults.reach("kafka.5.kept")
@@ -110,7 +122,7 @@ class Production:
             note.rows,
             lambda before: f"producing the records {before} to {note.rows} of epoch {note.epoch}",
             lambda until: self.marker.produces(note, until),
-            "kafka.3",
+            PRODUCING,
         )
 
     def _send(
@@ -120,12 +132,12 @@ class Production:
         total: int,
         doing: Callable[[int], str],
         following: Callable[[int], Marker],
-        point: str,
+        points: Points,
     ) -> None:
         """Produce records until there are `total`, in as many transactions as that takes.
 
         doing: returns what a transaction does, for errors, by the number of records before it. following: returns the
-        marker of a transaction, by the number of records with it. point: how the names of the crash points begin.
+        marker of a transaction, by the number of records with it.
         """
         size = min(self._most, ROWS_PER_CHUNK)
         transactions = self._transactions
@@ -139,15 +151,15 @@ class Production:
                     count += len(chunk)
                     if produced + count >= total:
                         break
-                faults.reach(f"{point}.sent")
+                faults.reach(points.sent)
                 marker = following(produced + count)
                 transactions.commit(self._target.control, self._target.name, encode_marker(marker))
             self.marker, produced = marker, produced + count
-            self._count(count, compensates=point != "kafka.3")
-            faults.reach(f"{point}.part")
+            self._count(count, compensates=points is COMPENSATING)
+            faults.reach(points.part)
             if produced >= total:
                 break
-        faults.reach(point)
+        faults.reach(points.all)
 
     def _count(self, count: int, *, compensates: bool) -> None:
         """Count the records of a transaction that was committed."""

@@ -95,7 +95,8 @@ class KafkaSink:
         ),
         Question.THERE: Checked(
             "the number of records in the marker with the snapshot's note; names and sizes of the staged files of a "
-            "closed epoch that is not produced, and the content of each when it is",
+            "closed epoch that is not produced, and the content of each when it is; with `compensate`, before going "
+            "back, that the kept records begin early enough and are whole",
             (Moment.START, Moment.GOING_BACK, Moment.CLOSING, Moment.PUBLISHING),
         ),
         Question.CHANGED: CannotTell(
@@ -213,6 +214,8 @@ class KafkaSink:
         self._staged.check_writable()
         if self._kept is not None:
             self._kept.check_writable()
+            if plan.marker is not None and plan.back is not None:
+                self._kept.check(plan.marker, plan.back)
         if not there:
             self._broker.make_control(only_try=True)
         # The id of the run itself would fence a run that is still active.
