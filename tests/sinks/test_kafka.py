@@ -578,22 +578,36 @@ def test_what_a_broker_lacks_is_refused_before_the_start(kafka, topic, tmp_path)
 
 
 @pytest.mark.long
-def test_a_right_that_is_missing(kafka, target):
-    """Refused with the name of the topic; a grant later the same start works."""
+@pytest.mark.parametrize(
+    ("right", "of_control", "compensate", "words"),
+    [
+        ("WRITE", False, False, "this user may not WRITE topic"),
+        ("WRITE", True, False, "this user may not WRITE topic"),
+        ("READ", True, False, "this user may not READ topic"),
+        ("READ", False, True, "this user may not READ topic"),
+        ("DESCRIBE_CONFIGS", False, True, "this user may not see the cleanup.policy of topic"),
+    ],
+)
+def test_a_right_that_is_missing(kafka, topic, tmp_path, right, of_control, compensate, words):
+    """Refused with the name of the topic, before anything is produced; with a grant the same start works."""
     from confluent_kafka import admin
 
+    target = TopicTarget(kafka, tmp_path / "staged", topic(cleanup_policy="compact"), compensate=compensate)
+    control = kafka.create(f"{target.topic}-markers", 1, cleanup_policy="compact")
+    name = control if of_control else target.topic
     asked = admin.AdminClient({"bootstrap.servers": kafka.servers})
     kind, pattern = admin.ResourceType.TOPIC, admin.ResourcePatternType.LITERAL
-    rule = (kind, target.topic, pattern, "User:ANONYMOUS", "*", admin.AclOperation.WRITE, admin.AclPermissionType.DENY)
-    allow = (kind, target.topic, pattern, "User:ANONYMOUS", "*", admin.AclOperation.ALL, admin.AclPermissionType.ALLOW)
+    operation = getattr(admin.AclOperation, right)
+    rule = (kind, name, pattern, "User:ANONYMOUS", "*", operation, admin.AclPermissionType.DENY)
+    allow = (kind, name, pattern, "User:ANONYMOUS", "*", admin.AclOperation.ALL, admin.AclPermissionType.ALLOW)
     for each in asked.create_acls([admin.AclBinding(*rule), admin.AclBinding(*allow)]).values():
         each.result(30)
-    wait_until(lambda: "WRITE" not in rights_on(asked, target.topic))
-    with pytest.raises(SinkRefusedError, match=f"this user may not WRITE topic {target.topic}"):
+    wait_until(lambda: right not in rights_on(asked, name))
+    with pytest.raises(SinkRefusedError, match=f"{words} {name}"):
         Run(Store(), target.sink())
     for each in asked.delete_acls([admin.AclBindingFilter(*rule)]).values():
         each.result(30)
-    wait_until(lambda: "WRITE" in rights_on(asked, target.topic))
+    wait_until(lambda: right in rights_on(asked, name))
     Run(Store(), target.sink()).epoch(("a", 1))
     assert target.order() == {"a": [1]}
 

@@ -367,17 +367,17 @@ def _refused(
             "--resume-after asks the run to go back, or the partitions were restored from an earlier time.",
             f"{restore} {lose}",
         )
-    common = next(
-        (
-            epoch for each in reversed(marker.shown) for epoch in range(each.last, each.first - 1, -1)
-            if resume.closed(epoch, each.execution) and keeps(marker, epoch, each.execution)
-        ),
-        None,
-    )  # fmt: skip
-    nearest = "" if common is None else f" To go back as far as this is possible: --resume-after {common}."
+    known = [
+        (epoch, each.execution) for each in marker.shown for epoch in range(each.first, each.last + 1)
+        if keeps(marker, epoch, each.execution)
+    ]  # fmt: skip
+    # Epochs of this timeline lie below the one to go back to: another copy of the partitions went on from there.
+    own = [epoch for epoch, execution in known if resume.closed(epoch, execution)]
+    nearest = max(own) if own else min((epoch for epoch, _ in known), default=None)
+    possible = "" if nearest is None else f" As far as this is possible: --resume-after {nearest}."
     return target.mismatch(
         f"{back}: which values the keys had then is not kept",
         "The epoch is older than what a run can go back to, compensate=True was given later, or the kept records were "
         "removed, restored from another time, or are in another directory.",
-        f"{restore}{nearest} {lose}",
+        f"{restore}{possible} {lose}",
     )
