@@ -4,7 +4,8 @@
 
 Each run reads the same Parquet files as a stream with available-now, in a few micro-batches, and writes key and value.
 Spark's sink is plain `writeStream.format("kafka")`, at least once; KafkaSink stages, closes epochs and produces in
-transactions. Broker and runs share this machine. Needs the jars of `.ci/kafka` and the extra `test`.
+transactions; in a third run it also keeps the last record of each key (`compensate=True`). Broker and runs share this
+machine. Needs the jars of `.ci/kafka` and the extra `test`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,10 +27,10 @@ from recovery.spark.jvm.session import create_session, prepare_environment
 from tests.kafka import CONNECTOR, broker
 
 
-def make_rows(spark: Any, path: Path, rows: int, files: int) -> None:
-    """Write the input: keys of a thousand, values of some 60 bytes."""
+def make_rows(spark: Any, path: Path, rows: int, files: int, keys: int) -> None:
+    """Write the input: keys by turns, values of some 60 bytes."""
     frame = spark.range(0, rows, 1, files).selectExpr(
-        "cast(id % 1000 AS string) AS key", "concat('{\"n\":', id, ',\"text\":\"', repeat('x', 40), '\"}') AS value"
+        f"cast(id % {keys} AS string) AS key", "concat('{\"n\":', id, ',\"text\":\"', repeat('x', 40), '\"}') AS value"
     )
     frame.write.parquet(str(path))
 
@@ -44,14 +47,21 @@ def run_spark(frame: Any, servers: str, topic: str, work: Path) -> None:
     writer.option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True).start().awaitTermination()
 
 
-def run_recovery(frame: Any, servers: str, topic: str, work: Path) -> None:
+def run_recovery(frame: Any, servers: str, topic: str, work: Path, *, compensate: bool = False) -> None:
     """KafkaSink, an epoch for each micro-batch."""
     init_partitions(work / "db", 2)
-    sink = KafkaSink(topic, servers=servers, staging=work / "staged")
+    sink = KafkaSink(topic, servers=servers, staging=work / "staged", compensate=compensate)
     query = start(
         frame, RecoveryConfig(work / "db", snapshot_interval=0), sink=sink, name="pass", trigger="available-now"
     )
     query.await_termination()
+
+
+RUNS: dict[str, Callable[[Any, str, str, Path], None]] = {
+    "Spark's sink": run_spark,
+    "KafkaSink": run_recovery,
+    "KafkaSink, compensate": partial(run_recovery, compensate=True),
+}
 
 
 def main() -> None:
@@ -59,6 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--keys", type=int, default=1000, help="different keys of the rows")
     arguments = parser.parse_args()
     prepare_environment(str(Path.cwd()))
     conf = {"spark.jars": ",".join(map(str, CONNECTOR)), "spark.sql.shuffle.partitions": "2"}
@@ -66,12 +77,12 @@ def main() -> None:
     place = Path(tempfile.mkdtemp(prefix="kafka-sink-"))
     (place / "broker").mkdir()
     try:
-        make_rows(spark, place / "in", arguments.rows, 8)
+        make_rows(spark, place / "in", arguments.rows, 8, arguments.keys)
         with broker(place / "broker") as kafka:
-            rates: dict[str, list[float]] = {"Spark's sink": [], "KafkaSink": []}
+            rates: dict[str, list[float]] = {name: [] for name in RUNS}
             for number in range(arguments.rounds + 1):
-                for name, run in (("Spark's sink", run_spark), ("KafkaSink", run_recovery)):
-                    topic = kafka.create(f"{run.__name__.replace('_', '-')}-{number}", 2)
+                for place_of_run, (name, run) in enumerate(RUNS.items()):
+                    topic = kafka.create(f"run-{place_of_run}-{number}", 2, cleanup_policy="compact")
                     work = place / topic
                     work.mkdir()
                     began_s, before = time.monotonic(), spent()
@@ -86,8 +97,9 @@ def main() -> None:
                     if number:
                         rates[name].append(arguments.rows / took_s)
                     kafka.delete(topic)
-        ours, theirs = median(rates["KafkaSink"]), median(rates["Spark's sink"])
-        print(f"medians: {ours:,.0f} and {theirs:,.0f} records/s, {ours / theirs:.2f} of Spark's sink")
+        theirs = median(rates["Spark's sink"])
+        for name, found in rates.items():
+            print(f"{name}: median {median(found):,.0f} records/s, {median(found) / theirs:.2f} of Spark's sink")
     finally:
         spark.stop()
         shutil.rmtree(place, ignore_errors=True)

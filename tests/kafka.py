@@ -14,6 +14,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,15 +36,16 @@ CONNECTOR_VERSION = CONNECTOR[0].stem.rpartition("-")[2] if CONNECTOR else ""
 needs_jars = pytest.mark.skipif(not CONNECTOR, reason="no jars of Kafka: mvn -f .ci/kafka/pom.xml, as .ci/run does")
 _SETTINGS = """
 process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller}
+node.id={node}
+controller.quorum.voters={voters}
 listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
 advertised.listeners=PLAINTEXT://127.0.0.1:{port}
 controller.listener.names=CONTROLLER
-log.dirs={directory}/data
+log.dirs={directory}/data-{node}
 num.partitions=1
-offsets.topic.replication.factor=1
-transaction.state.log.replication.factor=1
+default.replication.factor={copies}
+offsets.topic.replication.factor={copies}
+transaction.state.log.replication.factor={copies}
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=0
 auto.create.topics.enable=false
@@ -62,7 +64,9 @@ class Kafka:
     servers: str
     admin: Any
     _producer: Any
-    _start: Callable[[], None]
+    _start: Callable[[int], None]
+    kill: Callable[[int], None]
+    """Kills a node, by its number from 1 on."""
     topics: set[str] = field(default_factory=set)
 
     def create(self, topic: str, partitions: int = 2, **settings: str) -> str:
@@ -70,14 +74,14 @@ class Kafka:
         from kafka.admin import NewTopic
 
         configs = {name.replace("_", "."): value for name, value in settings.items()}
-        self.admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=configs)])
+        self.admin.create_topics([NewTopic(topic, partitions, -1, topic_configs=configs)])
         self.topics.add(topic)
         self._await(lambda: len(self.partitions(topic)) == partitions)
         return topic
 
-    def restart(self) -> None:
-        """Kill the broker, and start it again with its data; returns when it answers."""
-        self._start()
+    def restart(self, node: int = 1) -> None:
+        """Kill a node, and start it again with its data; returns when the brokers answer."""
+        self._start(node)
         self._await(lambda: self.topics <= set(self.admin.list_topics()), 60)
 
     def grow(self, topic: str, partitions: int) -> None:
@@ -176,31 +180,47 @@ class Kafka:
 
 
 @contextlib.contextmanager
-def broker(directory: Path, **more: object) -> Iterator[Kafka]:
-    """A broker of its own, which keeps its data in this directory. more: of its settings, with underscores for dots."""
+def broker(directory: Path, nodes: int = 1, **more: object) -> Iterator[Kafka]:
+    """A broker of its own, or several ones, with data in this directory; removes it. Each of several nodes is a broker
+    and a controller, and each topic has a copy at each. more: of the settings, with underscores for dots."""
     kafka = pytest.importorskip("kafka", reason="kafka-python is not installed (the test extra has it)")
     if not CONNECTOR:
         pytest.skip(needs_jars.kwargs["reason"])
-    port, controller = free_port(), free_port()
-    settings = directory / "server.properties"
+    ports = {node: (free_port(), free_port()) for node in range(1, nodes + 1)}
+    voters = ",".join(f"{node}@127.0.0.1:{controller}" for node, (_, controller) in ports.items())
     added = "".join(f"{name.replace('_', '.')}={value}\n" for name, value in more.items())
-    settings.write_text(_SETTINGS.format(port=port, controller=controller, directory=directory) + added)
     java = [str(java_home() / "bin" / "java"), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{JARS}/*"]
     environment = {name: text for name, text in os.environ.items() if name != "JAVA_TOOL_OPTIONS"}
-    formatted = [*java, "kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", str(settings)]
-    subprocess.run(formatted, check=True, capture_output=True, env=environment, timeout=120)
-    with contextlib.ExitStack() as process:
+    cluster = _cluster_id()
+    for node, (port, controller) in ports.items():
+        text = _SETTINGS.format(
+            port=port, controller=controller, directory=directory, node=node, voters=voters, copies=nodes
+        )
+        (directory / f"{node}.properties").write_text(text + added)
+        formatted = [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", f"{directory}/{node}.properties"]
+        subprocess.run(formatted, check=True, capture_output=True, env=environment, timeout=120)
+    with contextlib.ExitStack() as processes:
+        running_nodes = {node: processes.enter_context(contextlib.ExitStack()) for node in ports}
 
-        def start() -> None:
-            process.close()
-            process.enter_context(running([*java, "kafka.Kafka", str(settings)], port, env=environment))
+        def kill(node: int) -> None:
+            running_nodes[node].close()
 
-        start()
-        servers = f"127.0.0.1:{port}"
+        def start(node: int) -> None:
+            kill(node)
+            command = [*java, "kafka.Kafka", f"{directory}/{node}.properties"]
+            running_nodes[node].enter_context(running(command, ports[node][0], env=environment))
+
+        if nodes > 1:
+            # None of several listens before they have found a leader.
+            with ThreadPoolExecutor(nodes) as threads:
+                list(threads.map(start, ports))
+        else:
+            start(1)
+        servers = ",".join(f"127.0.0.1:{port}" for port, _ in ports.values())
         producer = kafka.KafkaProducer(bootstrap_servers=servers, acks="all", metadata_max_age_ms=200)
         admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
         try:
-            yield Kafka(servers, admin, producer, start)
+            yield Kafka(servers, admin, producer, start, kill)
         finally:
             producer.close(timeout=5)
             admin.close()

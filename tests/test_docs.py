@@ -130,7 +130,7 @@ def test_tables_and_columns_are_documented() -> None:
 def test_crash_points_are_documented() -> None:
     """Every crash point is explained in commit-protocol.md, backup.md or on the page of its sink, and no other."""
     code = "".join(path.read_text() for path in (ROOT / "recovery").rglob("*.py"))
-    points = set(re.findall(r'faults\.reach\("([\w.]+)"\)|"((?:delta|iceberg)\.\d)"', code))
+    points = set(re.findall(r'faults\.reach\("([\w.]+)"\)|"((?:delta|iceberg)\.\d|kafka\.\d[\w.]*)"', code))
     points = {point for found in points for point in found if point}
     text = page("commit-protocol.md") + page("sinks.md") + page("delta.md") + page("backup.md")
     named = set(

@@ -38,6 +38,7 @@ from recovery.planning.lag import InputLag
 from recovery.planning.measures import StepSize, measure_json
 from recovery.planning.owner_facts import SeenOwner
 from recovery.planning.resume import plan_resume
+from recovery.planning.sink_work import SinkWork
 from recovery.planning.values import FoundFile
 from recovery.report.facts import Facts, gather
 from recovery.storage.hydration import HydrationProgress, hydrating
@@ -132,8 +133,7 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
         say(f"epochs after {oldest} are only logged; keys and sizes are as of epoch {oldest}")
     say(one_line(f"steps: {', '.join(facts['steps']) or 'none yet'}"))
     say(health_text(gathered.health))
-    _say_owners(gathered.owners, facts["replaced"])
-    _say_run(facts, gathered)
+    _say_around(facts, gathered)
     if facts["operators"]:
         say()
         say(operators_text(facts["operators"]))
@@ -157,8 +157,11 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
         )
 
 
-def _say_run(facts: dict[str, Any], gathered: Facts) -> None:
-    """Print what a run has noted beside the partitions."""
+def _say_around(facts: dict[str, Any], gathered: Facts) -> None:
+    """Print what the sink, owners, a wait, the replica and the sources are at."""
+    if gathered.epochs and gathered.epochs[-1].sink is not None:
+        say(_sink_text(gathered.epochs[-1].sink))
+    _say_owners(gathered.owners, facts["replaced"])
     if facts["waiting"]:
         say(one_line(f"waiting since {format_time(facts['waiting']['since_ms'])}: {facts['waiting']['what']}"))
     if facts["replica"]:
@@ -294,6 +297,11 @@ def collect_health(facts: Facts) -> dict[str, Any]:
         "last_epoch": None if last is None else measure_json(last),
         "unreadable": list(facts.problems),
     }
+
+
+def _sink_text(work: SinkWork) -> str:
+    transactions = f"{counted(work.transactions, 'transaction')} of {work.transaction_s:.2f} s"
+    return f"sink: in the newest epoch {work.as_text()}; {transactions}"
 
 
 def _replica(facts: Facts) -> dict[str, Any] | None:

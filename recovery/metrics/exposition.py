@@ -12,6 +12,7 @@ from recovery.planning.lag import InputLag, PartLag
 from recovery.planning.measures import Measure, OperatorWork
 from recovery.planning.owner_facts import SeenOwner, owner_findings
 from recovery.planning.replica import ReplicaState
+from recovery.planning.sink_work import SinkWork
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -63,6 +64,7 @@ def families(
     owners: Sequence[SeenOwner] = (),
     certificate_end_s: float | None = None,
     replaced: int | None = None,
+    sink: SinkWork | None = None,
 ) -> Iterator[Family]:
     """Yield all metrics of a run. Metrics without a value yet have no sample."""
     info = {"flow": about.flow, "execution": str(about.execution), "version": about.version}
@@ -96,6 +98,8 @@ def families(
     )
     if replica is not None:
         yield from _replica(replica)
+    if sink is not None:
+        yield from _sink(sink)
     yield _gauge(
         "certificate_end_seconds", "Time until the certificate of --tls-cert ends; negative: it has.", certificate_end_s
     )
@@ -164,6 +168,16 @@ def _lag(lag: InputLag | None, parts: Sequence[PartLag]) -> Iterator[Family]:
         "recovery_kafka_group_shown", "gauge", "Whether the consumer group shows the newest epoch's offsets: 1 or 0.",
         shown,
     )  # fmt: skip
+
+
+def _sink(work: SinkWork) -> Iterator[Family]:
+    yield _counter("sink_staged_records", "Records that the sink keeps aside until their epoch is closed.", work.staged)
+    yield _counter("sink_produced_records", "Records that the sink has produced.", work.produced)
+    yield _counter("sink_compensated_keys", "Keys that got an earlier value after going back.", work.compensated)
+    yield _counter("sink_transactions", "Transactions that the sink has committed.", work.transactions)
+    yield _counter("sink_transaction_seconds", "Time of these transactions.", work.transaction_s)
+    yield _gauge("sink_last_transaction_seconds", "Time of the newest transaction.", work.last_transaction_s)
+    yield _gauge("sink_waiting_records", "Records that are staged and not produced.", work.waiting)
 
 
 def _targets(targets: Sequence[HealthTarget], findings: Sequence[Finding]) -> Iterator[Family]:

@@ -28,6 +28,7 @@ from recovery.planning.measures import (
     work_together,
 )
 from recovery.planning.owner_facts import SeenOwner, owner_findings
+from recovery.planning.sink_work import SinkWork
 
 MEMORY_EVERY_S = 2.0
 RECENT_BATCHES = 100
@@ -122,6 +123,7 @@ class Meter:
         self._memory_at_s: float | None = None
         self._totals = RunTotals()
         self._worst: dict[str, Finding] = {}
+        self._sink = SinkWork()
         self.resume_s = 0.0
 
     @property
@@ -186,12 +188,13 @@ class Meter:
         source_lag_s: float | None = None,
         owners: Sequence[SeenOwner] = (),
         certificate_end_s: float | None = None,
+        sink: SinkWork | None = None,
     ) -> tuple[Measure, tuple[Finding, ...]]:
         """Count an epoch closed as of a micro-batch; return the measure to keep, and the targets that it does not meet.
 
         backup_lag_s: the age of the newest backup; None if there is none. replica_lag_s: of the oldest epoch that is
         not replicated; None if none is. source_lag_s: see `findings`. owners: as the run last saw them.
-        certificate_end_s: see `owner_findings`."""
+        certificate_end_s: see `owner_findings`. sink: the work of the sink since the run began."""
         memory = self._memory()
         with self._lock:
             ended = {each: self._batches.pop(each) for each in sorted(self._batches) if each <= batch}
@@ -216,6 +219,7 @@ class Meter:
                 steps=summed(each.sizes for each in partitions),
                 operators=dict(operators),
                 native=work_together(work) if work or not self._native else None,
+                sink=None if sink is None else sink.since(self._sink),
                 **_of_batches(list(ended.values())),
                 **closing,
                 **memory,
@@ -224,6 +228,7 @@ class Meter:
                 *of_epoch(measure, self._targets, backup_lag_s, replica_lag_s, source_lag_s),
                 *owner_findings(owners, self._targets, certificate_end_s),
             )
+            self._sink = sink or self._sink
             missed = tuple(each for each in found if each.level.severity)
             self._note(missed)
             self._totals = self._totals.plus(

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import msgspec
 
 from recovery.base.untrusted_json import Moment, Number, Real, Refusal, decode_json
+from recovery.planning.sink_work import SinkWork
 from recovery.planning.timeline import timeline
 from recovery.planning.values import ClosedEpoch, Execution
 
@@ -133,6 +134,7 @@ class Measure(Counts, frozen=True, kw_only=True):
     operators: the rows in the state of Spark's own operators after micro-batch `batch`, by operator number; an absent
         operator is unknown.
     native: the work of these operators in the epoch's micro-batches, by operator number; None: not measured.
+    sink: the work of the sink since the epoch before; None: the sink does not count it.
     """
 
     execution: Number
@@ -148,6 +150,7 @@ class Measure(Counts, frozen=True, kw_only=True):
     steps: dict[str, StepSize] = {}
     operators: dict[Number, Number] = {}
     native: dict[Number, OperatorWork] | None = {}
+    sink: SinkWork | None = None
 
     @property
     def state_bytes(self) -> int:

@@ -11,6 +11,7 @@ from recovery.base.ids import BatchId, Epoch, StepId
 from recovery.base.reserved import SINK_STEP
 from recovery.base.tracebacks import essence_of, headline, is_from_gateway
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, SinkFailedError
+from recovery.planning.sink_work import SinkWork
 from recovery.sinks.protocol import BATCH_BEING_WRITTEN, BatchContext, EpochOutput, Resume
 from recovery.sinks.targets import target_error
 from recovery.values.functions import check_runs, not_run
@@ -50,6 +51,12 @@ class Delivery:
         self.single_action = bool(getattr(sink, "single_action", False))
         self.keeps_plan = _declared(sink, "keeps_plan")
         """What the sink declares; see `Sink`. Some sinks know this only after their check."""
+
+    @property
+    def work(self) -> SinkWork | None:
+        """What the sink has done since the run began; None: the sink does not count it."""
+        work = getattr(self._sink, "work", None)
+        return work if isinstance(work, SinkWork) else None
 
     def rollback(self) -> None:
         """Let the sink abandon the output beyond the snapshot, as the partitions have done."""

@@ -4,11 +4,18 @@ from recovery import Flow, KafkaSink
 from tests.flows.kafka_records import records
 
 
-def make(servers, source, output, staging):
+def make(servers, source, output, staging, compensate=False):
     def build(spark):
         return records(spark, servers, subscribe=source, maxOffsetsPerTrigger=20).select("key", "value")
 
-    return Flow("pass", build, sink=KafkaSink(output, servers=servers, staging=staging, records_per_transaction=7))
+    sink = KafkaSink(
+        output,
+        servers=servers,
+        staging=staging,
+        records_per_transaction=7 if not compensate else 3,
+        compensate=compensate,
+    )
+    return Flow("pass", build, sink=sink)
 
 
 def lines(path, servers, output, staging):

@@ -20,6 +20,7 @@ from recovery.planning.health import DEFAULTS, parse_targets
 from recovery.planning.lag import InputLag, PartLag, SourceLag
 from recovery.planning.measures import ClosedPartition, Measure, OperatorWork, StepSize
 from recovery.planning.replica import ReplicaLag, ReplicaState, Shipped
+from recovery.planning.sink_work import SinkWork
 
 
 class Clock:
@@ -97,6 +98,16 @@ def test_counts_have_one_name_in_totals_measures_and_listeners():
     assert {name: listened[name] for name in counted & set(listened)} == {
         name: getattr(totals, name) for name in counted - {"written", "collected"}
     }
+
+
+def test_the_work_of_a_sink():
+    """A measure has that of its epoch; a sink that does not count has none."""
+    counts = meter()
+    assert counts.closed(1, 0, 0.0, [partition()])[0].sink is None
+    first = counts.closed(2, 1, 0.0, [partition()], sink=SinkWork(staged=5, produced=3, waiting=2))[0]
+    second = counts.closed(3, 2, 0.0, [partition()], sink=SinkWork(staged=9, produced=9, transactions=2))[0]
+    assert first.sink == SinkWork(staged=5, produced=3, waiting=2)
+    assert second.sink == SinkWork(staged=4, produced=6, transactions=2)
 
 
 def test_the_work_of_sparks_own_operators():

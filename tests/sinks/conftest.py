@@ -1,15 +1,19 @@
-"""Databases of every kind that UpsertSink is tested with."""
+"""Databases of every kind that UpsertSink is tested with; a Kafka broker and its topics."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.sinks import postgresql, tables
+from tests.kafka import Kafka, broker
+from tests.sinks import postgresql, tables, topics
+
+_numbers = itertools.count(1)
 
 
 class Real:
@@ -52,3 +56,26 @@ def real(request, tmp_path):
         return Real(module, tmp_path / "db")
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def rows_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets pyarrow write the staged rows of a KafkaSink in place of Spark, in forks too."""
+    monkeypatch.setattr("recovery.sinks.kafka.sink.write_records", topics.write_records)
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory) -> Iterator[Kafka]:
+    with broker(tmp_path_factory.mktemp("broker")) as running:
+        yield running
+
+
+@pytest.fixture
+def topic(kafka) -> Callable[..., str]:
+    """A function that makes topics of names that no other test has."""
+    return lambda partitions=2, **settings: kafka.create(f"topic-{next(_numbers)}", partitions, **settings)
+
+
+@pytest.fixture
+def target(kafka, topic, tmp_path) -> topics.TopicTarget:
+    return topics.TopicTarget(kafka, tmp_path / "staged", topic())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import itertools
 import json
 import os
 import random
@@ -11,7 +9,6 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,16 +38,12 @@ from recovery.sinks.kafka.marker import (
 )
 from recovery.sinks.kafka.reasons import AWAY, BROKER_REFUSALS
 from recovery.sinks.kafka.sink import KafkaSink
-from recovery.sinks.protocol import EpochOutput, Resume
-from recovery.storage.initialize import init_partitions
+from recovery.sinks.protocol import Resume
 from tests.faults.minirun import CLOSE_POINTS, START_POINTS
-from tests.faults.sources import FilesSource
-from tests.faults.worlds import attempt
 from tests.kafka import Kafka, broker, needs_jars
 from tests.shares import some
-from tests.sinks.support import Closed, Store
-from tests.sinks.tables import Batch
-from tests.sinks.topics import TopicTarget, record, write_records
+from tests.sinks.support import Store
+from tests.sinks.topics import Run, TopicTarget, World, record, write_records
 from tests.stores import content
 from tests.waiting import wait_until
 
@@ -61,93 +54,6 @@ POINTS = [
     "kafka.1", "kafka.2.rows", "kafka.2", "kafka.3.sent", "kafka.3.part", "kafka.3", "kafka.4.list", "kafka.4",
     "kafka.5.claimed", "kafka.5",
 ]  # fmt: skip
-_numbers = itertools.count(1)
-
-
-@pytest.fixture(autouse=True)
-def rows_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets pyarrow write the staged rows in place of Spark, in forks too."""
-    monkeypatch.setattr("recovery.sinks.kafka.sink.write_records", write_records)
-
-
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory) -> Iterator[Kafka]:
-    with broker(tmp_path_factory.mktemp("broker")) as running:
-        yield running
-
-
-@pytest.fixture
-def topic(kafka) -> Callable[..., str]:
-    """A function that makes topics of names that no other test has."""
-    return lambda partitions=2, **settings: kafka.create(f"topic-{next(_numbers)}", partitions, **settings)
-
-
-@pytest.fixture
-def target(kafka, topic, tmp_path) -> TopicTarget:
-    return TopicTarget(kafka, tmp_path / "staged", topic())
-
-
-class Run:
-    """One execution with a KafkaSink, in this process."""
-
-    def __init__(self, store: Store, sink: KafkaSink, *, resume_epoch: int | None = None) -> None:
-        self.store, self.sink = store, sink
-        self.resume = store.begin(resume_epoch)
-        self.batch = store.closed[-1].batch if store.closed else -1
-        self.said: list[str] = []
-        sink.check(self.resume)
-        sink.rollback(self.resume)
-
-    def write(self, *rows: Any) -> None:
-        """One micro-batch."""
-        self.batch += 1
-        self.sink.write(Batch(list(rows)), self.batch)
-
-    def close(self, *, publish: bool = True) -> None:
-        """Close the epoch of what was written."""
-        output = EpochOutput(len(self.store.closed) + 1, self.batch, self.resume.execution, "5e1f", "flow", 0)
-        self.store.closed.append(Closed(self.resume.execution, self.batch, self.sink.prepare(output), []))
-        if publish:
-            self.sink.publish(output)
-
-    def epoch(self, *rows: Any) -> None:
-        """An epoch of one micro-batch."""
-        self.write(*rows)
-        self.close()
-
-
-class World:
-    """A flow over files that produces into a topic, in processes that may be killed."""
-
-    def __init__(self, home: Path, target: TopicTarget, partitions: int = 2) -> None:
-        self.directory, self.source, self.target = home / "db", FilesSource(home / "in"), target
-        self.numbers = 0
-        self.wanted: list[tuple[str, int]] = []
-        init_partitions(self.directory, partitions)
-
-    def grow(self, count: int) -> None:
-        """New input arrives."""
-        new = [(f"k{number % 3}", number) for number in range(self.numbers, self.numbers + count)]
-        self.numbers += count
-        self.wanted += new
-        self.source.grow(new)
-
-    def run(self, point: str = "", visit: int = 1, **config: Any) -> RecoveryError | int:
-        """Run to the end of the input, or to a crash point."""
-        config = {"backup_interval": 3600, **config}
-        # A fork lacks the threads of the clients that it inherits, and dies if it destroys one of them.
-        gc.collect()
-        gc.freeze()
-        try:
-            return attempt(self.directory, self.source, self.target, point=point, visit=visit, **config)
-        finally:
-            gc.unfreeze()
-
-    def check(self) -> None:
-        """A reader sees each record once, and those of one key in their order."""
-        assert self.target.shown() == sorted(self.wanted)
-        order = self.target.order()
-        assert order == {key: sorted(numbers) for key, numbers in order.items()}
 
 
 # ---- kills
@@ -205,8 +111,8 @@ def test_a_broker_that_is_killed_goes_unnoticed(kafka, target):
     run.epoch(("a", 1))
     kafka.restart()
     run.epoch(("a", 2))
-    send = run.sink._transactions.send
-    run.sink._transactions.send = lambda *given: (send(*given), kafka.restart())
+    send = run.sink._production._transactions.send
+    run.sink._production._transactions.send = lambda *given: (send(*given), kafka.restart())
     run.epoch(("a", 3), ("b", 4))
     assert target.order() == {"a": [1, 2, 3], "b": [4]}
 
@@ -218,15 +124,15 @@ def test_a_transaction_that_takes_too_long(target):
     run = Run(store, target.sink(options={"transaction.timeout.ms": 1000}))
     run.epoch(("a", 1))
     run.write(("a", 2))
-    send = run.sink._transactions.send
+    send = run.sink._production._transactions.send
 
     def slow(*given: Any) -> None:
         send(*given)
-        run.sink._transactions._producer.flush(10)
+        run.sink._production._transactions._producer.flush(10)
         # The broker looks for old transactions every 10 s.
         time.sleep(15)
 
-    run.sink._transactions.send = slow
+    run.sink._production._transactions.send = slow
     with pytest.raises(SinkFailedError, match="the broker has ended the transaction"):
         run.close()
     assert target.order() == {"a": [1]}
@@ -261,7 +167,7 @@ def test_an_epoch_of_several_transactions(kafka, target):
     run = Run(store, sink)
     run.write(*[("a", number) for number in range(5)])
     run.write(*[("a", number) for number in range(5, 8)])
-    commit = sink._transactions.commit
+    commit = sink._production._transactions.commit
     commits: list[Any] = []
 
     def some_commits(*given: Any) -> None:
@@ -270,7 +176,7 @@ def test_an_epoch_of_several_transactions(kafka, target):
         commit(*given)
         commits.append(given)
 
-    sink._transactions.commit = some_commits
+    sink._production._transactions.commit = some_commits
     with pytest.raises(SinkFailedError, match="producing the records 5 to 8 of epoch 1"):
         run.close()
     assert target.order() == {"a": [0, 1, 2, 3, 4]}
@@ -306,6 +212,87 @@ def test_an_epoch_without_records(target):
     run.epoch(("a", 1))
     Run(store, target.sink()).epoch(("a", 2))
     assert target.order() == {"a": [1, 2]}
+
+
+# ---- other sinks on the control topic
+
+
+def other_sink(kafka: Kafka, target: TopicTarget) -> Any:
+    """A producer in the middle of a transaction that has written the marker of another sink."""
+    settings = {"bootstrap.servers": kafka.servers, "transactional.id": f"other-{target.topic}", "log_level": 0}
+    producer = confluent_kafka.Producer(settings)
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    marker = Marker("7", "t", "77", "its-flow", "e9", 9, "its-host")
+    producer.produce(f"{target.topic}-markers", encode_marker(marker), b"other")
+    assert producer.flush(30) == 0
+    return producer
+
+
+def test_a_transaction_that_hides_no_marker_is_not_waited_for(kafka, target):
+    """It began after the newest marker of the sink."""
+    store = Store(past=[])
+    Run(store, target.sink()).epoch(("a", 1))
+    open_one = other_sink(kafka, target)
+    began = time.monotonic()
+    run = Run(store, target.sink())
+    assert run.said == []
+    assert time.monotonic() - began < 30
+    run.epoch(("a", 2))
+    open_one.abort_transaction(30)
+    Run(store, target.sink()).epoch(("a", 3))
+    assert target.order() == {"a": [1, 2, 3]}
+
+
+def test_a_transaction_that_hides_the_newest_marker(kafka, target, monkeypatch):
+    """The start says whose it is, and waits; within a limit, which ends with 37."""
+    store = Store(past=[])
+    run = Run(store, target.sink())
+    open_one = other_sink(kafka, target)
+    run.epoch(("a", 1))
+    monkeypatch.setattr("recovery.sinks.kafka.reading.OTHERS_S", 3)
+    with pytest.raises(SinkFailedError, match=r"sink 'other' .flow 'its-flow', execution 9 .e9. on its-host") as caught:
+        Run(store.copied(), target.sink())
+    assert caught.value.exit_code == 37
+    monkeypatch.undo()
+    monkeypatch.setattr("recovery.sinks.kafka.sink.write_records", write_records)
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        open_one.abort_transaction(30)
+
+    sink = target.sink()
+    resume = replace(store.begin(), say=say)
+    sink.check(resume)
+    sink.rollback(resume)
+    assert said == [
+        f"control topic {target.topic}-markers: waits up to 90 s for the transaction of sink 'other' (flow 'its-flow', "
+        "execution 9 (e9) on its-host), which hides the newest marker of this sink"
+    ]
+    Run(store, target.sink()).epoch(("a", 2))
+    assert target.order() == {"a": [1, 2]}
+
+
+def test_what_a_sink_counts(target):
+    """Staged, produced and waiting records, and transactions; what a start produces, too."""
+    store = Store()
+    sink = target.sink(records_per_transaction=2)
+    run = Run(store, sink)
+    run.write(*[("a", number) for number in range(5)])
+    work = sink.work
+    assert (work.staged, work.produced, work.waiting, work.transactions) == (5, 0, 5, 0)
+    run.close()
+    work = sink.work
+    assert (work.staged, work.produced, work.waiting, work.transactions) == (5, 5, 0, 3)
+    assert work.transaction_s >= work.last_transaction_s > 0
+    run.write(("a", 5))
+    run.close(publish=False)
+    sink.release()
+    assert sink.work.waiting == 1
+    again = target.sink()
+    Run(store, again)
+    assert (again.work.produced, again.work.waiting) == (1, 0)
 
 
 # ---- going back, and other directories
@@ -591,22 +578,36 @@ def test_what_a_broker_lacks_is_refused_before_the_start(kafka, topic, tmp_path)
 
 
 @pytest.mark.long
-def test_a_right_that_is_missing(kafka, target):
-    """Refused with the name of the topic; a grant later the same start works."""
+@pytest.mark.parametrize(
+    ("right", "of_control", "compensate", "words"),
+    [
+        ("WRITE", False, False, "this user may not WRITE topic"),
+        ("WRITE", True, False, "this user may not WRITE topic"),
+        ("READ", True, False, "this user may not READ topic"),
+        ("READ", False, True, "this user may not READ topic"),
+        ("DESCRIBE_CONFIGS", False, True, "this user may not see the cleanup.policy of topic"),
+    ],
+)
+def test_a_right_that_is_missing(kafka, topic, tmp_path, right, of_control, compensate, words):
+    """Refused with the name of the topic, before anything is produced; with a grant the same start works."""
     from confluent_kafka import admin
 
+    target = TopicTarget(kafka, tmp_path / "staged", topic(cleanup_policy="compact"), compensate=compensate)
+    control = kafka.create(f"{target.topic}-markers", 1, cleanup_policy="compact")
+    name = control if of_control else target.topic
     asked = admin.AdminClient({"bootstrap.servers": kafka.servers})
     kind, pattern = admin.ResourceType.TOPIC, admin.ResourcePatternType.LITERAL
-    rule = (kind, target.topic, pattern, "User:ANONYMOUS", "*", admin.AclOperation.WRITE, admin.AclPermissionType.DENY)
-    allow = (kind, target.topic, pattern, "User:ANONYMOUS", "*", admin.AclOperation.ALL, admin.AclPermissionType.ALLOW)
+    operation = getattr(admin.AclOperation, right)
+    rule = (kind, name, pattern, "User:ANONYMOUS", "*", operation, admin.AclPermissionType.DENY)
+    allow = (kind, name, pattern, "User:ANONYMOUS", "*", admin.AclOperation.ALL, admin.AclPermissionType.ALLOW)
     for each in asked.create_acls([admin.AclBinding(*rule), admin.AclBinding(*allow)]).values():
         each.result(30)
-    wait_until(lambda: "WRITE" not in rights_on(asked, target.topic))
-    with pytest.raises(SinkRefusedError, match=f"this user may not WRITE topic {target.topic}"):
+    wait_until(lambda: right not in rights_on(asked, name))
+    with pytest.raises(SinkRefusedError, match=f"{words} {name}"):
         Run(Store(), target.sink())
     for each in asked.delete_acls([admin.AclBindingFilter(*rule)]).values():
         each.result(30)
-    wait_until(lambda: "WRITE" in rights_on(asked, target.topic))
+    wait_until(lambda: right in rights_on(asked, name))
     Run(Store(), target.sink()).epoch(("a", 1))
     assert target.order() == {"a": [1]}
 
@@ -636,7 +637,7 @@ def test_no_broker_at_all(tmp_path):
     sink = KafkaSink(
         "topic", servers="127.0.0.1:9", staging=tmp_path, options={"socket.connection.setup.timeout.ms": 1000}
     )
-    sink._broker._patience_s = 3
+    sink._broker.patience_s = 3
     with pytest.raises(SinkFailedError, match="looking at topic topic") as caught:
         Run(Store(), sink)
     assert caught.value.exit_code == 37

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -10,9 +12,16 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recovery.errors import RecoveryError
 from recovery.hadoop.reports import REPORTS
 from recovery.sinks.kafka.sink import KafkaSink
+from recovery.sinks.protocol import EpochOutput
+from recovery.storage.initialize import init_partitions
+from tests.faults.sources import FilesSource
+from tests.faults.worlds import attempt
 from tests.kafka import Kafka
+from tests.sinks.support import Closed, Store
+from tests.sinks.tables import Batch
 
 SCHEMA = pa.schema(
     {
@@ -65,9 +74,85 @@ class TopicTarget:
         found = self.kafka.committed(self.topic)
         return sorted((each.key.decode(), int(each.value)) for each in found)
 
-    def order(self) -> dict[str, list[int]]:
-        """The numbers of each key, in the order in which a reader gets them."""
-        found: dict[str, list[int]] = {}
+    def latest(self) -> dict[str, int]:
+        """The last number of each key that has one."""
+        found = {each.key.decode(): each.value for each in self.kafka.committed(self.topic)}
+        return {key: int(value) for key, value in found.items() if value is not None}
+
+    def marker(self) -> dict[str, Any]:
+        """The newest committed marker."""
+        newest: dict[str, Any] = json.loads(self.kafka.committed(f"{self.topic}-markers")[-1].value)
+        return newest
+
+    def order(self) -> dict[str, list[Any]]:
+        """The numbers of each key, in the order in which a reader gets them; None: a tombstone."""
+        found: dict[str, list[Any]] = {}
         for each in self.kafka.committed(self.topic):
-            found.setdefault(each.key.decode(), []).append(int(each.value))
+            found.setdefault(each.key.decode(), []).append(None if each.value is None else int(each.value))
         return found
+
+
+class Run:
+    """One execution with a KafkaSink, in this process."""
+
+    def __init__(self, store: Store, sink: KafkaSink, *, resume_epoch: int | None = None) -> None:
+        self.store, self.sink = store, sink
+        self.resume = store.begin(resume_epoch)
+        self.batch = store.closed[-1].batch if store.closed else -1
+        self.said: list[str] = []
+        self.resume = replace(self.resume, say=self.said.append)
+        sink.check(self.resume)
+        sink.rollback(self.resume)
+
+    def write(self, *rows: Any) -> None:
+        """One micro-batch."""
+        self.batch += 1
+        self.sink.write(Batch(list(rows)), self.batch)
+
+    def close(self, *, publish: bool = True) -> None:
+        """Close the epoch of what was written."""
+        output = EpochOutput(
+            len(self.store.closed) + 1, self.batch, self.resume.execution, "5e1f", "flow", self.store.floor
+        )
+        self.store.closed.append(Closed(self.resume.execution, self.batch, self.sink.prepare(output), []))
+        if publish:
+            self.sink.publish(output)
+
+    def epoch(self, *rows: Any) -> None:
+        """An epoch of one micro-batch."""
+        self.write(*rows)
+        self.close()
+
+
+class World:
+    """A flow over files that produces into a topic, in processes that may be killed."""
+
+    def __init__(self, home: Path, target: TopicTarget, partitions: int = 2) -> None:
+        self.directory, self.source, self.target = home / "db", FilesSource(home / "in"), target
+        self.numbers = 0
+        self.wanted: list[tuple[str, int]] = []
+        init_partitions(self.directory, partitions)
+
+    def grow(self, count: int) -> None:
+        """New input arrives."""
+        new = [(f"k{number % 3}", number) for number in range(self.numbers, self.numbers + count)]
+        self.numbers += count
+        self.wanted += new
+        self.source.grow(new)
+
+    def run(self, point: str = "", visit: int = 1, **config: Any) -> RecoveryError | int:
+        """Run to the end of the input, or to a crash point."""
+        config = {"backup_interval": 3600, **config}
+        # A fork lacks the threads of the clients that it inherits, and dies if it destroys one of them.
+        gc.collect()
+        gc.freeze()
+        try:
+            return attempt(self.directory, self.source, self.target, point=point, visit=visit, **config)
+        finally:
+            gc.unfreeze()
+
+    def check(self) -> None:
+        """A reader sees each record once, and those of one key in their order."""
+        assert self.target.shown() == sorted(self.wanted)
+        order = self.target.order()
+        assert order == {key: sorted(numbers) for key, numbers in order.items()}

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import signal
 import time
 
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import functions as F
 
 from recovery import FlowFailedError, KafkaSink, OutputMismatchError, init_partitions
+from recovery.cli import main
+from recovery.storage.scan import scan
 from tests.kafka import CONNECTOR, broker, needs_jars
-from tests.spark.support import ROOT, run_to_end, states
+from tests.spark.support import ROOT, going_back, run_to_end, states
 from tests.spark.test_crashes import finish, recovery_command
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed (the test extra has it)")
 pytestmark = needs_jars
 KILLS = int(os.environ.get("RECOVERY_TEST_KAFKA_KILLS", "50"))
 POINTS = ["", "kafka.1", "kafka.2", "kafka.3.sent", "kafka.3.part", "kafka.3", "kafka.4", "kafka.5.claimed", "close.3"]
+BACK = ["kafka.5.back.sent", "kafka.5.back.part", "kafka.5.back", "kafka.5.kept", "kafka.5"]
 _numbers = itertools.count(1)
 
 
@@ -64,6 +69,11 @@ def test_rows_become_records(spark, kafka, topic, tmp_path):
         "ä": ('{"name":"ä","n":1}', 0, 1700000000001), "b": ('{"name":"b","n":2}', 1, 1700000000002),
     }  # fmt: skip
     assert list(found["b"].headers) == [("n", b"2")]
+    status = ["status", str(tmp_path / "db")]
+    work = json.loads(CliRunner().invoke(main, [*status, "--json"]).stdout)["last_epoch"]["sink"]
+    assert (work["staged"], work["produced"], work["waiting"], work["transactions"]) == (2, 2, 0, 1)
+    shown = CliRunner().invoke(main, status).stdout
+    assert "sink: in the newest epoch 2 records produced, 0 records wait; 1 transaction of" in shown
 
 
 def test_columns_by_their_names_in_the_order_of_their_key(spark, kafka, topic, tmp_path):
@@ -128,26 +138,37 @@ def test_going_back_is_refused(spark, kafka, topic, tmp_path):
 
 
 @pytest.mark.long
-def test_killed_at_any_moment(kafka, tmp_path):
-    """The command is killed at steps and at moments by lot: each row comes once, and those of a key in their order."""
+@pytest.mark.parametrize("compensate", [False, True])
+def test_killed_at_any_moment(kafka, tmp_path, compensate):
+    """The command is killed at steps and at moments by lot: each row comes once, and those of a key in their order.
+    With compensate, each third run goes back first, and each key has the last of its rows."""
     seed = int(os.environ.get("RECOVERY_TEST_SEED", time.time_ns() % 1_000_000))
     print(f"replay with RECOVERY_TEST_SEED={seed}")
     lot = random.Random(seed)
-    source, output = kafka.create("source", 2), kafka.create("out", 3)
+    policy = "compact" if compensate else "delete"
+    source = kafka.create(f"source-{policy}", 2)
+    output = kafka.create(f"out-{policy}", 3, cleanup_policy=policy)
+    points = [*POINTS, *BACK] if compensate else POINTS
     init_partitions(tmp_path / "db", 2)
     target = (
         f"{ROOT}/tests/flows/kafka_sink.py:make({kafka.servers!r}, {source!r}, {output!r}, "
-        f"{str(tmp_path / 'staged')!r})"
+        f"{str(tmp_path / 'staged')!r}, {compensate})"
     )
     jars = ",".join(map(str, CONNECTOR))
-    sent = 0
-    for _ in range(KILLS):
+    sent = rewinds = 0
+    for number in range(KILLS):
         count = lot.randrange(1, 60)
         kafka.send_by_key(source, [(b"k%d" % (n % 5), b"%d" % n) for n in range(sent, sent + count)])
         sent += count
-        point = lot.choice(POINTS)
+        newest, back = scan(tmp_path / "db")[0].description.newest_epoch or 0, []
+        point = lot.choice(points)
+        if compensate and number % 3 == 2 and newest > 1:
+            rewinds += 1
+            back = going_back(tmp_path / "db", "pass", lot.randrange(newest))
+            point = lot.choice([*BACK, point])
         at = f"{point}:{1 if point.startswith('kafka.5') else lot.randrange(1, 4)}" if point else ""
-        process = recovery_command(target, tmp_path / "db", "--jars", jars, "-s", "0", crash_at=at)
+        options = ["--jars", jars, "-s", "0", "-b", "1h", *back]
+        process = recovery_command(target, tmp_path / "db", *options, crash_at=at)
         if not point:
             time.sleep(lot.uniform(0, 15))
             if process.poll() is None:
@@ -158,6 +179,12 @@ def test_killed_at_any_moment(kafka, tmp_path):
     assert (finish(process), process.returncode)[1] == 0
     order: dict[bytes, list[int]] = {}
     for each in kafka.committed(output):
-        order.setdefault(each.key, []).append(int(each.value))
-    assert order == {b"k%d" % key: list(range(key, sent, 5)) for key in range(min(5, sent))}
-    print(f"{KILLS} kills, {sent} records")
+        order.setdefault(each.key, []).append(int(each.value or 0))
+    expected = {b"k%d" % key: list(range(key, sent, 5)) for key in range(min(5, sent))}
+    if compensate:
+        assert {key: numbers[-1] for key, numbers in order.items()} == {
+            key: numbers[-1] for key, numbers in expected.items()
+        }
+    else:
+        assert order == expected
+    print(f"{KILLS} kills, {rewinds} rewinds, {sent} records")

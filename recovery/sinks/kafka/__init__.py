@@ -1,1 +1,2 @@
-"""KafkaSink: the protocol (sink), rows as records (rows, staged), what was produced (marker), the broker (reasons)."""
+"""KafkaSink: the protocol (sink, production), rows as records (rows, staged), what was produced (marker, reading), what
+keys had before (kept), the broker (broker, reasons)."""

@@ -17,8 +17,6 @@ from recovery.sinks.kafka.staged import TopicLimits
 
 PATIENCE_S = 30.0
 """How long a broker may take to answer."""
-OTHERS_S = 90.0
-"""How long a transaction of another sink may keep the newest marker unread: longer than Kafka lets it last."""
 POLL_S = 0.2
 TRANSACTION_MS = 60_000
 """Kafka's own default of transaction.timeout.ms."""
@@ -32,12 +30,6 @@ OWN_OPTIONS = {
 }  # fmt: skip
 """Options of librdkafka that decide whether a record comes once: the sink sets them, or needs their defaults."""
 _QUIET = {"log_level": 0}
-_RECONNECTS = ("_TRANSPORT", "_ALL_BROKERS_DOWN")
-"""What a client says, and tries again."""
-_READING = {
-    "group.id": "recovery", "isolation.level": "read_committed", "enable.auto.commit": False,
-    "enable.partition.eof": True, "auto.offset.reset": "earliest", "fetch.wait.max.ms": 10,
-}  # fmt: skip
 _PRODUCING = {
     # Keys go to the partitions to which Java's clients send them.
     "partitioner": "murmur2_random", "linger.ms": 20, "transaction.timeout.ms": TRANSACTION_MS,
@@ -49,7 +41,8 @@ BATCH_BYTES = 128 << 10
 
 
 class Broker:
-    """The brokers of a target, and what they say. options: of librdkafka, for all clients."""
+    """The brokers of a target, and what they say. options: of librdkafka, for all clients. kafka: the client's module.
+    patience_s: how long a broker may take to answer."""
 
     def __init__(self, target: KafkaTarget, options: Mapping[str, Any]) -> None:
         try:
@@ -59,26 +52,27 @@ class Broker:
             raise ConfigurationError(
                 f"KafkaSink needs the package confluent-kafka: {error}", remedy="pip install 'confluent-kafka>=2.16'"
             ) from error
-        self._kafka, self._admin_module = confluent_kafka, confluent_kafka.admin
-        self._target = target
+        self.kafka, self._admin_module = confluent_kafka, confluent_kafka.admin
+        self.target = target
         self._options = {**_QUIET, **options, "bootstrap.servers": target.servers, "error_cb": self._hear}
-        self._patience_s = PATIENCE_S
+        self.patience_s = PATIENCE_S
         self._admin: Any = None
-        self._reader: Any = None
-        self._read = 0
-        self._newest: bytes | None = None
         self._said: Any = None
 
     # ---- topics
 
-    def limits(self) -> TopicLimits:
-        """Return what the topic takes. Raises SinkRefusedError if there is none, or this user may not write to it."""
-        topic = self._target.topic
+    def limits(self, *, compensates: bool = False) -> TopicLimits:
+        """Return what the topic takes. Raises SinkRefusedError if there is none, or this user may not write to it;
+        compensates: also if it does not keep the last value of each key, or this user may not read it."""
+        topic = self.target.topic
         found = self._described(topic)
         if found is None:
-            raise self.refused(f"there is no such topic at {self._target.servers}", "Make it, or correct its name.")
+            raise self.refused(f"there is no such topic at {self.target.servers}", "Make it, or correct its name.")
         self._check_right(topic, found, "WRITE")
         settings = self._settings(topic)
+        if compensates:
+            self._check_right(topic, found, "READ")
+            self._check_compacted(topic, settings.get("cleanup.policy"))
         largest, latest = (
             _number(settings.get(name)) for name in ("max.message.bytes", "message.timestamp.after.max.ms")
         )
@@ -89,11 +83,26 @@ class Broker:
             bytes_of_record=None if largest is None else largest - RECORD_OVERHEAD,
             needs_key="compact" in settings.get("cleanup.policy", ""),
             latest_ms=latest if creates else None,
+            by_key=compensates,
         )
+
+    def _check_compacted(self, topic: str, policy: str | None) -> None:
+        if policy is None:
+            raise self.refused(
+                f"this user may not see the cleanup.policy of topic {topic}, which compensate=True depends on",
+                f"Grant DESCRIBE_CONFIGS on topic {topic} to the user of the sink.",
+            )
+        if "compact" not in policy:
+            raise self.refused(
+                f"topic {topic} has cleanup.policy={policy}: its readers do not take the last value of each key alone, "
+                "and compensate=True corrects nothing else",
+                f"Set cleanup.policy=compact for it (kafka-configs.sh --alter --topic {topic} --add-config "
+                "cleanup.policy=compact), or leave compensate out.",
+            )
 
     def has_control(self) -> bool:
         """Whether the control topic exists. Raises SinkRefusedError if it cannot keep markers."""
-        control = self._target.control
+        control = self.target.control
         found = self._described(control)
         if found is None:
             return False
@@ -110,29 +119,29 @@ class Broker:
 
     def make_control(self, *, only_try: bool = False) -> None:
         """Make the control topic. only_try: let the broker say whether it would. Raises SinkRefusedError."""
-        control = self._target.control
+        control = self.target.control
         topic = self._admin_module.NewTopic(control, 1, -1, config={"cleanup.policy": "compact"})
-        asked = self._asked().create_topics([topic], request_timeout=self._patience_s, validate_only=only_try)
+        asked = self._asked().create_topics([topic], request_timeout=self.patience_s, validate_only=only_try)
         with self.translated(f"making control topic {control} (one partition, cleanup.policy=compact)"):
             try:
-                asked[control].result(self._patience_s)
-            except self._kafka.KafkaException as error:
+                asked[control].result(self.patience_s)
+            except self.kafka.KafkaException as error:
                 if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                     raise
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + self.patience_s
         while not only_try and self._described(control) is None:
             if time.monotonic() > deadline:
-                raise self._late(f"control topic {control} was made, and is not there yet")
+                raise self.late(f"control topic {control} was made, and is not there yet")
             time.sleep(POLL_S)
 
     def _described(self, topic: str) -> Any:
         asked = self._asked().describe_topics(
-            self._kafka.TopicCollection([topic]), include_authorized_operations=True, request_timeout=self._patience_s
+            self.kafka.TopicCollection([topic]), include_authorized_operations=True, request_timeout=self.patience_s
         )
         with self.translated(f"looking at topic {topic}"):
             try:
-                return asked[topic].result(self._patience_s)
-            except self._kafka.KafkaException as error:
+                return asked[topic].result(self.patience_s)
+            except self.kafka.KafkaException as error:
                 if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
                     raise
         return None
@@ -148,76 +157,44 @@ class Broker:
         """Return a topic's settings; nothing if this user may not see them."""
         kind = self._admin_module.ConfigResource.Type.TOPIC
         resource = self._admin_module.ConfigResource(kind, topic)
-        asked = self._asked().describe_configs([resource], request_timeout=self._patience_s)
+        asked = self._asked().describe_configs([resource], request_timeout=self.patience_s)
         with self.translated(f"looking at the settings of topic {topic}"):
             try:
-                found = asked[resource].result(self._patience_s)
-            except self._kafka.KafkaException as error:
+                found = asked[resource].result(self.patience_s)
+            except self.kafka.KafkaException as error:
                 if error.args[0].name() not in ("TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"):
                     raise
                 return {}
         return {name: each.value for name, each in found.items() if each.value is not None}
 
-    # ---- the marker
-
-    def marker(self) -> bytes | None:
-        """Return the newest committed record of the control topic under the target's name; None if there is none.
-
-        Nobody's transaction is skipped: the call waits until those that are open on the control topic have ended."""
-        control, place = self._target.control, self._kafka.TopicPartition(self._target.control, 0)
-        asked = self._asked().list_offsets(
-            {place: self._admin_module.OffsetSpec.latest()},
-            isolation_level=self._kafka.IsolationLevel.READ_UNCOMMITTED,
-            request_timeout=self._patience_s,
-        )
-        with self.translated(f"looking at control topic {control}"):
-            end = asked[place].result(self._patience_s).offset
-        with self.translated(f"reading control topic {control}"):
-            if self._reader is None:
-                self._reader = self._made(self._kafka.Consumer, _READING)
-                self._reader.assign([self._kafka.TopicPartition(control, 0, self._kafka.OFFSET_BEGINNING)])
-            else:
-                self._reader.resume([place])
-            try:
-                self._read_to(end)
-            finally:
-                self._reader.pause([place])
-        return self._newest
-
-    def _read_to(self, end: int) -> None:
-        """Read the control topic up to an offset; nothing if it was read so far before."""
-        until = time.monotonic() + OTHERS_S
-        while self._read < end:
-            message = self._reader.poll(POLL_S)
-            error = None if message is None else message.error()
-            if error is not None and error.name() == "_PARTITION_EOF":
-                self._read = message.offset()
-            elif error is not None and error.name() not in ("GROUP_AUTHORIZATION_FAILED", *_RECONNECTS):
-                raise self._kafka.KafkaException(error)
-            elif message is not None and error is None and message.key() == self._target.name.encode():
-                self._newest = message.value()
-            if time.monotonic() > until:
-                raise self._late(f"the records of control topic {self._target.control} up to {end} do not come")
-
-    def rest(self) -> None:
-        """Close the client that reads the control topic; a later look opens another one."""
-        if self._reader is not None:
-            self._reader.close()
-        self._reader, self._read, self._newest = None, 0, None
-
     # ---- clients
+
+    def consumer(self, own: Mapping[str, Any]) -> Any:
+        """Return a client that reads, with these options of the sink's own."""
+        return self._made(self.kafka.Consumer, own)
+
+    def ends(self, topic: str, partitions: int) -> dict[int, int]:
+        """Return the offset after the newest record of each partition, whether its transaction has ended or not."""
+        places = {
+            self.kafka.TopicPartition(topic, n): self._admin_module.OffsetSpec.latest() for n in range(partitions)
+        }
+        asked = self._asked().list_offsets(
+            places, isolation_level=self.kafka.IsolationLevel.READ_UNCOMMITTED, request_timeout=self.patience_s
+        )
+        with self.translated(f"looking at topic {topic}"):
+            return {place.partition: each.result(self.patience_s).offset for place, each in asked.items()}
 
     def transactions(self, transactional_id: str, limits: TopicLimits) -> Transactions:
         """Return a producer under this id. From now on no other producer of this id can commit. Raises SinkRefusedError
         or SinkFailedError where the broker has no transactions for it."""
         batch_bytes = min(BATCH_BYTES, limits.bytes_of_record or BATCH_BYTES)
         own = {**_PRODUCING, "batch.size": batch_bytes, **self._options, "transactional.id": transactional_id}
-        producer = self._made(self._kafka.Producer, own)
+        producer = self._made(self.kafka.Producer, own)
         timeout_s = int(own.get("transaction.timeout.ms", TRANSACTION_MS)) / 1000
         doing = f"beginning transactions as {transactional_id!r}"
         try:
             with self.translated(doing):
-                producer.init_transactions(self._patience_s)
+                producer.init_transactions(self.patience_s)
         except SinkFailedError as error:
             # They have just answered about the topics.
             cause = "The brokers answer, and none of them coordinates transactions; they may be too few for that."
@@ -232,8 +209,8 @@ class Broker:
     def _made(self, kind: Any, own: Mapping[str, Any]) -> Any:
         try:
             return kind({**own, **self._options, **{name: each for name, each in own.items() if name in OWN_OPTIONS}})
-        except (self._kafka.KafkaException, TypeError, ValueError) as error:
-            said = error.args[0].str() if isinstance(error, self._kafka.KafkaException) else str(error)
+        except (self.kafka.KafkaException, TypeError, ValueError) as error:
+            said = error.args[0].str() if isinstance(error, self.kafka.KafkaException) else str(error)
             raise ConfigurationError(
                 f"KafkaSink: librdkafka does not take the options: {said}",
                 remedy="Correct options=…; the names are those of librdkafka's CONFIGURATION.md.",
@@ -250,15 +227,16 @@ class Broker:
         """Return the error about something that a person has to correct."""
         return SinkRefusedError(
             found,
-            path=self._target.path,
+            path=self.target.path,
             cause="The topics are not made for it, or the names or servers are wrong.",
             remedy=f"{remedy} Then run the same command again.",
         )
 
-    def _late(self, found: str) -> SinkFailedError:
+    def late(self, found: str) -> SinkFailedError:
+        """Return the error about an answer that does not come."""
         return SinkFailedError(
             found,
-            path=self._target.path,
+            path=self.target.path,
             cause="The broker is slow, or another run's transaction on the control topic has not ended.",
             remedy="Run the same command again: nothing is lost or produced twice.",
         )
@@ -268,11 +246,11 @@ class Broker:
         """Raise the errors of `reasons` for those of librdkafka."""
         try:
             yield
-        except (self._kafka.KafkaException, TimeoutError) as error:
+        except (self.kafka.KafkaException, TimeoutError) as error:
             said, self._said = self._said, None
-            late = self._kafka.KafkaError(self._kafka.KafkaError._TIMED_OUT)
-            answer = error.args[0] if isinstance(error, self._kafka.KafkaException) else late
-            raise broker_error(answer, self._target.topic, doing, said) from None
+            late = self.kafka.KafkaError(self.kafka.KafkaError._TIMED_OUT)
+            answer = error.args[0] if isinstance(error, self.kafka.KafkaException) else late
+            raise broker_error(answer, self.target.topic, doing, said) from None
 
 
 class Transactions:

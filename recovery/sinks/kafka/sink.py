@@ -8,8 +8,12 @@ writes a marker to the control topic, so a marker is there exactly if its record
 3. `publish`: produce the records in one transaction or several, each with the marker that says how many of the epoch's
    records are in the topic by then.
 4. Remove the list and the files.
-5. `rollback`: fence every earlier producer, read the marker, produce what is missing of the newest closed epoch, claim
-   the topic for this execution, and remove what else is staged.
+5. `rollback`: fence every earlier producer, read the marker, claim the topic for this execution, produce what is
+   missing of the newest closed epoch, and remove what else is staged.
+
+A sink that compensates also keeps the last record of each key: in step 3, before the epoch's first transaction. When it
+goes back, step 5 produces after claiming, for each key that abandoned epochs have touched, the record that the key had
+before, in transactions with markers like those of step 3. Then the kept records go back.
 
 The transactional id is the sink's name, so the broker refuses commits of an earlier run, a copy of the directory, and a
 process that wakes up late. The names kafka.1 to kafka.5 are crash points.
@@ -17,23 +21,26 @@ process that wakes up late. The names kafka.1 to kafka.5 are crash points.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
+
 from recovery.base import faults
-from recovery.base.ids import Lease
 from recovery.base.outside import Answers, CannotTell, Checked, Moment, Question
 from recovery.base.printable import one_line
-from recovery.errors import ConfigurationError, LeaseLostError, OutputMismatchError, RecoveryError, SinkFailedError
+from recovery.errors import ConfigurationError, OutputMismatchError, SinkFailedError
 from recovery.hadoop.reports import host_of_task
-from recovery.sinks.kafka.broker import OWN_OPTIONS, Broker, Transactions
+from recovery.planning.sink_work import SinkWork
+from recovery.sinks.kafka.broker import OWN_OPTIONS, Broker
+from recovery.sinks.kafka.kept import KeptTopic
 from recovery.sinks.kafka.marker import (
     KafkaNote,
     KafkaTarget,
@@ -44,9 +51,11 @@ from recovery.sinks.kafka.marker import (
     encode_marker,
     plan_producing,
 )
+from recovery.sinks.kafka.production import Production
+from recovery.sinks.kafka.reading import ControlTopic
 from recovery.sinks.kafka.rows import Expression, RecordColumns, write_records
-from recovery.sinks.kafka.staged import ROWS_PER_CHUNK, RecordsList, StagedRecords, TopicLimits
-from recovery.sinks.places import place_of
+from recovery.sinks.kafka.staged import RecordsList, StagedRecords, TopicLimits
+from recovery.sinks.places import OutputPlace, place_of
 from recovery.sinks.protocol import EpochOutput, Resume
 
 if TYPE_CHECKING:
@@ -69,9 +78,11 @@ class KafkaSink:
     control: a compacted topic with the markers of all sinks that name it; it is made where it is missing.
     records_per_transaction: an epoch with more records is produced in several transactions.
     fresh: begin a new output although the flow's earlier output went to another topic, or under another name.
+    compensate: True, or a directory of the driver's host. For a compacted topic, whose readers take the last value of
+        each key: keep that value, in `staging` or in the directory; a run that goes back produces it again.
 
     A reader with isolation.level=read_committed sees each row once, in the order of its key. Produced records cannot be
-    removed: a run that goes back behind them is refused.
+    removed: unless the sink compensates, a run that goes back behind them is refused.
     """
 
     single_action = True
@@ -84,7 +95,8 @@ class KafkaSink:
         ),
         Question.THERE: Checked(
             "the number of records in the marker with the snapshot's note; names and sizes of the staged files of a "
-            "closed epoch that is not produced, and the content of each when it is",
+            "closed epoch that is not produced, and the content of each when it is; with `compensate`, before going "
+            "back, that the kept records begin early enough and are whole",
             (Moment.START, Moment.GOING_BACK, Moment.CLOSING, Moment.PUBLISHING),
         ),
         Question.CHANGED: CannotTell(
@@ -119,6 +131,7 @@ class KafkaSink:
         control: str = CONTROL_TOPIC,
         records_per_transaction: int = 1_000_000,
         fresh: bool = False,
+        compensate: bool | str | os.PathLike[str] = False,
     ) -> None:
         for what, each in (("topic", topic), ("control", control)):
             if not isinstance(each, str) or not _TOPIC_NAME.fullmatch(each) or each in (".", ".."):
@@ -146,14 +159,43 @@ class KafkaSink:
         self.staging: Path | str = place.path if place.is_local else place.address
         self.shared = place.shared
         """Whether tasks on other hosts reach the directory."""
+        self._kept = self._kept_in(compensate, place, partition)
         self._broker = Broker(self._target, options or {})
+        self._control = ControlTopic(self._broker)
         self._most = records_per_transaction
         self._staged = StagedRecords(place)
-        self._transactions: Transactions | None = None
-        self._execution: Lease | None = None
+        self._production: Production | None = None
+        self._work = SinkWork()
         self._limits: TopicLimits | None = None
-        self._marker: Marker | None = None
         self._prepared: tuple[KafkaNote, RecordsList] | None = None
+
+    def _kept_in(
+        self, compensate: bool | str | os.PathLike[str], staging: OutputPlace, partition: Expression
+    ) -> KeptTopic | None:
+        """Return what the sink keeps to compensate; None if it does not."""
+        if compensate is False:
+            return None
+        if not isinstance(compensate, bool | str | os.PathLike):
+            raise ConfigurationError(f"KafkaSink: compensate={compensate!r}", remedy="Give True, or a directory.")
+        if partition is not None:
+            raise ConfigurationError(
+                "KafkaSink: partition=… with compensate",
+                cause="Readers see the last value of a key only if all its records are in one partition.",
+                remedy="Leave partition out, so that the key decides; or leave compensate out.",
+            )
+        if compensate is True and staging.shared:
+            raise ConfigurationError(
+                f"KafkaSink: compensate=True, and {staging.address} is no path of this machine",
+                cause="The last value of each key is kept in a SQLite file on the driver's host.",
+                remedy="Give a directory of that host for it: compensate='kept/'.",
+            )
+        kept = staging if isinstance(compensate, bool) else place_of(os.fspath(compensate), "KafkaSink")
+        if kept.shared:
+            raise ConfigurationError(
+                f"KafkaSink: compensate={kept.address!r} is no path of this machine",
+                remedy="Give a directory on a disk of the driver's host.",
+            )
+        return KeptTopic(kept.path, self._target)
 
     def __repr__(self) -> str:
         return f"KafkaSink({self._target.topic!r}, servers={self._target.servers!r}, staging={str(self.staging)!r})"
@@ -162,7 +204,7 @@ class KafkaSink:
 
     def check(self, resume: Resume) -> None:
         """Raise if `rollback` would be impossible; see `EpochSink`."""
-        limits = self._broker.limits()
+        limits = self._broker.limits(compensates=self._kept is not None)
         there = self._broker.has_control()
         plan = self._plan(resume, limits, there=there)
         if plan.note is not None:
@@ -170,6 +212,10 @@ class KafkaSink:
         elif plan.marker is None and self._target.fresh and resume.note is not None:
             self._check_former(resume.note)
         self._staged.check_writable()
+        if self._kept is not None:
+            self._kept.check_writable()
+            if plan.marker is not None and plan.back is not None:
+                self._kept.check(plan.marker, plan.back)
         if not there:
             self._broker.make_control(only_try=True)
         # The id of the run itself would fence a run that is still active.
@@ -177,47 +223,62 @@ class KafkaSink:
 
     def rollback(self, resume: Resume) -> None:
         """Produce what is missing of the closed epochs, and forget the rest; see `EpochSink`."""
-        self._limits = self._broker.limits()
+        self._limits = limits = self._broker.limits(compensates=self._kept is not None)
         if not self._broker.has_control():
             self._broker.make_control()
-        self._execution = resume.execution
-        self._transactions = self._broker.transactions(self._transactional_id, self._limits)
+        transactions = self._broker.transactions(self._transactional_id, limits)
         # Nobody else can commit any more, so what is read now is final.
-        plan = self._plan(resume, self._limits, there=True)
+        plan = self._plan(resume, limits, there=True)
         if plan.stays:
             resume.say(f"{self._target.path}: {plan.stays}")
         found = None if plan.note is None else (plan.note, self._staged.find(plan.note))
         marker = plan.marker or Marker(
             secrets.token_hex(8), self._target.topic, resume.store_id, resume.flow_id, "", 0, ""
         )
-        self._claim(marker.owned_by(resume, socket.gethostname(), self._limits.id))
+        if self._kept is None or plan.stays or marker.topic_id != limits.id:
+            # What was kept is not what this topic holds from now on.
+            marker = replace(marker, kept="")
+        owned = partial(Marker.owned_by, resume=resume, host=socket.gethostname(), topic_id=limits.id)
+        self._production = production = Production(
+            self._broker, self._control, self._staged, self._kept, transactions, owned(marker), resume.execution,
+            self._most,
+        )  # fmt: skip
         faults.reach("kafka.5.claimed")
+        if self._kept is not None:
+            self._kept.use(marker.sink)
+            self._kept.claim(production.marker)
+            if plan.back is not None:
+                production.compensate(self._kept, owned(plan.back), resume)
         if found is not None:
-            self._produce(*found)
+            production.produce(*found)
+        if self._kept is not None and not self._kept.is_usable:
+            production.begin_keeping(self._kept, resume, limits)
+        production.ahead = 0
         self._staged.use(marker.sink)
         self._staged.begin()
-        self._broker.rest()
+        self._control.close()
         self._prepared = None
         faults.reach("kafka.5")
 
     def write(self, batch: DataFrame, batch_id: int) -> None:
         """Stage the micro-batch's rows; see `EpochSink`."""
-        assert self._execution is not None, "rollback comes first"
+        assert self._production is not None, "rollback comes first"
         assert self._limits is not None
-        directory = self._staged.directory(self._execution.id, batch_id)
+        directory = self._staged.directory(self._production.marker.execution, batch_id)
         write_records(batch, self._columns, self._staged.address(directory))
         self._staged.stage(batch_id, directory, self._limits, partial(host_of_task, batch))
         faults.reach("kafka.1")
 
     def prepare(self, output: EpochOutput) -> str:
         """Make the epoch's rows durable; see `EpochSink`."""
-        marker = self._marker
-        assert marker is not None, "rollback comes first"
+        production = self._production
+        assert production is not None, "rollback comes first"
+        marker = production.marker
         try:
             records, digest = self._staged.prepare(output.epoch, output.execution.id, output.batch)
         except SinkFailedError:
             # A later run removes what earlier ones have staged.
-            self._check_owner()
+            production.check_owner()
             raise
         note = KafkaNote(
             marker.sink, self._target.topic, self._target.name, output.epoch, output.execution.id, digest,
@@ -231,17 +292,31 @@ class KafkaSink:
         """Produce the records of the prepared epoch; see `EpochSink`."""
         if self._prepared is None:
             return
+        assert self._production is not None
         note, records = self._prepared
         assert note.epoch == output.epoch, f"epoch {note.epoch} was prepared"
-        self._produce(note, records)
+        self._production.produce(note, records)
         self._staged.forget(records)
+        self._production.ahead = 0
         self._prepared = None
         faults.reach("kafka.4")
+        if self._kept is not None:
+            self._kept.collect(output.floor)
 
     def release(self) -> None:
         """Let the clients go; see `EpochSink`."""
-        self._broker.rest()
-        self._transactions = None
+        self._control.close()
+        if self._kept is not None:
+            self._kept.close()
+        self._work, self._production = self.work, None
+
+    @property
+    def work(self) -> SinkWork:
+        """What the sink has done since the run began."""
+        if self._production is None:
+            return self._work
+        waiting = max(self._staged.waiting - self._production.ahead, 0)
+        return msgspec.structs.replace(self._production.work, staged=self._staged.staged, waiting=waiting)
 
     # ---- the steps
 
@@ -251,8 +326,15 @@ class KafkaSink:
 
     def _plan(self, resume: Resume, limits: TopicLimits, *, there: bool) -> Producing:
         """Return what a start does. there: whether the control topic is."""
-        marker = decode_marker(self._broker.marker() if there else None, self._target)
-        plan = plan_producing(self._target, marker, resume, limits.id)
+        marker = decode_marker(self._control.newest(resume.say) if there else None, self._target)
+        kept = self._kept
+
+        def keeps(marker: Marker, epoch: int, execution: str) -> bool:
+            assert kept is not None
+            kept.use(marker.sink)
+            return marker.topic_id == limits.id and kept.has(marker, epoch, execution)
+
+        plan = plan_producing(self._target, marker, resume, limits.id, None if kept is None else keeps)
         if plan.marker is not None:
             self._staged.use(plan.marker.sink)
         return plan
@@ -272,70 +354,3 @@ class KafkaSink:
                 "The last run was killed between closing the epoch and producing it.",
                 f"Run the flow once with its former sink (topic {note.topic}, name {note.name!r}) and no new input.",
             )
-
-    def _claim(self, marker: Marker) -> None:
-        """Record that this execution owns the topic's output."""
-        with self._committing(f"claiming topic {self._target.topic} for this run") as transactions:
-            transactions.commit(self._target.control, self._target.name, encode_marker(marker))
-        self._marker = marker
-
-    def _produce(self, note: KafkaNote, records: RecordsList) -> None:
-        """Produce the records of an epoch that are not in the topic yet."""
-        marker = self._marker
-        assert marker is not None
-        is_begun = (marker.epoch, marker.closed_by) == (note.epoch, note.execution)
-        produced = marker.produced if is_begun else 0
-        size = min(self._most, ROWS_PER_CHUNK)
-        chunks = self._staged.chunks(records, produced, size)
-        while True:
-            count = 0
-            doing = f"producing the records {produced} to {note.rows} of epoch {note.epoch}"
-            with self._committing(doing) as transactions:
-                # The rest of the time is for the commit, which waits until the broker has everything.
-                while count == 0 or (count + size <= self._most and transactions.age_s < transactions.timeout_s / 4):
-                    chunk = next(chunks, [])
-                    transactions.send(self._target.topic, chunk)
-                    count += len(chunk)
-                    if produced + count >= note.rows:
-                        break
-                faults.reach("kafka.3.sent")
-                marker = marker.produces(note, produced, count)
-                transactions.commit(self._target.control, self._target.name, encode_marker(marker))
-            self._marker, produced = marker, produced + count
-            faults.reach("kafka.3.part")
-            if produced >= note.rows:
-                break
-        faults.reach("kafka.3")
-
-    @contextlib.contextmanager
-    def _committing(self, doing: str) -> Iterator[Transactions]:
-        """Open a transaction, which the block commits. Raises LeaseLostError if another run has begun since."""
-        assert self._transactions is not None, "rollback comes first"
-        transactions = self._transactions
-        try:
-            with transactions.transaction(doing):
-                yield transactions
-        except LeaseLostError:
-            self._check_owner()
-            raise SinkFailedError(
-                f"{doing}: the broker has ended the transaction, which began {transactions.age_s:.0f} s ago",
-                path=self._target.path,
-                cause="The process was suspended, the broker is too slow for transaction.timeout.ms "
-                f"({transactions.timeout_s:g} s), or another run is about to take over.",
-                remedy="Run the same command again: nothing is lost or produced twice. If it happens again, lower "
-                "records_per_transaction, or raise transaction.timeout.ms in options.",
-            ) from None
-
-    def _check_owner(self) -> None:
-        """Raise LeaseLostError if another execution has claimed the topic, as far as the marker can be read."""
-        execution, owner = self._execution, None
-        with contextlib.suppress(RecoveryError):
-            owner = decode_marker(self._broker.marker(), self._target)
-        if owner is not None and execution is not None and owner.execution != execution.id:
-            raise LeaseLostError(
-                one_line(
-                    f"its output belongs to execution {owner.number} ({owner.execution}) on {owner.host} now, not to "
-                    f"execution {execution.number} ({execution.id})"
-                ),
-                path=self._target.path,
-            ) from None

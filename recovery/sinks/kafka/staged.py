@@ -28,9 +28,11 @@ from recovery.base.untrusted_json import Count, Number, decode_json
 from recovery.errors import FlowFailedError, OutputMismatchError, RecoveryError, shown
 from recovery.hadoop.reports import PATIENCE_S, REPORT_NAMES, REPORTS, check_reported, reported
 from recovery.sinks.files import parquet_metadata
+from recovery.sinks.kafka.kept import pack
 from recovery.sinks.kafka.marker import KafkaNote
 from recovery.sinks.places import OutputPlace
 from recovery.sinks.targets import target_error
+from recovery.storage.kept import Record
 
 ROWS_PER_CHUNK = 5000
 _LIST_NAME = re.compile(r"epoch-\d{8,}-[0-9A-Za-z-]+\.json")
@@ -65,13 +67,15 @@ class RecordsList:
 
 class TopicLimits(NamedTuple):
     """What the topic takes. id: that the broker gave the topic when it was made. bytes_of_record, latest_ms: None: not
-    known. needs_key: the topic is compacted. latest_ms: how far the time of a record may be ahead."""
+    known. needs_key: the topic is compacted. latest_ms: how far the time of a record may be ahead. by_key: whether the
+    key alone chooses the partition."""
 
     id: str
     partitions: int
     bytes_of_record: int | None
     needs_key: bool
     latest_ms: int | None
+    by_key: bool = False
 
 
 class StagedRecords:
@@ -81,6 +85,13 @@ class StagedRecords:
         self._disk, self._path, self._shared = place.disk, place.path, place.shared
         self._home = self._rows = place.path
         self._staged: dict[int, list[RecordsFile]] = {}
+        self.staged = 0
+        """How many records were staged."""
+
+    @property
+    def waiting(self) -> int:
+        """How many records are staged, and not forgotten."""
+        return sum(file.rows for files in list(self._staged.values()) for file in files)
 
     def check_writable(self) -> None:
         """Raise SinkRefusedError if this user may not write there. Changes nothing."""
@@ -136,6 +147,7 @@ class StagedRecords:
                     relative = f"{directory.parent.name}/{directory.name}/{name}"
                     found.append(RecordsFile(relative, metadata.num_rows, size, self._disk.sha256(path)))
         self._staged[batch] = found
+        self.staged += sum(file.rows for file in found)
 
     def prepare(self, epoch: int, execution: str, batch: int) -> tuple[RecordsList, str]:
         """Make the records of an epoch durable, up to a micro-batch; return their list, with its digest."""
@@ -184,6 +196,30 @@ class StagedRecords:
         """Yield the records of an epoch in their order, without the first ones, in lists of some thousand, or `most`:
         as key and value where a file has nothing else. Raises OutputMismatchError for a file whose content was changed.
         """
+        for table, first in self._tables(records, skip):
+            plain = all(table.column(name).null_count == table.num_rows for name in COLUMNS[2:])
+            names = COLUMNS[:2] if plain else COLUMNS
+            for batch in table.slice(first).to_batches(max_chunksize=min(most, ROWS_PER_CHUNK)):
+                yield list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
+
+    def last_of_keys(self, records: RecordsList) -> Iterator[Record]:
+        """Yield the last record of each key, packed, for each file of an epoch in their order. Raises
+        OutputMismatchError for a file whose content was changed."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        for table, _ in self._tables(records, 0):
+            numbered = table.select(["key"]).append_column("row", pa.array(range(table.num_rows), pa.int64()))
+            last = numbered.group_by("key", use_threads=False).aggregate([("row", "max")])
+            chosen = table.take(last.column("row_max"))
+            # In their order the keys are written to neighbouring pages.
+            chosen = chosen.take(pc.sort_indices(chosen.column("key")))
+            for row in zip(*(chosen.column(name).to_pylist() for name in COLUMNS), strict=True):
+                yield pack(*row)
+
+    def _tables(self, records: RecordsList, skip: int) -> Iterator[tuple[Any, int]]:
+        """Yield the files of an epoch in their order, and the first row that counts of each, so that `skip` rows of the
+        epoch are left out. Raises OutputMismatchError for a file whose content was changed."""
         for file in records.files:
             if skip >= file.rows:
                 skip -= file.rows
@@ -191,24 +227,20 @@ class StagedRecords:
             path = self._rows / file.name
             with self._translated():
                 data = self._disk.read(path)
+            what = ""
             if data is None or (file.sha256 and hashlib.sha256(data).hexdigest() != file.sha256):
                 what = "is not here" if data is None else "was changed"
+            else:
+                table = self._table(path, data)
+                if table.num_rows != file.rows:
+                    what = f"has {table.num_rows} of {file.rows} rows"
+            if what:
                 raise OutputMismatchError(
                     f"closed epoch {records.epoch} is not produced yet, and {self._disk.shown(path)} {what}",
                     cause=_LOST_CAUSE,
                     remedy=_way_out(records.epoch),
                 )
-            table = self._table(path, data)
-            if table.num_rows != file.rows:
-                raise OutputMismatchError(
-                    f"closed epoch {records.epoch}: {self._disk.shown(path)} has {table.num_rows} of {file.rows} rows",
-                    cause=_LOST_CAUSE,
-                    remedy=_way_out(records.epoch),
-                )
-            plain = all(table.column(name).null_count == table.num_rows for name in COLUMNS[2:])
-            names = COLUMNS[:2] if plain else COLUMNS
-            for batch in table.slice(skip).to_batches(max_chunksize=min(most, ROWS_PER_CHUNK)):
-                yield list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
+            yield table, skip
             skip = 0
 
     def forget(self, records: RecordsList) -> None:
@@ -283,6 +315,11 @@ def _broken(metadata: Any, limits: TopicLimits) -> Iterator[tuple[Callable[[dict
         yield (
             lambda row: row["partition"] is not None and not 0 <= row["partition"] < partitions,
             f"for a partition that is not one of the topic's {partitions}",
+        )
+    if numbers is not None and limits.by_key:
+        yield (
+            lambda row: row["partition"] is not None,
+            "for a partition of its own, and compensate=True needs all records of a key in one partition",
         )
     if ahead is not None and times is not None and times[1] > ahead:
         yield (

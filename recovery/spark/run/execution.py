@@ -73,6 +73,7 @@ class FlowRun:
         self._steps = step_plan(store, prepared.plan, bound, prepared.config)
         self._taken_back: list[str] = []
         self.delivery = self._begin_delivery(sink)
+        self.reports.measures.sink_work = lambda: self.delivery.work
         self.parts.add_end("sink", self.delivery.release)
         documents = None if prepared.temporary else documents_of(prepared.places, clock, RetryPolicy())
         self.loads = FlowLoads(documents, clock)

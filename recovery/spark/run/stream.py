@@ -159,7 +159,9 @@ class Stream(Part):
         query = None if self._status.query is None else self._running()
         run.bound.tuning.learn(Outcome(counts.rows, counts.keys, counts.row_bytes, seconds, query))
         measure = BatchMeasure(counts.rows, counts.keys, counts.looked_up, counts.seam_s, seconds)
-        reports.batch_processed(BatchDone(batch_id, closer.epoch, counts.rows, counts.keys, seconds), measure)
+        reports.batch_processed(
+            BatchDone(batch_id, closer.epoch, counts.rows, counts.keys, seconds, run.delivery.work), measure
+        )
         if self._is_at_last():
             self._status.parked.set()
             if self._has_started:

@@ -14,6 +14,7 @@ from recovery.planning.lag import InputLag
 from recovery.planning.replacement import Replacement
 from recovery.planning.replica import ReplicaState
 from recovery.planning.resume import ResumePlan
+from recovery.planning.sink_work import SinkWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +31,15 @@ class Resumed:
 @dataclass(frozen=True, slots=True)
 class BatchDone:
     """A micro-batch was processed. rows: those that reached a step; of several steps, the one that saw most.
-    keys: states written. duration_s: seconds it took. `InputCounted` reports how many rows the sources read."""
+    keys: states written. duration_s: seconds it took. sink: the work of the sink since the run began; None: the sink
+    does not count it. `InputCounted` reports how many rows the sources read."""
 
     batch: BatchId
     epoch: Epoch
     rows: int
     keys: int
     duration_s: float
+    sink: SinkWork | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from recovery.planning.health import Finding, parse_targets, unsaved_s
 from recovery.planning.lag import InputLag, PartLag
 from recovery.planning.measures import Measure
 from recovery.planning.replica import ReplicaState
+from recovery.planning.sink_work import SinkWork
 from recovery.planning.values import Execution
 from recovery.spark.clusters import is_cluster
 from recovery.spark.jvm.executors import executors_bytes
@@ -148,6 +149,8 @@ class RunMeasures:
         self.lag: Callable[[], InputLag | None] = lambda: None
         """What the newest look at the sources has found."""
         self.lag_parts: Callable[[], Sequence[PartLag]] = tuple
+        self.sink_work: Callable[[], SinkWork | None] = lambda: None
+        """The work of the sink since the run began; None: the sink does not count it."""
         self.meter = Meter(
             execution.number, self._clock, self._targets, _memory(bound.frame.sparkSession.sparkContext),
             closes=self._kept, native=bound.keeps_native_state,
@@ -177,7 +180,7 @@ class RunMeasures:
         measure, missed = self.meter.closed(
             closed.epoch, closed.batch, closed.duration_s, closed.partitions, lag_s,
             None if replica is None else replica.lag.seconds, None if lag is None else lag.seconds,
-            self._prepared.places.seen, self._certificate_end_s(),
+            self._prepared.places.seen, self._certificate_end_s(), self.sink_work(),
         )  # fmt: skip
         self._keep(measure)
         return missed
@@ -208,6 +211,7 @@ class RunMeasures:
             owners=self._prepared.places.seen,
             certificate_end_s=self._certificate_end_s(),
             replaced=self._replaced(),
+            sink=self.sink_work(),
         )
 
     def _replaced(self) -> int | None:

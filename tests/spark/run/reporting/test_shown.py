@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from recovery.epochs.closer import EpochClosed
 from recovery.errors import SinkFailedError
+from recovery.planning.sink_work import SinkWork
 from recovery.spark.run.reporting.events import BatchDone, InputCounted, RunSummary, WaitingForSpark
 from recovery.spark.run.reporting.shown import NotebookLine, end_line, status_line
 
@@ -15,6 +18,8 @@ def test_the_line():
     assert status_line(batch, 1200, 20.4, None, None) == line
     assert status_line(batch, 1200, 20.4, closed, None) == f"{line} · snapshot 2 took 0.25 s"
     assert status_line(batch, 1200, 20.4, closed, 5.2) == f"{line} · snapshot 2 5 s old, took 0.25 s"
+    counting = replace(batch, sink=SinkWork(produced=900, waiting=300))
+    assert status_line(counting, 1200, 20.4, None, None) == f"{line} · 900 records produced, 300 records wait"
 
 
 class Display:
