@@ -29,6 +29,7 @@ from recovery.owner.holding import Holding, why_not_held
 from recovery.owner.shipping import Shipping
 from recovery.owner.spool import SpoolMemory
 from recovery.owner.tasks import TaskService
+from recovery.owner.watch.disk import FreeDisk
 from recovery.planning.measures import ClosedPartition
 from recovery.planning.owner_restore import LeftRestore
 from recovery.planning.values import Execution
@@ -75,6 +76,7 @@ class OwnedRuns:
         self.scratch = scratch
         self.shipping = Shipping(directory, scratch)
         self.documents = OwnedDocuments(directory)
+        self.disk_free = FreeDisk(directory)
         self.stops = False
         """Whether no further run may hold the directory."""
         self.epoch: Epoch | None = None
