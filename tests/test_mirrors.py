@@ -100,6 +100,8 @@ COVERED_BY = {
     "owner/test_service.py": """base.credentials.token cli.owners cli.serve owner.holding
         owner.runs wire.calls
         wire.run_calls wire.run_client""",
+    "owner/test_directories.py": "owner.watch.disk",
+    "owner/test_directories.py": "owner.watch.disk",
     "owner/test_copying.py": "storage.copied",
     "owner/test_operating.py": """metrics.owners owner.watch.credentials owner.watch.facts report.owners
         wire.looking""",

@@ -49,8 +49,8 @@ class NamedDirectoryType(ParsedType[str]):
              "probes, over HTTP; without a host, at the loopback interface.")  # fmt: skip
 @option("--check", metavar="HOST:PORT[/NAME]",
         help="Serve nothing: ask whether the owner there is ready, and whether a run has it. A probe for init systems "
-             "and Kubernetes, which ends with 0, 47 (not reached, or being stopped) or 48 (another token, certificate "
-             "or version).")  # fmt: skip
+             "and Kubernetes, which ends with 0, 47 (not reached, or being stopped) or 48 (another token, certificate, "
+             "version or directory).")  # fmt: skip
 @option("--tls-ca", type=FILE, without="no TLS",
         help="With --check: a PEM file of certificates that verify the owner.")  # fmt: skip
 def serve(

@@ -32,6 +32,7 @@ from recovery.owner.moving import Moving, Requests
 from recovery.owner.shipping import Shipping
 from recovery.owner.spool import SpoolMemory
 from recovery.owner.tasks import TaskService
+from recovery.owner.watch.disk import FreeDisk
 from recovery.planning.measures import ClosedPartition
 from recovery.planning.owner_restore import LeftRestore
 from recovery.planning.values import Execution
@@ -80,6 +81,7 @@ class OwnedRuns:
         self.shipping = Shipping(directory, scratch)
         self.documents = OwnedDocuments(directory)
         self.requests = Requests()
+        self.disk_free = FreeDisk(directory)
         self.stops = False
         """Whether no further run may hold the directory."""
         self.epoch: Epoch | None = None

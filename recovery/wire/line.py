@@ -111,7 +111,7 @@ class Line:
 
     @property
     def incarnation(self) -> str:
-        """The text that names the owner's process; empty before the connection."""
+        """The text that names the owner's process and directory; empty before the connection."""
         return self.facts[2] if self.facts else ""
 
     def call(self, work: Callable[[Channel], T]) -> T:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +26,7 @@ from recovery.errors import (
 )
 from recovery.owner.service import OwnerService, named_directories
 from recovery.owner.spool import ALL_BYTES
+from recovery.owner.watch import disk
 from recovery.storage.reach import reach
 from recovery.storage.store import Store
 from recovery.wire import server
@@ -304,6 +308,37 @@ class TestAFlowThatFloods:
 
 class TestDamage:
     """Of one directory."""
+
+    def test_a_disk_that_hangs(self, make_store, tmp_path, monkeypatch):
+        """Its free space is not known; probes, and the metrics of the other directory, are answered."""
+        end, whole = threading.Event(), shutil.disk_usage
+        there, other = make_store(2), make_store(2)
+
+        def usage(path: Path) -> Any:
+            return end.wait(60) if path == there else whole(path)
+
+        monkeypatch.setattr(disk, "DISK_S", 0.1)
+        monkeypatch.setattr(disk.shutil, "disk_usage", usage)
+        service = OwnerService(
+            [there, other], "127.0.0.1:0", token_file(tmp_path), metrics_at="127.0.0.1:0", log=lambda _: None
+        )
+        try:
+            before = threading.active_count()
+            for _ in range(5):
+                for page in ("/metrics", "/health", "/ready"):
+                    url = service._endpoint.url.replace("/metrics", page)
+                    with urllib.request.urlopen(url, timeout=30) as answer:
+                        text = answer.read().decode()
+                    if page == "/metrics":
+                        names = re.findall(r'^recovery_owner_disk_free_bytes\{directory="(.*)"\} ', text, re.MULTILINE)
+                        assert names == [other.name]
+            assert threading.active_count() <= before + 2
+            look = ServedPlace(service, 0, there.name).client()
+            assert look.ask(OwnerCalls.serving).facts.disk_free_bytes is None
+            look.release()
+        finally:
+            end.set()
+            service.stop(0.1)
 
     def test_a_damaged_partition(self, flows):
         path = flows.directories["words"] / "part-0.sqlite3"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 from collections.abc import Mapping
 
 from recovery.base.clock import Clock
@@ -30,9 +28,6 @@ def facts_of(
     store = None if holding is None else holding.store
     p50_s, p99_s = turns.times.percentiles(0.5, 0.99)
     received_bytes, sent_bytes = server.traffic(served)
-    disk_free_bytes = None
-    with contextlib.suppress(OSError):
-        disk_free_bytes = shutil.disk_usage(runs.directory).free
     return OwnerFacts(
         clock_ms=clock.wall_ms(),
         held=holding is not None,
@@ -53,7 +48,7 @@ def facts_of(
         received_bytes=received_bytes,
         sent_bytes=sent_bytes,
         file_errors=counts.file_errors,
-        disk_free_bytes=disk_free_bytes,
+        disk_free_bytes=runs.disk_free(),
         memory_bytes=resident_bytes(os.getpid()),
         certificate_end_s=credentials.certificate_left_s(clock),
     )
