@@ -78,14 +78,7 @@ def families(
     yield from _newest(totals.last_epoch, epoch_age_s)
     yield from _states(totals.last_epoch)
     yield from _operators(totals.operators, totals.native)
-    memory = {name.removesuffix("_bytes"): size for name, size in asdict(totals.memory).items()}
-    resident = [({"process": name}, float(size)) for name, size in memory.items() if size is not None]
-    yield Family(
-        "recovery_memory_bytes",
-        "gauge",
-        "Resident memory of the run's processes: driver, workers, jvm, and on a cluster owner and executors.",
-        resident,
-    )
+    yield _memory(totals)
     yield _gauge(
         "backup_age_seconds",
         "Time since `recovery backup` finished; other copies do not count. No value without a backup.",
@@ -116,6 +109,17 @@ def families(
     lags = [] if lag is None or lag.seconds is None else [finding_now(about.targets, "source-lag", lag.seconds)]
     now = (finding_now(about.targets, "wait", wait_s), *lags, *owner_findings(owners, about.targets, certificate_end_s))
     yield from _targets(about.targets, (*epochs, *now))
+
+
+def _memory(totals: RunTotals) -> Family:
+    memory = {name.removesuffix("_bytes"): size for name, size in asdict(totals.memory).items()}
+    resident = [({"process": name}, float(size)) for name, size in memory.items() if size is not None]
+    return Family(
+        "recovery_memory_bytes",
+        "gauge",
+        "Resident memory of the run's processes: driver, workers, jvm, and on a cluster owner and executors.",
+        resident,
+    )
 
 
 def _gauge(name: str, help_text: str, value: float | None) -> Family:

@@ -197,16 +197,6 @@ class Meter:
         certificate_end_s: see `owner_findings`. sink: the work of the sink since the run began."""
         memory = self._memory()
         with self._lock:
-            ended = {each: self._batches.pop(each) for each in sorted(self._batches) if each <= batch}
-            # Spark reports what it read after the micro-batch, which may be too late for the last one of an epoch.
-            read = sum(self._input.get(each, measured.rows) for each, measured in ended.items())
-            self._input = {each: rows for each, rows in self._input.items() if each > batch}
-            operators = self._operators.get(batch, {})
-            self._operators = {each: found for each, found in self._operators.items() if each > batch}
-            work = [self._work[each] for each in sorted(self._work) if each <= batch]
-            self._work = {each: found for each, found in self._work.items() if each > batch}
-            self._closed_batch = batch
-            pause_s = sum(self._pauses.pop(each) for each in sorted(self._pauses) if each <= batch)
             closing = _of_closing(duration_s, partitions)
             measure = Measure(
                 execution=self._execution,
@@ -214,13 +204,9 @@ class Meter:
                 measured_ms=self._clock.wall_ms(),
                 resume_s=self.resume_s,
                 batch=batch,
-                input_rows=read,
-                pause_s=pause_s,
                 steps=summed(each.sizes for each in partitions),
-                operators=dict(operators),
-                native=work_together(work) if work or not self._native else None,
                 sink=None if sink is None else sink.since(self._sink),
-                **_of_batches(list(ended.values())),
+                **self._of_epoch(batch),
                 **closing,
                 **memory,
             )
@@ -238,6 +224,25 @@ class Meter:
                 findings=found,
             )
         return measure, missed
+
+    def _of_epoch(self, batch: BatchId) -> dict[str, Any]:
+        """Return what was measured since the epoch before up to this micro-batch, its last one, and forget that."""
+        ended = {each: self._batches.pop(each) for each in sorted(self._batches) if each <= batch}
+        # Spark reports what it read after the micro-batch, which may be too late for the last one of an epoch.
+        read = sum(self._input.get(each, measured.rows) for each, measured in ended.items())
+        self._input = {each: rows for each, rows in self._input.items() if each > batch}
+        operators = self._operators.get(batch, {})
+        self._operators = {each: found for each, found in self._operators.items() if each > batch}
+        work = [self._work[each] for each in sorted(self._work) if each <= batch]
+        self._work = {each: found for each, found in self._work.items() if each > batch}
+        self._closed_batch = batch
+        return {
+            "input_rows": read,
+            "pause_s": sum(self._pauses.pop(each) for each in sorted(self._pauses) if each <= batch),
+            "operators": dict(operators),
+            "native": work_together(work) if work or not self._native else None,
+            **_of_batches(list(ended.values())),
+        }
 
     def as_json(self, batch: int) -> dict[str, Any]:
         """Return what a listener gets with the progress of a micro-batch."""

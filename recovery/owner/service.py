@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -85,23 +85,8 @@ class OwnerService:
         self._log, self._clock = log, clock or SystemClock()
         self._listener = _listening(host, port)
         self.port = port_of(self._listener.fileno())
-        pool, share_bytes = TurnPool(), ALL_BYTES // len(named)
-        self.served: list[tuple[OwnedRuns, ServedDirectory]] = []
+        self.served = self._directories(named, scratch)
         """The runs of each directory, and what the server has of it."""
-        for name, directory in named.items():
-            room = directory / SCRATCH_NAME
-            if directory.is_dir():
-                clear_arrivals(directory)
-            if scratch is not None:
-                # Where a store has its scratch files for itself, it removes those of others.
-                room = scratch if len(named) == 1 else scratch / name
-            line = log if len(named) == 1 else partial(_say_of, name, log)
-            served = ServedDirectory(name, pool=pool, explain=partial(damage_behind, within=directory), log=line)
-            served.runs = runs = OwnedRuns(
-                directory, room, self._clock, served.serve_tasks, line, SpoolMemory(share_bytes)
-            )
-            runs.serving = partial(self._status, runs, served)
-            self.served.append((runs, served))
         self._server = OwnerServer(
             self._listener,
             [served for _, served in self.served],
@@ -115,6 +100,25 @@ class OwnerService:
             self._endpoint.serve(lambda: text(self.facts()), self._not_ready)
             log(f"metrics at {self._endpoint.url}, probes at {HEALTH} and {READY}")
         self._say_where(host)
+
+    def _directories(self, named: Mapping[str, Path], scratch: Path | None) -> list[tuple[OwnedRuns, ServedDirectory]]:
+        pool, share_bytes = TurnPool(), ALL_BYTES // len(named)
+        found = []
+        for name, directory in named.items():
+            if directory.is_dir():
+                clear_arrivals(directory)
+            room = directory / SCRATCH_NAME
+            if scratch is not None:
+                # Where a store has its scratch files for itself, it removes those of others.
+                room = scratch if len(named) == 1 else scratch / name
+            line = self._log if len(named) == 1 else partial(_say_of, name, self._log)
+            served = ServedDirectory(name, pool=pool, explain=partial(damage_behind, within=directory), log=line)
+            served.runs = runs = OwnedRuns(
+                directory, room, self._clock, served.serve_tasks, line, SpoolMemory(share_bytes)
+            )
+            runs.serving = partial(self._status, runs, served)
+            found.append((runs, served))
+        return found
 
     def _say_where(self, host: str) -> None:
         """Log where the service listens, and a warning if no other host reaches it there by its name."""
