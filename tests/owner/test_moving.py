@@ -411,6 +411,7 @@ def test_a_request_needs_a_run_and_there_is_one_at_a_time(places):
         try:
             time.sleep(2.5)
             assert all(each.request is None for each in execution.prepared.places.owners)
+            assert owner.ask(MoveCalls.move_request, request.move_id) is None
             owner.ask(MoveCalls.request_move, request)
         finally:
             execution.release()
