@@ -36,7 +36,7 @@ from recovery.wire.move_calls import MoveCalls, MoveRequest
 from recovery.wire.run_client import Owner
 from tests.faults.minirun import MiniRun, child, die_at, run, states, totals, wait
 from tests.owner.histories import UNHURRIED, ForkedOwner, History, play
-from tests.owner.served import spread, token_file
+from tests.owner.served import recovery, spread, token_file
 from tests.shares import seeds, some
 from tests.stores import problems
 
@@ -380,6 +380,52 @@ def test_a_file_that_is_put_back_makes_a_note_void(places):
             store.found()
     finally:
         store.release()
+
+
+# ---- the commands
+
+
+def named(places: Places) -> list[object]:
+    """Options that name the first two owners."""
+    return ["--owner", places.ats[0], "--owner", places.ats[1], "--token-file", places.token]
+
+
+def test_the_commands_as_users_give_them(places):
+    """Without a run: a plan that changes nothing, a move, a balance, a drain, refusals; and facts for programs."""
+    places.run(3)
+    before = places.content()
+    shown = recovery("owners", "move", "part-3", "1", "--to", places.ats[2], *named(places), "--dry-run")
+    assert (shown.returncode, places.content()) == (0, before), shown.stderr
+    assert [line.split(",")[0] for line in shown.stdout.splitlines()] == [
+        f"part-1 from {places.ats[1]} to {places.ats[2]}", f"part-3 from {places.ats[0]} to {places.ats[2]}",
+    ]  # fmt: skip
+    done = recovery("owners", "move", "part-3.sqlite3", "--to", places.ats[2], *named(places), "--json")
+    facts = json.loads(done.stdout)
+    assert facts["moved"] == facts["moves"]
+    assert [facts["moved"][0][name] for name in ("partition", "from", "to")] == [
+        "part-3.sqlite3", places.ats[0], places.ats[2],
+    ]  # fmt: skip
+    again = recovery("owners", "move", "3", "--to", places.ats[2], *named(places))
+    assert (again.returncode, again.stdout) == (0, "nothing to move\n")
+    weights = f"{places.ats[0]}=1,{places.ats[1]}=0,{places.ats[2]}=1"
+    assert recovery("owners", "balance", "--weights", weights, *named(places)).returncode == 0
+    assert [len(names) for names in places.files()] == [2, 0, 2]
+    drained = recovery("owners", "drain", places.ats[2], *named(places))
+    assert drained.returncode == 0, drained.stderr
+    assert drained.stdout.splitlines()[-1].startswith("moved 2 partitions in ")
+    assert places.files()[2] == []
+    for words, code, text in (
+        (["move", "9", "--to", places.ats[2], *named(places)], 21, "has part-9.sqlite3"),
+        (["move", "x", "--to", places.ats[2], *named(places)], 2, "'x' is no partition"),
+        (["move", "1", "--to", places.ats[2]], 2, "name the owners that have the partitions"),
+        (["balance", "--weights", "h1", *named(places)], 2, "'h1' is no weight"),
+        (["move", "1", "--to", "127.0.0.1:1", *named(places)], 47, "127.0.0.1:1 was not reached"),
+    ):
+        refusal = recovery("owners", *words)
+        assert refusal.returncode == code, refusal.stderr
+        assert text in refusal.stderr
+    places.run(5)
+    assert states(places.together()) == totals(INPUT, 5)
 
 
 # ---- requests to a run
