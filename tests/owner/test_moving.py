@@ -248,8 +248,13 @@ def test_an_owner_that_has_the_note_refuses_documents(places):
     store = Store(places.places[0], places.access().connect(5.0))
     try:
         assert store.home_owner().location == places.owners[2].at
-        with pytest.raises(MissingPartitionsError, match="moving to another owner"):
+        with pytest.raises(MissingPartitionsError, match=r"is moving to 127.0.0.1:\d+, or has moved"):
             store.owners[0].ask(DocumentCalls.forget_documents, ["global/a"], 100)
+        places.move({1: 2})
+        places.move({0: 0})
+        places.move({0: 2})
+        with pytest.raises(MissingPartitionsError, match=r"has moved"):
+            store.owners[0].ask(DocumentCalls.documents, ["global/a"])
     finally:
         store.release()
 
