@@ -121,8 +121,8 @@ class Moving:
     def staged_digests(self, move_id: str, name: str) -> Iterator[list[bytes]]:
         yield from arriving.staged_digests(self._directory, move_id, name)
 
-    def check_arrival(self, move_id: str, name: str, size_bytes: int, root: str) -> None:
-        arriving.check(self._directory, move_id, name, size_bytes, root)
+    def check_arrival(self, move_id: str, name: str, size_bytes: int, digests: dict[int, bytes]) -> None:
+        arriving.check(self._directory, move_id, name, size_bytes, digests)
 
     def end_arrival(self, move_id: str) -> None:
         arriving.end(self._directory, move_id)
