@@ -209,7 +209,7 @@ def test_an_owner_is_killed(places, point, order):
 
 def test_nothing_is_written_between_the_last_copy_and_the_end(places):
     """A document of operational state that is written to the source after its blocks were compared is refused, or waits
-    and fails: nobody is told that it was kept and then loses it."""
+    and fails: no document is acknowledged and then lost."""
     places.run(2)
     source = places.places[1]
     owner = places.access().connect(5.0)[0]
@@ -437,7 +437,7 @@ def test_the_commands_as_users_give_them(places):
 
 
 def test_a_request_needs_a_run_and_there_is_one_at_a_time(places):
-    """Otherwise the command that asks is told, and tries again or moves the partitions itself."""
+    """Otherwise the request is refused, and the command that asks tries again or moves the partitions itself."""
     owner = places.access().connect(5.0)[0]
     request = MoveRequest("0" * 16, {3: places.owners[2].at})
     try:
