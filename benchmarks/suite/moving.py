@@ -198,7 +198,7 @@ def _wrong(directory: Path, third: Path, ends: list[tuple[float, int]], rows: in
     for path in directory.glob("part-*.sqlite3"):
         connection = apsw.Connection(str(path))
         for (value,) in connection.execute("SELECT ser_change FROM snaps WHERE step_id = 'totals'"):
-            seen += sum(map(int, json.loads(value)))
+            seen += sum(map(int, json.loads(value).values()))
         connection.close()
     wanted = rows * (max(batch for _, batch in ends) + 1)
     return "" if seen == wanted else f"{seen} rows were counted instead of {wanted}"

@@ -206,7 +206,7 @@ def _asked(owner: Owner, request: MoveRequest, limit_s: float, shown: _Shown) ->
         if found is None:
             raise OwnerUnreachableError(
                 f"the owner at {owner.location} does not know of the move any more",
-                cause="It was started again, or another command came after this one.",
+                cause="The owner or the run was started again, or another command came after this one.",
                 remedy="Run the same command again: what has moved stays, and the rest is moved.",
             )
         if not found.is_open:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from msgspec.structs import astuple
 
-from recovery.base.ids import PartitionIndex
-from recovery.errors import MissingPartitionsError
+from recovery.errors import MissingPartitionsError, RecoveryError
+from recovery.planning.copies import Departed
 from recovery.storage.documents import (
     BusyPartition,
     StoredState,
@@ -22,7 +22,7 @@ from recovery.storage.documents import (
     read_states,
     still_locked,
 )
-from recovery.storage.moving.departed import note_path
+from recovery.storage.moving.departed import read_notes
 from recovery.wire.calls import Changed, StateDocument
 
 
@@ -38,11 +38,11 @@ class OwnedDocuments:
 
     def documents(self, ids: list[str]) -> list[StateDocument]:
         """See `DocumentCalls.documents`."""
-        return [_stored(each) for each in read_states(home(self._directory), ids).values()]
+        return [_stored(each) for each in read_states(_home(self._directory), ids).values()]
 
     def documents_of(self, prefix: str) -> list[StateDocument]:
         """See `DocumentCalls.documents_of`."""
-        return [_stored(each) for each in read_prefix(home(self._directory), prefix)]
+        return [_stored(each) for each in read_prefix(_home(self._directory), prefix)]
 
     def change_documents(self, changes: list[Changed], now_ms: int, busy_ms: int) -> list[StateDocument] | None:
         """See `DocumentCalls.change_documents`."""
@@ -73,19 +73,38 @@ class OwnedDocuments:
 
 @contextmanager
 def _bounded(directory: Path, busy_ms: int) -> Iterator[Path]:
-    """Yield the partition with the documents. Raises MissingPartitionsError while the partition moves to
-    another owner, StateLockedError if it stays locked for longer than `busy_ms`."""
-    path = home(directory)
-    if note_path(directory, PartitionIndex(0)).exists():
-        raise MissingPartitionsError(
-            f"{path.name}, which holds the operational state, is moving to another owner, or has moved",
-            path=directory,
-            remedy="Run the same command again, with the other owner named as well.",
-        )
+    """Yield the partition with the documents, to change them. Raises MissingPartitionsError while the partition moves
+    to another owner, StateLockedError if it stays locked for longer than `busy_ms`."""
+    path = _home(directory)
+    for note in _notes(directory):
+        raise _moved(directory, note)
     try:
         yield path
     except BusyPartition as error:
         raise still_locked(path, busy_ms / 1000) from error
+
+
+def _home(directory: Path) -> Path:
+    """Return the partition with the documents. Raises what `home` raises; the error says where the partition went."""
+    try:
+        return home(directory)
+    except RecoveryError:
+        for note in _notes(directory):
+            raise _moved(directory, note) from None
+        raise
+
+
+def _notes(directory: Path) -> list[Departed]:
+    return [note for note in read_notes(directory) if note.index == 0]
+
+
+def _moved(directory: Path, note: Departed) -> MissingPartitionsError:
+    return MissingPartitionsError(
+        f"part-0.sqlite3, which holds the operational state, is moving to {note.to}, or has moved",
+        path=directory,
+        cause="`recovery owners` moved the partition.",
+        remedy=f"Run the same command again, or start the same program again; name that owner: --owner {note.to}",
+    )
 
 
 def _stored(state: StoredState) -> StateDocument:

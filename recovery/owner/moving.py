@@ -44,11 +44,15 @@ class Requests:
                 )
             self._newest, self._run = request, holding
 
-    def get(self, move_id: str) -> MoveRequest | None:
-        """Return a request; None if another one came after it."""
+    def get(self, move_id: str, holder: Holding | None) -> MoveRequest | None:
+        """Return a request; None if another one came after it, or if another run than the one that was asked holds the
+        owner. holder: whoever holds it now."""
         with self._lock:
-            found = self._newest
-        return found if found is not None and found.move_id == move_id else None
+            found, run = self._newest, self._run
+        if found is None or found.move_id != move_id:
+            return None
+        # Between two executions of a run that moves partitions, the owner is held by others.
+        return None if found.state == "asked" and holder not in (None, run) else found
 
     def report(self, request: MoveRequest) -> None:
         """Replace a request by what the run says of it."""
@@ -95,7 +99,7 @@ class Moving:
         self._log(f"the run was asked to move {parts}")
 
     def move_request(self, move_id: str) -> MoveRequest | None:
-        return self._requests.get(move_id)
+        return self._requests.get(move_id, self._holder)
 
     def report_move(self, request: MoveRequest) -> None:
         self._requests.report(request)
@@ -117,8 +121,8 @@ class Moving:
     def staged_digests(self, move_id: str, name: str) -> Iterator[list[bytes]]:
         yield from arriving.staged_digests(self._directory, move_id, name)
 
-    def check_arrival(self, move_id: str, name: str, size_bytes: int, root: str) -> None:
-        arriving.check(self._directory, move_id, name, size_bytes, root)
+    def check_arrival(self, move_id: str, name: str, size_bytes: int, digests: dict[int, bytes]) -> None:
+        arriving.check(self._directory, move_id, name, size_bytes, digests)
 
     def end_arrival(self, move_id: str) -> None:
         arriving.end(self._directory, move_id)

@@ -74,8 +74,8 @@ class MoveCalls(Protocol):
         """Return the digests of the blocks of a staged file."""
         ...
 
-    def check_arrival(self, move_id: str, name: str, size_bytes: int, root: str) -> None:
-        """Compare a staged file with what left."""
+    def check_arrival(self, move_id: str, name: str, size_bytes: int, digests: dict[int, bytes]) -> None:
+        """Compare blocks of a staged file with what left: those that were sent since all others were compared."""
         ...
 
     def end_arrival(self, move_id: str) -> None:

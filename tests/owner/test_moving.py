@@ -36,7 +36,7 @@ from recovery.wire.move_calls import MoveCalls, MoveRequest
 from recovery.wire.run_client import Owner
 from tests.faults.minirun import MiniRun, child, die_at, run, states, totals, wait
 from tests.owner.histories import UNHURRIED, ForkedOwner, History, play
-from tests.owner.served import spread, token_file
+from tests.owner.served import recovery, spread, token_file
 from tests.shares import seeds, some
 from tests.stores import problems
 
@@ -209,7 +209,7 @@ def test_an_owner_is_killed(places, point, order):
 
 def test_nothing_is_written_between_the_last_copy_and_the_end(places):
     """A document of operational state that is written to the source after its blocks were compared is refused, or waits
-    and fails: nobody is told that it was kept and then loses it."""
+    and fails: no document is acknowledged and then lost."""
     places.run(2)
     source = places.places[1]
     owner = places.access().connect(5.0)[0]
@@ -248,8 +248,13 @@ def test_an_owner_that_has_the_note_refuses_documents(places):
     store = Store(places.places[0], places.access().connect(5.0))
     try:
         assert store.home_owner().location == places.owners[2].at
-        with pytest.raises(MissingPartitionsError, match="moving to another owner"):
+        with pytest.raises(MissingPartitionsError, match=r"is moving to 127.0.0.1:\d+, or has moved"):
             store.owners[0].ask(DocumentCalls.forget_documents, ["global/a"], 100)
+        places.move({1: 2})
+        places.move({0: 0})
+        places.move({0: 2})
+        with pytest.raises(MissingPartitionsError, match=r"has moved"):
+            store.owners[0].ask(DocumentCalls.documents, ["global/a"])
     finally:
         store.release()
 
@@ -382,11 +387,57 @@ def test_a_file_that_is_put_back_makes_a_note_void(places):
         store.release()
 
 
+# ---- the commands
+
+
+def named(places: Places) -> list[object]:
+    """Options that name the first two owners."""
+    return ["--owner", places.ats[0], "--owner", places.ats[1], "--token-file", places.token]
+
+
+def test_the_commands_as_users_give_them(places):
+    """Without a run: a plan that changes nothing, a move, a balance, a drain, refusals; and facts for programs."""
+    places.run(3)
+    before = places.content()
+    shown = recovery("owners", "move", "part-3", "1", "--to", places.ats[2], *named(places), "--dry-run")
+    assert (shown.returncode, places.content()) == (0, before), shown.stderr
+    assert [line.split(",")[0] for line in shown.stdout.splitlines()] == [
+        f"part-1 from {places.ats[1]} to {places.ats[2]}", f"part-3 from {places.ats[0]} to {places.ats[2]}",
+    ]  # fmt: skip
+    done = recovery("owners", "move", "part-3.sqlite3", "--to", places.ats[2], *named(places), "--json")
+    facts = json.loads(done.stdout)
+    assert facts["moved"] == facts["moves"]
+    assert [facts["moved"][0][name] for name in ("partition", "from", "to")] == [
+        "part-3.sqlite3", places.ats[0], places.ats[2],
+    ]  # fmt: skip
+    again = recovery("owners", "move", "3", "--to", places.ats[2], *named(places))
+    assert (again.returncode, again.stdout) == (0, "nothing to move\n")
+    weights = f"{places.ats[0]}=1,{places.ats[1]}=0,{places.ats[2]}=1"
+    assert recovery("owners", "balance", "--weights", weights, *named(places)).returncode == 0
+    assert [len(names) for names in places.files()] == [2, 0, 2]
+    drained = recovery("owners", "drain", places.ats[2], *named(places))
+    assert drained.returncode == 0, drained.stderr
+    assert drained.stdout.splitlines()[-1].startswith("moved 2 partitions in ")
+    assert places.files()[2] == []
+    for words, code, text in (
+        (["move", "9", "--to", places.ats[2], *named(places)], 21, "has part-9.sqlite3"),
+        (["move", "x", "--to", places.ats[2], *named(places)], 2, "'x' is no partition"),
+        (["move", "1", "--to", places.ats[2]], 2, "name the owners that have the partitions"),
+        (["balance", "--weights", "h1", *named(places)], 2, "'h1' is no weight"),
+        (["move", "1", "--to", "127.0.0.1:1", *named(places)], 47, "127.0.0.1:1 was not reached"),
+    ):
+        refusal = recovery("owners", *words)
+        assert refusal.returncode == code, refusal.stderr
+        assert text in refusal.stderr
+    places.run(5)
+    assert states(places.together()) == totals(INPUT, 5)
+
+
 # ---- requests to a run
 
 
 def test_a_request_needs_a_run_and_there_is_one_at_a_time(places):
-    """Otherwise the command that asks is told, and tries again or moves the partitions itself."""
+    """Otherwise the request is refused, and the command that asks tries again or moves the partitions itself."""
     owner = places.access().connect(5.0)[0]
     request = MoveRequest("0" * 16, {3: places.owners[2].at})
     try:
@@ -411,6 +462,7 @@ def test_a_request_needs_a_run_and_there_is_one_at_a_time(places):
         try:
             time.sleep(2.5)
             assert all(each.request is None for each in execution.prepared.places.owners)
+            assert owner.ask(MoveCalls.move_request, request.move_id) is None
             owner.ask(MoveCalls.request_move, request)
         finally:
             execution.release()

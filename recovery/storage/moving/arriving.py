@@ -19,7 +19,7 @@ from recovery.errors import NoPartitionsError, StorageError
 from recovery.host.durable import PRIVATE, create, modes_beside, sync
 from recovery.planning.health import format_bytes
 from recovery.planning.moves import check_arrival
-from recovery.storage.moving.blocks import BLOCK_BYTES, digests, plain, root_of
+from recovery.storage.moving.blocks import BLOCK_BYTES, blocks, digest_of, digests, plain
 from recovery.storage.moving.departed import remove_note
 from recovery.storage.scan import scan
 from recovery.storage.sqlite.describe import describe
@@ -73,14 +73,17 @@ def staged_digests(directory: Path, move_id: str, name: str) -> Iterator[list[by
         yield from digests(read, size_bytes)
 
 
-def check(directory: Path, move_id: str, name: str, size_bytes: int, root: str) -> None:
-    """Give a staged file its size, sync it, and compare it with what left. root: see `root_of`. Raises StorageError."""
+def check(directory: Path, move_id: str, name: str, size_bytes: int, expected: Mapping[int, bytes]) -> None:
+    """Give a staged file its size, sync it, and compare blocks with what left. expected: the digests of the blocks that
+    came since all others were compared, by number. Raises StorageError."""
     path = _staged(directory, move_id, name)
     with translated(path):
         os.truncate(path, size_bytes)
         sync(path)
         sync(path.parent)
-    if root_of(staged_digests(directory, move_id, name)) != root:
+    with plain(path) as (read, _):
+        came = {number: digest_of(data) for some in blocks(read, sorted(expected)) for number, data in some}
+    if came != expected:
         raise StorageError(
             "it is not what was sent",
             path=directory / name,

@@ -61,12 +61,17 @@ def digests(read: Reader, size_bytes: int) -> Iterator[list[bytes]]:
     for offset in range(0, size_bytes, BLOCK_BYTES * AT_ONCE):
         data = memoryview(read(BLOCK_BYTES * AT_ONCE, offset))
         for begin in range(0, len(data), BLOCK_BYTES):
-            found.append(hashlib.blake2b(data[begin : begin + BLOCK_BYTES], digest_size=DIGEST_BYTES).digest())
+            found.append(digest_of(data[begin : begin + BLOCK_BYTES]))
         if len(found) >= DIGESTS_AT_ONCE:
             yield found
             found = []
     if found:
         yield found
+
+
+def digest_of(block: bytes | memoryview) -> bytes:
+    """Return the digest of a block."""
+    return hashlib.blake2b(block, digest_size=DIGEST_BYTES).digest()
 
 
 def blocks(read: Reader, numbers: Iterable[int]) -> Iterator[list[tuple[int, bytes]]]:
@@ -84,12 +89,3 @@ def blocks(read: Reader, numbers: Iterable[int]) -> Iterator[list[tuple[int, byt
 def differing(theirs: Sequence[bytes], own: Sequence[bytes]) -> list[int]:
     """Return the numbers of the blocks that `theirs`, the digests of a copy, lacks or has otherwise."""
     return [number for number, digest in enumerate(own) if number >= len(theirs) or theirs[number] != digest]
-
-
-def root_of(found: Iterable[Sequence[bytes]]) -> str:
-    """Return one digest for those of all blocks, in hexadecimal."""
-    root = hashlib.sha256()
-    for some in found:
-        for each in some:
-            root.update(each)
-    return root.hexdigest()

@@ -2,8 +2,9 @@
 
 moves.1  Stage the partitions at their targets, block by block, also while a run writes to them. What is staged need not
          fit together.
-moves.2  Hold the sources and the targets, so that no run does. Let nobody write to a partition that leaves. Send the
-         blocks in which the staged file still differs; the target compares all blocks, and syncs the file.
+moves.2  Hold the sources and the targets, so that no run does. Let nobody write to a partition that leaves. Compare
+         all blocks, and send those in which the staged file still differs; the target compares these, and syncs the
+         file.
 moves.3  The source notes to whom the partition goes, and how new it is.
 moves.4  The target puts the file into place. From now on this copy counts: of two copies of one age, the one that is
          noted as leaving does not.
@@ -26,7 +27,7 @@ from recovery.base.ids import PartitionIndex
 from recovery.base.threads import each
 from recovery.errors import LeaseLostError, OwnerUnreachableError, RecoveryError
 from recovery.planning.moves import Move
-from recovery.storage.moving.blocks import BLOCK_BYTES, differing, root_of
+from recovery.storage.moving.blocks import BLOCK_BYTES, differing
 from recovery.wire.move_calls import MoveCalls
 from recovery.wire.run_client import Owner
 
@@ -126,8 +127,8 @@ class Mover:
         # moves.2
         size_bytes = source.ask(MoveCalls.begin_leaving, move.name)
         try:
-            digests = self._send(move, owners, threading.Event(), "finish")
-            target.ask(MoveCalls.check_arrival, self._move_id, move.name, size_bytes, root_of([digests]))
+            sent = self._send(move, owners, threading.Event(), "finish")
+            target.ask(MoveCalls.check_arrival, self._move_id, move.name, size_bytes, sent)
             reach("moves.2")
             # moves.3
             source.ask(MoveCalls.note_leaving, move.name, move.target)
@@ -155,9 +156,8 @@ class Mover:
         step: str,
         *,
         is_first: bool = False,
-    ) -> list[bytes]:
-        """Send the blocks in which the staged file differs; return the digests of all blocks at the source, none in the
-        first pass."""
+    ) -> dict[int, bytes]:
+        """Send the blocks in which the staged file differs; return their digests by number, none in the first pass."""
         source, target = owners[move.source], owners[move.target]
         if is_first:
             own: list[bytes] = []
@@ -170,7 +170,7 @@ class Mover:
             own, theirs = each(lambda stream: [d for some in stream() for d in some], streams, at_once=2, name="digest")
             numbers = differing(theirs, own)
         if not numbers:
-            return own
+            return {}
         with contextlib.closing(source.stream(MoveCalls.blocks, move.name, numbers)) as found:
             for some in found:
                 if stopping.is_set():
@@ -178,7 +178,7 @@ class Mover:
                 target.ask(MoveCalls.put_blocks, self._move_id, move.name, some)
                 self._sent[move.index] += sum(len(data) for _, data in some)
                 self._tell(move, step)
-        return own
+        return {number: own[number] for number in numbers if own}
 
     def _tell(self, move: Move, step: str) -> None:
         self._observe(MoveProgress(move, step, self._sent[move.index]))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from recovery import Flow, RecoveryConfig, RecoveryError, init_partitions, run, stateful
+from recovery import BatchDone, FileSink, Flow, RecoveryConfig, RecoveryError, init_partitions, run, stateful
 from recovery.errors import OwnerUnreachableError
 from recovery.spark.run import blocking
 from recovery.spark.run.between import OwnerLost, added_up, after_loss, settings_of_next
 from recovery.spark.run.reporting.events import RunSummary
 from tests.cluster.support import assert_exact
-from tests.flows.cluster import count, rows
+from tests.flows.cluster import count, key_of, rows
 from tests.stores import query
 
 ROWS = 200
@@ -49,18 +50,27 @@ def running(spark, tmp_path, monkeypatch):
     start_prepared = blocking.start_prepared
     monkeypatch.setattr(blocking, "start_prepared", kept)
 
-    def go(at, **settings):
+    def go(at, sink=None, **settings):
         def write(batch, batch_id):
             batch.count()
+            act(batch_id)
+
+        def act(batch_id):
             if batch_id in at:
                 at.pop(batch_id)(queries[-1])
+
+        def observe(event):
+            events.append(event)
+            if sink is not None and isinstance(event, BatchDone):
+                act(event.batch)
 
         def build(spark):
             return rows(spark, ROWS).transform(stateful("counts", key="key", update=count, output="key string, n long"))
 
         events = []
         config = RecoveryConfig(db, **{"snapshot_interval": "1h", "backup_interval": "1h", **settings})
-        summary = run(Flow("counts", build, sink=write), config, spark=spark, trigger=0, observer=events.append)
+        flow = Flow("counts", build, sink=write if sink is None else sink)
+        summary = run(flow, config, spark=spark, trigger=0, observer=observe)
         return summary, [type(each).__name__ for each in events], queries
 
     go.db = db
@@ -83,6 +93,25 @@ def test_a_run_goes_on_in_its_session(running):
     assert events.count("Resumed") == summary.execution == 3
     assert (summary.epochs, summary.resume_epoch, summary.last_epoch) == (3, 1, 3)
     assert query(running.db / "part-0.sqlite3", "SELECT count(*) FROM exs") == [(3,)]
+
+
+def test_output_is_there_once(running, spark, tmp_path):
+    """One sink serves all executions: each row that a plain loop puts out is there, once."""
+    between = Between()
+    at = {
+        1: lambda query: query._go_on_after(between),
+        3: lambda query: query._go_on_after(between),
+        5: lambda query: threading.Thread(target=query.stop).start(),
+    }
+    summary, _, _ = running(at, FileSink(tmp_path / "out"), snapshot_interval=0)
+    batches = assert_exact(running.db, ROWS)
+    assert batches == summary.batches
+    wanted, counts = Counter(), Counter()
+    for batch in range(batches):
+        keys = Counter(map(key_of, range(batch * ROWS, (batch + 1) * ROWS)))
+        counts += keys
+        wanted.update((key, counts[key]) for key in keys)
+    assert Counter(tuple(row) for row in spark.read.parquet(str(tmp_path / "out")).collect()) == wanted
 
 
 def test_a_rewind_is_not_repeated(running):
