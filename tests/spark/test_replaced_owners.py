@@ -8,11 +8,13 @@ import os
 import re
 import shutil
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.support import assert_exact
+from tests.cluster.test_tables import file_rows, shown
 from tests.owner.histories import age_of
 from tests.owner.served import recovery
 from tests.spark.test_owners import Fleet
@@ -82,6 +84,27 @@ def test_an_owner_is_lost_for_good(fleet):
     assert shown["replaced"]["owners"] == {"part-0.sqlite3": stays.at, "part-3.sqlite3": stays.at}
     assert shown["executions"][-1]["number"] == 2
     assert assert_exact(fleet.together(), 2000) == 41
+
+
+@pytest.mark.long
+def test_output_after_the_copies_is_taken_back(fleet, tmp_path):
+    """The copies are some epochs older than what the sink has shown: a backup that was made during the run. Input from
+    there on is read again, and every row of output is there once."""
+    share, backups = tmp_path / "share", tmp_path / "backups"
+    share.mkdir()
+    run = fleet.run(f"table('files', {str(share)!r}, 500, 25, 0.1)", "--replace-from", backups, "--replace-after", AWAY)
+    run.await_text(r"^batch 2$")
+    made = recovery("backup", fleet.places[0], backups, *fleet.options)
+    assert made.returncode == 0, made.stderr
+    run.await_text(r"^batch 8$")
+    fleet.owners[0].kill()
+    text = run.succeed()
+    epoch = int(re.search(r"partitions 0, 3 come back at \S+ from \S+, epoch (\d+)", text)[1])
+    assert 2 <= epoch < 8
+    assert len(re.findall(rf"^batch {epoch}$", text, re.MULTILINE)) == 2
+    batches = assert_exact(fleet.together(), 500)
+    assert batches == 26
+    assert Counter((row["key"], row["n"]) for row in file_rows(share)) == shown(500, batches)
 
 
 @pytest.mark.long
