@@ -95,7 +95,8 @@ class Owner:
         self._keeper.start()
 
     def incarnation(self) -> str:
-        """Connect, and return the text that names the owner's process and directory, under whichever address it was reached."""
+        """Connect, and return the text that names the owner's process and directory, under whichever address it was
+        reached."""
         # A connection that idled may have been to an earlier process. `hold` takes the newest one.
         line = self._connected()
         self._give(line)
