@@ -96,7 +96,6 @@ COVERED_BY = {
         owner.runs wire.calls
         wire.run_calls wire.run_client""",
     "owner/test_directories.py": "owner.watch.disk",
-    "owner/test_directories.py": "owner.watch.disk",
     "owner/test_copying.py": "storage.copied",
     "owner/test_operating.py": """metrics.owners owner.watch.credentials owner.watch.facts report.owners
         wire.looking""",
