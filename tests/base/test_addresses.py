@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from recovery import FileSink, RecoveryConfig, StateManager, init_partitions
-from recovery.base.addresses import host_and_port, is_cut_off, local_path, looks_like_address
+from recovery.base.addresses import host_and_port, is_cut_off, local_path, looks_like_address, owner_place
 from recovery.cli import main
 from recovery.errors import ConfigurationError
 from recovery.operational.backends.open import open_backend
@@ -131,3 +131,18 @@ def test_what_is_no_address_to_listen_at(text):
         host_and_port(text)
     with pytest.raises(ConfigurationError, match="no address to listen at"):
         RecoveryConfig("db", serve_at=text)
+
+
+@pytest.mark.parametrize(("text", "found"), [
+    ("h1:7337", ("h1", 7337, "")), ("h1:7337/words", ("h1", 7337, "words")), ("[::1]:7/a.b-c_1", ("::1", 7, "a.b-c_1")),
+    ("h1:7337/", None), ("h1:7337/a/b", None), ("h1:7337/..", None), ("h1:7337/wörter", None), ("h1:7337/a b", None),
+    (":7337/words", None), ("h1/words", None), ("h1:70000/words", None), (f"h1:1/{'a' * 65}", None), ("", None),
+])  # fmt: skip
+def test_the_place_of_an_owner(text, found):
+    """Host, port and perhaps the name of one of its directories; the error shows both forms."""
+    if found is not None:
+        assert owner_place(text) == found
+        return
+    with pytest.raises(ConfigurationError, match="is no address of an owner") as error:
+        owner_place(text)
+    assert "HOST:PORT/NAME" in error.value.remedy
