@@ -138,8 +138,8 @@ class Store:
         DirectoryLockedError during a run, and StandbyDirectoryError."""
         store = Store(self.directory, [owner.again() for owner in self.owners])
         with contextlib.ExitStack() as held:
-            held.callback(store.release)
             held.enter_context(DirectoryLock(self.directory, clock, purpose))
+            held.callback(store.release)
             store.hold(secrets.token_hex(8), purpose, task_key())
             yield store
             self.notes = store.notes or self.notes
