@@ -51,6 +51,16 @@ def count(key, rows, state):
     yield key, n
 
 
+_ended = []
+
+
+def end_run():
+    """End this run by SIGTERM. A second one, in a micro-batch that had begun, would end it immediately."""
+    if not _ended:
+        _ended.append(True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def ending(last, pause_s=0.0, read=True):
     """A sink that reads every micro-batch twice, and ends the run after number `last`."""
 
@@ -61,7 +71,7 @@ def ending(last, pause_s=0.0, read=True):
             batch.count()
         print(f"batch {batch_id}", flush=True)
         if batch_id >= last:
-            os.kill(os.getpid(), signal.SIGTERM)
+            end_run()
 
     return write
 
@@ -158,7 +168,7 @@ def expiring(last=30):
         found = sorted(row.key for row in batch.where("what = 'ended'").collect())
         print(f"batch {batch_id} ended {' '.join(found)}", flush=True)
         if found:
-            os.kill(os.getpid(), signal.SIGTERM)
+            end_run()
 
     return Flow("expiring", build, sink=write)
 
@@ -214,7 +224,7 @@ def table(kind, share, rows_per_batch=500, last=3, pause_s=0.0):
         write(batch, batch_id)
         print(f"batch {batch_id}", flush=True)
         if batch_id >= last:
-            os.kill(os.getpid(), signal.SIGTERM)
+            end_run()
 
     sink.write = ending
     return Flow("counts", build, sink=sink)
@@ -240,7 +250,7 @@ def every_key(path, last=3):
         counts = {row.key: row.n for row in frame.collect()}
         print(f"epoch {epoch} {json.dumps(counts, sort_keys=True)}", flush=True)
         if epoch == last:
-            os.kill(os.getpid(), signal.SIGTERM)
+            end_run()
 
     return Flow("every_key", lambda spark: rows(spark, 2000).transform(step), sink=AllKeysSink(step, path, write))
 
@@ -268,7 +278,7 @@ def native(rows_per_batch=500, last=5, pause_s=0.0):
         print(f"batch {batch_id}", flush=True)
         time.sleep(pause_s)
         if batch_id >= last:
-            os.kill(os.getpid(), signal.SIGTERM)
+            end_run()
 
     return Flow("native", build, sink=write, output_mode="complete")
 

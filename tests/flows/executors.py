@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from recovery import Flow, aggregate, stateful, stateful_arrow
 from recovery.aggregates import count as number_of
-from tests.flows.cluster import ending, rows
+from tests.flows.cluster import end_run, ending, rows
 
 HOT_KEYS = 300_000
 
@@ -128,6 +128,6 @@ def expiring(seconds=3):
             if row.ended:
                 ends.add(row.key)
         if len(ends) == 15:
-            os.kill(os.getpid(), signal.SIGTERM)
+            end_run()
 
     return Flow("expiring", build, sink=write)
