@@ -70,4 +70,5 @@ def is_json(text: str) -> bool:
 def show(batch: DataFrame, batch_id: int) -> None:
     """An ordinary foreachBatch function: what the records of this micro-batch have changed."""
     for row in batch.orderBy("partition", "offset").collect():
-        print(f"{row.tenant} {bytes(row.key).hex()}: {row.change}", flush=True)
+        key = "no key" if row.key is None else bytes(row.key).hex()
+        print(f"{row.tenant} {key}: {row.change}", flush=True)
