@@ -188,6 +188,9 @@ def broker(directory: Path, nodes: int = 1, **more: object) -> Iterator[Kafka]:
         pytest.skip(needs_jars.kwargs["reason"])
     ports = {node: (free_port(), free_port()) for node in range(1, nodes + 1)}
     voters = ",".join(f"{node}@127.0.0.1:{controller}" for node, (_, controller) in ports.items())
+    if nodes > 1:
+        # A node asks its authorizer for the others before it has read any rule.
+        more = {"super_users": "User:ANONYMOUS", **more}
     added = "".join(f"{name.replace('_', '.')}={value}\n" for name, value in more.items())
     java = [str(java_home() / "bin" / "java"), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{JARS}/*"]
     environment = {name: text for name, text in os.environ.items() if name != "JAVA_TOOL_OPTIONS"}

@@ -35,7 +35,7 @@ def test_nodes_that_are_killed(tmp_path, compensate):
         target = TopicTarget(kafka, tmp_path / "staged", kafka.create("topic", 3, cleanup_policy="compact"))
         target.options = {"records_per_transaction": 5, "compensate": compensate}
         store = Store(past=[])
-        run, wanted, errors = Run(store, target.sink()), {}, []
+        run, wanted, errors = started(store, target), {}, []
         for number in range(ROUNDS):
             node = lot.randrange(NODES) + 1
             run.write(*[(f"k{key}", number) for key in range(12)])
@@ -56,23 +56,23 @@ def test_nodes_that_are_killed(tmp_path, compensate):
             except (SinkFailedError, SinkRefusedError) as error:
                 errors.append(error)
                 kafka.restart(node)
-                run = started_again(store, target)
+                run = started(store, target)
             assert time.monotonic() - began < LIMIT_S
             kafka.restart(node)
         assert target.order() == wanted
         if compensate:
             store.loses = True
-            Run(store, target.sink(), resume_epoch=2)
+            started(store, target, resume_epoch=2)
             assert target.latest() == dict.fromkeys(wanted, 0)
         print(f"{ROUNDS} kills, {len(errors)} runs ended by them: {[each.found for each in errors]}")
 
 
-def started_again(store: Store, target: TopicTarget) -> Run:
-    """The next run: brokers that have just come back may refuse the first ones."""
+def started(store: Store, target: TopicTarget, **options: int) -> Run:
+    """The next run, started again while brokers that have just come back, or do not know a new topic yet, refuse it."""
     until = time.monotonic() + LIMIT_S
     while True:
         try:
-            return Run(store, target.sink())
+            return Run(store, target.sink(), **options)
         except RecoveryError:
             assert time.monotonic() < until
             time.sleep(1)
@@ -98,7 +98,7 @@ def test_a_broker_whose_disk_is_full(tmp_path):
             (place / "filler").unlink()
             kafka.restart()
             assert target.order() == {"a": [1]}
-            started_again(store, target).epoch(("a", 102))
+            started(store, target).epoch(("a", 102))
             assert target.order() == {"a": list(range(1, 103))}
             print(f"after {took_s:.0f} s: {caught.value}")
 
