@@ -159,6 +159,11 @@ class Channel:
         except (OSError, ValueError):
             return True
 
+    def end_reading(self) -> None:
+        """End the receiving side, from any thread: once what has come is read, the connection counts as closed."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self.sock, socket.SHUT_RD)
+
     def cut(self) -> None:
         """End the connection, from any thread: threads that send or receive on it get an error."""
         with contextlib.suppress(OSError):

@@ -43,6 +43,8 @@ MOST_CONNECTIONS = 2000
 RESERVED_CONNECTIONS = 100
 """Of each directory; fewer, where not so many are left for each."""
 MOST_UNPROVEN = 256
+ANSWERING_S = 1.0
+"""How long a service that ends lets calls that are under way send their answers."""
 PROOF_S = 10.0
 HOLD_S = 45.0
 """A run that says nothing for so long no longer holds the partitions."""
@@ -104,10 +106,16 @@ class OwnerServer:
             )
 
     def stop(self) -> None:
-        """End all connections."""
+        """End all connections. A call that has been executed gets its answer first."""
         self._stopped.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            for session in self._open:
+                session.channel.end_reading()
+        until_s = time.monotonic() + ANSWERING_S
+        while self._open and time.monotonic() < until_s:
+            time.sleep(0.005)
         with self._lock:
             for session in self._open:
                 session.channel.cut()

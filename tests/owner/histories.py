@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -159,8 +159,8 @@ class History:
             "snapshot_interval": 0,
         }
 
-    def start_run(self, point: str = "", visit: int = 1, **settings) -> int:
-        """Start a driver; return its process. It leaves the error that ends it in `report`."""
+    def start_run(self, point: str = "", visit: int = 1, run: Callable[..., object] = run, **settings) -> int:
+        """Start a driver; return its process. It leaves the error that ends it in `report`. run: what it does."""
         self.runs += 1
         self.report.unlink(missing_ok=True)
         choices = self.chance.randrange(1 << 30)

@@ -17,8 +17,9 @@ from recovery.storage.sqlite.file.statements import BUSY_TIMEOUT_MS
 from tests.stores import STEP, Driver, paths_of
 
 PACKAGE = Path(recovery.__file__).parent
-OWN_TIMEOUT = {"storage/documents.py"}
-"""Operational state waits as long as its RetryPolicy says, and tries again."""
+OWN_TIMEOUT = {"storage/documents.py", "storage/moving/leaving.py"}
+"""Operational state waits as long as its RetryPolicy says, and tries again; so does a partition that is to leave, until
+nobody reads it."""
 
 
 def timeout_ms(connection) -> int:
