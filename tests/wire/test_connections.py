@@ -393,16 +393,16 @@ class TestProven:
     def test_a_long_call_tells_that_it_continues(self, serving, channel, monkeypatch):
         """So that a task does not take it for dead."""
         monkeypatch.setattr(server, "PROGRESS_S", 0.05)
-        began = threading.Event()
+        heard = threading.Event()
 
         def slow(self, step, batch, wanted):
-            began.set()
-            time.sleep(2.5)
+            heard.wait(60)
             return {index: [None] * len(keys) for index, keys in wanted.items()}
 
         monkeypatch.setattr("tests.memory_store.MemoryTaskStore.read", slow)
         channel.send(Kind.CALL, TASK_CALLS.write_call(TaskCalls.read, STEP, 0, {0: ("a",)})[1])
         assert channel.message(4096)[0] == Kind.PROGRESS
+        heard.set()
 
     def test_large_values_and_many_keys(self, serving):
         """In messages of at most 8 MiB, but for a single value."""
