@@ -104,8 +104,11 @@ def move(parts: list[PartitionIndex], target: str, **given: Any) -> None:
 @click.argument("owner", metavar="HOST:PORT")
 @_moving
 def drain(owner: str, **given: Any) -> None:
-    """Move all partitions of an owner to the others, each to the one with the fewest bytes. Then a run no longer uses
-    the owner, and `recovery serve` may be stopped there."""
+    """Move all partitions of an owner to the others.
+
+    Each goes to the owner with the fewest bytes. Then a run no longer uses the drained owner, and `recovery serve` may
+    be stopped there.
+    """
 
     def plan(task: MoveTask, locations: Sequence[Location]) -> Sequence[Move]:
         return plan_drain(locations, task.location(owner), weights={}, free_bytes=task.free_bytes())
@@ -119,7 +122,7 @@ def drain(owner: str, **given: Any) -> None:
         without="1 for each owner")  # fmt: skip
 @_moving
 def balance(weights: Mapping[str, float], **given: Any) -> None:
-    """Move partitions so that the owners have about the same number of bytes."""
+    """Give all owners about as many bytes."""
 
     def plan(task: MoveTask, locations: Sequence[Location]) -> Sequence[Move]:
         known = {task.location(at): weight for at, weight in weights.items()}
