@@ -67,7 +67,7 @@ class Requests:
             return found if found is not None and found.state == "asked" and self._run is holding else None
 
 
-class Moving:
+class OwnerMoves:
     """The calls of one connection: `MoveCalls`."""
 
     def __init__(

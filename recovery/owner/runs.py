@@ -28,7 +28,7 @@ from recovery.owner.copying import copies
 from recovery.owner.documents import OwnedDocuments
 from recovery.owner.given import request_of
 from recovery.owner.holding import Holding, why_not_held
-from recovery.owner.moving import Moving, Requests
+from recovery.owner.moving import OwnerMoves, Requests
 from recovery.owner.shipping import Shipping
 from recovery.owner.spool import SpoolMemory
 from recovery.owner.tasks import TaskService
@@ -188,9 +188,9 @@ class OwnedRuns:
             for each in found
         ]
 
-    def moving(self, joined: Holding | None) -> Moving:
+    def moving(self, joined: Holding | None) -> OwnerMoves:
         """Return what answers the calls about moves on a connection. joined: the run to which it belongs."""
-        return Moving(self.directory, self.path, self.requests, self._clock, self.log, self._holding, joined)
+        return OwnerMoves(self.directory, self.path, self.requests, self._clock, self.log, self._holding, joined)
 
     def path(self, name: str) -> Path:
         """Return the path of a file that `scan` found."""

@@ -27,7 +27,7 @@ from recovery.errors import (
     StorageError,
 )
 from recovery.storage.documents import change_states, home
-from recovery.storage.moving.mover import Moved
+from recovery.storage.moving.mover import MoveResult
 from recovery.storage.moving.task import MoveTask, to_targets
 from recovery.storage.store import OwnerAccess, Store
 from recovery.wire.address import OwnerAddress
@@ -82,7 +82,7 @@ class Places:
 
         assert wait(child(work)) == 0, report.read_text()
 
-    def move(self, targets: dict[int, int], *numbers: int, deadline_s: float = 5.0) -> Moved:
+    def move(self, targets: dict[int, int], *numbers: int, deadline_s: float = 5.0) -> MoveResult:
         """Move these partitions to the owners with these numbers."""
         nothing = self.root / token_hex(4)
         nothing.mkdir()

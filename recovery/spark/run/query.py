@@ -15,7 +15,7 @@ from recovery.errors import FlowFailedError
 from recovery.spark.jvm.errors import JVM_GONE, may_still_close
 from recovery.spark.run.between import Between
 from recovery.spark.run.execution import FlowRun
-from recovery.spark.run.parts.moving import Moving
+from recovery.spark.run.parts.moving import RunMoves
 from recovery.spark.run.reporting.events import rows_of
 from recovery.spark.run.reporting.shown import end_line
 from recovery.spark.run.stream import Stream
@@ -39,7 +39,7 @@ class RecoveryQuery:
         self.summary = run.reports.summary
         self.meter = run.reports.meter
         if run.prepared.places.is_spread:
-            run.parts.add(Moving(run, self._go_on_after))
+            run.parts.add(RunMoves(run, self._go_on_after))
         self._stream = Stream(run, self.stop)
         run.parts.add(self._stream)
         self._stream.launch(trigger)

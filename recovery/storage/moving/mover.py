@@ -53,7 +53,7 @@ def ignore(_: MoveProgress) -> None:
     """An observer that does nothing."""
 
 
-class Moved(NamedTuple):
+class MoveResult(NamedTuple):
     """What came of moves. sent_bytes: in all. pause_s: how long the partitions were locked. error: what kept some from
     moving."""
 
@@ -98,7 +98,7 @@ class Mover:
                 break
         reach("moves.1")
 
-    def finish(self, owners: Mapping[str, Owner], clock: Clock) -> Moved:
+    def finish(self, owners: Mapping[str, Owner], clock: Clock) -> MoveResult:
         """Steps moves.2 to moves.5. owners: by location, held by the caller. Partitions that could not move stay where
         they are."""
         began_s, done = clock.elapsed_s(), []
@@ -114,7 +114,7 @@ class Mover:
         errors = each(attempt, self.moves, at_once=AT_ONCE, name="move")
         moved = tuple(sorted(done, key=lambda move: move.index))
         error = next((error for error in errors if error is not None), None)
-        return Moved(moved, self.sent_bytes, clock.elapsed_s() - began_s, error)
+        return MoveResult(moved, self.sent_bytes, clock.elapsed_s() - began_s, error)
 
     def end(self, owners: Mapping[str, Owner]) -> None:
         """Remove what is staged. A target that does not answer removes it later."""

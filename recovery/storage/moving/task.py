@@ -12,7 +12,7 @@ from recovery.base.ids import PartitionIndex
 from recovery.errors import ConfigurationError, LeaseLostError
 from recovery.planning.copies import Location, newest_copies
 from recovery.planning.moves import Move, plan_moves
-from recovery.storage.moving.mover import Moved, Mover, Observer, ignore
+from recovery.storage.moving.mover import Mover, MoveResult, Observer, ignore
 from recovery.storage.store import Store
 from recovery.wire.calls import OwnerCalls
 from recovery.wire.run_client import Owner
@@ -86,7 +86,7 @@ class MoveTask:
         assert self._mover is not None
         self._mover.stage(self.owners, stopping)
 
-    def finish(self, clock: Clock, purpose: str) -> Moved:
+    def finish(self, clock: Clock, purpose: str) -> MoveResult:
         """Hold all locations, and complete the moves. Raises DirectoryLockedError if a run holds one of them, and
         LeaseLostError if a partition is not where it was."""
         assert self._mover is not None

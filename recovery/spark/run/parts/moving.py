@@ -19,7 +19,7 @@ from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.planning.moves import Move
 from recovery.spark.run.between import Between
 from recovery.spark.run.parts.part import Part
-from recovery.storage.moving.mover import Moved
+from recovery.storage.moving.mover import MoveResult
 from recovery.storage.moving.task import MoveTask, to_targets
 from recovery.storage.store import OwnerAccess
 from recovery.wire.messages import as_refusal
@@ -34,7 +34,7 @@ ENDS_S = 60.0
 """How long the end waits for the thread that stages."""
 
 
-class Moving(Part):
+class RunMoves(Part):
     """Serves the requests to move partitions that owners pass on to the run that holds them."""
 
     name = "moves"
@@ -53,12 +53,12 @@ class Moving(Part):
             request = owner.request
             if request is not None and request.move_id != self._served and not self._ends.is_set():
                 self._served = request.move_id
-                answers = Answers(owner.again(), request)
+                answers = MoveAnswers(owner.again(), request)
                 self._thread = threading.Thread(target=self._serve, args=(answers,), name="moves", daemon=True)
                 self._thread.start()
                 return
 
-    def _serve(self, answers: Answers) -> None:
+    def _serve(self, answers: MoveAnswers) -> None:
         prepared, task = self._run.prepared, None
         try:
             if not self._run.goes_on:
@@ -81,7 +81,7 @@ class Moving(Part):
                 return
             if moves:
                 raise ConfigurationError("the run ends", remedy="Run the same command again.")
-            answers.end(Moved((), 0, 0.0))
+            answers.end(MoveResult((), 0, 0.0))
         except RecoveryError as error:
             answers.refuse(error)
         except Exception as error:
@@ -97,7 +97,7 @@ class Moving(Part):
             self._thread.join(ENDS_S)
 
 
-class Answers:
+class MoveAnswers:
     """Reports to the owner at which a request was made, which the command asks. What an owner that is lost would have
     learned is lost with it."""
 
@@ -115,7 +115,7 @@ class Answers:
         self._report(msgspec.structs.replace(self.request, state="refused", refusal=as_refusal(error)))
         self._owner.release()
 
-    def end(self, moved: Moved) -> None:
+    def end(self, moved: MoveResult) -> None:
         """Report what has moved."""
         if moved.error is not None:
             self.request = msgspec.structs.replace(self.request, moved=moved.indexes)
@@ -135,7 +135,9 @@ class Answers:
 class MoveBetween:
     """Completes staged moves between two executions: a `Between`."""
 
-    def __init__(self, task: MoveTask, moves: tuple[Move, ...], answers: Answers, clock: Clock, flow_id: str) -> None:
+    def __init__(
+        self, task: MoveTask, moves: tuple[Move, ...], answers: MoveAnswers, clock: Clock, flow_id: str
+    ) -> None:
         self._task = task
         self._moves = moves
         self._answers = answers
