@@ -52,8 +52,11 @@ class Host:
         self.name = name
         self.address = address
         self._inside = inside or "/"
-        script = f"hostname {name}; ip link set lo up; {setup}; echo {_UP.strip()}; exec sleep infinity"
-        self._process = subprocess.Popen([*_ISOLATED, "sh", "-ec", script], stdout=subprocess.PIPE, text=True)
+        script = f"hostname {name}; ip link set lo up; {setup}; echo {_UP.strip()}; exec cat"
+        # `cat` ends when nobody can write to its input any more, and everything on the host ends with it.
+        self._process = subprocess.Popen(
+            [*_ISOLATED, "sh", "-ec", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self._process.stdout is not None
         if self._process.stdout.readline() != _UP:
             raise RuntimeError(f"host {name} did not start")
@@ -81,8 +84,9 @@ class Host:
         """End everything on this host immediately, as when its power fails."""
         self._process.kill()
         self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 class WorkerHost(Host):

@@ -12,8 +12,10 @@ import pytest
 
 from recovery import init_partitions
 from recovery.base.version import VERSION
-from tests.cluster.support import FLOWS, ROOT, assert_exact, counts_in
+from tests.cluster.support import EXAMPLES, FLOWS, ROOT, assert_exact, counts_in
+from tests.namespaces import are_running
 from tests.stores import paths_of, query
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -55,6 +57,25 @@ def test_a_host_with_another_version(run_without, tmp_path):
     assert code == 51
     assert "host host1 has another version of the package recovery: 0.1.0 (/mnt/package/recovery/__init__.py)" in text
     assert f"where {VERSION} is wanted" in text
+
+
+MAKES_HOSTS = """
+import sys, time
+from hosts import Network
+network = Network()
+print(network.driver.pid, network.add().pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_pretend_hosts_end_with_the_process_that_made_them(possible):
+    """Also when that process is killed."""
+    maker = subprocess.Popen([sys.executable, "-c", MAKES_HOSTS], cwd=EXAMPLES, stdout=subprocess.PIPE, text=True)
+    with maker:
+        hosts = [int(pid) for pid in maker.stdout.readline().split()]
+        assert are_running(hosts) == hosts
+        maker.kill()
+    wait_until(lambda: not are_running(hosts))
 
 
 def other_python() -> str | None:
