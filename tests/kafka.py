@@ -226,6 +226,9 @@ def broker(directory: Path, nodes: int = 1, **more: object) -> Iterator[Kafka]:
         try:
             if nodes > 1:
                 found._await(lambda: len(admin.describe_cluster()["brokers"]) == nodes, 60)
+                # This client goes on with the brokers that it found first.
+                admin.close()
+                found.admin = admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
             yield found
         finally:
             producer.close(timeout=5)
