@@ -222,8 +222,14 @@ def broker(directory: Path, nodes: int = 1, **more: object) -> Iterator[Kafka]:
         servers = ",".join(f"127.0.0.1:{port}" for port, _ in ports.values())
         producer = kafka.KafkaProducer(bootstrap_servers=servers, acks="all", metadata_max_age_ms=200)
         admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+        found = Kafka(servers, admin, producer, start, kill)
         try:
-            yield Kafka(servers, admin, producer, start, kill)
+            if nodes > 1:
+                found._await(lambda: len(admin.describe_cluster()["brokers"]) == nodes, 60)
+                # This client goes on with the brokers that it found first.
+                admin.close()
+                found.admin = admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+            yield found
         finally:
             producer.close(timeout=5)
             admin.close()
