@@ -50,7 +50,8 @@ RecoveryError                     10
 ├── BackupTargetError             60  unreachable, refused, or not a place for backups
 ├── NoBackupError                 61
 ├── BackupDamagedError            62
-└── BackupTooOldError             63
+├── BackupTooOldError             63
+└── QuarantineError               64  more rows wait in quarantine than may, or some wait that nobody would release
 
 Exit code 0 is success, 1 an unforeseen failure, 2 a usage error of the command line, 130 and 143 an
 interrupt and a termination that were not waited out, 141 that nobody reads standard output any more.
@@ -634,3 +635,13 @@ def all_errors() -> Iterator[type[RecoveryError]]:
 def error_named(name: str) -> type[RecoveryError] | None:
     """Return the error class of this name, for errors that reach the driver as text."""
     return next((kind for kind in all_errors() if kind.__name__ == name), None)
+
+
+class QuarantineError(RecoveryError):
+    """More rows would wait in quarantine than may, or rows wait for a step that does not release them."""
+
+    exit_code = 64
+    default_cause = "The code of the step has a fault, or the input has changed: a bug is not a bad record."
+    default_remedy = (
+        "See what failed: python -m recovery quarantine list DIR. Correct the step, or give a larger --quarantine."
+    )

@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 from recovery.base.wording import counted
 from recovery.errors import StateValueError, shown
 from recovery.spark.steps.definition import DISCARD, EXISTS, GROUP, HELPERS, ROWS, START, TableUpdate, arrow_schema
+from recovery.spark.tasks.changes import common_length
 from recovery.spark.tasks.input_values import is_text, not_text
-from recovery.spark.tasks.step_task import KeyGroups, StepTask, common_length
+from recovery.spark.tasks.step_task import KeyGroups, StepTask
 from recovery.storage.seam import FIELD_SEPARATOR, Changes
 from recovery.values.state_table import StateTable
 from recovery.values.tables import as_table, columns_of, value_at
