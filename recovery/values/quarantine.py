@@ -104,6 +104,11 @@ def entry_from(text: str, refuse: Refusal) -> Entry:
     return decode_json(text, refuse, Entry)
 
 
+def again(entry: Entry, failure: Failure) -> Entry:
+    """Return an entry after another attempt that failed."""
+    return msgspec.structs.replace(entry, attempts=entry.attempts + 1, failure=failure)
+
+
 def failure_of(error: BaseException) -> Failure:
     """Return what is kept of an error."""
     kind = type(error)

@@ -57,7 +57,8 @@ class StepDefinition:
     column with the number of input rows that a row represents; None if each row represents one. task_key: proves a task
     to the process that has its partitions, where that is another host's. hold: what an error of `update` for a key
     means: with None the run fails; with "key" the rows go to quarantine, and later rows of the key wait behind them;
-    with "no" later rows pass. most_waiting: the number of rows that a task may put into quarantine; None: any.
+    with "no" later rows pass. most_waiting: the number of rows that a task may put into quarantine; None: any. replays:
+    rows in quarantine are to be replayed, so partitions without new rows are woken, too.
     """
 
     step_id: StepId
@@ -79,6 +80,7 @@ class StepDefinition:
     task_key: bytes = field(default=b"", repr=False)
     hold: Hold | None = None
     most_waiting: int | None = None
+    replays: bool = False
 
     @property
     def key_text(self) -> str:
@@ -89,6 +91,11 @@ class StepDefinition:
     def hash_column(self) -> str:
         """The column whose values distribute the rows. The planner recognizes the step's exchange by its name."""
         return f"{HASH}_{self.token}"
+
+    @property
+    def ticks(self) -> bool:
+        """Whether the step has a tick source, which wakes partitions without new rows."""
+        return self.timeouts or self.replays
 
     @property
     def quarantine(self) -> StepId:

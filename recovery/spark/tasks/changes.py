@@ -24,6 +24,13 @@ def key_of(change: str, changes: Changes) -> str:
     return change.split(FIELD_SEPARATOR, 2 if changes.timeouts else 1)[-1]
 
 
+def value_of(change: str, changes: Changes) -> str | None:
+    """Return the stored state of a packed change; None if it discards the key."""
+    if changes.key_chars:
+        return change[changes.key_chars :] or None
+    return change.partition(FIELD_SEPARATOR)[0] or None
+
+
 def too_large(step: StepId, changes: Changes) -> Iterator[tuple[str, StateValueError]]:
     """Yield the key of each state that no partition can store, and the error for it."""
     # A character takes four bytes at most, and counting them is quick.

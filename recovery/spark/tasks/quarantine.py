@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,7 +16,10 @@ from recovery.spark.steps.definition import StepDefinition
 from recovery.spark.tasks.spool import Spool
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, TaskStore
 from recovery.values import quarantine
-from recovery.values.quarantine import WAITS_MS, Entry, Failure, KeyNote
+from recovery.values.quarantine import REPLAY_MS, WAITS_MS, Entry, Failure, KeyNote
+
+Attempt = Callable[[Entry], None]
+"""Attempts the call of an entry again. Raises the error of the call."""
 
 
 class _Put(NamedTuple):
@@ -41,6 +44,8 @@ class TaskQuarantine:
         self._now_ms = time.time_ns() // 1_000_000
         self._awake: set[PartitionIndex] = set()
         self._waiting: set[str] = set()
+        self.marked: dict[str, PartitionIndex] = {}
+        """The keys whose rows are to be replayed."""
         self._pending: dict[PartitionIndex, list[tuple[str, _Put]]] = {}
         self._notes: dict[str, KeyNote] = {}
         self._spools: dict[PartitionIndex, Spool] = {}
@@ -55,15 +60,23 @@ class TaskQuarantine:
         self._awake.update(new)
         due = self._store.due(self._definition.quarantine, self._batch, new, WAITS_MS)
         for texts in due.values():
-            self._waiting.update(quarantine.parse_waiting_key(text)[0] for text in texts)
+            self._waiting.update(_keys(texts))
+        if any(due.values()):
+            marked = self._store.due(self._definition.quarantine, self._batch, new, REPLAY_MS)
+            self.marked.update((key, partition) for partition, texts in marked.items() for key in _keys(texts))
 
     def holds(self, text: str) -> bool:
         """Whether later rows and timeouts of this key have to wait, too."""
         return text in self._waiting and self._definition.hold == "key"
 
-    def holds_any(self) -> bool:
-        """Whether any key of the partitions that are awake has to wait."""
-        return bool(self._waiting) and self._definition.hold == "key"
+    def goes_behind(self, text: str) -> bool:
+        """Whether rows of this key have to wait, or at least for earlier ones that are replayed first."""
+        return text in self.marked or self.holds(text)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no key waits in the partitions that are awake."""
+        return not self._waiting
 
     def put(self, partition: PartitionIndex, text: str, rows: pa.RecordBatch | None, error: Exception | None) -> None:
         """Put rows of a key into quarantine, behind those that wait. rows: None for a call for a timeout. error: None
@@ -77,6 +90,62 @@ class TaskQuarantine:
         most = self._definition.most_waiting
         if most is not None and self.rows > most:
             raise too_many(self._definition.step_id, self.rows, most, failure, text) from error
+
+    def replay(self, partition: PartitionIndex, text: str, attempt: Attempt) -> None:
+        """Attempt the entries of a key again, in their order. Those that pass leave the quarantine. With hold "key",
+        entries behind one that fails wait on."""
+        [stored] = self._read(partition, [quarantine.note_key(text)])
+        if stored is None:
+            return
+        before = quarantine.note_from(stored, self._corrupt(text))
+        # Rows of this micro-batch may have come behind those that the store has.
+        note = self._notes.get(text, before)
+        first, error, passed, packed = before.end, note.error, 0, list[str]()
+        for number in range(before.first, before.end):
+            key = quarantine.entry_key(text, number)
+            [stored] = self._read(partition, [key])
+            if stored is None:
+                continue
+            entry = quarantine.entry_from(stored, self._corrupt(text))
+            try:
+                attempt(entry)
+            except Exception as failure:
+                if not belongs_to_row(failure):
+                    raise
+                first, found = min(first, number), quarantine.failure_of(failure)
+                error = found.text
+                packed.append(_packed(key, quarantine.again(entry, found), None))
+                if self._definition.hold == "key":
+                    break
+            else:
+                passed += entry.rows or 1
+                packed.append(_packed(key, None, None))
+        self.rows -= passed
+        left = msgspec.structs.replace(note, rows=max(0, note.rows - passed), first=first, error=error)
+        if left.rows == 0:
+            self._waiting.discard(text)
+            left = KeyNote(0, note.end, note.end, self._now_ms, "")
+        self._notes[text] = left
+        packed.append(_packed(quarantine.note_key(text), left if left.rows else None, WAITS_MS if left.rows else None))
+        self._spool(partition).add(Changes(tuple(packed), timeouts=True))
+
+    def rows_of(self, entry: Entry, text: str) -> pa.RecordBatch:
+        """Return the rows of an entry with the columns that the step has now. Raises StateValueError if one is
+        missing."""
+        table = quarantine.unpacked(entry.data, self._corrupt(text))
+        missing = [name for name in self._definition.columns if table.column_names.count(name) != 1]
+        if missing and tuple(table.column_names) != self._definition.columns:
+            raise StateValueError(
+                f"the rows lack the columns {', '.join(map(repr, missing))}",
+                cause="The input of the step has changed since the rows came.",
+                remedy="Let update read the old columns, or export the rows and drop them.",
+            )
+        if not missing:
+            table = table.select(list(self._definition.columns))
+        return table.combine_chunks().to_batches()[0]
+
+    def _read(self, partition: PartitionIndex, keys: Sequence[str]) -> list[str | None]:
+        return self._store.read(self._definition.quarantine, self._batch, {partition: tuple(keys)})[partition]
 
     def overdue(self, partition: PartitionIndex, text: str, timeout_ms: int) -> None:
         """Note that a timeout of a key passed while the key waits."""
@@ -146,6 +215,12 @@ def too_many(step: str, rows: int, most: int, failure: Failure | None, text: str
     return QuarantineError(f"step {step!r} would put {rows:,} rows into quarantine, where {most:,} may wait{newest}")
 
 
-def _packed(key: str, document: Entry | KeyNote, timeout_ms: int | None) -> str:
+def _keys(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the keys of notes."""
+    return (quarantine.parse_waiting_key(text)[0] for text in texts)
+
+
+def _packed(key: str, document: Entry | KeyNote | None, timeout_ms: int | None) -> str:
+    """Return the packed change of a document; None removes it."""
     timeout = "" if timeout_ms is None else timeout_ms
-    return f"{quarantine.to_text(document)}{FIELD_SEPARATOR}{timeout}{FIELD_SEPARATOR}{key}"
+    return f"{'' if document is None else quarantine.to_text(document)}{FIELD_SEPARATOR}{timeout}{FIELD_SEPARATOR}{key}"

@@ -12,11 +12,12 @@ import pyarrow as pa
 
 from recovery.base.ids import PartitionIndex
 from recovery.errors import StateValueError
-from recovery.spark.tasks.changes import by_value, key_of, too_large
+from recovery.spark.tasks.changes import by_value, key_of, too_large, value_of
 from recovery.spark.tasks.quarantine import TaskQuarantine, belongs_to_row
 from recovery.spark.tasks.step_task import FailedCall, KeyGroups, StepTask
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes
-from recovery.values.keys import partition_of
+from recovery.values.keys import decode_key, partition_of
+from recovery.values.quarantine import Entry
 
 
 @dataclass
@@ -76,6 +77,10 @@ class QuarantineTask(StepTask):
         self._calls: list[_Calls] = []
         self._lengths: Iterable[int] = ()
         self._changes: Changes | None = None
+        self._behind: dict[str, pa.RecordBatch] = {}
+        """Rows of this micro-batch for keys whose earlier rows are replayed first."""
+        self._errors: list[Exception] | None = None
+        """Where a replayed call leaves its error; None for a call of new rows."""
 
     def _process(self, chunk: pa.RecordBatch) -> pa.RecordBatch | None:
         runs = self._runs(chunk)
@@ -86,8 +91,8 @@ class QuarantineTask(StepTask):
         for home in dict.fromkeys(homes):
             self._spool(home)
         self._chunk = runs.chunk
-        if self._quarantine.holds_any():
-            held = {index: None for index, text in enumerate(runs.texts) if self._quarantine.holds(text)}
+        if not self._quarantine.is_empty:
+            held = {index: None for index, text in enumerate(runs.texts) if self._quarantine.goes_behind(text)}
             runs = self._put(runs, held)
         readable = self._readable(runs) if runs.texts else None
         output = [] if readable is None else self._call_all(*readable)
@@ -99,7 +104,8 @@ class QuarantineTask(StepTask):
         return [partition_of(text, self._partition_count) for text in texts]
 
     def _put(self, runs: KeyGroups, aside: Mapping[int, Exception | None]) -> KeyGroups:
-        """Put the rows of some keys into quarantine, by index; return the other keys with their rows."""
+        """Put the rows of some keys into quarantine, by index, with the error of each; None: they only wait. Return the
+        other keys with their rows."""
         if not aside:
             return runs
         ends = runs.ends.to_numpy().astype(np.int64)
@@ -107,7 +113,10 @@ class QuarantineTask(StepTask):
         for index, error in aside.items():
             text = runs.texts[index]
             rows = runs.chunk.slice(int(ends[index] - counts[index]), int(counts[index]))
-            self._quarantine.put(self._homes([text])[0], text, rows, error)
+            if error is None and text in self._quarantine.marked:
+                self._behind[text] = rows
+            else:
+                self._quarantine.put(self._homes([text])[0], text, rows, error)
         stays = np.ones(len(runs.texts), np.bool_)
         stays[list(aside)] = False
         self._rows += int(counts[~stays].sum())
@@ -168,6 +177,9 @@ class QuarantineTask(StepTask):
     def _failed(self, error: Exception, call: FailedCall) -> str | None:
         if not belongs_to_row(error):
             return super()._failed(error, call)
+        if self._errors is not None:
+            self._errors.append(error)
+            return None
         rows = None
         if not call.timed_out:
             assert self._chunk is not None
@@ -234,21 +246,107 @@ class QuarantineTask(StepTask):
         self._keys -= len(changes.packed) - len(stay)
         calls.changes = changes._replace(packed=(*stay, *(one for one in instead if one is not None)))
 
-    def _late(self) -> pa.RecordBatch | None:
+    def _wake(self, partitions: Iterable[int]) -> None:
+        woken = list(map(PartitionIndex, partitions))
+        super()._wake(woken)
+        self._quarantine.wake(woken)
+        for partition in woken:
+            self._spool(partition)
+
+    def _late(self) -> Iterator[pa.RecordBatch]:
         self._quarantine.wake(self._due.values())
-        held = {text: home for text, home in self._due.items() if self._quarantine.holds(text)}
-        for text in held:
+        behind = {text: home for text, home in self._due.items() if self._quarantine.goes_behind(text)}
+        for text in behind:
             del self._due[text]
+        held = {text: home for text, home in behind.items() if self._quarantine.holds(text)}
         # A timeout that stays would be due again in every micro-batch.
         for home, texts in by_value(held):
             for text, before in zip(texts, self._stored({home: tuple(texts)})[home], strict=True):
                 self._spool(home).add(Changes((_without_timeout(before, text),), timeouts=True))
                 self._quarantine.overdue(home, text, self._now_ms)
-        return self._settled(list(self._time_out(by_value(self._due))))
+        found = self._settled(list(self._time_out(by_value(self._due))))
+        if found is not None:
+            yield found
+        for text, home in sorted(self._quarantine.marked.items()):
+            yield from self._replay(home, text, text in behind and text not in held)
+
+    def _replay(self, home: PartitionIndex, text: str, is_due: bool) -> Iterator[pa.RecordBatch]:
+        """Call update again for the entries of a key, and then for the rows that came in this micro-batch, or for the
+        timeout that is due if nothing has cleared it; yield the output."""
+        state = self._stored({home: (text,)})[home][0]
+        output, changes = list[tuple[Any, ...]](), list[Changes]()
+
+        def attempt(entry: Entry) -> None:
+            nonlocal state
+            calls = self._attempted(home, text, state, entry)
+            if calls is not None:
+                output.extend(calls.output)
+                if calls.changes is not None and calls.changes.packed:
+                    changes[:] = [calls.changes]
+                    state = value_of(calls.changes.packed[0], calls.changes)
+
+        self._quarantine.replay(home, text, attempt)
+        for each in changes:
+            super()._keep_changes(home, each)
+        if output:
+            yield self._to_arrow(output)
+        rows = self._behind.pop(text, None)
+        output = []
+        if rows is not None and self._quarantine.holds(text):
+            self._quarantine.put(home, text, rows, None)
+        elif rows is not None:
+            output = self._call_behind(home, text, state, rows)
+        elif is_due and not changes:
+            output = self._call(home, self._parse_keys([text]), [text], [state], [], [0], [0], timed_out=True)
+        found = self._settled(output)
+        if found is not None:
+            yield found
+
+    def _attempted(self, home: PartitionIndex, text: str, state: str | None, entry: Entry) -> _Calls | None:
+        """Call update for an entry, and return the call if it has not failed; None if there is nothing to call it for.
+        Raises the error of the call."""
+        rows: list[Any] = []
+        if not entry.timed_out:
+            self._chunk = self._quarantine.rows_of(entry, text)
+            keys, rows = self._values(_of_one_key(self._chunk, text))
+        elif state is None:
+            return None
+        else:
+            keys = self._parse_keys([text])
+        self._errors = errors = list[Exception]()
+        try:
+            output = self._call(home, keys, [text], [state], rows, [0], [len(rows)], entry.timed_out)
+        finally:
+            self._errors = None
+        calls = self._calls.pop()
+        errors += (
+            [] if calls.changes is None else [error for _, error in too_large(self._definition.step_id, calls.changes)]
+        )
+        if errors:
+            raise errors[0]
+        if output:
+            self._to_arrow(output)
+        return calls
+
+    def _call_behind(
+        self, home: PartitionIndex, text: str, state: str | None, chunk: pa.RecordBatch
+    ) -> list[tuple[Any, ...]]:
+        """Call update for the rows that came in this micro-batch, after those before them have passed."""
+        self._chunk = chunk
+        readable = self._readable(_of_one_key(chunk, text))
+        if readable is None:
+            return []
+        _, keys, rows = readable
+        return self._call(home, keys, [text], [state], rows, [0], [len(rows)])
 
     def _apply(self, count: BatchCount) -> None:
         super()._apply(count)
         self._quarantine.apply(tuple(self.touched))
+
+
+def _of_one_key(rows: pa.RecordBatch, text: str) -> KeyGroups:
+    """Return rows of one key as a chunk."""
+    return KeyGroups(rows, [text], [decode_key(text)], pa.array([len(rows)]))
 
 
 def _without_timeout(state: str | None, text: str) -> str:

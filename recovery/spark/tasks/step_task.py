@@ -124,17 +124,16 @@ class StepTask:
                     yield output
                 del chunk, output
                 gc.collect(0)
-        late = self._late()
-        if late is not None:
-            yield late
+        yield from self._late()
         self._apply(BatchCount(self._rows, self._keys, width.row_bytes))
         for spool in self._spools.values():
             spool.close()
 
-    def _late(self) -> pa.RecordBatch | None:
-        """Call update for the keys whose timeout has passed and that had no rows; return the output."""
+    def _late(self) -> Iterator[pa.RecordBatch]:
+        """Call update for the keys whose timeout has passed and that had no rows; yield the output."""
         output = list(self._time_out(by_value(self._due)))
-        return self._to_arrow(output) if output else None
+        if output:
+            yield self._to_arrow(output)
 
     def _apply(self, count: BatchCount) -> None:
         """Apply the changes, in one transaction per partition."""
@@ -180,7 +179,7 @@ class StepTask:
         self._locate(chunk)
         chunk = in_known_zones(chunk)
         text_column = chunk.column(definition.key_text)
-        if definition.timeouts:
+        if definition.ticks:
             # Tick rows wake the partition. They have no key, so they come first.
             if self._spark_partition != UNHASHED:
                 self._wake(np.unique(partitions_of(chunk, self._partition_count)).tolist())
@@ -198,7 +197,7 @@ class StepTask:
         if self._partition is not None:
             for edge in (texts[0], texts[-1]):
                 self._check_partition(edge)
-        elif definition.timeouts and self._spark_partition == UNHASHED:
+        elif definition.ticks and self._spark_partition == UNHASHED:
             # Spark has checked that there are no ticks.
             self._wake({partition_of(text, self._partition_count) for text in texts})
         return KeyGroups(chunk, texts, raw, runs.run_ends)
