@@ -34,6 +34,7 @@ COMMANDS = {
     "hwm": "hwm",
     "runs": "runs",
     "state": "state",
+    "quarantine": "quarantine",
     "warmup": "warmup",
     "demo": "demo",
 }

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -23,6 +25,7 @@ from recovery.base.tracebacks import own_places
 from recovery.base.untrusted_json import LAST_MOMENT_MS, Count, Moment, Refusal, decode_json
 from recovery.errors import RecoveryError, shortened
 from recovery.values.keys import WAITING_SEPARATOR
+from recovery.values.tables import value_at
 
 WAITS_MS = LAST_MOMENT_MS
 REPLAY_MS = 0
@@ -126,6 +129,8 @@ def failure_of(error: BaseException) -> Failure:
 
 def packed(rows: pa.RecordBatch) -> str:
     """Return rows as text: an Arrow stream in base64."""
+    # A slice would bring the text of all rows around it.
+    rows = rows.take(pa.array(range(len(rows)), pa.int64()))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_batch(rows)
@@ -138,6 +143,29 @@ def unpacked(data: str, refuse: Refusal) -> pa.Table:
         return pa.ipc.open_stream(pa.py_buffer(base64.b64decode(data, validate=True))).read_all()
     except (binascii.Error, pa.ArrowException, OSError, ValueError) as error:
         raise refuse(f"its rows are no Arrow stream: {error}") from error
+
+
+def json_rows(rows: pa.Table) -> list[dict[str, Any]]:
+    """Return rows as JSON values, for people: bytes in base64, and what JSON does not have as text."""
+    columns = [rows.column(place).combine_chunks() for place in range(rows.num_columns)]
+    return [
+        {name: _plain(value_at(column, place)) for name, column in zip(rows.column_names, columns, strict=True)}
+        for place in range(len(rows))
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def pieces(rows: pa.RecordBatch, most_bytes: int = MOST_DATA_BYTES) -> Iterable[pa.RecordBatch]:

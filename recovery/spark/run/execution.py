@@ -24,6 +24,7 @@ from recovery.spark.planner.bind import BoundPlan
 from recovery.spark.planner.iceberg_tables import IcebergInput
 from recovery.spark.run.parts.mailboxes import Mailboxes
 from recovery.spark.run.parts.serving import TaskAccess
+from recovery.spark.run.parts.waiting import Quarantine
 from recovery.spark.run.position import readable, restore_position, resume_of_sink, step_plan
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.reporting.events import Observer, Resumed
@@ -65,9 +66,12 @@ class FlowRun:
             backup_interval_s=prepared.backup_interval_s,
         )
         self.lease = self.execution.lease
+        waiting = {each.definition.step_id: prepared.waiting(each.definition.step_id) for each in bound.steps}
+        self.quarantine = self.parts.add(Quarantine(bound.steps, waiting, store, prepared.config.quarantine))
         self._mailboxes = self.parts.add(Mailboxes(bound.steps, store, self.lease))
         self.status = RunStatus(store, self.lease, bound)
         self.reports = Reports(prepared, bound, store, self.execution, self.status, observer)
+        self.reports.summary.quarantined = self.quarantine.rows
         self._steps = step_plan(store, prepared.plan, bound, prepared.config)
         self._taken_back: list[str] = []
         self.delivery = self._begin_delivery(sink)
@@ -142,7 +146,8 @@ class FlowRun:
             discard_earlier(address, plan.store_id, left)
         if isinstance(home, HadoopHome):
             home.put()
-        store.start(self.execution, [s.definition.step_id for s in bound.steps], plan.partitions)
+        steps = [*(s.definition.step_id for s in bound.steps), *self.quarantine.ids]
+        store.start(self.execution, steps, plan.partitions)
         self.access = self.parts.add(TaskAccess(self.spark.sparkContext, store, self.execution, scratch, config))
         with storage_errors(scratch):
             discard_earlier(address, plan.store_id, (each.lease for each in plan.partitions[0].executions))

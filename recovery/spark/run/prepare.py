@@ -12,9 +12,11 @@ from pathlib import Path
 from recovery.base import faults
 from recovery.base.clock import Clock
 from recovery.base.credentials.task_key import task_key
+from recovery.base.ids import StepId
 from recovery.config import RecoveryConfig, given_backup_interval_s
 from recovery.metrics.endpoint import MetricsEndpoint
 from recovery.operational.backends.owned import origins_of
+from recovery.operational.steps.quarantine import WaitingRows, waiting_rows
 from recovery.planning.going_back import discarded, kept_interval_s
 from recovery.planning.resume import plan_resume
 from recovery.spark.run.parts.checking import BackgroundCheck
@@ -26,6 +28,7 @@ from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.seam import PartitionStore
+from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import OwnerAccess, Store
 
 
@@ -54,6 +57,7 @@ class Prepared:
         self.endpoint: MetricsEndpoint | None = None
         self.record: RunRecord | None = None
         self.replicated: ReplicatedClosing | None = None
+        self._waiting: dict[StepId, WaitingRows] = {}
         self._store: PartitionStore | None = None
         with self.parts.ended_on_error():
             self.config = self._without_recovery() if config is None else config
@@ -107,6 +111,15 @@ class Prepared:
         kept_s = kept_interval_s(self.plan.partitions, given_backup_interval_s(config))
         self.backup_interval_s = kept_s or (REPLICATED_KEEPS_S if config.replicate else 0.0)
         self.planned_s = self.clock.elapsed_s() - began_s
+
+    def waiting(self, step: StepId) -> WaitingRows:
+        """Return what waits in quarantine for a step of the flow when the run starts."""
+        found = self._waiting.get(step)
+        if found is None:
+            snapshot, reader = self.plan.snapshot, self.places.reader
+            at = None if snapshot is None else Snapshot.of(self.plan, snapshot.cut, reader)
+            found = self._waiting[step] = waiting_rows(at, self.config.rename_steps, step)
+        return found
 
     @property
     def scratch(self) -> Path:

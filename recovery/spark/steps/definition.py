@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -137,6 +138,9 @@ class RegisteredStep:
         schema = to_arrow_schema(definition.state_schema, definition.time_zone)
         return misread(StateTable(schema).decode, states)
 
+
+replaying: ContextVar[Callable[[StepId], bool]] = ContextVar("replaying", default=lambda step: False)
+"""While a run builds its flow: returns whether rows in the quarantine of a step are to be replayed."""
 
 registered: dict[str, RegisteredStep] = {}
 """Steps by token. The name of a step's function in the plan contains the token."""

@@ -46,6 +46,7 @@ from recovery.spark.steps.definition import (
     Transform,
     Update,
     registered,
+    replaying,
 )
 from recovery.spark.steps.input_keys import KeyedInput, key_text, locate_key, position_of
 from recovery.spark.steps.picklable import check_sendable
@@ -214,6 +215,7 @@ def define(
     hold: Hold | None = None,
 ) -> StepDefinition:
     """Return the definition of a step over `frame`, with a new token. Raises ConfigurationError."""
+    replays = hold is not None and replaying.get()(StepId(step_id))
     return StepDefinition(
         step_id=StepId(step_id),
         token=secrets.token_hex(8),
@@ -227,13 +229,14 @@ def define(
         key_names=keyed.names,
         key_types=keyed.types,
         # Rows of the tick source have no columns but the key's text.
-        key_in_place=keyed.in_place and not timeouts,
+        key_in_place=keyed.in_place and not timeouts and not replays,
         sorted_by_spark=order_by is not None,
         output=struct(step_id, output),
         time_zone=time_zone(frame),
         weight=weight,
         task_key=task_key(),
         hold=hold,
+        replays=replays,
     )
 
 
@@ -267,7 +270,7 @@ def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFra
     """Build the plan: input → key text and hash → placeholder exchange → batch time and route → step function."""
     own = [F.col(f"`{name}`") for name in frame.columns]
     hashed = F.crc32(text.cast("binary")).alias(definition.hash_column)
-    if definition.timeouts:
+    if definition.ticks:
         from recovery.spark.steps.ticks import read_ticks
 
         ticks = read_ticks(frame.sparkSession, definition.mailbox)

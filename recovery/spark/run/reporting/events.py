@@ -28,13 +28,15 @@ class Resumed:
 @dataclass(frozen=True, slots=True)
 class BatchDone:
     """A micro-batch was processed. rows: those that reached a step; of several steps, the one that saw most.
-    keys: states written. duration_s: seconds it took. `InputCounted` reports how many rows the sources read."""
+    keys: states written. duration_s: seconds it took. waiting: rows in quarantine after it. `InputCounted` reports how
+    many rows the sources read."""
 
     batch: BatchId
     epoch: Epoch
     rows: int
     keys: int
     duration_s: float
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class RunSummary:
 
     discarded: what the requested rewind discarded; None: nothing. replica: what the replica has and lacks at the end;
     None: the run had none. lost_input: what was left out of each source whose loss was accepted, as text.
+    quarantined: rows in quarantine at the end.
     """
 
     flow: str
@@ -97,6 +100,7 @@ class RunSummary:
     discarded: dict[str, Any] | None = None
     replica: dict[str, Any] | None = None
     lost_input: dict[str, str] = field(default_factory=dict)
+    quarantined: int = 0
 
     def _repr_html_(self) -> str:
         return html_table(f"flow {self.flow}", [*rows_of(self), ("seconds", round(self.elapsed_s, 1))])

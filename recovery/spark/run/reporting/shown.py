@@ -28,6 +28,8 @@ def status_line(batch: BatchDone, rows: int, rate: float, closed: EpochClosed | 
         f"batch {batch.batch} · epoch {batch.epoch} · {counted(rows, 'row')} · {counted(round(rate), 'row')}/s · "
         f"{counted(batch.keys, 'key')} touched"
     )
+    if batch.waiting:
+        text += f" · {counted(batch.waiting, 'row')} in quarantine"
     if closed is not None:
         age = "" if age_s is None else f" {format_interval(round(age_s))} old,"
         text += f" · snapshot {closed.epoch}{age} took {closed.duration_s:.2f} s"
