@@ -149,9 +149,18 @@ def json_rows(rows: pa.Table) -> list[dict[str, Any]]:
     """Return rows as JSON values, for people: bytes in base64, and what JSON does not have as text."""
     columns = [rows.column(place).combine_chunks() for place in range(rows.num_columns)]
     return [
-        {name: _plain(value_at(column, place)) for name, column in zip(rows.column_names, columns, strict=True)}
+        {name: _plain(_value(column, place)) for name, column in zip(rows.column_names, columns, strict=True)}
         for place in range(len(rows))
     ]
+
+
+def _value(column: pa.Array[Any], place: int) -> Any:
+    try:
+        return value_at(column, place)
+    except UnicodeDecodeError:
+        if not pa.types.is_string(column.type):
+            return "(text that is not valid UTF-8)"
+        return column.cast(pa.binary())[place].as_py().decode(errors="backslashreplace")
 
 
 def _plain(value: Any) -> Any:
