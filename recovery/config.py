@@ -118,7 +118,7 @@ class RecoveryConfig:
     )  # fmt: skip
     quarantine: int = setting(
         1000,
-        "How many rows may wait in [quarantine](bad-records.md) before the run fails with QuarantineError (64) all the "
+        "How many rows may wait in [quarantine](bad-records.md) before the run fails with QuarantineError (17) all the "
         "same: a bug is not a bad record.",
         "--quarantine", kind="number", form="ROWS", least=0, variable="RECOVERY_QUARANTINE",
     )  # fmt: skip

@@ -7,6 +7,7 @@ RecoveryError                     10
 ├── LinkedPartitionError          14  a file that has other names (hard links)
 ├── HistoryLossError              15  a shorter backup interval than the last run's
 ├── RewindRepeatedError           16  the same rewind a second time
+├── QuarantineError               17  more rows would wait in quarantine than may, or some for a step without one
 ├── NoPartitionsError             20
 ├── MissingPartitionsError        21
 ├── InconsistentPartitionsError   22
@@ -50,8 +51,7 @@ RecoveryError                     10
 ├── BackupTargetError             60  unreachable, refused, or not a place for backups
 ├── NoBackupError                 61
 ├── BackupDamagedError            62
-├── BackupTooOldError             63
-└── QuarantineError               64  more rows wait in quarantine than may, or some wait that nobody would release
+└── BackupTooOldError             63
 
 Exit code 0 is success, 1 an unforeseen failure, 2 a usage error of the command line, 130 and 143 an
 interrupt and a termination that were not waited out, 141 that nobody reads standard output any more.
@@ -213,6 +213,16 @@ class RewindRepeatedError(RecoveryError):
     exit_code = 16
     default_cause = "A command line that runs repeatedly, such as a service's, contains a rewind option."
     default_remedy = "Remove the option to continue from the latest snapshot."
+
+
+class QuarantineError(RecoveryError):
+    """More rows would wait in quarantine than may, or rows wait for a step that does not release them."""
+
+    exit_code = 17
+    default_cause = "The code of the step has a fault, or the input has changed: a bug is not a bad record."
+    default_remedy = (
+        "See what failed: python -m recovery quarantine list DIR. Correct the step, or give a larger --quarantine."
+    )
 
 
 class NoPartitionsError(RecoveryError):
@@ -635,13 +645,3 @@ def all_errors() -> Iterator[type[RecoveryError]]:
 def error_named(name: str) -> type[RecoveryError] | None:
     """Return the error class of this name, for errors that reach the driver as text."""
     return next((kind for kind in all_errors() if kind.__name__ == name), None)
-
-
-class QuarantineError(RecoveryError):
-    """More rows would wait in quarantine than may, or rows wait for a step that does not release them."""
-
-    exit_code = 64
-    default_cause = "The code of the step has a fault, or the input has changed: a bug is not a bad record."
-    default_remedy = (
-        "See what failed: python -m recovery quarantine list DIR. Correct the step, or give a larger --quarantine."
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -130,6 +131,7 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
     say(one_line(f"steps: {', '.join(facts['steps']) or 'none yet'}"))
     say(health_text(gathered.health))
     _say_owners(gathered.owners)
+    _say_quarantine(facts["quarantine"])
     if facts["waiting"]:
         say(one_line(f"waiting since {format_time(facts['waiting']['since_ms'])}: {facts['waiting']['what']}"))
     if facts["replica"]:
@@ -155,6 +157,13 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
                 ),
             )
         )
+
+
+def _say_quarantine(steps: Mapping[str, Mapping[str, Any]]) -> None:
+    for step, each in steps.items():
+        since = format_time(each["since_ms"])
+        waits = f"{counted(each['rows'], 'row')} of {counted(each['keys'], 'key')} in quarantine since {since}"
+        say(one_line(f"step {step}: {waits}{'; the next run replays some' if each['replays'] else ''}"))
 
 
 def _say_owners(owners: Sequence[SeenOwner]) -> None:
@@ -270,6 +279,7 @@ def collect_health(facts: Facts) -> dict[str, Any]:
         "sizes": {step: {"rows": size.rows, "bytes": size.size_bytes} for step, size in facts.steps.items()},
         "last_backup": None if facts.backup is None else msgspec.structs.asdict(facts.backup),
         "replica": _replica(facts),
+        "quarantine": {step: asdict(each) for step, each in facts.quarantine.items()},
         "waiting": None if facts.waiting is None else msgspec.structs.asdict(facts.waiting),
         "measured_epochs": len(facts.epochs),
         "last_epoch": None if last is None else measure_json(last),

@@ -59,6 +59,7 @@ def families(
     wait_s: float = 0.0,
     owners: Sequence[SeenOwner] = (),
     certificate_end_s: float | None = None,
+    quarantined: int = 0,
 ) -> Iterator[Family]:
     """Yield all metrics of a run. Metrics without a value yet have no sample."""
     info = {"flow": about.flow, "execution": str(about.execution), "version": about.version}
@@ -96,6 +97,7 @@ def families(
         "certificate_end_seconds", "Time until the certificate of --tls-cert ends; negative: it has.", certificate_end_s
     )
     yield _gauge("wait_seconds", "Time that the run has waited for executors or a source; 0: it does not.", wait_s)
+    yield _gauge("quarantined_rows", "Rows in quarantine after the newest micro-batch, of all steps.", quarantined)
     # An owner is seen more often than an epoch is closed.
     epochs = [each for each in totals.findings if each.where is None]
     now = (wait_now(about.targets, wait_s), *owner_findings(owners, about.targets, certificate_end_s))

@@ -185,11 +185,13 @@ class Meter:
         replica_lag_s: float | None = None,
         owners: Sequence[SeenOwner] = (),
         certificate_end_s: float | None = None,
+        quarantine_s: float | None = None,
     ) -> tuple[Measure, tuple[Finding, ...]]:
         """Count an epoch closed as of a micro-batch; return the measure to keep, and the targets that it does not meet.
 
         backup_lag_s: the age of the newest backup; None if there is none. replica_lag_s: of the oldest epoch that is
-        not replicated; None if none is. owners: as the run last saw them. certificate_end_s: see `owner_findings`."""
+        not replicated; None if none is. owners: as the run last saw them. certificate_end_s: see `owner_findings`.
+        quarantine_s: see `findings`."""
         memory = self._memory()
         with self._lock:
             ended = {each: self._batches.pop(each) for each in sorted(self._batches) if each <= batch}
@@ -219,7 +221,7 @@ class Meter:
                 **memory,
             )
             found = (
-                *of_epoch(measure, self._targets, backup_lag_s, replica_lag_s),
+                *of_epoch(measure, self._targets, backup_lag_s, replica_lag_s, quarantine_s),
                 *owner_findings(owners, self._targets, certificate_end_s),
             )
             missed = tuple(each for each in found if each.level.severity)

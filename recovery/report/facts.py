@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from recovery.backup.note import LastBackup, LastReplica, Waiting, last_backup, last_replica, last_waiting
 from recovery.base.ids import Epoch
-from recovery.base.reserved import CHECKPOINT_STEP, RESERVED_PREFIX
-from recovery.errors import RecoveryError, with_path
+from recovery.base.reserved import CHECKPOINT_STEP, RESERVED_PREFIX, quarantined_step
+from recovery.errors import EpochNotHeldError, RecoveryError, with_path
 from recovery.operational.backends.owned import origins_of
+from recovery.operational.steps.quarantine import WaitingRows, steps_now
 from recovery.operators.held import held_operators, held_rows
 from recovery.planning.advice import Known
 from recovery.planning.health import Finding, HealthTarget, findings, unsaved_s
@@ -23,6 +24,7 @@ from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.lock import lock_holder
 from recovery.storage.origin import Origin
 from recovery.storage.scan import links_of
+from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import Store
 
 
@@ -35,6 +37,7 @@ class Facts:
     origins: the stores that this store was made from, the nearest first.
     replica, replica_lag: what a run that replicates has shipped, and what is not; None: there was no such run.
     owners: the owners that were asked, with what they say of themselves.
+    quarantine: what waits there, by step.
     waiting: what the run that has the directory waits for; None: there is no run, or it does not wait.
     operator_count, operator_rows: Spark's own operators that have state, and the rows in it; None: not known of all.
     """
@@ -58,6 +61,7 @@ class Facts:
     replica_lag: ReplicaLag | None = None
     waiting: Waiting | None = None
     owners: tuple[SeenOwner, ...] = ()
+    quarantine: Mapping[str, WaitingRows] = field(default_factory=dict)
 
     @property
     def described(self) -> list[PartitionDescription]:
@@ -117,6 +121,7 @@ def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int, *, owners
         replica_lag=behind,
         waiting=waiting,
         owners=tuple(owners),
+        quarantine={} if plan is None else _quarantine(store, plan, sizes, problems),
     )
     return replace(facts, health=_health(facts, targets))
 
@@ -124,6 +129,7 @@ def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int, *, owners
 def _health(facts: Facts, targets: Sequence[HealthTarget]) -> tuple[Finding, ...]:
     """Return the facts compared with the targets."""
     now_ms, backup, behind, waiting = facts.now_ms, facts.backup, facts.replica_lag, facts.waiting
+    oldest = min((each.since_ms for each in facts.quarantine.values() if each.since_ms is not None), default=None)
     began = (execution for each in facts.described for execution in each.executions)
     return (
         *findings(
@@ -134,9 +140,27 @@ def _health(facts: Facts, targets: Sequence[HealthTarget]) -> tuple[Finding, ...
             unsaved_s=unsaved_s(began, now_ms),
             replica_lag_s=None if behind is None else behind.seconds,
             wait_s=None if waiting is None else max(0, now_ms - waiting.since_ms) / 1000,
+            quarantine_s=None if oldest is None else max(0, now_ms - oldest) / 1000,
         ),
         *owner_findings(facts.owners, targets),
     )
+
+
+def _quarantine(
+    store: Store, plan: ResumePlan, sizes: Mapping[str, Mapping[str, StepSize] | None], problems: list[str]
+) -> Mapping[str, WaitingRows]:
+    """Return what waits in quarantine at the newest epoch, by step. Adds to `problems`."""
+    if plan.snapshot is None:
+        return {}
+    named = (quarantined_step(step) for each in sizes.values() for step in each or ())
+    try:
+        return steps_now(Snapshot.of(plan, plan.snapshot.cut, store.reader), filter(None, named))
+    except EpochNotHeldError:
+        # A run has closed the next epoch meanwhile; the next look shows what that has.
+        return {}
+    except RecoveryError as error:
+        problems.append(with_path(error.found, error.path))
+        return {}
 
 
 def _waiting(home: Path, found: Sequence[FoundFile]) -> Waiting | None:

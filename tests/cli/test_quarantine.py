@@ -19,12 +19,13 @@ from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.seam import BatchCount
 from recovery.values.keys import partition_of
-from recovery.values.quarantine import WAITS_MS, Entry, Failure, KeyNote, entry_key, note_key, packed, to_text
+from recovery.values.quarantine import WAITS_MS, Entry, KeptFailure, KeyNote, entry_key, note_key, to_text
+from recovery.values.quarantined_rows import packed
 from tests.stores import STEP, Driver, alter, content, pack, paths_of, problems, state_at
 
 COUNT = 3
 QUARANTINE = f"$bad {STEP}"
-FAILURE = Failure("ValueError", "bad value 7", ("flow.py, line 3, in update",))
+FAILURE = KeptFailure("ValueError", "bad value 7", ("flow.py, line 3, in update",))
 SINCE = {"a": 1_700_000_000_000, "b": 1_700_000_100_000}
 
 
@@ -46,7 +47,10 @@ def written(directory: Path) -> Path:
         },
         "b": {
             note_key("b"): (to_text(KeyNote(1, 3, 4, at_b, "KeyError: 'b'", 123)), WAITS_MS),
-            entry_key("b", 3): (to_text(Entry(5, at_b, 0, "", 2, Failure("KeyError", "'b'"), timed_out=True)), None),
+            entry_key("b", 3): (
+                to_text(Entry(5, at_b, 0, "", 2, KeptFailure("KeyError", "'b'"), timed_out=True)),
+                None,
+            ),
         },
     }
     with Driver(directory, (STEP, QUARANTINE)) as driver:

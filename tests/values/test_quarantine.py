@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from recovery.errors import CorruptPartitionError, StateValueError
-from recovery.values import quarantine
+from recovery.values import quarantine, quarantined_rows
 from recovery.values.keys import home_of, partition_of
-from recovery.values.quarantine import Entry, Failure, KeyNote
+from recovery.values.quarantine import Entry, KeptFailure, KeyNote
 
 ROWS = pa.RecordBatch.from_pydict(
     {
@@ -37,12 +37,12 @@ def refuse(why: str) -> CorruptPartitionError:
 
 def test_rows_of_any_type_come_back():
     """Also values that Python cannot represent, such as a date before the year 1."""
-    back = quarantine.unpacked(quarantine.packed(ROWS), refuse)
+    back = quarantined_rows.unpacked(quarantined_rows.packed(ROWS), refuse)
     assert back.schema == ROWS.schema
     # NaN does not equal itself; its text does.
     assert str(back.to_batches()[0].column("number")) == str(ROWS.column("number"))
     assert back.drop_columns("number").equals(pa.Table.from_batches([ROWS]).drop_columns("number"))
-    [first, second, _] = quarantine.json_rows(back)
+    [first, second, _] = quarantined_rows.json_rows(back)
     assert json.dumps([first, second], allow_nan=False)
     assert first["bytes"] == "/wA="
     assert (first["money"], second["number"], second["text"]) == ("1.10", "nan", None)
@@ -51,27 +51,27 @@ def test_rows_of_any_type_come_back():
 def test_an_entry_has_its_own_rows_only():
     """A slice of Arrow's refers to the text of all rows: other rows would be stored with each entry."""
     rows = pa.RecordBatch.from_pydict({"text": [f"row {number}" * 100 for number in range(1000)]})
-    data = quarantine.packed(rows.slice(500, 1))
+    data = quarantined_rows.packed(rows.slice(500, 1))
     assert len(data) < 3000
-    assert quarantine.unpacked(data, refuse)["text"].to_pylist() == ["row 500" * 100]
+    assert quarantined_rows.unpacked(data, refuse)["text"].to_pylist() == ["row 500" * 100]
 
 
 def test_bytes_that_are_no_text_come_back():
     """Spark does not check the text that it gives to a task."""
     bad = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
     rows = pa.RecordBatch.from_arrays([bad], ["text"])
-    back = quarantine.unpacked(quarantine.packed(rows), refuse)
+    back = quarantined_rows.unpacked(quarantined_rows.packed(rows), refuse)
     assert back["text"].chunk(0).buffers()[2].to_pybytes()[:2] == b"\xff\xfe"
-    assert quarantine.json_rows(back) == [{"text": "\\xff\\xfe"}]
+    assert quarantined_rows.json_rows(back) == [{"text": "\\xff\\xfe"}]
 
 
 def test_many_rows_become_several_entries():
     """Each within a limit, or with a single row."""
     rows = pa.RecordBatch.from_pydict({"text": ["x" * 1000] * 10})
-    sizes = [len(each) for each in quarantine.pieces(rows, 2500)]
+    sizes = [len(each) for each in quarantined_rows.pieces(rows, 2500)]
     assert (sum(sizes), max(sizes)) == (10, 2)
-    assert [len(each) for each in quarantine.pieces(rows, 1)] == [1] * 10
-    assert [len(each) for each in quarantine.pieces(rows)] == [10]
+    assert [len(each) for each in quarantined_rows.pieces(rows, 1)] == [1] * 10
+    assert [len(each) for each in quarantined_rows.pieces(rows)] == [10]
 
 
 @pytest.mark.parametrize("key", ["", "a", "a\x1e", "\x1e000000000001", "␀", "日\x1f"])
@@ -92,7 +92,7 @@ def test_what_is_kept_of_an_error():
         def __str__(self) -> str:
             raise RuntimeError
 
-    def fail(error: Exception) -> Failure:
+    def fail(error: Exception) -> KeptFailure:
         try:
             raise error
         except Exception as raised:
@@ -116,16 +116,19 @@ def test_a_text_that_is_no_entry_or_note_is_refused(text):
         quarantine.note_from(text, refuse)
 
 
-@pytest.mark.parametrize("data", ["!", "AAAA", quarantine.packed(ROWS)[:400], quarantine.packed(ROWS)[400:]])
+PACKED = quarantined_rows.packed(ROWS)
+
+
+@pytest.mark.parametrize("data", ["!", "AAAA", PACKED[:400], PACKED[400:]])
 def test_data_that_is_no_arrow_stream_is_refused(data):
     """Whatever is in the place of the rows."""
     with pytest.raises(CorruptPartitionError):
-        quarantine.unpacked(data, refuse)
+        quarantined_rows.unpacked(data, refuse)
 
 
 def test_documents_come_back():
     """With and without what they may lack."""
     for note in (KeyNote(1, 0, 2, 3, "e"), KeyNote(1, 0, 2, 3, "e", 4)):
         assert quarantine.note_from(quarantine.to_text(note), refuse) == note
-    for entry in (Entry(1, 2, 3, "AA"), Entry(1, 2, 0, "", 2, Failure("E", "m", ("p",)), timed_out=True)):
+    for entry in (Entry(1, 2, 3, "AA"), Entry(1, 2, 0, "", 2, KeptFailure("E", "m", ("p",)), timed_out=True)):
         assert quarantine.entry_from(quarantine.to_text(entry), refuse) == entry

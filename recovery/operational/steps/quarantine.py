@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pyarrow as pa
 
 from recovery.base.clock import Clock
 from recovery.base.ids import Epoch, StepId
-from recovery.base.reserved import quarantine_of, quarantined_step
+from recovery.base.reserved import DECLARATIONS_STEP, quarantine_of, quarantined_step
 from recovery.base.untrusted_json import Refusal
 from recovery.epochs.writer import StepKey
 from recovery.errors import CorruptPartitionError, shown
@@ -22,6 +21,9 @@ from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import Store
 from recovery.values import quarantine
 from recovery.values.quarantine import REPLAY_MS, Entry, KeyNote
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PURPOSE = "quarantine"
 
@@ -106,7 +108,9 @@ def entries_of(at: Snapshot, waiting: WaitingKey) -> Iterator[tuple[int, Entry]]
 
 def rows_of(waiting: WaitingKey, entry: Entry) -> pa.Table | None:
     """Return the rows of an entry; None for a call for a timeout. Raises CorruptPartitionError."""
-    return None if entry.timed_out else quarantine.unpacked(entry.data, _corrupt(waiting.step, waiting.key))
+    from recovery.values import quarantined_rows
+
+    return None if entry.timed_out else quarantined_rows.unpacked(entry.data, _corrupt(waiting.step, waiting.key))
 
 
 def replay(store: Store, wanted: Wanted, clock: Clock) -> tuple[list[WaitingKey], Epoch | None]:
@@ -165,6 +169,9 @@ def lines_of(at: Snapshot, waiting: WaitingKey) -> Iterator[str]:
 
 def entry_json(waiting: WaitingKey, number: int, entry: Entry) -> dict[str, Any]:
     """Return an entry as JSON values."""
+    # Commands that only look do not wait for Arrow.
+    from recovery.values import quarantined_rows
+
     table = rows_of(waiting, entry)
     return {
         "step": waiting.step,
@@ -175,8 +182,16 @@ def entry_json(waiting: WaitingKey, number: int, entry: Entry) -> dict[str, Any]
         "attempts": entry.attempts,
         "timed_out": entry.timed_out,
         "error": None if entry.failure is None else msgspec.to_builtins(entry.failure),
-        "rows": [] if table is None else quarantine.json_rows(table),
+        "rows": [] if table is None else quarantined_rows.json_rows(table),
     }
+
+
+def steps_now(at: Snapshot, also: Iterable[str]) -> dict[str, WaitingRows]:
+    """Return what waits for each step with rows in quarantine. Looks for the steps that have declared anything, and for
+    `also`, where `steps_that_wait` reads all keys of the store. Raises CorruptPartitionError."""
+    candidates = {*at.values(DECLARATIONS_STEP), *also}
+    found = {step: WaitingRows.of(waiting_keys(at, StepId(step))) for step in sorted(candidates)}
+    return {step: rows for step, rows in found.items() if rows.keys}
 
 
 def waiting_rows(at: Snapshot | None, renames: Mapping[str, str], step: StepId) -> WaitingRows:

@@ -67,11 +67,12 @@ class FlowRun:
         )
         self.lease = self.execution.lease
         waiting = {each.definition.step_id: prepared.waiting(each.definition.step_id) for each in bound.steps}
-        self.quarantine = self.parts.add(Quarantine(bound.steps, waiting, store, prepared.config.quarantine))
+        self.quarantine = self.parts.add(Quarantine(bound.steps, waiting, store, clock, prepared.config.quarantine))
         self._mailboxes = self.parts.add(Mailboxes(bound.steps, store, self.lease))
         self.status = RunStatus(store, self.lease, bound)
         self.reports = Reports(prepared, bound, store, self.execution, self.status, observer)
         self.reports.summary.quarantined = self.quarantine.rows
+        self.reports.measures.quarantine = self.quarantine.now
         self._steps = step_plan(store, prepared.plan, bound, prepared.config)
         self._taken_back: list[str] = []
         self.delivery = self._begin_delivery(sink)

@@ -15,8 +15,8 @@ from recovery.errors import CorruptPartitionError, QuarantineError, RecoveryErro
 from recovery.spark.steps.definition import StepDefinition
 from recovery.spark.tasks.spool import Spool
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, TaskStore
-from recovery.values import quarantine
-from recovery.values.quarantine import REPLAY_MS, WAITS_MS, Entry, Failure, KeyNote
+from recovery.values import quarantine, quarantined_rows
+from recovery.values.quarantine import REPLAY_MS, WAITS_MS, Entry, KeptFailure, KeyNote
 
 Attempt = Callable[[Entry], None]
 """Attempts the call of an entry again. Raises the error of the call."""
@@ -27,7 +27,7 @@ class _Put(NamedTuple):
     wait; or a timeout that passed while the key waits."""
 
     rows: pa.RecordBatch | None
-    failure: Failure | None
+    failure: KeptFailure | None
     overdue_ms: int | None = None
 
 
@@ -132,7 +132,7 @@ class TaskQuarantine:
     def rows_of(self, entry: Entry, text: str) -> pa.RecordBatch:
         """Return the rows of an entry with the columns that the step has now. Raises StateValueError if one is
         missing."""
-        table = quarantine.unpacked(entry.data, self._corrupt(text))
+        table = quarantined_rows.unpacked(entry.data, self._corrupt(text))
         missing = [name for name in self._definition.columns if table.column_names.count(name) != 1]
         if missing and tuple(table.column_names) != self._definition.columns:
             raise StateValueError(
@@ -184,8 +184,8 @@ class TaskQuarantine:
             self._notes[text] = msgspec.structs.replace(note, overdue_ms=note.overdue_ms or put.overdue_ms)
             return
         attempts = 0 if put.failure is None else 1
-        for piece in [None] if put.rows is None else quarantine.pieces(put.rows):
-            data = "" if piece is None else quarantine.packed(piece)
+        for piece in [None] if put.rows is None else quarantined_rows.pieces(put.rows):
+            data = "" if piece is None else quarantined_rows.packed(piece)
             count = 0 if piece is None else len(piece)
             entry = Entry(self._batch, self._now_ms, count, data, attempts, put.failure, timed_out=piece is None)
             yield _packed(quarantine.entry_key(text, note.end), entry, None)
@@ -209,7 +209,7 @@ def belongs_to_row(error: Exception) -> bool:
     return not isinstance(error, MemoryError | ImportError)
 
 
-def too_many(step: str, rows: int, most: int, failure: Failure | None, text: str) -> QuarantineError:
+def too_many(step: str, rows: int, most: int, failure: KeptFailure | None, text: str) -> QuarantineError:
     """Return the error for more rows in quarantine than may wait."""
     newest = "" if failure is None else f"; the newest error, for key {shown(text)}: {failure.text}"
     return QuarantineError(f"step {step!r} would put {rows:,} rows into quarantine, where {most:,} may wait{newest}")

@@ -20,7 +20,8 @@ from recovery.spark.tasks.run_tasks import run_tasks
 from recovery.spark.tasks.step_task import StepTask
 from recovery.storage.seam import BatchCount
 from recovery.values.keys import partition_of
-from recovery.values.quarantine import REPLAY_MS, WAITS_MS, json_rows, note_key, unpacked
+from recovery.values.quarantine import REPLAY_MS, WAITS_MS, note_key
+from recovery.values.quarantined_rows import json_rows, unpacked
 from tests.memory_store import MemoryDirectory
 from tests.stores import STEP, Driver, pack
 from tests.tasks import definition

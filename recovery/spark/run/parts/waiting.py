@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 
+from recovery.base.clock import Clock
 from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import BatchId, Lease, PartitionIndex, StepId
 from recovery.errors import QuarantineError, RecoveryError, shown
@@ -23,7 +24,12 @@ class Quarantine(Part):
     name = "quarantine"
 
     def __init__(
-        self, steps: Sequence[RegisteredStep], before: Mapping[StepId, WaitingRows], store: PartitionStore, most: int
+        self,
+        steps: Sequence[RegisteredStep],
+        before: Mapping[StepId, WaitingRows],
+        store: PartitionStore,
+        clock: Clock,
+        most: int,
     ) -> None:
         """before: what waits when the run starts, of the flow's steps. most: how many rows may wait.
 
@@ -43,7 +49,9 @@ class Quarantine(Part):
         """The ids under which the rows in quarantine are stored."""
         self.rows = sum(each.rows for each in before.values())
         """The rows that wait."""
+        self._since_ms = min((each.since_ms for each in before.values() if each.since_ms is not None), default=None)
         self._store = store
+        self._clock = clock
         self._most = most
 
     def processed(self, lease: Lease, batch: BatchId, waiting: int) -> None:
@@ -56,6 +64,15 @@ class Quarantine(Part):
                 f"{rows:,} rows would wait in quarantine after micro-batch {batch}, where {self._most:,} may{newest}"
             )
         self.rows = rows
+        if not rows:
+            self._since_ms = None
+        elif self._since_ms is None:
+            self._since_ms = self._clock.wall_ms()
+
+    def now(self) -> tuple[int, float | None]:
+        """Return how many rows wait, and for how many seconds the oldest has; None: none waits."""
+        since_ms = self._since_ms
+        return self.rows, None if since_ms is None else max(0, self._clock.wall_ms() - since_ms) / 1000
 
     def _newest(self, lease: Lease, batch: BatchId) -> str:
         """Return the newest error of any key, as the end of a sentence."""

@@ -143,6 +143,8 @@ class RunMeasures:
         self._targets = parse_targets(prepared.config.thresholds)
         self.wait_s: Callable[[], float] = float
         """How long the run has waited for executors or a source; 0: it does not."""
+        self.quarantine: Callable[[], tuple[int, float | None]] = lambda: (0, None)
+        """How many rows are in quarantine, and for how many seconds the oldest has been."""
         self.meter = Meter(
             execution.number, self._clock, self._targets, _memory(bound.frame.sparkSession.sparkContext),
             closes=self._kept, native=bound.keeps_native_state,
@@ -172,6 +174,7 @@ class RunMeasures:
         measure, missed = self.meter.closed(
             closed.epoch, closed.batch, closed.duration_s, closed.partitions, lag_s,
             None if replica is None else replica.lag.seconds, self._prepared.places.seen, self._certificate_end_s(),
+            self.quarantine()[1],
         )  # fmt: skip
         self._keep(measure)
         return missed
@@ -199,6 +202,7 @@ class RunMeasures:
             wait_s=self.wait_s(),
             owners=self._prepared.places.seen,
             certificate_end_s=self._certificate_end_s(),
+            quarantined=self.quarantine()[0],
         )
 
     def _replica(self) -> ReplicaState | None:
