@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from recovery.backup.note import reads_made_keys
 from recovery.base import faults
-from recovery.base.ids import BatchId
+from recovery.base.ids import BatchId, StepId
+from recovery.base.reserved import quarantine_of
 from recovery.checkpoint.capture import Capture
 from recovery.config import checkpoint_address
 from recovery.epochs.closer import ClosingHooks, ClosingSettings, EpochClosed, EpochCloser
@@ -18,6 +19,7 @@ from recovery.hadoop.home import HadoopHome, checkpoint_home, discard_earlier
 from recovery.host.storage_errors import storage_errors
 from recovery.operational.backends.owned import documents_of
 from recovery.operational.backends.retry import RetryPolicy
+from recovery.operational.steps.quarantine import WaitingRows
 from recovery.sinks.delivery import Delivery
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan
@@ -66,7 +68,7 @@ class FlowRun:
             backup_interval_s=prepared.backup_interval_s,
         )
         self.lease = self.execution.lease
-        waiting = {each.definition.step_id: prepared.waiting(each.definition.step_id) for each in bound.steps}
+        waiting = self._waiting()
         self.quarantine = self.parts.add(Quarantine(bound.steps, waiting, store, clock, prepared.config.quarantine))
         self._mailboxes = self.parts.add(Mailboxes(bound.steps, store, self.lease))
         self.status = RunStatus(store, self.lease, bound)
@@ -81,6 +83,18 @@ class FlowRun:
         self.loads = FlowLoads(documents, clock)
         self.last: BatchId | None = None
         """The micro-batch after which the run ends; None: it ends with the input."""
+
+    def _waiting(self) -> dict[StepId, WaitingRows]:
+        """What waits in quarantine, by step of the flow. Only steps that have such rows are read."""
+        known = self.store.known_steps(self.prepared.plan.resume_epoch)
+        names = {each.definition.step_id: {each.definition.step_id} for each in self.bound.steps}
+        for old, new in self.prepared.config.rename_steps.items():
+            names.get(StepId(new), set()).add(StepId(old))
+        return {
+            step: self.prepared.waiting(step)
+            for step, ids in names.items()
+            if known.intersection(map(quarantine_of, ids))
+        }
 
     def _begin_delivery(self, sink: SinkLike) -> Delivery:
         prepared = self.prepared

@@ -24,7 +24,7 @@ from recovery.storage.seam import BatchCount
 from recovery.values.keys import partition_of
 from recovery.values.quarantine import REPLAY_MS, WAITS_MS, note_key, parse_waiting_key
 from tests.memory_store import MemoryDirectory
-from tests.stores import STEP, Driver, pack, problems
+from tests.stores import STEP, Driver, OwnedDirectory, pack, problems
 from tests.tasks import definition
 
 COUNT = 3
@@ -225,16 +225,18 @@ def check(driver: Driver, model: Model, batch: int) -> None:
 
 @pytest.mark.parametrize("timeouts", [False, True], ids=["", "timeouts"])
 @pytest.mark.parametrize("hold", ["key", "no"])
-@pytest.mark.parametrize("where", ["memory", "files"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("where", "seed"), [("memory", 0), ("memory", 1), ("files", 2), ("files", 3), ("files", 4), ("owner", 5)]
+)
 def test_a_random_history(seed, where, hold, timeouts, tmp_path, monkeypatch):
     """Replayed by the seed in the test's name."""
     random_ = random.Random(f"{seed} {hold} {timeouts}")
     monkeypatch.setattr(StepTask, "chunk_rows", 3)
     monkeypatch.setattr(Faults, "sets_timeouts", timeouts)
-    if where == "files":
+    directory: Any = MemoryDirectory(COUNT)
+    if where != "memory":
         init_partitions(tmp_path / "files", COUNT)
-    directory = MemoryDirectory(COUNT) if where == "memory" else tmp_path / "files"
+        directory = OwnedDirectory(tmp_path / "files") if where == "owner" else tmp_path / "files"
     made = step(hold, timeouts)
     model = Model(hold, timeouts)
     closed, batch, now_ms = copy.deepcopy(model), NO_BATCH, 1000
@@ -282,5 +284,5 @@ def test_a_random_history(seed, where, hold, timeouts, tmp_path, monkeypatch):
                 check(driver, model, batch + 1)
     finally:
         driver.__exit__()
-    if where == "files":
+    if where != "memory":
         assert not problems(directory)
