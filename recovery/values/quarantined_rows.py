@@ -30,9 +30,33 @@ def packed(rows: pa.RecordBatch) -> str:
 def unpacked(data: str, refuse: Refusal) -> pa.Table:
     """Return the rows in the text of an entry; raises the error that `refuse` makes for anything else."""
     try:
-        return pa.ipc.open_stream(pa.py_buffer(base64.b64decode(data, validate=True))).read_all()
+        table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(data, validate=True))).read_all()
+        for column in table.columns:
+            for chunk in column.chunks:
+                # Arrow reads what the offsets say; the file may be anybody's. Text need not be valid UTF-8.
+                chunk.view(_as_bytes(chunk.type)).validate(full=True)
     except (binascii.Error, pa.ArrowException, OSError, ValueError) as error:
         raise refuse(f"its rows are no Arrow stream: {error}") from error
+    return table
+
+
+def _as_bytes(kind: pa.DataType) -> pa.DataType:
+    """Return a type with bytes in place of text."""
+    if pa.types.is_string(kind):
+        return pa.binary()
+    if pa.types.is_large_string(kind):
+        return pa.large_binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([_field_as_bytes(each) for each in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_field_as_bytes(kind.key_field), _field_as_bytes(kind.item_field))
+    if pa.types.is_list(kind):
+        return pa.list_(_field_as_bytes(kind.value_field))
+    return kind
+
+
+def _field_as_bytes(field: pa.Field) -> pa.Field:
+    return field.with_type(_as_bytes(field.type))
 
 
 def json_rows(rows: pa.Table) -> list[dict[str, Any]]:
@@ -51,6 +75,9 @@ def _value(column: pa.Array[Any], place: int) -> Any:
         if not pa.types.is_string(column.type):
             return "(text that is not valid UTF-8)"
         return column.cast(pa.binary())[place].as_py().decode(errors="backslashreplace")
+    except Exception as error:
+        # The libraries of each type have errors of their own, as for a decimal with too many digits.
+        return f"(a value of type {column.type} that cannot be shown: {type(error).__name__})"
 
 
 def _plain(value: Any) -> Any:

@@ -181,3 +181,22 @@ def test_the_state_commands_do_not_reach_into_a_quarantine(store):
     refused = CliRunner().invoke(main, ["state", "set", str(store), "--step", QUARANTINE, "--key", "a", "1", "--yes"])
     assert refused.exit_code == ConfigurationError.exit_code
     assert content(store) == before
+
+
+def test_rows_in_quarantine_move_with_their_keys(store, tmp_path):
+    """To another number of partitions, to a fork, and through a backup; everything finds them there."""
+    invoke = lambda *words: CliRunner().invoke(main, list(map(str, words)))  # noqa: E731
+    listed, exported = said("list", store), command("export", store).stdout
+    assert invoke("repartition", store, tmp_path / "five", 5).exit_code == 0
+    # Many partitions are written in another way than few.
+    assert invoke("repartition", store, tmp_path / "many", 40).exit_code == 0
+    assert invoke("fork", store, tmp_path / "fork").exit_code == 0
+    assert invoke("backup", store, tmp_path / "backup").exit_code == 0
+    assert invoke("restore", tmp_path / "backup", tmp_path / "restored").exit_code == 0
+    for name in ("five", "many", "fork", "restored"):
+        assert said("list", tmp_path / name) == listed
+        assert command("export", tmp_path / name).stdout == exported
+        assert problems(tmp_path / name) == []
+        assert len(said("replay", tmp_path / name)["keys"]) == 2
+        assert said("drop", tmp_path / name, "--no-save", "--yes")["epoch"] is not None
+        assert said("list", tmp_path / name) == []

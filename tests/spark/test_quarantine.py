@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from pyspark.sql import functions as F
 
-from recovery import RecoveryConfig, init_partitions, start
+from recovery import FileSink, Flow, RecoveryConfig, init_partitions, start, stateful
 from recovery.base.clock import SystemClock
 from recovery.cli import main
 from recovery.errors import QuarantineError
@@ -32,7 +33,7 @@ class Job:
     def run(self, given=None, **config):
         """Run to the end of the input; returns the summary. given: other arguments of the flow."""
         flow = self.make(str(self.feed.path), str(self.output), str(self.fixed), **(given or {}))
-        config.setdefault("snapshot_interval", 0)
+        config = {"snapshot_interval": 0, "backup_interval": "1h"} | config
         query = start(flow, RecoveryConfig(self.directory, **config), spark=self.spark, trigger="available-now")
         query.await_termination()
         return query.summary
@@ -180,6 +181,41 @@ def test_the_form_of_bytewax(tmp_path, feed, spark):
     job.replay()
     assert job.run().quarantined == 0
     assert states(job.directory, "totals") == {"a": 1001, "b": 2}
+
+
+def read(key, rows, state):
+    """Counts the rows that Spark could parse."""
+    for row in rows:
+        if row._corrupt_record is not None or (row.amount is None and row.text is not None):
+            raise ValueError(f"cannot be parsed: {row}")
+    state.update((state.getOption or 0) + len(rows))
+    yield key, len(rows)
+
+
+def test_rows_that_spark_cannot_parse(tmp_path, feed, spark):
+    """The recipes of docs/bad-records.md: text that is no JSON, and text that is no number, wait with their text."""
+    lines = ['{"id": 1, "text": "5"}', '{"id": 2, "text": "x5"}', '{"id": 3']
+    (feed.path / "lines.txt").write_text("".join(f"{line}\n" for line in lines))
+
+    def make(path, output, fixed):
+        def build(session):
+            options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt_record"}
+            form = "id long, text string, _corrupt_record string"
+            rows = (
+                session.readStream.text(path).select(F.from_json("value", form, options).alias("row")).select("row.*")
+            )
+            rows = rows.withColumn("amount", F.expr("try_cast(text AS int)"))
+            step = stateful("counts", key="id", update=read, output="id long, n long", on_error="quarantine")
+            return rows.transform(step)
+
+        return Flow("parsed", build, FileSink(output))
+
+    job = Job(tmp_path, feed, spark, make)
+    assert job.run().quarantined == 2
+    assert states(job.directory, "counts") == {"1": 1}
+    shown = CliRunner().invoke(main, ["quarantine", "show", str(job.directory)]).stdout
+    assert '"text":"x5"' in shown
+    assert r"{\"id\": 3" in shown
 
 
 @pytest.mark.parametrize("point", ["close.2.snaps", "close.3"])
