@@ -278,8 +278,9 @@ def test_a_random_history(seed, where, hold, timeouts, tmp_path, monkeypatch):
                 total += counted
             check(driver, model, batch + 1)
             if random_.random() < 0.4:
-                driver.store.seal(driver.lease, batch)
-                driver.close(batch)
+                logged = random_.random() < 0.5
+                driver.store.seal(driver.lease, batch, apart=not logged)
+                driver.close(batch, logged=logged)
                 closed = copy.deepcopy(model)
                 check(driver, model, batch + 1)
     finally:
