@@ -13,11 +13,14 @@ from recovery.base.ids import BatchId, PartitionIndex
 from recovery.base.untrusted_json import Refusal
 from recovery.errors import CorruptPartitionError, QuarantineError, RecoveryError, StateValueError, shown
 from recovery.spark.steps.definition import StepDefinition
+from recovery.spark.tasks.changes import STATE_BYTES
 from recovery.spark.tasks.spool import Spool
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, TaskStore
 from recovery.values import quarantine, quarantined_rows
 from recovery.values.quarantine import REPLAY_MS, WAITS_MS, Entry, KeptFailure, KeyNote
 
+ENTRY_BYTES = 1 << 20
+"""Room for what an entry has beside its rows, and for the key."""
 Attempt = Callable[[Entry], None]
 """Attempts the call of an entry again. Raises the error of the call."""
 
@@ -100,7 +103,8 @@ class TaskQuarantine:
         before = quarantine.note_from(stored, self._corrupt(text))
         # Rows of this micro-batch may have come behind those that the store has.
         note = self._notes.get(text, before)
-        first, error, passed, packed = before.end, note.error, 0, list[str]()
+        first, since_ms, error = before.end, note.since_ms, note.error
+        passed, packed = 0, list[str]()
         for number in range(before.first, before.end):
             key = quarantine.entry_key(text, number)
             [stored] = self._read(partition, [key])
@@ -112,7 +116,9 @@ class TaskQuarantine:
             except Exception as failure:
                 if not belongs_to_row(failure):
                     raise
-                first, found = min(first, number), quarantine.failure_of(failure)
+                found = quarantine.failure_of(failure)
+                if number < first:
+                    first, since_ms = number, entry.at_ms
                 error = found.text
                 packed.append(_packed(key, quarantine.again(entry, found), None))
                 if self._definition.hold == "key":
@@ -121,7 +127,8 @@ class TaskQuarantine:
                 passed += entry.rows or 1
                 packed.append(_packed(key, None, None))
         self.rows -= passed
-        left = msgspec.structs.replace(note, rows=max(0, note.rows - passed), first=first, error=error)
+        rows = max(0, note.rows - passed)
+        left = msgspec.structs.replace(note, rows=rows, first=first, since_ms=since_ms, error=error)
         if left.rows == 0:
             self._waiting.discard(text)
             left = KeyNote(0, note.end, note.end, self._now_ms, "")
@@ -142,7 +149,10 @@ class TaskQuarantine:
             )
         if not missing:
             table = table.select(list(self._definition.columns))
-        return table.combine_chunks().to_batches()[0]
+        batches = table.combine_chunks().to_batches()
+        if len(batches) != 1:
+            raise self._corrupt(text)(f"an entry has {len(table)} rows")
+        return batches[0]
 
     def _read(self, partition: PartitionIndex, keys: Sequence[str]) -> list[str | None]:
         return self._store.read(self._definition.quarantine, self._batch, {partition: tuple(keys)})[partition]
@@ -187,6 +197,13 @@ class TaskQuarantine:
         for piece in [None] if put.rows is None else quarantined_rows.pieces(put.rows):
             data = "" if piece is None else quarantined_rows.packed(piece)
             count = 0 if piece is None else len(piece)
+            if len(data) > STATE_BYTES - ENTRY_BYTES:
+                raise QuarantineError(
+                    f"step {self._definition.step_id!r}, key {shown(text)}: a row that fails takes {len(data):,} bytes "
+                    f"as text{'' if put.failure is None else f'; its error: {put.failure.text}'}",
+                    cause=f"A partition stores at most {STATE_BYTES:,} bytes in one value.",
+                    remedy="Take the row out of the input, or let update take it.",
+                )
             entry = Entry(self._batch, self._now_ms, count, data, attempts, put.failure, timed_out=piece is None)
             yield _packed(quarantine.entry_key(text, note.end), entry, None)
             note = msgspec.structs.replace(note, rows=note.rows + (count or 1), end=note.end + 1)

@@ -115,8 +115,11 @@ class QuarantineTask(StepTask):
             rows = runs.chunk.slice(int(ends[index] - counts[index]), int(counts[index]))
             if error is None and text in self._quarantine.marked:
                 self._behind[text] = rows
-            else:
-                self._quarantine.put(self._homes([text])[0], text, rows, error)
+                continue
+            if error is not None:
+                # A key with rows does not time out, as if the call had come that far.
+                self._due.pop(text, None)
+            self._quarantine.put(self._homes([text])[0], text, rows, error)
         stays = np.ones(len(runs.texts), np.bool_)
         stays[list(aside)] = False
         self._rows += int(counts[~stays].sum())
@@ -131,10 +134,10 @@ class QuarantineTask(StepTask):
         return None if all do."""
         try:
             return runs, *self._values(runs)
-        except StateValueError as error:
+        except StateValueError:
             unreadable = dict(self._unreadable(runs))
             if not unreadable:
-                raise error
+                raise
         rest = self._put(runs, unreadable)
         return (rest, *self._values(rest)) if rest.texts else None
 

@@ -14,7 +14,7 @@ import pytest
 from recovery.base.ids import BatchId
 from recovery.errors import LeaseLostError, QuarantineError, StateValueError
 from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, ROUTE, StepDefinition
-from recovery.spark.tasks import changes
+from recovery.spark.tasks import changes, quarantine
 from recovery.spark.tasks.quarantine_task import QuarantineTask
 from recovery.spark.tasks.run_tasks import run_tasks
 from recovery.spark.tasks.step_task import StepTask
@@ -239,3 +239,14 @@ def test_a_large_row_comes_back(driver, monkeypatch):
     mark(driver, 1, "b")
     assert run(driver, made, 2, rows(["a"], pa.array([b""], pa.binary()))) == ["a", "b"]
     assert entries(driver, 3) == {}
+
+
+def test_a_row_that_no_partition_can_store_ends_the_task(driver, monkeypatch):
+    """Nothing could keep it; the error names the key, and the error of its call. The limit is a small one here."""
+    monkeypatch.setattr(Faults, "of", {"b": ValueError("bad")})
+    monkeypatch.setattr(quarantine, "STATE_BYTES", quarantine.ENTRY_BYTES + 100)
+    with pytest.raises(
+        QuarantineError, match=r"key 'b': a row that fails takes .*; its error: ValueError: bad"
+    ):
+        run(driver, step(), 0, rows())
+    assert entries(driver, 1) == {}
