@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 from itertools import repeat, tee
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from recovery.base.ids import PartitionIndex
 from recovery.errors import StateValueError
-from recovery.spark.tasks.changes import by_value, key_of, too_large, value_of
-from recovery.spark.tasks.quarantine import TaskQuarantine, belongs_to_row
-from recovery.spark.tasks.step_task import FailedCall, KeyGroups, StepTask
-from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes
-from recovery.values.keys import decode_key, partition_of
+from recovery.spark.tasks.changes import by_value, key_of, too_large
+from recovery.spark.tasks.quarantine import belongs_to_row
+from recovery.spark.tasks.quarantining import Attempted, Quarantining, of_one_key
+from recovery.spark.tasks.step_task import FailedCall, KeyGroups
+from recovery.storage.seam import FIELD_SEPARATOR, Changes
 from recovery.values.quarantine import Entry
 
 
@@ -63,75 +62,34 @@ class _Calls:
         return kept
 
 
-class QuarantineTask(StepTask):
-    """A task that puts the rows of a key into quarantine if `update` fails for them, and goes on with the other keys.
+class QuarantineTask(Quarantining):
+    """A task of a step whose `update` is called per key.
 
-    The key's state stays as it was before the call, and no output of the call appears. A chunk's output and changes are
-    kept only once all output has been converted: a row that does not fit the declared output fails its key, too.
+    A chunk's output and changes are kept only once all output has been converted: a row that does not fit the declared
+    output fails its key, too.
     """
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._quarantine = TaskQuarantine(self._definition, self._store, self._batch)
         self._chunk: pa.RecordBatch | None = None
         self._calls: list[_Calls] = []
         self._lengths: Iterable[int] = ()
         self._changes: Changes | None = None
-        self._behind: dict[str, pa.RecordBatch] = {}
-        """Rows of this micro-batch for keys whose earlier rows are replayed first."""
         self._errors: list[Exception] | None = None
         """Where a replayed call leaves its error; None for a call of new rows."""
 
     def _process(self, chunk: pa.RecordBatch) -> pa.RecordBatch | None:
-        runs = self._runs(chunk)
+        runs = self._admitted(chunk)
         if runs is None:
             return None
-        homes = self._homes(runs.texts)
-        self._quarantine.wake(homes)
-        for home in dict.fromkeys(homes):
-            self._spool(home)
-        self._chunk = runs.chunk
-        if not self._quarantine.is_empty:
-            held = {index: None for index, text in enumerate(runs.texts) if self._quarantine.goes_behind(text)}
-            runs = self._put(runs, held)
         readable = self._readable(runs) if runs.texts else None
         output = [] if readable is None else self._call_all(*readable)
         return self._settled(output)
 
-    def _homes(self, texts: Sequence[str]) -> Sequence[PartitionIndex]:
-        if self._partition is not None:
-            return (self._partition,)
-        return [partition_of(text, self._partition_count) for text in texts]
-
-    def _put(self, runs: KeyGroups, aside: Mapping[int, Exception | None]) -> KeyGroups:
-        """Put the rows of some keys into quarantine, by index, with the error of each; None: they only wait. Return the
-        other keys with their rows."""
-        if not aside:
-            return runs
-        ends = runs.ends.to_numpy().astype(np.int64)
-        counts = np.diff(ends, prepend=0)
-        for index, error in aside.items():
-            text = runs.texts[index]
-            rows = runs.chunk.slice(int(ends[index] - counts[index]), int(counts[index]))
-            if error is None and text in self._quarantine.marked:
-                self._behind[text] = rows
-                continue
-            if error is not None:
-                # A key with rows does not time out, as if the call had come that far.
-                self._due.pop(text, None)
-            self._quarantine.put(self._homes([text])[0], text, rows, error)
-        stays = np.ones(len(runs.texts), np.bool_)
-        stays[list(aside)] = False
-        self._rows += int(counts[~stays].sum())
-        chunk = runs.chunk.filter(pa.array(np.repeat(stays, counts)))
-        self._chunk = chunk
-        places = np.flatnonzero(stays).tolist()
-        texts, raw = [runs.texts[place] for place in places], [runs.raw[place] for place in places]
-        return KeyGroups(chunk, texts, raw, pa.array(np.cumsum(counts[stays])))
-
     def _readable(self, runs: KeyGroups) -> tuple[KeyGroups, Sequence[Any], list[Any]] | None:
         """Return the keys with the values for update. Keys with values that Python cannot represent go to quarantine;
         return None if all do."""
+        self._chunk = runs.chunk
         try:
             return runs, *self._values(runs)
         except StateValueError:
@@ -139,6 +97,7 @@ class QuarantineTask(StepTask):
             if not unreadable:
                 raise
         rest = self._put(runs, unreadable)
+        self._chunk = rest.chunk
         return (rest, *self._values(rest)) if rest.texts else None
 
     def _unreadable(self, runs: KeyGroups) -> Iterator[tuple[int, StateValueError]]:
@@ -249,13 +208,6 @@ class QuarantineTask(StepTask):
         self._keys -= len(changes.packed) - len(stay)
         calls.changes = changes._replace(packed=(*stay, *(one for one in instead if one is not None)))
 
-    def _wake(self, partitions: Iterable[int]) -> None:
-        woken = list(map(PartitionIndex, partitions))
-        super()._wake(woken)
-        self._quarantine.wake(woken)
-        for partition in woken:
-            self._spool(partition)
-
     def _late(self) -> Iterator[pa.RecordBatch]:
         self._quarantine.wake(self._due.values())
         behind = {text: home for text, home in self._due.items() if self._quarantine.goes_behind(text)}
@@ -273,47 +225,14 @@ class QuarantineTask(StepTask):
         for text, home in sorted(self._quarantine.marked.items()):
             yield from self._replay(home, text, text in behind and text not in held)
 
-    def _replay(self, home: PartitionIndex, text: str, is_due: bool) -> Iterator[pa.RecordBatch]:
-        """Call update again for the entries of a key, and then for the rows that came in this micro-batch, or for the
-        timeout that is due if nothing has cleared it; yield the output."""
-        state = self._stored({home: (text,)})[home][0]
-        output, changes = list[tuple[Any, ...]](), list[Changes]()
-
-        def attempt(entry: Entry) -> None:
-            nonlocal state
-            calls = self._attempted(home, text, state, entry)
-            if calls is not None:
-                output.extend(calls.output)
-                if calls.changes is not None and calls.changes.packed:
-                    changes[:] = [calls.changes]
-                    state = value_of(calls.changes.packed[0], calls.changes)
-
-        self._quarantine.replay(home, text, attempt)
-        for each in changes:
-            super()._keep_changes(home, each)
-        if output:
-            yield self._to_arrow(output)
-        rows = self._behind.pop(text, None)
-        output = []
-        if rows is not None and self._quarantine.holds(text):
-            self._quarantine.put(home, text, rows, None)
-        elif rows is not None:
-            output = self._call_behind(home, text, state, rows)
-        elif is_due and not changes:
-            output = self._call(home, self._parse_keys([text]), [text], [state], [], [0], [0], timed_out=True)
-        found = self._settled(output)
-        if found is not None:
-            yield found
-
-    def _attempted(self, home: PartitionIndex, text: str, state: str | None, entry: Entry) -> _Calls | None:
-        """Call update for an entry, and return the call if it has not failed; None if there is nothing to call it for.
-        Raises the error of the call."""
+    def _attempted(self, home: PartitionIndex, text: str, state: str | None, entry: Entry) -> Attempted:
         rows: list[Any] = []
         if not entry.timed_out:
             self._chunk = self._quarantine.rows_of(entry, text)
-            keys, rows = self._values(_of_one_key(self._chunk, text))
+            keys, rows = self._values(of_one_key(self._chunk, text))
         elif state is None:
-            return None
+            # A key without a state has no timeout.
+            return None, None
         else:
             keys = self._parse_keys([text])
         self._errors = errors = list[Exception]()
@@ -321,35 +240,26 @@ class QuarantineTask(StepTask):
             output = self._call(home, keys, [text], [state], rows, [0], [len(rows)], entry.timed_out)
         finally:
             self._errors = None
-        calls = self._calls.pop()
-        errors += (
-            [] if calls.changes is None else [error for _, error in too_large(self._definition.step_id, calls.changes)]
-        )
+        changes = self._calls.pop().changes
+        if changes is not None:
+            errors += dict(too_large(self._definition.step_id, changes)).values()
         if errors:
             raise errors[0]
-        if output:
-            self._to_arrow(output)
-        return calls
+        return self._to_arrow(output) if output else None, changes
 
     def _call_behind(
-        self, home: PartitionIndex, text: str, state: str | None, chunk: pa.RecordBatch
-    ) -> list[tuple[Any, ...]]:
-        """Call update for the rows that came in this micro-batch, after those before them have passed."""
-        self._chunk = chunk
-        readable = self._readable(_of_one_key(chunk, text))
-        if readable is None:
-            return []
-        _, keys, rows = readable
-        return self._call(home, keys, [text], [state], rows, [0], [len(rows)])
-
-    def _apply(self, count: BatchCount) -> None:
-        super()._apply(count)
-        self._quarantine.apply(tuple(self.touched))
-
-
-def _of_one_key(rows: pa.RecordBatch, text: str) -> KeyGroups:
-    """Return rows of one key as a chunk."""
-    return KeyGroups(rows, [text], [decode_key(text)], pa.array([len(rows)]))
+        self, home: PartitionIndex, text: str, state: str | None, chunk: pa.RecordBatch | None
+    ) -> pa.RecordBatch | None:
+        if chunk is None:
+            keys, rows = self._parse_keys([text]), list[Any]()
+        else:
+            self._chunk = chunk
+            readable = self._readable(of_one_key(chunk, text))
+            if readable is None:
+                return self._settled([])
+            _, keys, rows = readable
+        output = self._call(home, keys, [text], [state], rows, [0], [len(rows)], timed_out=chunk is None)
+        return self._settled(output)
 
 
 def _without_timeout(state: str | None, text: str) -> str:

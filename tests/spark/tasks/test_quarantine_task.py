@@ -245,8 +245,6 @@ def test_a_row_that_no_partition_can_store_ends_the_task(driver, monkeypatch):
     """Nothing could keep it; the error names the key, and the error of its call. The limit is a small one here."""
     monkeypatch.setattr(Faults, "of", {"b": ValueError("bad")})
     monkeypatch.setattr(quarantine, "STATE_BYTES", quarantine.ENTRY_BYTES + 100)
-    with pytest.raises(
-        QuarantineError, match=r"key 'b': a row that fails takes .*; its error: ValueError: bad"
-    ):
+    with pytest.raises(QuarantineError, match=r"key 'b': a row that fails takes .*; its error: ValueError: bad"):
         run(driver, step(), 0, rows())
     assert entries(driver, 1) == {}
