@@ -107,6 +107,7 @@ COVERED_BY = {
     "storage/test_watched_files.py": "storage.documents",
     "values/test_kernels.py": "aggregates spark.steps.aggregate spark.steps.aggregate_functions",
     "spark/steps/test_arrow_step.py": "spark.tasks.arrow_task",
+    "spark/tasks/test_quarantine_model.py": "spark.tasks.arrow_quarantine_task spark.tasks.quarantining",
     "values/test_quarantine.py": "values.quarantined_rows",
     "cli/test_quarantine.py": "operational.steps.quarantine",
     "spark/test_quarantine.py": "spark.run.parts.waiting",

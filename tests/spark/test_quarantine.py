@@ -183,6 +183,20 @@ def test_the_form_of_bytewax(tmp_path, feed, spark):
     assert states(job.directory, "totals") == {"a": 1001, "b": 2}
 
 
+def test_a_vectorised_step_is_divided_until_the_bad_keys_are_found(tmp_path, feed, spark):
+    """Two bad keys among many: their rows wait, and every other key is applied once."""
+    feed.add([(f"k{number}", number) for number in range(500)] + [("k7", 1000), ("k300", 2000)])
+    job = Job(tmp_path, feed, spark, bad_rows.make_tables)
+    assert job.run().quarantined == 4
+    found = {key: each["total"] for key, each in states(job.directory, "totals").items()}
+    assert found == {f"k{number}": number for number in range(500) if number not in (7, 300)}
+    job.fixed.touch()
+    job.replay()
+    assert job.run().quarantined == 0
+    found = {key: each["total"] for key, each in states(job.directory, "totals").items()}
+    assert found == {key: sum(values) for key, values in job.truth().items()}
+
+
 def read(key, rows, state):
     """Counts the rows that Spark could parse."""
     for row in rows:

@@ -97,7 +97,7 @@ def stateful(
     """
     check_step(step_id, update, migrate)
     _check_state(state)
-    held = _hold(step_id, on_error, hold)
+    held = hold_of(step_id, on_error, hold)
 
     def transform(frame: DataFrame) -> DataFrame:
         return _apply(frame, step_id, key, update, output, state, order_by, timeout, migrate, held)
@@ -126,7 +126,7 @@ def stateful_map(
     """
     check_step(step_id, mapper, migrate, "mapper")
     _check_state(state)
-    held = _hold(step_id, on_error, hold)
+    held = hold_of(step_id, on_error, hold)
     single = isinstance(value, str)
     names = (value,) if isinstance(value, str) else tuple(value)
     composite = not isinstance(key, str | Column) and len(key) > 1
@@ -184,7 +184,7 @@ def _apply(
     return register(frame, definition, order_by, form_of(state), migrate)
 
 
-def _hold(step_id: str, on_error: str, hold: str) -> Hold | None:
+def hold_of(step_id: str, on_error: str, hold: str) -> Hold | None:
     """Return what a definition has as `hold`. Raises ConfigurationError."""
     if on_error not in get_args(OnError):
         raise ConfigurationError(f"step {step_id!r}: on_error={on_error!r}", remedy='Use "fail" or "quarantine".')

@@ -40,9 +40,13 @@ class ArrowStepTask(StepTask):
         return StateTable(self._states)
 
     def _process(self, chunk: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Call update for a chunk of whole keys, sorted; spool the states that changed."""
+        """Call update for a chunk of whole keys, sorted."""
         runs = self._runs(chunk)
         assert runs is not None
+        return self._call_tables(runs)
+
+    def _call_tables(self, runs: KeyGroups) -> pa.RecordBatch | None:
+        """Call update for some keys with their rows; spool the states that changed, and return the output."""
         chunk = runs.chunk
         definition = self._definition
         stored = self._read(runs.texts)

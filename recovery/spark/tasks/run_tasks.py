@@ -39,8 +39,8 @@ _tasks = count()
 def run_step(
     definition: StepDefinition, batches: Iterator[pa.RecordBatch], kind: type[StepTask] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Run a step over one Spark partition of one micro-batch, as a task of `kind`: by default StepTask, or
-    QuarantineTask.
+    """Run a step over one Spark partition of one micro-batch, as a task of `kind`: by default StepTask, with a
+    quarantine what `_with_quarantine` returns.
 
     Changes to a recovery partition are kept only if all of its rows were processed and their output was consumed.
     """
@@ -57,13 +57,22 @@ def run_step(
         )
     most_waiting = context.getLocalProperty(QUARANTINE_PROPERTY)
     if definition.hold is not None:
-        # Steps without a quarantine do not wait for this import.
-        from recovery.spark.tasks.quarantine_task import QuarantineTask as kind  # noqa: N813
-
+        kind = _with_quarantine(definition)
         definition = replace(definition, most_waiting=None if most_waiting is None else int(most_waiting))
     connect = partial(reach, address, task_key=definition.task_key)
     with raised_once(context):
         yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask, int(tasks))
+
+
+def _with_quarantine(definition: StepDefinition) -> type[StepTask]:
+    """Return the kind of the tasks of a step with a quarantine. Other steps do not wait for these imports."""
+    if definition.state_schema is None:
+        from recovery.spark.tasks.quarantine_task import QuarantineTask
+
+        return QuarantineTask
+    from recovery.spark.tasks.arrow_quarantine_task import ArrowQuarantineTask
+
+    return ArrowQuarantineTask
 
 
 def run_tasks(

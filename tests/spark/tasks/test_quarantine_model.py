@@ -16,6 +16,7 @@ import pytest
 
 from recovery.base.ids import NO_BATCH
 from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, KEY, NOW, ROUTE, StepDefinition
+from recovery.spark.tasks.arrow_quarantine_task import ArrowQuarantineTask
 from recovery.spark.tasks.quarantine_task import QuarantineTask
 from recovery.spark.tasks.run_tasks import run_tasks
 from recovery.spark.tasks.step_task import StepTask
@@ -62,6 +63,23 @@ def update(key: str, rows: list[Any], state: Any) -> Any:
     state.update({object()} if unencodable else values)
     if Faults.sets_timeouts:
         state.setTimeoutDuration(IDLE_MS)
+
+
+def update_tables(rows: pa.Table, states: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """The same for many keys in one call."""
+    new, output, faults = [], [], Faults.values
+    for state in states.to_pylist():
+        values = state["values"] or []
+        for value in rows["v"].slice(state["_start"], state["_rows"]).to_pylist():
+            values.append(value)
+            output.append((state["key"], sum(values)))
+            if value in faults and value < MISFIT:
+                raise ValueError(f"bad value {value}")
+        new.append(values)
+    given = set(rows["v"].to_pylist()) & faults
+    keys, sums = [key for key, _ in output], [f"{each}" if MISFIT in given else each for _, each in output]
+    table = pa.table({"key": states["key"], "values": pa.array(new, pa.list_(pa.int64()))})
+    return table.select(["key"]) if UNENCODABLE in given else table, pa.table({"key": keys, "n": sums})
 
 
 @dataclass
@@ -157,7 +175,11 @@ class Model:
         return {key: count for key, count in found.items() if count}
 
 
-def step(hold: str, timeouts: bool) -> StepDefinition:
+def step(hold: str, form: str) -> StepDefinition:
+    if form == "tables":
+        made = definition(update_tables, "values array<bigint>", "key string, n bigint", ROWS, ["key"])
+        return replace(made, hold=hold, replays=True, key_in_place=False)
+    timeouts = form == "timeouts"
     made = definition(update, "n bigint", "key string, n bigint", ROWS, ["key"])
     return replace(
         made, state_schema=None, hold=hold, timeouts=timeouts, needs_time=timeouts, replays=True, key_in_place=False
@@ -170,6 +192,7 @@ def run(
     """Run a micro-batch with ticks for all partitions: in so many tasks, or in one that has all partitions (None)."""
     found = []
     connect = lambda keep: (driver.task(), driver.count)  # noqa: E731
+    kind = QuarantineTask if made.state_schema is None else ArrowQuarantineTask
     ticks = [(None, None, number) for number in range(COUNT)]
     every = [*ticks, *((key, value, crc32(key.encode())) for key, value in rows)]
     for place in [EVERYWHERE] if tasks is None else range(tasks):
@@ -185,7 +208,7 @@ def run(
                 ROUTE: pa.array([place << HASH_BITS | each[2] for each in mine], pa.int64()),
             }
         )
-        for each in run_tasks(made, iter([chunk]), connect, batch, QuarantineTask, tasks or 1):
+        for each in run_tasks(made, iter([chunk]), connect, batch, kind, tasks or 1):
             found += [(row["key"], row["n"]) for row in each.to_pylist()]
     return found
 
@@ -207,6 +230,7 @@ def check(driver: Driver, model: Model, batch: int) -> None:
     """Compare states, timeouts and what waits with the model, as the next micro-batch sees them."""
     stored = driver.read(batch, KEYS)
     values = {key: None if text is None else msgspec.json.decode(text) for key, text in stored.items()}
+    values = {key: each["values"] if isinstance(each, dict) else each for key, each in values.items()}
     assert values == {key: model.keys.get(key, Of()).values for key in KEYS}
     due = {key for key, of in model.keys.items() if of.timeout_ms is not None}
     assert set(driver.due(batch, WAITS_MS)) == due
@@ -223,21 +247,21 @@ def check(driver: Driver, model: Model, batch: int) -> None:
     assert notes == model.waiting()
 
 
-@pytest.mark.parametrize("timeouts", [False, True], ids=["", "timeouts"])
+@pytest.mark.parametrize("form", ["rows", "timeouts", "tables"])
 @pytest.mark.parametrize("hold", ["key", "no"])
 @pytest.mark.parametrize(
     ("where", "seed"), [("memory", 0), ("memory", 1), ("files", 2), ("files", 3), ("files", 4), ("owner", 5)]
 )
-def test_a_random_history(seed, where, hold, timeouts, tmp_path, monkeypatch):
+def test_a_random_history(seed, where, hold, form, tmp_path, monkeypatch):
     """Replayed by the seed in the test's name."""
-    random_ = random.Random(f"{seed} {hold} {timeouts}")
+    random_, timeouts = random.Random(f"{seed} {hold} {form}"), form == "timeouts"
     monkeypatch.setattr(StepTask, "chunk_rows", 3)
     monkeypatch.setattr(Faults, "sets_timeouts", timeouts)
     directory: Any = MemoryDirectory(COUNT)
     if where != "memory":
         init_partitions(tmp_path / "files", COUNT)
         directory = OwnedDirectory(tmp_path / "files") if where == "owner" else tmp_path / "files"
-    made = step(hold, timeouts)
+    made = step(hold, form)
     model = Model(hold, timeouts)
     closed, batch, now_ms = copy.deepcopy(model), NO_BATCH, 1000
     driver = Driver(directory, (STEP, QUARANTINE))
