@@ -39,7 +39,7 @@ NAMED = "a file of this machine"
 
 @click.group()
 def quarantine() -> None:
-    """Look at the rows for which a step failed, replay them, or drop them.
+    """Look at rows that a step could not take; replay them.
 
     A step with on_error="quarantine" stores such rows with the error and goes on.
     """
@@ -66,9 +66,9 @@ def which_options(function: F) -> F:
 @which_options
 @json_option
 def list_(directory: Path, wanted: Wanted, access: OwnerAccess, as_json: bool) -> None:
-    """List the keys with rows in quarantine, and the newest error of each.
+    """List the keys with rows in quarantine.
 
-    Reads only, also during a run; shows the newest closed epoch.
+    Shows the newest error of each key. Reads only, also during a run; shows the newest closed epoch.
     """
     found = wanted.keys(store_to_read(directory, access).at())
     if as_json:
@@ -91,9 +91,9 @@ def list_(directory: Path, wanted: Wanted, access: OwnerAccess, as_json: bool) -
 @which_options
 @json_option
 def show(directory: Path, wanted: Wanted, access: OwnerAccess, as_json: bool) -> None:
-    """Show the rows in quarantine with their errors, in the order in which they came.
+    """Show the rows in quarantine with their errors.
 
-    Reads only, also during a run; shows the newest closed epoch.
+    Shows them in the order in which they came. Reads only, also during a run; shows the newest closed epoch.
     """
     at = store_to_read(directory, access).at()
     keys = wanted.keys(at)
