@@ -200,7 +200,7 @@ def test_a_vectorised_step_is_divided_until_the_bad_keys_are_found(tmp_path, fee
 def read(key, rows, state):
     """Counts the rows that Spark could parse."""
     for row in rows:
-        if row._corrupt_record is not None or (row.amount is None and row.text is not None):
+        if row.unparsed is not None or (row.amount is None and row.text is not None):
             raise ValueError(f"cannot be parsed: {row}")
     state.update((state.getOption or 0) + len(rows))
     yield key, len(rows)
@@ -213,8 +213,8 @@ def test_rows_that_spark_cannot_parse(tmp_path, feed, spark):
 
     def make(path, output, fixed):
         def build(session):
-            options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt_record"}
-            form = "id long, text string, _corrupt_record string"
+            options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "unparsed"}
+            form = "id long, text string, unparsed string"
             rows = (
                 session.readStream.text(path).select(F.from_json("value", form, options).alias("row")).select("row.*")
             )
