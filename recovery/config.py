@@ -118,6 +118,12 @@ class RecoveryConfig:
         "with it would not notice the next older copy.",
         "--lose-epochs", kind="flag",
     )  # fmt: skip
+    quarantine: int = setting(
+        1000,
+        "How many rows may wait in [quarantine](bad-records.md) before the run fails with QuarantineError (17) all the "
+        "same: a bug is not a bad record.",
+        "--quarantine", kind="number", form="ROWS", least=0, variable="RECOVERY_QUARANTINE",
+    )  # fmt: skip
     lose_input: tuple[str, ...] = setting(
         (),
         "Go on although input of a source is [lost or was changed](reliability.md#the-input-that-is-read-again) since "

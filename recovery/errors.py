@@ -7,6 +7,7 @@ RecoveryError                     10
 ├── LinkedPartitionError          14  a file that has other names (hard links)
 ├── HistoryLossError              15  a shorter backup interval than the last run's
 ├── RewindRepeatedError           16  the same rewind a second time
+├── QuarantineError               17  more rows would wait in quarantine than may, or some for a step without one
 ├── NoPartitionsError             20
 ├── MissingPartitionsError        21
 ├── InconsistentPartitionsError   22
@@ -212,6 +213,16 @@ class RewindRepeatedError(RecoveryError):
     exit_code = 16
     default_cause = "A command line that runs repeatedly, such as a service's, contains a rewind option."
     default_remedy = "Remove the option to continue from the latest snapshot."
+
+
+class QuarantineError(RecoveryError):
+    """More rows would wait in quarantine than may, or rows wait for a step that does not release them."""
+
+    exit_code = 17
+    default_cause = "The code of the step has a fault, or the input has changed: a bug is not a bad record."
+    default_remedy = (
+        "See what failed: python -m recovery quarantine list DIR. Correct the step, or give a larger --quarantine."
+    )
 
 
 class NoPartitionsError(RecoveryError):

@@ -199,7 +199,7 @@ class Partition:
         )
         for delta in deltas.values():
             delta.forget(request.batch)
-        counted = deltas if request.logged else [step for step in written if not step.startswith(RESERVED_PREFIX)]
+        counted = [step for step in (deltas if request.logged else written) if not step.startswith(RESERVED_PREFIX)]
         states_written = sum(len(written[step]) for step in counted)
         return ClosedPartition(states_written, count, sum(map(_size, written.values())), collected, 0.0, self.sizes())
 

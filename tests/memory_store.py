@@ -208,6 +208,7 @@ class MemoryPartitions:
             keys=sum(count.keys for count in every),
             row_bytes=max((count.row_bytes for count in every), default=0),
             looked_up=sum(count.looked_up for count in every),
+            waiting=sum(count.waiting for count in every),
         )
 
     def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None:

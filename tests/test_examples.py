@@ -194,6 +194,15 @@ def test_sessions_end_on_an_idle_stream_and_between_runs(shell: Any) -> None:
 
 
 @pytest.mark.long
+def test_bad_payments_wait_until_the_code_is_fixed(shell: Any) -> None:
+    """Then all of them count, once."""
+    printed = shell(commands_of("bad_records.py"))
+    assert "KeyError: 'JPY'" in printed
+    assert "the next run replays 5 rows of 3 keys" in printed
+    assert states("totals", "payments-db") == {"alice": 1350, "bob": 663, "carol": 700, "dave": 400}
+
+
+@pytest.mark.long
 def test_odd_readings_are_reported(shell: Any) -> None:
     """The second run compares with the means of the first; the figures are those of all readings."""
     printed = shell(commands_of("sensors.py"))

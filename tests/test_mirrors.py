@@ -113,8 +113,12 @@ COVERED_BY = {
     "storage/test_watched_files.py": "storage.documents",
     "values/test_kernels.py": "aggregates spark.steps.aggregate spark.steps.aggregate_functions",
     "spark/steps/test_arrow_step.py": "spark.tasks.arrow_task",
-    "spark/tasks/test_step_task.py": """spark.steps.definition spark.tasks.chunks spark.tasks.retries
-        spark.tasks.run_tasks
+    "spark/tasks/test_quarantine_model.py": "spark.tasks.arrow_quarantine_task spark.tasks.quarantining",
+    "values/test_quarantine.py": "values.quarantined_rows",
+    "cli/test_quarantine.py": "operational.steps.quarantine",
+    "spark/test_quarantine.py": "spark.run.parts.waiting",
+    "spark/tasks/test_step_task.py": """spark.steps.definition spark.tasks.changes spark.tasks.chunks
+        spark.tasks.retries spark.tasks.run_tasks
         spark.tasks.spool""",
     "spark/tasks/test_output_values.py": "spark.steps.column_types",
     "spark/tasks/test_input_values.py": "spark.steps.key_columns",

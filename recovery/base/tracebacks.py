@@ -76,6 +76,12 @@ def has_own_frames(error: BaseException) -> bool:
     return any(_is_own(each.filename) for each in traceback.extract_tb(error.__traceback__))
 
 
+def own_places(error: BaseException) -> list[str]:
+    """Return the last places of an exception in the user's own files, each as `flow.py, line 7, in update`."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if _is_own(each.filename)]
+    return [f"{Path(each.filename).name}, line {each.lineno}, in {each.name}" for each in frames[-MOST_FRAMES:]]
+
+
 def is_from_gateway(error: BaseException) -> bool:
     """Whether an exception was raised in the gateway to Spark's JVM."""
     return any("py4j" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__))

@@ -35,6 +35,7 @@ COMMANDS = {
     "hwm": "hwm",
     "runs": "runs",
     "state": "state",
+    "quarantine": "quarantine",
     "warmup": "warmup",
     "demo": "demo",
 }

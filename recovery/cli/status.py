@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -158,16 +159,24 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
 
 
 def _say_around(facts: dict[str, Any], gathered: Facts) -> None:
-    """Print what the sink, owners, a wait, the replica and the sources are at."""
+    """Print what the sink, owners, quarantines, a wait, the replica and the sources are at."""
     if gathered.epochs and gathered.epochs[-1].sink is not None:
         say(_sink_text(gathered.epochs[-1].sink))
     _say_owners(gathered.owners, facts["replaced"])
+    _say_quarantine(facts["quarantine"])
     if facts["waiting"]:
         say(one_line(f"waiting since {format_time(facts['waiting']['since_ms'])}: {facts['waiting']['what']}"))
     if facts["replica"]:
         say(one_line(_replica_text(facts["replica"])))
     for line in lag_lines(gathered.lag):
         say(one_line(line))
+
+
+def _say_quarantine(steps: Mapping[str, Mapping[str, Any]]) -> None:
+    for step, each in steps.items():
+        since = format_time(each["since_ms"])
+        waits = f"{counted(each['rows'], 'row')} of {counted(each['keys'], 'key')} in quarantine since {since}"
+        say(one_line(f"step {step}: {waits}{'; the next run replays some' if each['replays'] else ''}"))
 
 
 def _say_owners(owners: Sequence[SeenOwner], replaced: Mapping[str, Any] | None) -> None:
@@ -292,6 +301,7 @@ def collect_health(facts: Facts) -> dict[str, Any]:
         "last_backup": None if facts.backup is None else msgspec.structs.asdict(facts.backup),
         "replica": _replica(facts),
         "lag": None if facts.lag is None else facts.lag.as_json(),
+        "quarantine": {step: asdict(each) for step, each in facts.quarantine.items()},
         "waiting": None if facts.waiting is None else msgspec.structs.asdict(facts.waiting),
         "measured_epochs": len(facts.epochs),
         "last_epoch": None if last is None else measure_json(last),

@@ -65,6 +65,7 @@ def families(
     certificate_end_s: float | None = None,
     replaced: int | None = None,
     sink: SinkWork | None = None,
+    quarantined: int = 0,
 ) -> Iterator[Family]:
     """Yield all metrics of a run. Metrics without a value yet have no sample."""
     info = {"flow": about.flow, "execution": str(about.execution), "version": about.version}
@@ -104,6 +105,7 @@ def families(
         [] if replaced is None else [({}, replaced)],
     )
     yield from _lag(lag, lag_parts)
+    yield _gauge("quarantined_rows", "Rows in quarantine after the newest micro-batch, of all steps.", quarantined)
     # An owner is seen more often than an epoch is closed.
     epochs = [each for each in totals.findings if each.where is None and each.target.name != "source-lag"]
     lags = [] if lag is None or lag.seconds is None else [finding_now(about.targets, "source-lag", lag.seconds)]

@@ -189,11 +189,12 @@ class Meter:
         owners: Sequence[SeenOwner] = (),
         certificate_end_s: float | None = None,
         sink: SinkWork | None = None,
+        quarantine_s: float | None = None,
     ) -> tuple[Measure, tuple[Finding, ...]]:
         """Count an epoch closed as of a micro-batch; return the measure to keep, and the targets that it does not meet.
 
         backup_lag_s: the age of the newest backup; None if there is none. replica_lag_s: of the oldest epoch that is
-        not replicated; None if none is. source_lag_s: see `findings`. owners: as the run last saw them.
+        not replicated; None if none is. source_lag_s, quarantine_s: see `findings`. owners: as the run last saw them.
         certificate_end_s: see `owner_findings`. sink: the work of the sink since the run began."""
         memory = self._memory()
         with self._lock:
@@ -211,7 +212,7 @@ class Meter:
                 **memory,
             )
             found = (
-                *of_epoch(measure, self._targets, backup_lag_s, replica_lag_s, source_lag_s),
+                *of_epoch(measure, self._targets, backup_lag_s, replica_lag_s, source_lag_s, quarantine_s),
                 *owner_findings(owners, self._targets, certificate_end_s),
             )
             self._sink = sink or self._sink

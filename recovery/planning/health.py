@@ -132,6 +132,7 @@ DEFAULTS = (
     HealthTarget("replica-lag", "replica lag", "s", 60, 300, optional=True),
     HealthTarget("source-lag", "source lag", "s", 600, 3600, optional=True),
     HealthTarget("wait", "waiting for Spark", "s", 30, 300, optional=True),
+    HealthTarget("quarantine", "oldest row in quarantine", "s", 0, 7 * DAY_S, optional=True),
     HealthTarget("owner-call", "call of owner", "s", 1, 10, optional=True),
     HealthTarget("owner-closing", "closing at owner", "s", 10, 30, optional=True),
     HealthTarget("owner-clock", "clock difference of owner", "s", 5, 60, optional=True),
@@ -175,6 +176,7 @@ def findings(
     replica_lag_s: float | None = None,
     source_lag_s: float | None = None,
     wait_s: float | None = None,
+    quarantine_s: float | None = None,
 ) -> tuple[Finding, ...]:
     """Return the newest measures compared with the targets.
 
@@ -183,7 +185,8 @@ def findings(
     state_bytes: None: unknown. backup_lag_s: the age of the newest backup; without one (None), `unsaved_s` counts if
     the lag is watched: backups that never succeeded are no better than old ones. replica_lag_s: None: no run replicates
     the directory. source_lag_s: how long ago input was seen that the newest epoch lacks; None: no source says how much
-    there is. wait_s: how long the run has waited for executors or a source; None: it does not.
+    there is. wait_s: how long the run has waited for executors or a source; None: it does not. quarantine_s: how long
+    the oldest row in quarantine has waited; None: there is none.
     """
     watched = {target.name for target in targets if target.warning is not None}
     epochs = [each for each in measures if each.epoch]
@@ -199,6 +202,7 @@ def findings(
         "replica-lag": [TargetReading(replica_lag_s)],
         "source-lag": [TargetReading(source_lag_s)],
         "wait": [TargetReading(wait_s)],
+        "quarantine": [TargetReading(quarantine_s)],
     }
     found = (_finding(target, readings[target.name]) for target in targets if target.name in readings)
     return tuple(each for each in found if each.value is not None or not each.target.optional)
@@ -252,11 +256,13 @@ def of_epoch(
     backup_lag_s: float | None = None,
     replica_lag_s: float | None = None,
     source_lag_s: float | None = None,
+    quarantine_s: float | None = None,
 ) -> tuple[Finding, ...]:
-    """Return one epoch compared with the targets; the lags as for `findings`."""
+    """Return one epoch compared with the targets; the lags and `quarantine_s` as for `findings`."""
     return findings(
         [measure], targets, state_bytes=measure.state_bytes, backup_lag_s=backup_lag_s, replica_lag_s=replica_lag_s,
         source_lag_s=source_lag_s,
+        quarantine_s=quarantine_s,
     )  # fmt: skip
 
 

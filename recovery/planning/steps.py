@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.base.ids import StepId
+from recovery.base.reserved import quarantine_of
 from recovery.errors import CorruptPartitionError, StepChangedError, UnknownStepError
 from recovery.planning.values import StepEdit
 from recovery.values.declaration import Convert, Declaration, Form, misfits
@@ -86,6 +87,26 @@ def plan_steps(
     wanted = {step: text for step, text in wanted.items() if declared.get(step) != text}
     wanted.update((step, None) for step in declared if step not in steps)
     return StepPlan(tuple(edits), wanted)
+
+
+def renamed_quarantines(
+    known: AbstractSet[StepId], steps: AbstractSet[StepId], rename: Mapping[str, str]
+) -> Sequence[StepEdit]:
+    """Return the edits that move the rows in quarantine of renamed steps. known: the ids with rows, reserved ones
+    included. Raises UnknownStepError if rows wait under both names."""
+    edits = []
+    for old, new in rename.items():
+        source, target = quarantine_of(StepId(old)), quarantine_of(StepId(new))
+        if source not in known or new not in steps:
+            continue
+        if target in known:
+            raise UnknownStepError(
+                f"step {old!r} cannot be renamed to {new!r}: rows of both are in quarantine",
+                cause="",
+                remedy="Replay or drop those of one of them: python -m recovery quarantine list DIR.",
+            )
+        edits.append(StepEdit(source, target))
+    return edits
 
 
 def _renames(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,9 +17,10 @@ from recovery.backup.note import (
     last_waiting,
 )
 from recovery.base.ids import Epoch
-from recovery.base.reserved import CHECKPOINT_STEP, RESERVED_PREFIX
-from recovery.errors import RecoveryError, with_path
+from recovery.base.reserved import CHECKPOINT_STEP, RESERVED_PREFIX, quarantined_step
+from recovery.errors import EpochNotHeldError, RecoveryError, with_path
 from recovery.operational.backends.owned import origins_of
+from recovery.operational.steps.quarantine import WaitingRows, steps_now
 from recovery.operators.held import held_operators, held_rows
 from recovery.planning.advice import Known
 from recovery.planning.health import Finding, HealthTarget, findings, unsaved_s
@@ -32,6 +33,7 @@ from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.lock import lock_holder
 from recovery.storage.origin import Origin
 from recovery.storage.scan import links_of
+from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import Store
 
 OfRun = TypeVar("OfRun", Waiting, InputLag)
@@ -47,6 +49,7 @@ class Facts:
     replica, replica_lag: what a run that replicates has shipped, and what is not; None: there was no such run.
     owners: the owners that were asked, with what they say of themselves.
     lag: what an epoch of the newest execution lacked of the input when its run last looked; None: there was no look.
+    quarantine: what waits there, by step.
     waiting: what the run that has the directory waits for; None: there is no run, or it does not wait.
     operator_count, operator_rows: Spark's own operators that have state, and the rows in it; None: not known of all.
     """
@@ -71,6 +74,7 @@ class Facts:
     lag: InputLag | None = None
     waiting: Waiting | None = None
     owners: tuple[SeenOwner, ...] = ()
+    quarantine: Mapping[str, WaitingRows] = field(default_factory=dict)
 
     @property
     def described(self) -> list[PartitionDescription]:
@@ -131,6 +135,7 @@ def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int, *, owners
         lag=_of_newest(last_input_lag(home), found),
         waiting=waiting,
         owners=tuple(owners),
+        quarantine={} if plan is None else _quarantine(store, plan, sizes, problems),
     )
     return replace(facts, health=_health(facts, targets))
 
@@ -138,6 +143,7 @@ def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int, *, owners
 def _health(facts: Facts, targets: Sequence[HealthTarget]) -> tuple[Finding, ...]:
     """Return the facts compared with the targets."""
     now_ms, backup, behind, waiting = facts.now_ms, facts.backup, facts.replica_lag, facts.waiting
+    oldest = min((each.since_ms for each in facts.quarantine.values() if each.since_ms is not None), default=None)
     began = (execution for each in facts.described for execution in each.executions)
     return (
         *findings(
@@ -149,9 +155,27 @@ def _health(facts: Facts, targets: Sequence[HealthTarget]) -> tuple[Finding, ...
             replica_lag_s=None if behind is None else behind.seconds,
             source_lag_s=None if facts.lag is None else facts.lag.seconds,
             wait_s=None if waiting is None else max(0, now_ms - waiting.since_ms) / 1000,
+            quarantine_s=None if oldest is None else max(0, now_ms - oldest) / 1000,
         ),
         *owner_findings(facts.owners, targets),
     )
+
+
+def _quarantine(
+    store: Store, plan: ResumePlan, sizes: Mapping[str, Mapping[str, StepSize] | None], problems: list[str]
+) -> Mapping[str, WaitingRows]:
+    """Return what waits in quarantine at the newest epoch, by step. Adds to `problems`."""
+    if plan.snapshot is None:
+        return {}
+    named = (quarantined_step(step) for each in sizes.values() for step in each or ())
+    try:
+        return steps_now(Snapshot.of(plan, plan.snapshot.cut, store.reader), filter(None, named))
+    except EpochNotHeldError:
+        # A run has closed the next epoch meanwhile; the next look shows what that has.
+        return {}
+    except RecoveryError as error:
+        problems.append(with_path(error.found, error.path))
+        return {}
 
 
 def _of_newest(note: OfRun | None, found: Sequence[FoundFile]) -> OfRun | None:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from zlib import crc32
 
 from recovery.base.ids import Epoch, PartitionIndex
-from recovery.base.reserved import EPOCH_STEP
+from recovery.base.reserved import RESERVED_PREFIX
 from recovery.errors import CorruptPartitionError
 from recovery.host.open_files import allow_open_files
 from recovery.planning.moving import WorkShare
@@ -146,8 +146,8 @@ class Targets:
         count, step_at, value_at = self._count, key_at - 1, key_at + 2
         waiting = read = 0
         for row in sources[0] if len(sources) == 1 else heapq.merge(*sources):
-            key = row[key_at]
-            bucket = buckets[0 if row[step_at] == EPOCH_STEP else crc32(key.encode()) % count]
+            key, step = row[key_at], row[step_at]
+            bucket = buckets[home_of(step, count, key) if step[:1] == RESERVED_PREFIX else crc32(key.encode()) % count]
             if bucket is None:
                 continue
             read += 1
@@ -187,10 +187,10 @@ class Targets:
                 opened.enter_context(contextlib.closing(each))
             merged = keys[0] if len(keys) == 1 else heapq.merge(*keys)
             for step, found in itertools.groupby(merged, key=itemgetter(0)):
-                home = 0 if step == EPOCH_STEP else None
+                reserved = step[:1] == RESERVED_PREFIX
                 while chunk := list(itertools.islice(found, CHUNK_KEYS)):
                     for _, key, number in chunk:
-                        bucket = buckets[crc32(key.encode()) % count if home is None else home]
+                        bucket = buckets[home_of(step, count, key) if reserved else crc32(key.encode()) % count]
                         if bucket is not None:
                             bucket[number].append(key)
                     self._observe(self._pull(step, buckets))

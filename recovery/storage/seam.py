@@ -83,6 +83,7 @@ class BatchCount(NamedTuple):
 
     rows: input rows seen. keys: keys written. row_bytes: average size of a row in Arrow, in the batch of rows with the
     largest average. looked_up: keys looked up. seam_s: seconds that tasks spent in storage, summed over the tasks.
+    waiting: rows put into quarantine, less those that left it.
     """
 
     rows: int
@@ -90,6 +91,7 @@ class BatchCount(NamedTuple):
     row_bytes: int = 0
     looked_up: int = 0
     seam_s: float = 0.0
+    waiting: int = 0
 
 
 def added_up(counts: Iterable[BatchCount]) -> BatchCount:
@@ -101,6 +103,7 @@ def added_up(counts: Iterable[BatchCount]) -> BatchCount:
         max((count.row_bytes for count in every), default=0),
         sum(count.looked_up for count in every),
         sum(count.seam_s for count in every),
+        sum(count.waiting for count in every),
     )
 
 

@@ -20,11 +20,13 @@ from typing import TypeVar
 from zlib import crc32
 
 from recovery.base.ids import PartitionIndex
-from recovery.base.reserved import EPOCH_STEP
+from recovery.base.reserved import EPOCH_STEP, QUARANTINE_PREFIX
 
 T = TypeVar("T")
 
 ESCAPE = "\u2400"
+WAITING_SEPARATOR = "\x1e"
+"""Separates a key from the number of its entry in a quarantine. A key may contain it: the last one separates."""
 _ESCAPED = re.compile("\u2400(.?)", re.DOTALL)
 
 
@@ -81,5 +83,9 @@ def shares(rows: Mapping[str, T], home: Callable[[str], PartitionIndex], count: 
 
 def home_of(step: str, partition_count: int, key: str) -> PartitionIndex:
     """Return the recovery partition that holds a key of any step. Partition 0 holds all high-water marks that epochs
-    move, beside the documents that are read with them."""
-    return PartitionIndex(0) if step == EPOCH_STEP else partition_of(key, partition_count)
+    move, beside the documents that are read with them. A row in a quarantine is in the partition of its key."""
+    if step == EPOCH_STEP:
+        return PartitionIndex(0)
+    if step.startswith(QUARANTINE_PREFIX):
+        key = key.rpartition(WAITING_SEPARATOR)[0]
+    return partition_of(key, partition_count)

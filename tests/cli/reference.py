@@ -45,6 +45,7 @@ CHANGES = {
     "hwm": ("operational state", "yes"),
     "runs": ("`clean`: operational state", "yes"),
     "state": ("operational state; with `--step`, the flow's state", "yes; edits with `--step`: no"),
+    "quarantine": ("`replay`, `drop`: the flow's state", "`replay`, `drop`: no"),
     "warmup": ("makes a file in the user's cache", "yes"),
     "demo": ("in a directory of its own", "yes"),
 }

@@ -38,8 +38,8 @@ def test_the_defaults():
     assert {t.name: (t.warning, t.critical) for t in DEFAULTS} == {
         "state-size": (1e9, 5e9), "snapshot-duration": (10, 30), "update-latency": (0.010, 0.050),
         "cleanup-time": (5, 15), "memory": (2e9, 4e9), "backup-lag": (None, None), "replica-lag": (60, 300),
-        "source-lag": (600, 3600), "wait": (30, 300), "owner-call": (1, 10), "owner-closing": (10, 30),
-        "owner-clock": (5, 60),
+        "source-lag": (600, 3600), "wait": (30, 300), "quarantine": (0, 7 * 86400), "owner-call": (1, 10),
+        "owner-closing": (10, 30), "owner-clock": (5, 60),
         "owner-disk": (2e9, 500e6), "certificate": (14 * 86400, 3 * 86400),
     }  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from recovery.base.clock import Clock
 from recovery.base.ids import Epoch
-from recovery.base.reserved import DECLARATIONS_STEP, RESERVED_PREFIX
+from recovery.base.reserved import DECLARATIONS_STEP, RESERVED_PREFIX, quarantined_step
 from recovery.epochs.writer import EpochWriter, StepKey
 from recovery.errors import ConfigurationError, EpochNotHeldError, FlowMismatchError, RecoveryError, StateValueError
 from recovery.operational.backends.open import choose, open_backend
@@ -37,28 +37,30 @@ def edit_states(
     *,
     clock: Clock,
     force: bool = False,
+    purpose: str = "state",
 ) -> Epoch | None:
     """Change states of steps as a new epoch; returns that epoch, or None if there was nothing to change.
 
     `compute` returns the changes, given the newest snapshot under the store's locks; with `force` it may be called
-    twice. The input position stays, so the next run continues where the last one stopped. With `force` the edit does
-    not wait for a run that holds the lock, but fences it: nothing that the run does from then on counts. A run with
-    owners is never fenced. The edit is an execution with an entry in the run history; going back before its epoch
-    undoes it. Raises DirectoryLockedError, FlowMismatchError, CorruptPartitionError, and the errors of planning, of
-    `compute` and of the run history's backend; then nothing was changed and no run fenced.
+    twice. purpose: the command that edits; only "quarantine" may change rows in quarantine. The input position stays,
+    so the next run continues where the last one stopped. With `force` the edit does not wait for a run that holds the
+    lock, but fences it: nothing that the run does from then on counts. A run with owners is never fenced. The edit is
+    an execution with an entry in the run history; going back before its epoch undoes it. Raises DirectoryLockedError,
+    FlowMismatchError, CorruptPartitionError, and the errors of planning, of `compute` and of the run history's backend;
+    then nothing was changed and no run fenced.
     """
     # Where no partitions are, no lock file is left.
     store.found()
     with ExitStack() as held:
         fence = force and store.to_fence() is not None
         if not fence:
-            store = held.enter_context(store.locked(clock, f"state {what}"))
+            store = held.enter_context(store.locked(clock, f"{purpose} {what}"))
         plan = plan_resume(store.found())
         _check_used(plan, store.directory)
         check_whole(plan, store)
         if fence:
             return _edit_by_force(store, what, compute, clock)
-        changes = _changes(store, plan, compute)
+        changes = _changes(store, plan, compute, purpose)
         facts = {"what": what, "keys": len(changes)}
         return _audited(store, plan, facts, lambda writer: writer.close(changes), clock) if changes else None
 
@@ -74,12 +76,13 @@ def _check_used(plan: ResumePlan, directory: Path) -> None:
 
 
 def _changes(
-    store: Store, plan: ResumePlan, compute: Callable[[Snapshot], Mapping[StepKey, Edited]]
+    store: Store, plan: ResumePlan, compute: Callable[[Snapshot], Mapping[StepKey, Edited]], purpose: str = "state"
 ) -> Mapping[StepKey, Edited]:
     newest = Snapshot.of(plan, _cut(plan), store.reader)
     changes = compute(newest)
     for step, _ in changes:
-        _check_step(step)
+        if purpose != "quarantine" or quarantined_step(step) is None:
+            _check_step(step)
     _check_fits(newest, changes)
     return changes
 

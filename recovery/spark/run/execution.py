@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from recovery.backup.note import reads_made_keys
 from recovery.base import faults
-from recovery.base.ids import BatchId, Epoch
+from recovery.base.ids import BatchId, Epoch, StepId
+from recovery.base.reserved import quarantine_of
 from recovery.checkpoint.capture import Capture
 from recovery.config import checkpoint_address
 from recovery.epochs.closer import ClosingHooks, ClosingSettings, EpochClosed, EpochCloser
@@ -18,6 +19,7 @@ from recovery.hadoop.home import HadoopHome, checkpoint_home, discard_earlier
 from recovery.host.storage_errors import storage_errors
 from recovery.operational.backends.owned import documents_of
 from recovery.operational.backends.retry import RetryPolicy
+from recovery.operational.steps.quarantine import WaitingRows
 from recovery.sinks.delivery import Delivery
 from recovery.spark.inputs.watch import InputWatch
 from recovery.spark.pipelines.incremental import FlowLoads
@@ -26,6 +28,7 @@ from recovery.spark.planner.iceberg_tables import IcebergInput
 from recovery.spark.run.parts.lagging import LagLooks, group_of
 from recovery.spark.run.parts.mailboxes import Mailboxes
 from recovery.spark.run.parts.serving import TaskAccess
+from recovery.spark.run.parts.waiting import Quarantine
 from recovery.spark.run.position import readable, restore_position, resume_of_sink, step_plan
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.reporting.events import Observer, OwnerReplaced, Resumed
@@ -67,9 +70,13 @@ class FlowRun:
             backup_interval_s=prepared.backup_interval_s,
         )
         self.lease = self.execution.lease
+        waiting = self._waiting()
+        self.quarantine = self.parts.add(Quarantine(bound.steps, waiting, store, clock, prepared.config.quarantine))
         self._mailboxes = self.parts.add(Mailboxes(bound.steps, store, self.lease))
         self.status = RunStatus(store, self.lease, bound)
         self.reports = Reports(prepared, bound, store, self.execution, self.status, observer)
+        self.reports.summary.quarantined = self.quarantine.rows
+        self.reports.measures.quarantine = self.quarantine.now
         self._steps = step_plan(store, prepared.plan, bound, prepared.config)
         self._taken_back: list[str] = []
         self.delivery = self._begin_delivery(sink)
@@ -81,6 +88,18 @@ class FlowRun:
         """The micro-batch after which the run ends; None: it ends with the input."""
         self.goes_on = False
         """Whether another execution starts when this one has ended for something to do between the two."""
+
+    def _waiting(self) -> dict[StepId, WaitingRows]:
+        """What waits in quarantine, by step of the flow. Only steps that have such rows are read."""
+        known = self.store.known_steps(self.prepared.plan.resume_epoch)
+        names = {each.definition.step_id: {each.definition.step_id} for each in self.bound.steps}
+        for old, new in self.prepared.config.rename_steps.items():
+            names.get(StepId(new), set()).add(StepId(old))
+        return {
+            step: self.prepared.waiting(step)
+            for step, ids in names.items()
+            if known.intersection(map(quarantine_of, ids))
+        }
 
     def _begin_delivery(self, sink: SinkLike) -> Delivery:
         prepared = self.prepared
@@ -150,7 +169,8 @@ class FlowRun:
             discard_earlier(address, plan.store_id, left)
         if isinstance(home, HadoopHome):
             home.put()
-        store.start(self.execution, [s.definition.step_id for s in bound.steps], plan.partitions)
+        steps = [*(s.definition.step_id for s in bound.steps), *self.quarantine.ids]
+        store.start(self.execution, steps, plan.partitions)
         self.access = self.parts.add(TaskAccess(self.spark.sparkContext, store, self.execution, scratch, config))
         with storage_errors(scratch):
             discard_earlier(address, plan.store_id, (each.lease for each in plan.partitions[0].executions))

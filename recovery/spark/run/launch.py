@@ -16,7 +16,7 @@ from recovery.base.intervals import AVAILABLE_NOW, Interval, parse_trigger
 from recovery.spark.jvm.errors import JVM_GONE
 from recovery.spark.jvm.session import DEFAULTS, FILE_MANAGER
 from recovery.spark.planner.bind import BoundPlan
-from recovery.spark.steps.definition import ADDRESS_PROPERTY, TASKS_PROPERTY
+from recovery.spark.steps.definition import ADDRESS_PROPERTY, QUARANTINE_PROPERTY, TASKS_PROPERTY
 from recovery.spark.tasks.retries import retry_properties
 
 SETTINGS = {
@@ -43,16 +43,22 @@ def launch(
     name: str,
     checkpoint: str,
     address: str,
+    most_waiting: int,
     trigger: str | Interval | None,
     started: Callable[[Any], None],
 ) -> None:
     """Start Spark's query: it passes its micro-batches to `process`, and its tasks find the partitions at `address`.
 
-    checkpoint: the URI of Spark's checkpoint. started: called with the query immediately, so that it can be stopped
-    whatever happens next.
+    most_waiting: the number of rows that a task may put into quarantine. checkpoint: the URI of Spark's checkpoint.
+    started: called with the query immediately, so that it can be stopped whatever happens next.
     """
     spark = bound.frame.sparkSession
-    properties = {ADDRESS_PROPERTY: address, TASKS_PROPERTY: str(bound.tasks), **retry_properties(spark.sparkContext)}
+    properties = {
+        ADDRESS_PROPERTY: address,
+        TASKS_PROPERTY: str(bound.tasks),
+        QUARANTINE_PROPERTY: str(most_waiting),
+        **retry_properties(spark.sparkContext),
+    }
     # In a sink or an observer, this is the thread of another query, whose tasks find its partitions by these.
     before = {key: spark.sparkContext.getLocalProperty(key) for key in properties}
     for key, value in properties.items():

@@ -27,7 +27,7 @@ from recovery.errors import FlowMismatchError
 from recovery.planning.going_back import given_up, goes_back
 from recovery.planning.lost_input import is_accepted
 from recovery.planning.resume import ResumePlan
-from recovery.planning.steps import StepChoices, StepPlan, plan_steps
+from recovery.planning.steps import StepChoices, StepPlan, plan_steps, renamed_quarantines
 from recovery.planning.timeline import timeline
 from recovery.planning.values import Execution, StepEdit
 from recovery.sinks import Resume
@@ -186,7 +186,8 @@ def _restore_beginning(
 def step_plan(store: PartitionStore, plan: ResumePlan, bound: BoundPlan, config: RecoveryConfig) -> StepPlan:
     """Plan what happens to the state that the partitions hold at the resume epoch."""
     at = plan.resume_epoch
-    held = {step for step in store.known_steps(at) if not step.startswith(RESERVED_PREFIX)}
+    known = store.known_steps(at)
+    held = {step for step in known if not step.startswith(RESERVED_PREFIX)}
     declared = {step: str(text) for step, text in store.driver_values(DECLARATIONS_STEP, at).items()}
     steps = {s.definition.step_id: s.planned for s in bound.steps}
     choices = StepChoices(config.drop_steps, config.rename_steps, config.keep_steps)
@@ -196,7 +197,10 @@ def step_plan(store: PartitionStore, plan: ResumePlan, bound: BoundPlan, config:
         with closing(store.driver_rows(old, at)) as rows:
             return misreads[new]((key, str(text)) for key, text in rows)
 
-    return plan_steps(held, declared, steps, choices, config.path, misread)
+    planned = plan_steps(held, declared, steps, choices, config.path, misread)
+    return StepPlan(
+        (*planned.edits, *renamed_quarantines(known, steps.keys(), config.rename_steps)), planned.declarations
+    )
 
 
 def resume_of_sink(

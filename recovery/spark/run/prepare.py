@@ -16,12 +16,14 @@ from pathlib import Path
 from recovery.base import faults
 from recovery.base.clock import Clock
 from recovery.base.credentials.task_key import task_key
+from recovery.base.ids import StepId
 from recovery.base.intervals import format_interval, parse_interval
 from recovery.config import RecoveryConfig, given_backup_interval_s
 from recovery.errors import DirectoryLockedError, OwnerUnreachableError
 from recovery.host.scratch import scratch_directory
 from recovery.metrics.endpoint import MetricsEndpoint
 from recovery.operational.backends.owned import origins_of
+from recovery.operational.steps.quarantine import WaitingRows, waiting_rows
 from recovery.planning.going_back import discarded, kept_interval_s
 from recovery.planning.replacement import Replacement
 from recovery.planning.resume import plan_resume
@@ -34,6 +36,7 @@ from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.seam import PartitionStore
+from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import OwnerAccess, Store
 
 ATTEMPT_S = 2.0
@@ -73,6 +76,7 @@ class Prepared:
         self.endpoint: MetricsEndpoint | None = None
         self.record: RunRecord | None = None
         self.replicated: ReplicatedClosing | None = None
+        self._waiting: dict[StepId, WaitingRows] = {}
         self._store: PartitionStore | None = None
         with self.parts.ended_on_error():
             self.config = self._without_recovery() if config is None else config
@@ -186,6 +190,15 @@ class Prepared:
         owners = tuple(owner.location for owner in (spares or self.places.owners))
         if owners != self.config.owners:
             self.config = replace(self.config, owners=owners)
+
+    def waiting(self, step: StepId) -> WaitingRows:
+        """Return what waits in quarantine for a step of the flow when the run starts."""
+        found = self._waiting.get(step)
+        if found is None:
+            snapshot, reader = self.plan.snapshot, self.places.reader
+            at = None if snapshot is None else Snapshot.of(self.plan, snapshot.cut, reader)
+            found = self._waiting[step] = waiting_rows(at, self.config.rename_steps, step)
+        return found
 
     @property
     def scratch(self) -> Path:

@@ -28,6 +28,7 @@ from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.query import RecoveryQuery
 from recovery.spark.run.reporting.events import Observer
 from recovery.spark.sources.formats import register_serving
+from recovery.spark.steps.definition import replaying
 from recovery.spark.tuning import appended_lines
 from recovery.values.functions import check_runs
 
@@ -99,7 +100,7 @@ def start_prepared(
             check_runs("the observer", observer)
             session = (spark or _active_session(prepared.flow_id)) if isinstance(flow, Flow) else flow.sparkSession
             _check_session(session, prepared.config)
-            frame = build_flow(flow, session) if isinstance(flow, Flow) else flow
+            frame = _built(flow, session, prepared) if isinstance(flow, Flow) else flow
             parse_trigger(trigger)
             bound = bind(frame, prepared.plan.partitions[0].count, output_mode, keeps_position=not prepared.temporary)
             checkpoint = checkpoint_address(prepared.config) or str(prepared.scratch)
@@ -131,6 +132,15 @@ def _check_session(session: SparkSession, config: RecoveryConfig) -> None:
         register_serving(session, serving.at_a_free_port())
     if is_made_here(session):
         appended_lines.install(session)
+
+
+def _built(flow: Flow, session: SparkSession, prepared: Prepared) -> DataFrame:
+    """Build the flow's frame, with what wakes the steps whose rows in quarantine are to be replayed."""
+    token = replaying.set(lambda step: prepared.waiting(step).replays)
+    try:
+        return build_flow(flow, session)
+    finally:
+        replaying.reset(token)
 
 
 def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:

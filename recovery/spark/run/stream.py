@@ -83,6 +83,7 @@ class Stream(Part):
             name=run.prepared.flow_id,
             checkpoint=run.home.location,
             address=run.access.address,
+            most_waiting=run.prepared.config.quarantine,
             trigger=trigger,
             started=self._launched,
         )
@@ -149,8 +150,9 @@ class Stream(Part):
             if frame is not None:
                 with self.under_way.in_sink():
                     run.delivery.write(frame, batch_id, closer.epoch)
-        closer.finished = batch_id
         counts = run.store.counts(run.lease, batch_id)
+        run.quarantine.processed(run.lease, batch_id, counts.waiting)
+        closer.finished = batch_id
         reports.summary.batches += 1
         reports.summary.states += counts.keys
         for part in run.parts:
@@ -159,9 +161,11 @@ class Stream(Part):
         query = None if self._status.query is None else self._running()
         run.bound.tuning.learn(Outcome(counts.rows, counts.keys, counts.row_bytes, seconds, query))
         measure = BatchMeasure(counts.rows, counts.keys, counts.looked_up, counts.seam_s, seconds)
-        reports.batch_processed(
-            BatchDone(batch_id, closer.epoch, counts.rows, counts.keys, seconds, run.delivery.work), measure
+        reports.summary.quarantined = run.quarantine.rows
+        done = BatchDone(
+            batch_id, closer.epoch, counts.rows, counts.keys, seconds, run.delivery.work, run.quarantine.rows
         )
+        reports.batch_processed(done, measure)
         if self._is_at_last():
             self._status.parked.set()
             if self._has_started:

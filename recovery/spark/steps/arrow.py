@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
 from recovery.errors import ConfigurationError, StateValueError
-from recovery.spark.steps.definition import HELPERS, Keys, OrderBy, TableUpdate, Transform, arrow_schema
+from recovery.spark.steps.definition import HELPERS, Hold, Keys, OnError, OrderBy, TableUpdate, Transform, arrow_schema
 from recovery.spark.steps.input_keys import locate_key
-from recovery.spark.steps.stateful import check_step, define, register, struct, time_zone
+from recovery.spark.steps.stateful import check_step, define, hold_of, register, struct, time_zone
 from recovery.values.declaration import Form
 from recovery.values.migration import Migrate
 from recovery.values.state_table import StateTable
@@ -28,6 +28,8 @@ def stateful_arrow(
     output: str | T.StructType,
     order_by: OrderBy = None,
     migrate: Migrate | None = None,
+    on_error: OnError = "fail",
+    hold: Hold = "key",
 ) -> Transform:
     """Return a keyed step whose function gets Arrow tables, for `DataFrame.transform`.
 
@@ -44,13 +46,16 @@ def stateful_arrow(
 
     state_schema: booleans, numbers, decimals, strings, binary, dates, timestamps, and arrays of those. Columns that
     are added later are NULL in older states. order_by, migrate: as in `stateful`; `migrate` returns a dict of the
-    columns, and may return values in the form in which it got them. Raises ConfigurationError.
+    columns, and may return values in the form in which it got them. on_error, hold: as in `stateful`; a call that fails
+    is repeated by halves, until the keys that fail are found. Raises ConfigurationError.
     """
     check_step(step_id, update, migrate)
+    held = hold_of(step_id, on_error, hold)
 
     def transform(frame: DataFrame) -> DataFrame:
         schema = struct(step_id, state_schema, "state_schema")
-        return apply_arrow(frame, step_id, key, update, schema, output, order_by, migrate, form_of_schema(schema))
+        form = form_of_schema(schema)
+        return apply_arrow(frame, step_id, key, update, schema, output, order_by, migrate, form, hold=held)
 
     return transform
 
@@ -66,6 +71,7 @@ def apply_arrow(
     migrate: Migrate | None,
     form: Form,
     weight: str | None = None,
+    hold: Hold | None = None,
 ) -> DataFrame:
     """Return the frame with a vectorised step applied to it. Raises ConfigurationError."""
     zone = time_zone(frame)
@@ -78,7 +84,9 @@ def apply_arrow(
             f"step {step_id!r}: state_schema: {error}",
             remedy="Use booleans, numbers, decimals, strings, binary, dates, timestamps, and arrays of those.",
         ) from error
-    definition = define(frame, step_id, keyed, update, output, order_by, state_schema=state_schema, weight=weight)
+    definition = define(
+        frame, step_id, keyed, update, output, order_by, state_schema=state_schema, weight=weight, hold=hold
+    )
     return register(frame, definition, order_by, form, None if migrate is None else _checked(migrate, table))
 
 

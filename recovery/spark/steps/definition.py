@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import types as T
 
 from recovery.base.ids import StepId
+from recovery.base.reserved import quarantine_of
 from recovery.group_state import GroupState
 from recovery.host import private
 from recovery.planning.steps import FlowStep
@@ -41,6 +43,8 @@ Mapper: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 Keys: TypeAlias = "str | Column | Sequence[str | Column]"
 OrderBy: TypeAlias = "str | Column | Sequence[str | Column] | None"
 Transform: TypeAlias = Callable[[DataFrame], DataFrame]
+OnError: TypeAlias = Literal["fail", "quarantine"]
+Hold: TypeAlias = Literal["key", "no"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,10 @@ class StepDefinition:
     because a key's rows have an order; otherwise the tasks sort them. state_schema: the state's columns, if `update`
     gets tables; None if it is called per key. time_zone: the session's, which Arrow's timestamps carry. weight: the
     column with the number of input rows that a row represents; None if each row represents one. task_key: proves a task
-    to the process that has its partitions, where that is another host's.
+    to the process that has its partitions, where that is another host's. hold: what an error of `update` for a key
+    means: with None the run fails; with "key" the rows go to quarantine, and later rows of the key wait behind them;
+    with "no" later rows pass. most_waiting: the number of rows that a task may put into quarantine; None: any. replays:
+    rows in quarantine are to be replayed, so partitions without new rows are woken, too.
     """
 
     step_id: StepId
@@ -72,6 +79,9 @@ class StepDefinition:
     time_zone: str
     weight: str | None = None
     task_key: bytes = field(default=b"", repr=False)
+    hold: Hold | None = None
+    most_waiting: int | None = None
+    replays: bool = False
 
     @property
     def key_text(self) -> str:
@@ -82,6 +92,16 @@ class StepDefinition:
     def hash_column(self) -> str:
         """The column whose values distribute the rows. The planner recognizes the step's exchange by its name."""
         return f"{HASH}_{self.token}"
+
+    @property
+    def ticks(self) -> bool:
+        """Whether the step has a tick source, which wakes partitions without new rows."""
+        return self.timeouts or self.replays
+
+    @property
+    def quarantine(self) -> StepId:
+        """The id under which the step's quarantined rows are stored."""
+        return quarantine_of(self.step_id)
 
     @property
     def mailbox(self) -> Path:
@@ -119,6 +139,9 @@ class RegisteredStep:
         return misread(StateTable(schema).decode, states)
 
 
+replaying: ContextVar[Callable[[StepId], bool]] = ContextVar("replaying", default=lambda step: False)
+"""While a run builds its flow: returns whether rows in the quarantine of a step are to be replayed."""
+
 registered: dict[str, RegisteredStep] = {}
 """Steps by token. The name of a step's function in the plan contains the token."""
 
@@ -139,3 +162,4 @@ def arrow_schema(schema: T.StructType, zone: str) -> pa.Schema:
 ADDRESS_PROPERTY = "recovery.address"
 TASKS_PROPERTY = "recovery.tasks"
 BATCH_PROPERTY = "streaming.sql.batchId"
+QUARANTINE_PROPERTY = "recovery.quarantine"

@@ -15,7 +15,7 @@ from copy import deepcopy
 from datetime import date
 from decimal import Decimal
 from types import CodeType
-from typing import Any
+from typing import Any, cast, get_args
 
 import numpy as np
 from pyspark.sql import Column, DataFrame
@@ -35,8 +35,10 @@ from recovery.spark.steps.definition import (
     ROUTE,
     TICK,
     UDF_NAME,
+    Hold,
     Keys,
     Mapper,
+    OnError,
     OrderBy,
     RegisteredStep,
     StepDefinition,
@@ -44,6 +46,7 @@ from recovery.spark.steps.definition import (
     Transform,
     Update,
     registered,
+    replaying,
 )
 from recovery.spark.steps.input_keys import KeyedInput, key_text, locate_key, position_of
 from recovery.spark.steps.picklable import check_sendable
@@ -68,6 +71,8 @@ def stateful(
     order_by: OrderBy = None,
     timeout: bool | None = None,
     migrate: Migrate | None = None,
+    on_error: OnError = "fail",
+    hold: Hold = "key",
 ) -> Transform:
     """Return a keyed step with state, for `DataFrame.transform`.
 
@@ -83,14 +88,19 @@ def stateful(
     timeout: whether `update` sets timeouts or asks for the processing time; None finds out from its code.
     migrate: gets a stored state as plain data and returns the new one, or None to discard the key. Called once for
         every key, before the first micro-batch, if the stored states have a form that `state` does not read.
+    on_error: "fail" ends the run when `update` raises. "quarantine" stores the rows of that key in the micro-batch with
+        the error, in the snapshot, and goes on: the key's state stays as before, and no output of the call appears.
+    hold: with "quarantine", "key" lets later rows and timeouts of a key wait behind those in quarantine; "no" lets them
+        pass.
 
     The step id names the state in the recovery partitions: keep it when the code changes. Raises ConfigurationError.
     """
     check_step(step_id, update, migrate)
     _check_state(state)
+    held = hold_of(step_id, on_error, hold)
 
     def transform(frame: DataFrame) -> DataFrame:
-        return _apply(frame, step_id, key, update, output, state, order_by, timeout, migrate)
+        return _apply(frame, step_id, key, update, output, state, order_by, timeout, migrate, held)
 
     return transform
 
@@ -105,14 +115,18 @@ def stateful_map(
     state: StateType = None,
     order_by: OrderBy = None,
     migrate: Migrate | None = None,
+    on_error: OnError = "fail",
+    hold: Hold = "key",
 ) -> Transform:
     """Return a keyed step in Bytewax's form: `mapper(state_or_None, value) -> (state_or_None, out)`, once per row.
 
     `value` names the column given to the mapper; several columns are given as a tuple. The output has the key's
     columns first, then `out`: one value for one column, a tuple for several. Returning None as state discards the key.
+    on_error, hold: as in `stateful`; an error in one row stores all rows of its key in the micro-batch.
     """
     check_step(step_id, mapper, migrate, "mapper")
     _check_state(state)
+    held = hold_of(step_id, on_error, hold)
     single = isinstance(value, str)
     names = (value,) if isinstance(value, str) else tuple(value)
     composite = not isinstance(key, str | Column) and len(key) > 1
@@ -134,7 +148,7 @@ def stateful_map(
             else:
                 state.update(current)
 
-        return _apply(frame, step_id, key, update, output, state, order_by, False, migrate)
+        return _apply(frame, step_id, key, update, output, state, order_by, False, migrate, held)
 
     return transform
 
@@ -149,6 +163,7 @@ def _apply(
     order_by: OrderBy,
     timeout: bool | None,
     migrate: Migrate | None,
+    hold: Hold | None,
 ) -> DataFrame:
     timeouts = _names_any(update, _TIMEOUT_MEMBERS) if timeout is None else timeout
     if are_columns(state):
@@ -164,8 +179,18 @@ def _apply(
         state_type=state,
         timeouts=timeouts,
         needs_time=timeouts or _names_any(update, _TIME_MEMBERS),
+        hold=hold,
     )
     return register(frame, definition, order_by, form_of(state), migrate)
+
+
+def hold_of(step_id: str, on_error: str, hold: str) -> Hold | None:
+    """Return what a definition has as `hold`. Raises ConfigurationError."""
+    if on_error not in get_args(OnError):
+        raise ConfigurationError(f"step {step_id!r}: on_error={on_error!r}", remedy='Use "fail" or "quarantine".')
+    if hold not in get_args(Hold):
+        raise ConfigurationError(f"step {step_id!r}: hold={hold!r}", remedy='Use "key" or "no".')
+    return None if on_error == "fail" else cast(Hold, hold)
 
 
 def _check_state(state: StateType) -> None:
@@ -187,8 +212,10 @@ def define(
     timeouts: bool = False,
     needs_time: bool = False,
     weight: str | None = None,
+    hold: Hold | None = None,
 ) -> StepDefinition:
     """Return the definition of a step over `frame`, with a new token. Raises ConfigurationError."""
+    replays = hold is not None and replaying.get()(StepId(step_id))
     return StepDefinition(
         step_id=StepId(step_id),
         token=secrets.token_hex(8),
@@ -202,12 +229,14 @@ def define(
         key_names=keyed.names,
         key_types=keyed.types,
         # Rows of the tick source have no columns but the key's text.
-        key_in_place=keyed.in_place and not timeouts,
+        key_in_place=keyed.in_place and not timeouts and not replays,
         sorted_by_spark=order_by is not None,
         output=struct(step_id, output),
         time_zone=time_zone(frame),
         weight=weight,
         task_key=task_key(),
+        hold=hold,
+        replays=replays,
     )
 
 
@@ -241,7 +270,7 @@ def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFra
     """Build the plan: input → key text and hash → placeholder exchange → batch time and route → step function."""
     own = [F.col(f"`{name}`") for name in frame.columns]
     hashed = F.crc32(text.cast("binary")).alias(definition.hash_column)
-    if definition.timeouts:
+    if definition.ticks:
         from recovery.spark.steps.ticks import read_ticks
 
         ticks = read_ticks(frame.sparkSession, definition.mailbox)

@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 from recovery.base.wording import counted
 from recovery.errors import StateValueError, shown
 from recovery.spark.steps.definition import DISCARD, EXISTS, GROUP, HELPERS, ROWS, START, TableUpdate, arrow_schema
+from recovery.spark.tasks.changes import common_length
 from recovery.spark.tasks.input_values import is_text, not_text
-from recovery.spark.tasks.step_task import KeyGroups, StepTask, common_length
+from recovery.spark.tasks.step_task import KeyGroups, StepTask
 from recovery.storage.seam import FIELD_SEPARATOR, Changes
 from recovery.values.state_table import StateTable
 from recovery.values.tables import as_table, columns_of, value_at
@@ -39,9 +40,13 @@ class ArrowStepTask(StepTask):
         return StateTable(self._states)
 
     def _process(self, chunk: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Call update for a chunk of whole keys, sorted; spool the states that changed."""
+        """Call update for a chunk of whole keys, sorted."""
         runs = self._runs(chunk)
         assert runs is not None
+        return self._call_tables(runs)
+
+    def _call_tables(self, runs: KeyGroups) -> pa.RecordBatch | None:
+        """Call update for some keys with their rows; spool the states that changed, and return the output."""
         chunk = runs.chunk
         definition = self._definition
         stored = self._read(runs.texts)

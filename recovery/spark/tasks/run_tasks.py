@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain, count, groupby
 from operator import itemgetter
@@ -18,6 +19,7 @@ from recovery.spark.steps.definition import (
     BATCH_PROPERTY,
     EVERYWHERE,
     HASH_BITS,
+    QUARANTINE_PROPERTY,
     ROUTE,
     TASKS_PROPERTY,
     UNHASHED,
@@ -37,7 +39,8 @@ _tasks = count()
 def run_step(
     definition: StepDefinition, batches: Iterator[pa.RecordBatch], kind: type[StepTask] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Run a step over one Spark partition of one micro-batch, as a task of `kind` (StepTask).
+    """Run a step over one Spark partition of one micro-batch, as a task of `kind`: by default StepTask, with a
+    quarantine what `_with_quarantine` returns.
 
     Changes to a recovery partition are kept only if all of its rows were processed and their output was consumed.
     """
@@ -52,9 +55,24 @@ def run_step(
             cause="The streaming frame was started with writeStream, or its job was started from elsewhere.",
             remedy="Start the stream with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
         )
+    most_waiting = context.getLocalProperty(QUARANTINE_PROPERTY)
+    if definition.hold is not None:
+        kind = _with_quarantine(definition)
+        definition = replace(definition, most_waiting=None if most_waiting is None else int(most_waiting))
     connect = partial(reach, address, task_key=definition.task_key)
     with raised_once(context):
         yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask, int(tasks))
+
+
+def _with_quarantine(definition: StepDefinition) -> type[StepTask]:
+    """Return the kind of the tasks of a step with a quarantine. Other steps do not wait for these imports."""
+    if definition.state_schema is None:
+        from recovery.spark.tasks.quarantine_task import QuarantineTask
+
+        return QuarantineTask
+    from recovery.spark.tasks.arrow_quarantine_task import ArrowQuarantineTask
+
+    return ArrowQuarantineTask
 
 
 def run_tasks(
@@ -105,7 +123,9 @@ def run_tasks(
                     yield from kind(definition, store, partition, count, batch, spark_partition).run(share, width)
                     store.release()  # keep the files of only one partition open
         if ran_before:
-            store.withdraw(step, batch, set(map(PartitionIndex, range(count))).difference(touched))
+            untouched = set(map(PartitionIndex, range(count))).difference(touched)
+            for written in (step, definition.quarantine) if definition.hold is not None else (step,):
+                store.withdraw(written, batch, untouched)
     finally:
         store.release()
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from itertools import repeat
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,7 @@ from recovery.spark.steps.definition import (
     Update,
 )
 from recovery.spark.steps.key_columns import parse_keys
+from recovery.spark.tasks.changes import CHUNK_ROWS, by_value, common_length, in_chunks, too_large
 from recovery.spark.tasks.chunks import Width, partitions_of, whole_key_chunks
 from recovery.spark.tasks.input_values import RowMaker, is_text, key_values, not_text, values_of
 from recovery.spark.tasks.output_values import in_known_zones, to_batch
@@ -37,15 +39,9 @@ from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, Keys, St
 from recovery.values.codec import StateCodec
 from recovery.values.keys import encode_key, is_escaped, partition_of
 
-CHUNK_ROWS = 16_384
 SORTED_BYTES = 32 << 20
-STATE_BYTES = 1_000_000_000 - (1 << 16)
-"""The most bytes of a state with its key: SQLite's limit for a value, with room for the columns beside it."""
 REPLACED = "\ufffd"
 """The character that Spark writes into JSON for bytes that are not valid UTF-8."""
-
-K = TypeVar("K")
-V = TypeVar("V", bound=int)
 
 
 class KeyGroups(NamedTuple):
@@ -56,6 +52,19 @@ class KeyGroups(NamedTuple):
     texts: list[str]
     raw: list[str | None]
     ends: pa.Array
+
+
+class FailedCall(NamedTuple):
+    """A call of update that failed: its partition and key, the stored state before it, and its rows in the chunk, from
+    start up to end. timed_out: the call was for a timeout that passed."""
+
+    partition: PartitionIndex
+    key: Any
+    text: str
+    before: str | None
+    start: int
+    end: int
+    timed_out: bool
 
 
 class StepTask:
@@ -115,40 +124,54 @@ class StepTask:
                     yield output
                 del chunk, output
                 gc.collect(0)
-        late = list(self._time_out(_by_value(self._due)))
-        if late:
-            yield self._to_arrow(late)
-        count = BatchCount(self._rows, self._keys, width.row_bytes)
-        self._store.apply(self._definition.step_id, self._batch, self._spools, count)
+        yield from self._late()
+        self._apply(BatchCount(self._rows, self._keys, width.row_bytes))
         for spool in self._spools.values():
             spool.close()
+
+    def _late(self) -> Iterator[pa.RecordBatch]:
+        """Call update for the keys whose timeout has passed and that had no rows; yield the output."""
+        output = list(self._time_out(by_value(self._due)))
+        if output:
+            yield self._to_arrow(output)
+
+    def _apply(self, count: BatchCount) -> None:
+        """Apply the changes, in one transaction per partition."""
+        self._store.apply(self._definition.step_id, self._batch, self._spools, count)
 
     def _process(self, chunk: pa.RecordBatch) -> pa.RecordBatch | None:
         """Call update for every key of a chunk of whole keys, sorted."""
         runs = self._runs(chunk)
         if runs is None:
             return None
-        texts, ends = runs.texts, runs.ends.to_pylist()
-        keys = runs.raw if self._definition.key_in_place else self._keys_of(runs, ends)
+        output = self._call_all(runs, *self._values(runs))
+        return self._to_arrow(output) if output else None
+
+    def _values(self, runs: KeyGroups) -> tuple[Sequence[Any], list[Any]]:
+        """Return the keys and the rows for update. Raises StateValueError."""
+        keys = runs.raw if self._definition.key_in_place else self._keys_of(runs, runs.ends.to_pylist())
         names = self._definition.columns
-        rows = self._row_maker.rows(self._definition.step_id, names, runs.chunk.columns[: len(names)])
+        return keys, self._row_maker.rows(self._definition.step_id, names, runs.chunk.columns[: len(names)])
+
+    def _call_all(self, runs: KeyGroups, keys: Sequence[Any], rows: list[Any]) -> list[tuple[Any, ...]]:
+        """Call update for every key of a chunk."""
+        texts, ends = runs.texts, runs.ends.to_pylist()
         for text in texts if self._due else ():
             self._due.pop(text, None)
         self._rows += len(rows)
         starts = [0, *ends[:-1]]
         if self._partition is not None:
             stored = self._stored({self._partition: tuple(texts)})[self._partition]
-            output = self._call(self._partition, keys, texts, stored, rows, starts, ends)
-        else:
-            output = []
-            shares = dict(self._divided(texts))
-            states = self._stored({one: tuple(map(texts.__getitem__, places)) for one, places in shares.items()})
-            for partition, places in shares.items():
-                of_them = (list(map(each.__getitem__, places)) for each in (keys, texts, starts, ends))
-                own_keys, own_texts, own_starts, own_ends = of_them
-                stored = states[partition]
-                output += self._call(partition, own_keys, own_texts, stored, rows, own_starts, own_ends)
-        return self._to_arrow(output) if output else None
+            return self._call(self._partition, keys, texts, stored, rows, starts, ends)
+        output = []
+        shares = dict(self._divided(texts))
+        states = self._stored({one: tuple(map(texts.__getitem__, places)) for one, places in shares.items()})
+        for partition, places in shares.items():
+            of_them = (list(map(each.__getitem__, places)) for each in (keys, texts, starts, ends))
+            own_keys, own_texts, own_starts, own_ends = of_them
+            stored = states[partition]
+            output += self._call(partition, own_keys, own_texts, stored, rows, own_starts, own_ends)
+        return output
 
     def _runs(self, chunk: pa.RecordBatch) -> KeyGroups | None:
         """Check the chunk and return it by key; None if it holds only ticks."""
@@ -156,7 +179,7 @@ class StepTask:
         self._locate(chunk)
         chunk = in_known_zones(chunk)
         text_column = chunk.column(definition.key_text)
-        if definition.timeouts:
+        if definition.ticks:
             # Tick rows wake the partition. They have no key, so they come first.
             if self._spark_partition != UNHASHED:
                 self._wake(np.unique(partitions_of(chunk, self._partition_count)).tolist())
@@ -174,7 +197,7 @@ class StepTask:
         if self._partition is not None:
             for edge in (texts[0], texts[-1]):
                 self._check_partition(edge)
-        elif definition.timeouts and self._spark_partition == UNHASHED:
+        elif definition.ticks and self._spark_partition == UNHASHED:
             # Spark has checked that there are no ticks.
             self._wake({partition_of(text, self._partition_count) for text in texts})
         return KeyGroups(chunk, texts, raw, runs.run_ends)
@@ -198,35 +221,52 @@ class StepTask:
         key_chars = 0 if timeouts else common_length(texts)
         states = group_states(stored, CallFacts(self._codec.decode, self._now_ms, timed_out))
         encode, extend, add = self._codec.encode, output.extend, packed.append
-        key: Any = None
-        try:
-            # This loop runs for every key: avoid attribute lookups and function calls in it.
-            for key, text, before, start, end, state in zip(keys, texts, stored, starts, ends, states, strict=True):
-                result = update(key, rows[start:end], state)
-                if result is not None:
-                    extend(result)
-                if timeouts:
-                    change = self._pack_with_timeout(text, state, before)
-                    if change is not None:
-                        add(change)
-                elif state.timeout_at_ms is not None:
-                    raise StateValueError(
-                        "update sets a timeout, but the call was not found in its code",
-                        cause="The call is inside a helper of another module.",
-                        remedy="Declare it: stateful(..., timeout=True).",
-                    )
-                elif state.changed:
-                    value = encode(state._value) if state.exists else ""
-                    add(text + value if key_chars else value + FIELD_SEPARATOR + text)
-        except RecoveryError as error:
-            raise self._named(error, key) from error
-        except Exception as error:
-            error.add_note(f"in step {definition.step_id!r}, key {shown(key)}, micro-batch {self._batch}")
-            raise
+        calls = zip(keys, texts, stored, starts, ends, states, self._marks(output, len(texts)), strict=True)
+        key = text = before = None
+        start = end = mark = 0
+        while True:
+            try:
+                # This loop runs for every key: avoid attribute lookups and function calls in it.
+                for key, text, before, start, end, state, mark in calls:  # noqa: B007 - where output is cut
+                    result = update(key, rows[start:end], state)
+                    if result is not None:
+                        extend(result)
+                    if timeouts:
+                        change = self._pack_with_timeout(text, state, before)
+                        if change is not None:
+                            add(change)
+                    elif state.timeout_at_ms is not None:
+                        raise StateValueError(
+                            "update sets a timeout, but the call was not found in its code",
+                            cause="The call is inside a helper of another module.",
+                            remedy="Declare it: stateful(..., timeout=True).",
+                        )
+                    elif state.changed:
+                        value = encode(state._value) if state.exists else ""
+                        add(text + value if key_chars else value + FIELD_SEPARATOR + text)
+                break
+            except Exception as error:
+                if text is None:
+                    raise
+                change = self._failed(error, FailedCall(partition, key, text, before, start, end, timed_out))
+                del output[mark:]
+                if change is not None:
+                    add(change)
         self._keys += len(packed)
         if packed:
             self._keep_changes(partition, Changes(tuple(packed), timeouts, key_chars))
         return output
+
+    def _marks(self, output: list[Any], count: int) -> Iterable[int]:
+        """Yield, before each of `count` calls, how much of the output stays if that call fails."""
+        return repeat(0, count)
+
+    def _failed(self, error: Exception, call: FailedCall) -> str | None:
+        """Raise the error of a call of update, or return the packed change of the key in place of the call's."""
+        if isinstance(error, RecoveryError):
+            raise self._named(error, call.key) from error
+        error.add_note(f"in step {self._definition.step_id!r}, key {shown(call.key)}, micro-batch {self._batch}")
+        raise error
 
     def _pack_with_timeout(self, text: str, state: GroupState, before: str | None) -> str | None:
         """Return the packed change of a key; None if it neither had nor has a state. A call clears the key's earlier
@@ -243,7 +283,7 @@ class StepTask:
 
     def _time_out(self, due: Sequence[tuple[PartitionIndex, list[str]]]) -> Iterator[tuple[Any, ...]]:
         """Call update without rows for keys whose timeout has passed and that had no rows in this micro-batch."""
-        for wanted in _in_chunks(due):
+        for wanted in in_chunks(due):
             states = self._stored(wanted)
             for partition, keys in wanted.items():
                 texts, none = list(keys), [0] * len(keys)
@@ -263,25 +303,15 @@ class StepTask:
 
     def _keep_changes(self, partition: PartitionIndex, changes: Changes) -> None:
         """Spool changes to a recovery partition. Raises StateValueError for a state that no partition can store."""
-        # A character takes four bytes at most, and counting them is quick.
-        if max(map(len, changes.packed), default=0) > STATE_BYTES // 4:
-            for one in changes.packed:
-                size_bytes = len(one.encode(errors="replace"))
-                if size_bytes > STATE_BYTES:
-                    chars = changes.key_chars
-                    key = one[:chars] if chars else one.rpartition(FIELD_SEPARATOR)[2]
-                    raise StateValueError(
-                        f"step {self._definition.step_id!r}, key {shown(key)}: its state takes {size_bytes:,} bytes",
-                        cause=f"A partition stores at most {STATE_BYTES:,} bytes in one value.",
-                        remedy="Keep less in the state of one key, or spread it over several keys.",
-                    )
+        for _, error in too_large(self._definition.step_id, changes):
+            raise error
         self._spool(partition).add(changes)
 
     def _divided(self, texts: Sequence[str]) -> Iterator[tuple[PartitionIndex, list[int]]]:
         """Yield each recovery partition with the indices of its keys, and count it as touched; for a task of all
         partitions."""
         count = self._partition_count
-        for partition, places in _by_value({place: partition_of(text, count) for place, text in enumerate(texts)}):
+        for partition, places in by_value({place: partition_of(text, count) for place, text in enumerate(texts)}):
             self._spool(partition)
             yield partition, places
 
@@ -379,35 +409,6 @@ class StepTask:
 def mixed_partitions(definition: StepDefinition) -> UnsupportedPlanError:
     """Return the error for rows of a recovery partition that the task does not have."""
     return UnsupportedPlanError(f"step {definition.step_id!r}: one call saw rows of several recovery partitions")
-
-
-def common_length(texts: list[str]) -> int:
-    """Return the number of characters that all texts have; 0 if their lengths differ."""
-    return len(texts[0]) if len(set(map(len, texts))) == 1 else 0
-
-
-def _in_chunks(due: Sequence[tuple[PartitionIndex, list[str]]]) -> Iterator[dict[PartitionIndex, Keys]]:
-    """Yield keys by partition, of as many partitions together as make up a chunk."""
-    chunk: dict[PartitionIndex, Keys] = {}
-    size = 0
-    for partition, texts in due:
-        for start in range(0, len(texts), CHUNK_ROWS):
-            piece = tuple(texts[start : start + CHUNK_ROWS])
-            if chunk and (size + len(piece) > CHUNK_ROWS or partition in chunk):
-                yield chunk
-                chunk, size = {}, 0
-            chunk[partition] = piece
-            size += len(piece)
-    if chunk:
-        yield chunk
-
-
-def _by_value(values: Mapping[K, V]) -> list[tuple[V, list[K]]]:
-    """Return the keys that have each value; the values sorted, the keys in their order."""
-    found: dict[V, list[K]] = {}
-    for key, each in values.items():
-        found.setdefault(each, []).append(key)
-    return sorted(found.items())
 
 
 @contextlib.contextmanager

@@ -27,11 +27,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from recovery.spark.clusters import is_one_process
 from recovery.spark.jvm.java_sources import new_for_tasks
-from recovery.spark.steps.definition import ADDRESS_PROPERTY, BATCH_PROPERTY, TASKS_PROPERTY
+from recovery.spark.steps.definition import ADDRESS_PROPERTY, BATCH_PROPERTY, QUARANTINE_PROPERTY, TASKS_PROPERTY
 from recovery.spark.tasks.retries import NOTES_PROPERTY
 from recovery.spark.tuning.row_width import LIMIT, UNLIMITED
 
-PROPERTIES = (ADDRESS_PROPERTY, TASKS_PROPERTY, BATCH_PROPERTY, NOTES_PROPERTY)
+PROPERTIES = (ADDRESS_PROPERTY, TASKS_PROPERTY, BATCH_PROPERTY, NOTES_PROPERTY, QUARANTINE_PROPERTY)
 """What a step's task reads: threads of the sink do not have them."""
 
 ONCE, PARTLY = "ONCE", "PARTLY"

@@ -58,7 +58,8 @@ CREATE TABLE batches (
     key_count INTEGER NOT NULL,
     row_bytes INTEGER NOT NULL,
     looked_up INTEGER NOT NULL,
-    seam_s    REAL NOT NULL
+    seam_s    REAL NOT NULL,
+    waiting   INTEGER NOT NULL
 ) STRICT;
 """
 
@@ -325,7 +326,8 @@ class Delta:
                     self._connection.execute(statement, bindings)
             self._connection.execute("UPDATE meta SET applied_batch = ?", (batch,))
             self._connection.execute(
-                "INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?, ?)", (batch, *count[:4], seam_s())
+                "INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (batch, *count[:4], seam_s(), count.waiting),
             )
 
     def withdraw(self, batch: BatchId) -> None:
@@ -413,7 +415,7 @@ class Delta:
         with self._lock, translated(self.path):
             found = rows(
                 self._connection,
-                "SELECT row_count, key_count, row_bytes, looked_up, seam_s FROM batches WHERE batch = ?",
+                "SELECT row_count, key_count, row_bytes, looked_up, seam_s, waiting FROM batches WHERE batch = ?",
                 (batch,),
             )
         return BatchCount(*found[0]) if found else BatchCount(0, 0)

@@ -155,7 +155,7 @@ class FilePartitions:
         if len(steps) > attachable:
             raise UnsupportedPlanError(
                 f"the flow has {len(steps)} stateful steps",
-                cause=f"A partition takes the state of {attachable} steps at a time.",
+                cause=f"A partition takes the state of {attachable} steps at a time. One with a quarantine is two.",
                 remedy="Split the flow in two.",
             )
         # The driver may also do the work of tasks (see `recovery.spark.tuning.merging`).

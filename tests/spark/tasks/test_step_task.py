@@ -13,7 +13,7 @@ import pytest
 from recovery.base.ids import BatchId
 from recovery.errors import StateValueError, UnsupportedPlanError
 from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, KEY, NOW, ROUTE, UNHASHED, StepDefinition
-from recovery.spark.tasks import step_task
+from recovery.spark.tasks import changes
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.run_tasks import run_tasks
 from recovery.spark.tasks.step_task import StepTask
@@ -154,7 +154,7 @@ def test_a_state_that_cannot_be_read(driver):
 
 def test_a_state_that_no_partition_can_store_names_step_and_key(driver, kind, monkeypatch):
     """Before anything is written: SQLite's own error would name neither. The limit is a small one here."""
-    monkeypatch.setattr(step_task, "STATE_BYTES", 40)
+    monkeypatch.setattr(changes, "STATE_BYTES", 40)
     long = "k" * 50
     with pytest.raises(StateValueError, match=f"step '{STEP}', key 'k{{50}}': its state takes [0-9]+ bytes") as raised:
         run(driver, step(kind), kind, batch([long], spark=partition_of(long, COUNT)))

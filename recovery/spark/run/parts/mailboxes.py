@@ -17,14 +17,16 @@ _in_use: set[Path] = set()
 
 
 class Mailboxes(Part):
-    """The mailboxes of the steps that declare timeouts."""
+    """The mailboxes of the steps that have timeouts, or rows to replay."""
 
     name = "mailboxes"
 
     def __init__(self, steps: Sequence[RegisteredStep], store: PartitionStore, lease: Lease) -> None:
         """Reserve the mailboxes. Raises ConfigurationError if another query has one of them."""
-        waiting = [s.definition for s in steps if s.definition.timeouts]
-        self._steps = [definition.step_id for definition in waiting]
+        waiting = [s.definition for s in steps if s.definition.ticks]
+        self._steps = [definition.step_id for definition in waiting if definition.timeouts]
+        # Rows to replay are due immediately, rows that only wait never.
+        self._steps += [definition.quarantine for definition in waiting if definition.replays]
         self._files = [definition.mailbox for definition in waiting]
         self._store = store
         self._lease = lease

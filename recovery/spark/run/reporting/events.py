@@ -32,7 +32,7 @@ class Resumed:
 class BatchDone:
     """A micro-batch was processed. rows: those that reached a step; of several steps, the one that saw most.
     keys: states written. duration_s: seconds it took. sink: the work of the sink since the run began; None: the sink
-    does not count it. `InputCounted` reports how many rows the sources read."""
+    does not count it. waiting: rows in quarantine after it. `InputCounted` reports how many rows the sources read."""
 
     batch: BatchId
     epoch: Epoch
@@ -40,6 +40,7 @@ class BatchDone:
     keys: int
     duration_s: float
     sink: SinkWork | None = None
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class RunSummary:
     discarded: what the requested rewind discarded; None: nothing. replica: what the replica has and lacks at the end;
     None: the run had none. lag: what the newest epoch lacked at the last look at the sources; None: no source says how
     much there is. lost_input: what was left out of each source whose loss was accepted, as text. replaced: the
-    partitions that came back because an owner was lost, each time.
+    partitions that came back because an owner was lost, each time. quarantined: rows in quarantine at the end.
     """
 
     flow: str
@@ -139,6 +140,7 @@ class RunSummary:
     lag: dict[str, Any] | None = None
     lost_input: dict[str, str] = field(default_factory=dict)
     replaced: list[dict[str, Any]] = field(default_factory=list)
+    quarantined: int = 0
 
     def _repr_html_(self) -> str:
         return html_table(f"flow {self.flow}", [*rows_of(self), ("seconds", round(self.elapsed_s, 1))])

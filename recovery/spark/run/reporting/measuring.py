@@ -151,6 +151,8 @@ class RunMeasures:
         self.lag_parts: Callable[[], Sequence[PartLag]] = tuple
         self.sink_work: Callable[[], SinkWork | None] = lambda: None
         """The work of the sink since the run began; None: the sink does not count it."""
+        self.quarantine: Callable[[], tuple[int, float | None]] = lambda: (0, None)
+        """How many rows are in quarantine, and for how many seconds the oldest has been."""
         self.meter = Meter(
             execution.number, self._clock, self._targets, _memory(bound.frame.sparkSession.sparkContext),
             closes=self._kept, native=bound.keeps_native_state,
@@ -180,7 +182,7 @@ class RunMeasures:
         measure, missed = self.meter.closed(
             closed.epoch, closed.batch, closed.duration_s, closed.partitions, lag_s,
             None if replica is None else replica.lag.seconds, None if lag is None else lag.seconds,
-            self._prepared.places.seen, self._certificate_end_s(), self.sink_work(),
+            self._prepared.places.seen, self._certificate_end_s(), self.sink_work(), self.quarantine()[1],
         )  # fmt: skip
         self._keep(measure)
         return missed
@@ -212,6 +214,7 @@ class RunMeasures:
             certificate_end_s=self._certificate_end_s(),
             replaced=self._replaced(),
             sink=self.sink_work(),
+            quarantined=self.quarantine()[0],
         )
 
     def _replaced(self) -> int | None:

@@ -32,6 +32,8 @@ def status_line(
     )
     if batch.sink is not None:
         text += f" · {batch.sink.as_text()}"
+    if batch.waiting:
+        text += f" · {counted(batch.waiting, 'row')} in quarantine"
     if closed is not None:
         age = "" if age_s is None else f" {format_interval(round(age_s))} old,"
         text += f" · snapshot {closed.epoch}{age} took {closed.duration_s:.2f} s"

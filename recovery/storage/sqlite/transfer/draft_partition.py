@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 
 from recovery.base.ids import Epoch, PartitionIndex
-from recovery.base.reserved import EPOCH_STEP
+from recovery.base.reserved import EPOCH_STEP, QUARANTINE_PREFIX
 from recovery.errors import CorruptPartitionError
 from recovery.host.durable import sync
 from recovery.planning.values import ClosedEpoch, Execution
@@ -38,7 +38,13 @@ SELECT s.* FROM carray(?) AS k CROSS JOIN {source}.snaps AS s WHERE s.step_id = 
 COPY = """
 SELECT * FROM {source}.snaps
 WHERE step_id = :step AND state_key >= :since AND state_key < :until
-    AND crc32(CAST(state_key AS BLOB)) % :count = :index
+    AND crc32(CAST({placing} AS BLOB)) % :count = :index
+"""
+# A row in a quarantine is in the partition of its key, to which the separator and the entry's number are added.
+PLACING = f"""
+CASE WHEN substr(:step, 1, {len(QUARANTINE_PREFIX)}) = '{QUARANTINE_PREFIX}'
+    THEN substr(rtrim(state_key, '0123456789'), 1, length(rtrim(state_key, '0123456789')) - 1)
+    ELSE state_key END
 """
 COPY_ORDER = "ORDER BY step_id, state_key"
 WRITTEN_IN = """
@@ -100,7 +106,9 @@ class DraftPartition:
                 self._connection.pragma("cache_size", -(cache_bytes >> 10), schema=_source(number))
         # SQLite calls it without a frame of Python. The types know no function of bytes alone.
         self._connection.create_scalar_function("crc32", zlib.crc32, 1, deterministic=True)  # type: ignore[arg-type]
-        found = " UNION ALL ".join(COPY.format(source=_source(number)) for number in range(len(sources)))
+        found = " UNION ALL ".join(
+            COPY.format(source=_source(number), placing=PLACING) for number in range(len(sources))
+        )
         self._copy = f"INSERT INTO main.snaps {found} {COPY_ORDER}"
 
     def copy(self, index: int, count: int, step: str, since: str, until: str | bytes) -> int:

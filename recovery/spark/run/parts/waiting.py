@@ -1,0 +1,93 @@
+"""The quarantine of one run: how many rows wait, and the limit at which the run fails all the same."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+
+from recovery.base.clock import Clock
+from recovery.base.credentials.task_key import task_key
+from recovery.base.ids import BatchId, Lease, PartitionIndex, StepId
+from recovery.errors import QuarantineError, RecoveryError, shown
+from recovery.operational.steps.quarantine import WaitingRows
+from recovery.spark.run.parts.part import Part
+from recovery.spark.steps.definition import RegisteredStep
+from recovery.storage.reach import reach
+from recovery.storage.seam import PartitionStore
+from recovery.values import quarantine
+from recovery.values.quarantine import WAITS_MS
+
+
+class Quarantine(Part):
+    """Counts the rows in quarantine of one run's steps."""
+
+    name = "quarantine"
+
+    def __init__(
+        self,
+        steps: Sequence[RegisteredStep],
+        before: Mapping[StepId, WaitingRows],
+        store: PartitionStore,
+        clock: Clock,
+        most: int,
+    ) -> None:
+        """before: what waits when the run starts, of the flow's steps. most: how many rows may wait.
+
+        Raises QuarantineError if rows wait for a step whose errors end the run: it would let later rows pass."""
+        definitions = [each.definition for each in steps]
+        for each in definitions:
+            left = before.get(each.step_id, WaitingRows())
+            if each.hold is None and left.rows:
+                raise QuarantineError(
+                    f'step {each.step_id!r} has {left.rows:,} rows in quarantine, and on_error="fail"',
+                    cause='The step was declared with on_error="quarantine" before. Later rows of these keys would '
+                    "pass those that wait.",
+                    remedy='Declare on_error="quarantine" again; or look at the rows and drop them: python -m recovery '
+                    "quarantine list DIR.",
+                )
+        self.ids = [each.quarantine for each in definitions if each.hold is not None]
+        """The ids under which the rows in quarantine are stored."""
+        self.rows = sum(each.rows for each in before.values())
+        """The rows that wait."""
+        self._since_ms = min((each.since_ms for each in before.values() if each.since_ms is not None), default=None)
+        self._store = store
+        self._clock = clock
+        self._most = most
+
+    def processed(self, lease: Lease, batch: BatchId, waiting: int) -> None:
+        """Count the rows of a micro-batch. Raises QuarantineError if too many wait now; then the micro-batch must not
+        count."""
+        rows = self.rows + waiting
+        if waiting > 0 and rows > self._most:
+            newest = self._newest(lease, batch)
+            raise QuarantineError(
+                f"{rows:,} rows would wait in quarantine after micro-batch {batch}, where {self._most:,} may{newest}"
+            )
+        self.rows = rows
+        if not rows:
+            self._since_ms = None
+        elif self._since_ms is None:
+            self._since_ms = self._clock.wall_ms()
+
+    def now(self) -> tuple[int, float | None]:
+        """Return how many rows wait, and for how many seconds the oldest has; None: none waits."""
+        since_ms = self._since_ms
+        return self.rows, None if since_ms is None else max(0, self._clock.wall_ms() - since_ms) / 1000
+
+    def _newest(self, lease: Lease, batch: BatchId) -> str:
+        """Return the newest error of any key, as the end of a sentence."""
+        found: list[tuple[int, str]] = []
+        with contextlib.suppress(RecoveryError):
+            store, count = reach(self._store.address(lease), task_key=task_key())
+            after, every = BatchId(batch + 1), list(map(PartitionIndex, range(count)))
+            try:
+                for step in self.ids:
+                    for partition, names in store.due(step, after, every, WAITS_MS).items():
+                        texts = store.read(step, after, {partition: tuple(names)})[partition]
+                        for name, text in zip(names, texts, strict=True):
+                            note = quarantine.note_from(text or "", RecoveryError)
+                            key = shown(quarantine.parse_waiting_key(name)[0])
+                            found.append((note.since_ms, f"; the newest error, for key {key}: {note.error}"))
+            finally:
+                store.release()
+        return max(found, default=(0, ""))[1]

@@ -1,0 +1,117 @@
+"""What a step's quarantine stores: an entry for each call of `update` that failed or waits, and a note for each key.
+
+An entry has the rows of one key in one micro-batch, as an Arrow stream with their types, and the error. The note of a
+key counts its entries' rows and has the number of the next entry; so tasks find the keys that wait without reading
+rows. Both are JSON under the id of the step's quarantine, with keys made from that of the step:
+
+    KEY U+001E               the note
+    KEY U+001E 000000000007  entry number 7
+
+The timeout of a note says whether the key waits (WAITS_MS) or is to be replayed (REPLAY_MS).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from recovery.base.tracebacks import own_places
+from recovery.base.untrusted_json import LAST_MOMENT_MS, Count, Moment, Refusal, decode_json
+from recovery.errors import RecoveryError, shortened
+from recovery.values.keys import WAITING_SEPARATOR
+
+WAITS_MS = LAST_MOMENT_MS
+REPLAY_MS = 0
+MOST_MESSAGE = 2000
+"""The most characters of an error's message that are kept."""
+_DIGITS = 12
+
+
+class KeptFailure(msgspec.Struct, frozen=True):
+    """An error of the user's code: its type and message, and the places in the user's own files, the last one last."""
+
+    type: str
+    message: str
+    places: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The error in one line."""
+        place = f" ({self.places[-1]})" if self.places else ""
+        return f"{self.type}: {shortened(self.message)}{place}"
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Rows of one key in one micro-batch. failure: the error of the newest attempt; None: the rows have only waited.
+    timed_out: the call was for a timeout, and has no rows. data: the rows, as `quarantined_rows` packs them."""
+
+    batch: int
+    at_ms: Moment
+    rows: Count
+    data: str
+    attempts: Count = 0
+    failure: KeptFailure | None = None
+    timed_out: bool = False
+
+
+class KeyNote(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of a key that waits. rows: of its entries, where a call without rows counts as one. first, end: its
+    entries have numbers from `first` up to before `end`. since_ms: when the first of them came. error: the newest
+    error, in one line. overdue_ms: a timeout of the key that passed while the key waited; None: none did."""
+
+    rows: Count
+    first: Count
+    end: Count
+    since_ms: Moment
+    error: str
+    overdue_ms: Moment | None = None
+
+
+def note_key(key: str) -> str:
+    """Return the key of the note about a key that waits."""
+    return key + WAITING_SEPARATOR
+
+
+def entry_key(key: str, number: int) -> str:
+    """Return the key of an entry. Entries of one key sort by their numbers."""
+    return f"{key}{WAITING_SEPARATOR}{number:0{_DIGITS}}"
+
+
+def parse_waiting_key(text: str) -> tuple[str, int | None]:
+    """Return the step's key and the entry's number; None for the key's note."""
+    key, _, number = text.rpartition(WAITING_SEPARATOR)
+    return key, int(number) if number.isascii() and number.isdecimal() else None
+
+
+def to_text(document: Entry | KeyNote) -> str:
+    """Return the JSON of an entry or a note."""
+    return msgspec.json.encode(document).decode()
+
+
+def note_from(text: str, refuse: Refusal) -> KeyNote:
+    """Return the note in a text; raises the error that `refuse` makes."""
+    return decode_json(text, refuse, KeyNote)
+
+
+def entry_from(text: str, refuse: Refusal) -> Entry:
+    """Return the entry in a text; raises the error that `refuse` makes."""
+    return decode_json(text, refuse, Entry)
+
+
+def again(entry: Entry, failure: KeptFailure) -> Entry:
+    """Return an entry after another attempt that failed."""
+    return msgspec.structs.replace(entry, attempts=entry.attempts + 1, failure=failure)
+
+
+def failure_of(error: BaseException) -> KeptFailure:
+    """Return what is kept of an error."""
+    kind = type(error)
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    try:
+        message = error.found if isinstance(error, RecoveryError) else str(error)
+    except Exception as failure:
+        message = f"(its message cannot be shown: {type(failure).__name__})"
+    # JSON has no lone surrogates, which any text in Python may have.
+    clean = message[:MOST_MESSAGE].encode(errors="backslashreplace").decode()
+    return KeptFailure(name, clean, tuple(own_places(error)))

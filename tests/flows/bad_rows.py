@@ -1,0 +1,80 @@
+"""A flow over a directory of files, one a micro-batch, that cannot take values from 1000 on until a file exists."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recovery import FileSink, Flow, stateful, stateful_arrow, stateful_map
+
+
+def make(path, output, fixed, hold="key", on_error="quarantine", step="totals", timeouts=False):
+    """The flow. fixed: the file with which the code takes all values."""
+
+    def add_up(key, rows, state):
+        if timeouts and state.hasTimedOut:
+            yield key, -1
+            state.remove()
+            return
+        values = state.getOption or []
+        for row in rows:
+            values.append(row.value)
+            yield key, sum(values)
+            if row.value >= 1000 and not Path(fixed).exists():
+                raise ValueError(f"too large: {row.value}")
+        state.update(values)
+        if timeouts:
+            state.setTimeoutDuration(1)
+
+    def build(spark):
+        return pairs(spark, path).transform(
+            stateful(
+                step, key="key", update=add_up, output="key string, total long", on_error=on_error, hold=hold,
+                timeout=timeouts,
+            )
+        )  # fmt: skip
+
+    return Flow("totals", build, FileSink(output))
+
+
+def make_map(path, output, fixed):
+    """The same step in Bytewax's form."""
+
+    def mapper(total, value):
+        if value >= 1000 and not Path(fixed).exists():
+            raise ValueError(f"too large: {value}")
+        return (total or 0) + value, (total or 0) + value
+
+    def build(spark):
+        step = stateful_map(
+            "totals", key="key", value="value", mapper=mapper, output="key string, total long", on_error="quarantine"
+        )
+        return pairs(spark, path).transform(step)
+
+    return Flow("totals", build, FileSink(output))
+
+
+def make_tables(path, output, fixed):
+    """Totals by key, many keys in a call."""
+
+    def add_up(rows, states):
+        if pc.max(rows["value"]).as_py() >= 1000 and not Path(fixed).exists():
+            raise ValueError("too large")
+        sums = rows.group_by("_group").aggregate([("value", "sum")]).sort_by("_group")["value_sum"]
+        total = pc.add(pc.fill_null(states["total"], 0), sums)
+        new = pa.table({"key": states["key"], "total": total})
+        return new, new
+
+    def build(spark):
+        step = stateful_arrow(
+            "totals", key="key", update=add_up, state_schema="total long", output="key string, total long",
+            on_error="quarantine",
+        )  # fmt: skip
+        return pairs(spark, path).transform(step)
+
+    return Flow("totals", build, FileSink(output))
+
+
+def pairs(spark, path):
+    lines = spark.readStream.option("maxFilesPerTrigger", 1).text(path)
+    return lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")

@@ -1,0 +1,154 @@
+"""Entries of a quarantine: rows come back with their types, and nothing of other rows comes with them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from recovery.errors import CorruptPartitionError, StateValueError
+from recovery.values import quarantine, quarantined_rows
+from recovery.values.keys import home_of, partition_of
+from recovery.values.quarantine import Entry, KeptFailure, KeyNote
+
+ROWS = pa.RecordBatch.from_pydict(
+    {
+        "text": ["a", None, "ü😀\0"],
+        "bytes": [b"\xff\x00", b"", None],
+        "number": pa.array([1.5, float("nan"), None], pa.float64()),
+        "money": pa.array([Decimal("1.10"), None, Decimal("-0.01")], pa.decimal128(38, 2)),
+        "at": pa.array([datetime(2026, 1, 1, tzinfo=UTC), None, None], pa.timestamp("us", "UTC")),
+        "day": pa.array([-1_000_000, 0, None], pa.int32()).cast(pa.date32()),
+        "nested": pa.array(
+            [[{"a": 1, "b": ["x"]}], [], None],
+            pa.list_(pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])),
+        ),
+        "pairs": pa.array([[("k", 1)], [], None], pa.map_(pa.string(), pa.int64())),
+    }
+)
+
+
+def refuse(why: str) -> CorruptPartitionError:
+    return CorruptPartitionError(why)
+
+
+def test_rows_of_any_type_come_back():
+    """Also values that Python cannot represent, such as a date before the year 1."""
+    back = quarantined_rows.unpacked(quarantined_rows.packed(ROWS), refuse)
+    assert back.schema == ROWS.schema
+    # NaN does not equal itself; its text does.
+    assert str(back.to_batches()[0].column("number")) == str(ROWS.column("number"))
+    assert back.drop_columns("number").equals(pa.Table.from_batches([ROWS]).drop_columns("number"))
+    [first, second, _] = quarantined_rows.json_rows(back)
+    assert json.dumps([first, second], allow_nan=False)
+    assert first["bytes"] == "/wA="
+    assert (first["money"], second["number"], second["text"]) == ("1.10", "nan", None)
+
+
+def test_an_entry_has_its_own_rows_only():
+    """A slice of Arrow's refers to the text of all rows: other rows would be stored with each entry."""
+    rows = pa.RecordBatch.from_pydict({"text": [f"row {number}" * 100 for number in range(1000)]})
+    data = quarantined_rows.packed(rows.slice(500, 1))
+    assert len(data) < 3000
+    assert quarantined_rows.unpacked(data, refuse)["text"].to_pylist() == ["row 500" * 100]
+
+
+def test_bytes_that_are_no_text_come_back():
+    """Spark does not check the text that it gives to a task."""
+    bad = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
+    rows = pa.RecordBatch.from_arrays([bad], ["text"])
+    back = quarantined_rows.unpacked(quarantined_rows.packed(rows), refuse)
+    assert back["text"].chunk(0).buffers()[2].to_pybytes()[:2] == b"\xff\xfe"
+    assert quarantined_rows.json_rows(back) == [{"text": "\\xff\\xfe"}]
+    nested = pa.StructArray.from_arrays([bad], ["text"])
+    rows = pa.RecordBatch.from_arrays([nested, pa.ListArray.from_arrays([0, 1], bad)], ["struct", "list"])
+    back = quarantined_rows.unpacked(quarantined_rows.packed(rows), refuse)
+    json.dumps(quarantined_rows.json_rows(back))
+
+
+def test_many_rows_become_several_entries():
+    """Each within a limit, or with a single row."""
+    rows = pa.RecordBatch.from_pydict({"text": ["x" * 1000] * 10})
+    sizes = [len(each) for each in quarantined_rows.pieces(rows, 2500)]
+    assert (sum(sizes), max(sizes)) == (10, 2)
+    assert [len(each) for each in quarantined_rows.pieces(rows, 1)] == [1] * 10
+    assert [len(each) for each in quarantined_rows.pieces(rows)] == [10]
+
+
+@pytest.mark.parametrize("key", ["", "a", "a\x1e", "\x1e000000000001", "␀", "日\x1f"])
+def test_a_key_is_found_in_the_keys_of_its_note_and_entries(key):
+    """Also a key that looks like one of them. All of them are in the key's own partition."""
+    assert quarantine.parse_waiting_key(quarantine.note_key(key)) == (key, None)
+    for number in (0, 7, 10**12):
+        name = quarantine.entry_key(key, number)
+        assert quarantine.parse_waiting_key(name) == (key, number)
+        assert home_of("$bad count", 7, name) == home_of("$bad count", 7, quarantine.note_key(key))
+        assert home_of("$bad count", 7, name) == partition_of(key, 7)
+
+
+def test_what_is_kept_of_an_error():
+    """Its type, its message and where in the user's files it was raised; also of an error that cannot be shown."""
+
+    class ShyError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    def fail(error: Exception) -> KeptFailure:
+        try:
+            raise error
+        except Exception as raised:
+            return quarantine.failure_of(raised)
+
+    found = fail(ValueError("no\udc80" + "x" * 5000))
+    assert (found.type, len(found.message) < 2100) == ("ValueError", True)
+    assert found.places[-1].startswith("test_quarantine.py, line ")
+    assert "\n" not in found.text
+    assert quarantine.entry_from(quarantine.to_text(Entry(1, 2, 3, "", 1, found)), refuse).failure == found
+    assert "cannot be shown: RuntimeError" in fail(ShyError()).message
+    assert fail(StateValueError("what was found")).message == "what was found"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows":-1}', "[" * 100_000, '{"batch":1,"at_ms":1e99}', "\ud800"])
+def test_a_text_that_is_no_entry_or_note_is_refused(text):
+    """The file may be anybody's."""
+    with pytest.raises(CorruptPartitionError):
+        quarantine.entry_from(text, refuse)
+    with pytest.raises(CorruptPartitionError):
+        quarantine.note_from(text, refuse)
+
+
+PACKED = quarantined_rows.packed(ROWS)
+
+
+@pytest.mark.parametrize("data", ["!", "AAAA", PACKED[:400], PACKED[400:]])
+def test_data_that_is_no_arrow_stream_is_refused(data):
+    """Whatever is in the place of the rows."""
+    with pytest.raises(CorruptPartitionError):
+        quarantined_rows.unpacked(data, refuse)
+
+
+def test_documents_come_back():
+    """With and without what they may lack."""
+    for note in (KeyNote(1, 0, 2, 3, "e"), KeyNote(1, 0, 2, 3, "e", 4)):
+        assert quarantine.note_from(quarantine.to_text(note), refuse) == note
+    for entry in (Entry(1, 2, 3, "AA"), Entry(1, 2, 0, "", 2, KeptFailure("E", "m", ("p",)), timed_out=True)):
+        assert quarantine.entry_from(quarantine.to_text(entry), refuse) == entry
+
+
+def test_data_with_changed_bytes_gives_rows_or_is_refused():
+    """A file of somebody else's neither ends the process nor gives a traceback. The seed is fixed."""
+    generator = random.Random(7)
+    for _ in range(3000):
+        content = bytearray(base64.b64decode(PACKED))
+        for _ in range(generator.randrange(1, 4)):
+            content[generator.randrange(len(content))] = generator.randrange(256)
+        try:
+            found = quarantined_rows.unpacked(base64.b64encode(content).decode(), refuse)
+        except CorruptPartitionError:
+            continue
+        json.dumps(quarantined_rows.json_rows(found), allow_nan=False)
