@@ -80,16 +80,7 @@ def families(
     yield from _states(totals.last_epoch)
     yield from _operators(totals.operators, totals.native)
     yield _memory(totals)
-    yield _gauge(
-        "backup_age_seconds",
-        "Time since `recovery backup` finished; other copies do not count. No value without a backup.",
-        backup_age_s,
-    )
-    yield _gauge(
-        "backup_chain_objects",
-        "Objects of the last backup's longest chain, which a restore of that partition reads; 1: a whole copy.",
-        backup_objects,
-    )
+    yield from _backups(backup_age_s, backup_objects)
     if replica is not None:
         yield from _replica(replica)
     if sink is not None:
@@ -148,6 +139,19 @@ def _states(last: Measure | None) -> Iterator[Family]:
     yield Family("recovery_state_rows", "gauge", "Live rows, as of the newest epoch.", rows)
     sizes = [({"step": step}, float(size.size_bytes)) for step, size in steps]
     yield Family("recovery_state_bytes", "gauge", "Keys and values of the live rows.", sizes)
+
+
+def _backups(age_s: float | None, objects: int | None) -> Iterator[Family]:
+    yield _gauge(
+        "backup_age_seconds",
+        "Time since `recovery backup` finished; other copies do not count. No value without a backup.",
+        age_s,
+    )
+    yield _gauge(
+        "backup_chain_objects",
+        "Objects of the last backup's longest chain, which a restore of that partition reads; 1: a whole copy.",
+        objects,
+    )
 
 
 def _replica(replica: ReplicaState) -> Iterator[Family]:
