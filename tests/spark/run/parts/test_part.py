@@ -128,9 +128,9 @@ def order(monkeypatch) -> tuple[list[str], list[str]]:
 
 
 def documented() -> list[str]:
-    """The parts in the table of docs/commit-protocol.md."""
+    """The parts in the table of docs/commit-protocol.md that a run without owners has."""
     section = PAGE.read_text().split("### The order of ends\n")[1].split("\n## ")[0]
-    return re.findall(r"^\| `([a-z ]+)` \|", section, re.MULTILINE)
+    return [name for name in re.findall(r"^\| `([a-z ]+)` \|", section, re.MULTILINE) if name != "moves"]
 
 
 def waiting(key, rows, state):
