@@ -149,6 +149,7 @@ def test_a_query_of_start_refuses(fleet, spark):
         query.stop()
 
 
+@pytest.mark.long
 def test_a_refused_move_does_not_end_a_run(fleet):
     """A target that is not there, or has a partition of another store; a partition that is in the run's directory."""
     run = fleet.start("counts(2000, 99999, 0.05)")

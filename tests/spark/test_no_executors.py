@@ -89,6 +89,7 @@ def test_a_signal_ends_a_run_that_waits_for_executors(feed, tmp_path, master):
     assert states(directory, "totals") == feed.totals()
 
 
+@pytest.mark.long
 def test_a_limit_ends_a_run_that_waits_for_executors(feed, tmp_path, master):
     """With the error of a Spark that cannot work, which says how long it waited, and for what."""
     feed.add_random(1)

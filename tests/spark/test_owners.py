@@ -346,6 +346,7 @@ def test_names_of_owners_are_checked(owners):
         RecoveryConfig("db", owners=owners)
 
 
+@pytest.mark.long
 def test_a_pipeline(fleet, tmp_path):
     """Its marks move with epochs of all partitions, and its record lies with partition 0. A lost owner is named."""
     nodes = tmp_path / "nodes.py"

@@ -232,7 +232,7 @@ def test_rows_that_spark_cannot_parse(tmp_path, feed, spark):
     assert r"{\"id\": 3" in shown
 
 
-@pytest.mark.parametrize("point", ["close.2.snaps", "close.3"])
+@pytest.mark.parametrize("point", [pytest.param("close.2.snaps", marks=pytest.mark.long), "close.3"])
 def test_killed_while_rows_are_put_into_quarantine_and_replayed(job, point):
     """Whatever was closed counts, the rest comes again: each row once in the state and in the output."""
     target = f"{FLOW}:make({str(job.feed.path)!r}, {str(job.output)!r}, {str(job.fixed)!r})"
