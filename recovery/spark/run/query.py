@@ -80,6 +80,9 @@ class RecoveryQuery:
                 return False
         self._finish()
         if self._status.error is not None:
+            between, self._between = self._between, None
+            if between is not None:
+                between.drop(self._status.error)
             raise self._status.error
         return True
 

@@ -27,6 +27,7 @@ class Between:
     def __init__(self, does=lambda config, stopping: config) -> None:
         self.does = does
         self.given: list[RecoveryConfig] = []
+        self.dropped: list[BaseException | None] = []
 
     def __str__(self) -> str:
         return "changing the place of nothing"
@@ -34,6 +35,9 @@ class Between:
     def __call__(self, config, stopping):
         self.given.append(config)
         return self.does(config, stopping)
+
+    def drop(self, error):
+        self.dropped.append(error)
 
 
 @pytest.fixture
@@ -140,6 +144,21 @@ def test_an_error_between_two_executions_ends_the_run(running):
     assert assert_exact(running.db, ROWS) == 5
 
 
+def test_an_error_before_it_is_done(running):
+    """The execution ends by the error, and what was to be done is let go of."""
+    between = Between()
+
+    def fails(query):
+        query._go_on_after(between)
+        raise ValueError("the sink is full")
+
+    with pytest.raises(RecoveryError, match="the sink is full"):
+        running({2: fails})
+    assert between.given == []
+    [error] = between.dropped
+    assert "the sink is full" in str(error)
+
+
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_a_signal_keeps_the_next_execution_from_starting(running, when):
     """Whether it comes while the execution ends or between two."""
@@ -172,6 +191,7 @@ def test_a_signal_keeps_the_next_execution_from_starting(running, when):
         blocking._Stopping.tell = told
     assert assert_exact(running.db, ROWS) == summary.batches == 3
     assert len(queries) == 1
+    assert between.dropped == ([None] if when == "before" else [])
     assert len(between.given) == (when == "meanwhile")
 
 
