@@ -13,6 +13,7 @@ from recovery import BatchDone, FileSink, Flow, RecoveryConfig, RecoveryError, i
 from recovery.errors import OwnerUnreachableError
 from recovery.spark.run import blocking
 from recovery.spark.run.between import OwnerLost, added_up, after_loss, settings_of_next
+from recovery.spark.run.parts.part import Part
 from recovery.spark.run.reporting.events import RunSummary
 from tests.cluster.support import assert_exact
 from tests.flows.cluster import count, key_of, rows
@@ -157,6 +158,30 @@ def test_an_error_before_it_is_done(running):
     assert between.given == []
     [error] = between.dropped
     assert "the sink is full" in str(error)
+
+
+def test_an_execution_that_ends_refuses_it(running):
+    """Whoever asks does not wait for the end, which may wait for whoever asks."""
+    answers = []
+
+    class Late(Part):
+        name = "late"
+
+        def __init__(self, query) -> None:
+            self.query = query
+
+        def end(self, error):
+            asks = threading.Thread(target=lambda: answers.append(self.query._go_on_after(Between())), daemon=True)
+            asks.start()
+            asks.join(20)
+            answers.append("ended")
+
+    def end(query):
+        query._run.parts.add(Late(query))
+        query.stop()
+
+    running({2: end})
+    assert answers == [False, "ended"]
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
