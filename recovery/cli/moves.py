@@ -163,7 +163,7 @@ def _do(
             request = MoveRequest(move_id, {each.index: each.target for each in moves})
             answer = _asked(task.owners[moves[0].source], request, wait_limit, shown)
             if answer is None:
-                answer = _moved(task, request)
+                answer = _moved(task, request, shown)
         finally:
             task.release()
     error = None if answer.refusal is None else as_error(answer.refusal, moves[0].source)
@@ -183,14 +183,19 @@ def _do(
         say(f"moved {counted(len(done), 'partition')} in {seconds:.1f} s")
 
 
-def _moved(task: MoveTask, request: MoveRequest) -> MoveRequest:
+def _moved(task: MoveTask, request: MoveRequest, shown: _Shown) -> MoveRequest:
     """Move the partitions here, because no run holds the owners. Returns what a run would answer."""
+    # A run that was asked and has ended may have moved some, and may have left what it staged under the first id.
+    left = task.plan(to_targets(request.targets), token_hex(8), shown.progress)
+    before = tuple(index for index in request.targets if index not in {each.index for each in left})
+    if not left:
+        return replace(request, state="done", moved=before)
     task.stage(threading.Event())
     moved = task.finish(SystemClock(), "a move of partitions")
-    if moved.error is not None and not moved.moved:
+    if moved.error is not None and not (moved.moved or before):
         raise moved.error
     return replace(
-        request, state="done" if moved.error is None else "refused", moved=moved.indexes,
+        request, state="done" if moved.error is None else "refused", moved=(*before, *moved.indexes),
         pause_s=round(moved.pause_s, 3), refusal=None if moved.error is None else as_refusal(moved.error),
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from recovery.base.clock import SystemClock
 from recovery.base.ids import PartitionIndex
+from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import format_size, print_json, say
@@ -55,16 +56,20 @@ def missing_to_owners(place: str, directory: Path, access: OwnerAccess, wanted: 
                     found, held, (), scratch, clock=clock, random_id=lambda: token_hex(4), umask=wanted.umask,
                     announce=announce_brought, observe=progress.observe,
                 )  # fmt: skip
+                # Also if an earlier attempt, which was killed, has brought back all.
+                held.forget_lost()
+                lost = list(held.lost)
         finally:
             look.release()
     if done is None:
-        _say_nothing(directory, found, as_json, dry_run=False)
+        _say_nothing(directory, found, lost, as_json, dry_run=False)
         return
     plan = _only(done.plan.restore, done.plan.owner_of)
     if as_json:
-        facts = {"directory": str(directory), "dry_run": False, **ByOwner(done.plan.owner_of).facts()}
+        facts = {"directory": str(directory), "dry_run": False, "lost": lost, **ByOwner(done.plan.owner_of).facts()}
         print_json({**plan_facts(plan, found, clock.wall_ms()), **facts, "bytes": done.size_bytes})
         return
+    _say_lost(lost)
     say(ByOwner(done.plan.owner_of).text())
     say(
         f"{counted(len(plan.copies), 'partition')} came back as of epoch {plan.epoch}, "
@@ -79,12 +84,12 @@ def _show(found: Source, store: Store, as_json: bool) -> None:
     clock = SystemClock()
     planned = plan_missing(found, shortage(store, (), clock), clock)
     if planned is None:
-        _say_nothing(store.directory, found, as_json, dry_run=True)
+        _say_nothing(store.directory, found, store.lost, as_json, dry_run=True)
         return
     plan = _only(planned.restore, planned.owner_of)
     goes = ByOwner(planned.owner_of, {})
     if as_json:
-        facts = {"directory": str(store.directory), "dry_run": True, **goes.facts()}
+        facts = {"directory": str(store.directory), "dry_run": True, "lost": list(store.lost), **goes.facts()}
         print_json({**plan_facts(plan, found, clock.wall_ms()), **reads_facts(plan, found, lazy=False), **facts})
         return
     say(plan_text(plan, found, clock.wall_ms()))
@@ -92,10 +97,18 @@ def _show(found: Source, store: Store, as_json: bool) -> None:
     say(goes.text())
 
 
-def _say_nothing(directory: Path, found: Source, as_json: bool, *, dry_run: bool) -> None:
+def _say_lost(lost: Sequence[str]) -> None:
+    for location in lost:
+        say(one_line(f"{location}, to which partitions had moved, was not reached; its copies do not count any more"))
+
+
+def _say_nothing(directory: Path, found: Source, lost: Sequence[str], as_json: bool, *, dry_run: bool) -> None:
     if as_json:
-        print_json({"source": found.shown, "directory": str(directory), "dry_run": dry_run, "owners": {}, "copies": []})
+        facts = {"source": found.shown, "directory": str(directory), "dry_run": dry_run, "lost": list(lost)}
+        print_json({**facts, "owners": {}, "copies": []})
         return
+    if not dry_run:
+        _say_lost(lost)
     say("no partition is missing; nothing was restored")
 
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from recovery.base.clock import Clock
+from recovery.base.ids import PartitionIndex
 from recovery.base.printable import one_line
 from recovery.errors import DirectoryLockedError, LeaseLostError
 from recovery.owner.holding import Holding
 from recovery.planning.copies import Departed
 from recovery.storage.moving import arriving
 from recovery.storage.moving.blocks import blocks, database, digests
-from recovery.storage.moving.departed import read_notes
+from recovery.storage.moving.departed import forget_note, read_notes
 from recovery.wire.move_calls import Block, MoveRequest
 
 
@@ -135,6 +136,11 @@ class OwnerMoves:
     def note_leaving(self, name: str, to: str) -> None:
         with self._held.leaving(name) as partition:
             partition.note(to, self._clock.wall_ms())
+
+    def forget_departed(self, index: PartitionIndex, to: str) -> None:
+        with self._held.busy():
+            forget_note(self._directory, index, to)
+        self._log(f"part-{index} no longer counts at {one_line(to)}, which is lost")
 
     def place_arrival(self, move_id: str, name: str) -> None:
         with self._held.busy():

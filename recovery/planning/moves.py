@@ -147,12 +147,16 @@ def to_follow(locations: Sequence[Location]) -> dict[str, Departed]:
     """Return the addresses that have to be asked as well, each with the note that names it: no location that was asked
     has a copy as new as the one that left. locations: those that were asked."""
     names = {location.name for location in locations}
+    stores = {each.store_id for location in locations for each in location.partitions}
     found: dict[str, Departed] = {}
     for location in locations:
         for note in location.departed:
             own = [each for each in location.partitions if each.index == note.index]
             if note.to in names or any(age_of(each) != note.age for each in own):
                 # A file that was put there since makes the note void.
+                continue
+            if stores and note.store_id not in stores:
+                # Of a store that was there before.
                 continue
             elsewhere = (
                 each for other in locations if other is not location for each in other.partitions

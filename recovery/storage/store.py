@@ -252,6 +252,13 @@ class Store:
         )
         return owner
 
+    def forget_lost(self) -> None:
+        """Have the owners, which are held, remove the notes that lead to lost owners: copies there no longer count."""
+        for owner in self.owners if self.lost else ():
+            for note in owner.ask(MoveCalls.departed):
+                if note.to in self.lost:
+                    owner.ask(MoveCalls.forget_departed, note.index, note.to)
+
     def let_go_unused(self) -> None:
         """Release the owners that have none of the partitions that `found` chose: their end ends nothing. Without an
         owner that has one, all stay."""

@@ -91,6 +91,10 @@ class MoveCalls(Protocol):
         """Note where the partition goes."""
         ...
 
+    def forget_departed(self, index: PartitionIndex, to: str) -> None:
+        """Remove the note that a partition went to this owner, which is lost."""
+        ...
+
     def place_arrival(self, move_id: str, name: str) -> None:
         """Put a staged file into place."""
         ...

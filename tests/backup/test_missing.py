@@ -263,6 +263,27 @@ class TestTheCommand:
         assert "no partition is missing" in call(*words)
         assert json.loads(call(*words, "--json"))["owners"] == {}
 
+    def test_the_partition_had_moved_to_the_lost_owner(self, fleet):
+        """What that owner has does not count any more, though a note says that it is newer: the next run begins without
+        it. A kill before the note is removed changes nothing."""
+        [file] = scan(fleet.second)
+        for path in fleet.second.glob("part-2.*"):
+            path.unlink()
+        lost = "127.0.0.1:1"
+        write_note(
+            fleet.first, Departed(PartitionIndex(2), file.description.store_id, *age_of(file.description), lost, 0)
+        )
+        words = ["restore", fleet.backups, fleet.directory, "--missing", *fleet.options(0, 1)]
+        assert json.loads(call(*words, "--dry-run", "--json"))["lost"] == [lost]
+        assert recovery(*words, RECOVERY_CRASH_AT="missing.5").returncode == -9
+        assert (fleet.second / "part-2.sqlite3").exists()
+        assert (fleet.first / ".moved-part-2.json").exists()
+        assert f"{lost}, to which partitions had moved, was not reached" in call(*words)
+        assert not (fleet.first / ".moved-part-2.json").exists()
+        assert json.loads(call(*words, "--json"))["lost"] == []
+        with Driver(fleet.spread) as run:
+            assert run.epoch == 6
+
     def test_a_run_that_holds_an_owner(self, fleet):
         fleet.lose(1)
         run = fleet.spread.locations(run="one")

@@ -11,12 +11,14 @@ import threading
 import time
 from pathlib import Path
 from secrets import token_hex
+from types import SimpleNamespace
 
 import pytest
 
 from recovery import init_partitions
 from recovery.base.clock import SystemClock
 from recovery.base.ids import Lease
+from recovery.cli.moves import _moved, _Shown
 from recovery.errors import (
     DirectoryLockedError,
     DuplicatePartitionError,
@@ -26,12 +28,15 @@ from recovery.errors import (
     RecoveryError,
     StorageError,
 )
+from recovery.spark.run.between import Between
+from recovery.spark.run.parts.moving import RunMoves
 from recovery.storage.documents import change_states, home
 from recovery.storage.moving.mover import MoveResult
 from recovery.storage.moving.task import MoveTask, to_targets
 from recovery.storage.store import OwnerAccess, Store
 from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import DocumentCalls, OwnerCalls
+from recovery.wire.messages import as_error
 from recovery.wire.move_calls import MoveCalls, MoveRequest
 from recovery.wire.run_client import Owner
 from tests.faults.minirun import MiniRun, child, die_at, run, states, totals, wait
@@ -39,6 +44,7 @@ from tests.owner.histories import UNHURRIED, ForkedOwner, History, play
 from tests.owner.served import recovery, spread, token_file
 from tests.shares import seeds, some
 from tests.stores import problems
+from tests.waiting import wait_until
 
 DRIVER = ["moves.1", "moves.2", "moves.3", "moves.4", "moves.5"]
 SOURCE = ["leave.noted", "leave.removed"]
@@ -468,6 +474,76 @@ def test_a_request_needs_a_run_and_there_is_one_at_a_time(places):
             execution.release()
     finally:
         owner.release()
+
+
+def test_two_commands_ask_one_run(places):
+    """Each another owner. The run serves one of them once, and refuses the other; if the execution ends by an error
+    first, the command hears of it, and what was staged goes."""
+    execution = MiniRun(places.places[0], INPUT, **places.settings())
+    asked: list[Between] = []
+    moves = RunMoves(SimpleNamespace(prepared=execution.prepared, goes_on=True), lambda each: not asked.append(each))
+    looks = places.access().connect(5.0)
+    requests = [MoveRequest(digit * 16, {index: places.ats[2]}) for digit, index in (("0", 3), ("1", 1))]
+
+    def answers() -> list[MoveRequest]:
+        return [look.ask(MoveCalls.move_request, each.move_id) for look, each in zip(looks, requests, strict=True)]
+
+    try:
+        for look, request in zip(looks, requests, strict=True):
+            look.ask(MoveCalls.request_move, request)
+        wait_until(lambda: all(each.request for each in execution.prepared.places.owners), 30)
+        for _ in range(4):
+            moves.look()
+        wait_until(lambda: asked and sorted(each.state for each in answers()) == ["moving", "refused"], 30)
+        for _ in range(4):
+            moves.look()
+        moves.end(None)
+        assert len(asked) == 1
+        [refusal] = [each.refusal for each in answers() if each.refusal]
+        assert isinstance(as_error(refusal, ""), DirectoryLockedError)
+        assert list(places.places[3].glob(".move-*"))
+        asked[0].drop(OwnerUnreachableError("an owner was lost"))
+        assert not list(places.places[3].glob(".move-*"))
+        assert [each.state for each in answers()] == ["refused", "refused"]
+        assert "an owner was lost" in " ".join(as_error(each.refusal, "").found for each in answers())
+    finally:
+        for each in looks:
+            each.release()
+        execution.release()
+
+
+def test_a_command_goes_on_where_a_killed_run_has_moved_some(places):
+    """What the run has staged under the id of the request is not in the way; what it has moved counts as moved."""
+    places.run(3)
+    move_id = "0" * 16
+    target = places.access(2).connect(5.0)[0]
+    target.ask(MoveCalls.begin_arrival, move_id, {"part-0.sqlite3": 1, "part-3.sqlite3": 1})
+    target.release()
+    task = MoveTask(places.root, places.access().connect(5.0), [places.ats[2]])
+    try:
+        request = MoveRequest(move_id, dict.fromkeys((0, 3), places.ats[2]))
+        task.plan(to_targets(request.targets), move_id)
+        places.move({0: 2})
+        answer = _moved(task, request, _Shown(quiet=True))
+    finally:
+        task.release()
+    assert (answer.state, sorted(answer.moved)) == ("done", [0, 3])
+    assert places.files()[2] == ["part-0.sqlite3", "part-3.sqlite3"]
+    assert not list(places.places[3].glob(".move-*"))
+
+
+def test_an_owner_that_is_drained_is_no_spare(places):
+    """An owner that keeps a partition is not drained."""
+    places.run(3)
+    for targets, drained in (({0: 2}, set()), ({3: 2}, {places.ats[0]})):
+        task = MoveTask(places.root, places.access().connect(5.0), [places.ats[2]])
+        try:
+            task.plan(to_targets({index: places.ats[to] for index, to in targets.items()}), token_hex(8))
+            task.stage(threading.Event())
+            assert task.finish(SystemClock(), "a move").error is None
+            assert task.drained == drained
+        finally:
+            task.release()
 
 
 # ---- histories

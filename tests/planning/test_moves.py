@@ -121,6 +121,8 @@ def test_a_note_is_followed_while_no_copy_is_as_new():
     assert set(to_follow([Location("h1", (part(0, 2, 5),), left.departed)])) == {"h9"}
     for known in (at("h2", part(0, 2, 5)), at("h2", part(0, 3, 1)), at("h9")):
         assert to_follow([left, known]) == {}
+    # A note of a store that was there before.
+    assert to_follow([left, at("h2", replace(part(1, 2, 5), store_id="another"))]) == {}
     # A file that was put there since.
     for put in (part(0, 2, 4), part(0, 3, 0)):
         assert to_follow([Location("h1", (put,), left.departed)]) == {}

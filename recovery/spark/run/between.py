@@ -28,6 +28,10 @@ class Between(Protocol):
         """
         ...
 
+    def drop(self, error: BaseException | None) -> None:
+        """Let go of what it holds: it will not be done. error: what ended the execution; None: a signal has."""
+        ...
+
 
 class OwnerLost:
     """What is done after the loss of an owner: the next start waits for the owner, and replaces it after a while."""
@@ -39,6 +43,9 @@ class OwnerLost:
     def __call__(self, config: RecoveryConfig, stopping: threading.Event) -> RecoveryConfig:
         """Return the settings: a start does all of this."""
         return config
+
+    def drop(self, error: BaseException | None) -> None:
+        """Do nothing: there is nothing to let go of."""
 
     def __str__(self) -> str:
         limit = format_interval(self._wait_s)

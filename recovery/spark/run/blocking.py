@@ -139,6 +139,8 @@ def _to_the_end(
             between = after_loss(error, prepared.config, query.summary, before)
         summary = added_up(summary, query.summary)
         if between is None or stopping.came.is_set():
+            if between is not None:
+                between.drop(None)
             return summary
         if observer is not None:
             observer(GoingOn(str(between)))

@@ -131,7 +131,7 @@ class Prepared:
         from recovery.backup.missing import replace_lost
 
         limit_s, began_s = parse_interval(self.config.replace_after), self.clock.elapsed_s()
-        named, is_said = self.access, self._restarts
+        named, is_said, why = self.access, self._restarts, ""
         while True:
             self.access, lost = named.without_lost(ATTEMPT_S)
             is_late = self.clock.elapsed_s() - began_s >= limit_s
@@ -149,9 +149,10 @@ class Prepared:
                 # that this run's last execution has ended.
                 if is_late or (isinstance(error, DirectoryLockedError) and not self._restarts):
                     raise
+                why = error.found
             if self._stopping.wait(PAUSE_S):
                 raise OwnerUnreachableError(
-                    f"the run was to stop while it waited for {', '.join(lost)}",
+                    f"the run was to stop while it waited for its owners: {', '.join(lost) or why}",
                     cause="A signal came.",
                     remedy="Run the same command again: it continues from the last closed epoch.",
                 )

@@ -80,6 +80,9 @@ class RecoveryQuery:
                 return False
         self._finish()
         if self._status.error is not None:
+            between, self._between = self._between, None
+            if between is not None:
+                between.drop(self._status.error)
             raise self._status.error
         return True
 
@@ -101,10 +104,15 @@ class RecoveryQuery:
         same session. Returns immediately: False if the execution ends already. Only for a run that goes on
         (`FlowRun.goes_on`)."""
         assert self._run.goes_on, "the caller of `start` has the query"
-        with self._finish_lock:
+        # Who has the lock ends the execution, and may wait for the thread that asks here.
+        if not self._finish_lock.acquire(blocking=False):
+            return False
+        try:
             if self._status.finished or self._status.parked.is_set() or self._between is not None:
                 return False
             self._between = between
+        finally:
+            self._finish_lock.release()
         threading.Thread(target=self._finish, name="go-on", daemon=True).start()
         return True
 

@@ -35,6 +35,12 @@ def remove_note(directory: Path, index: PartitionIndex) -> None:
         path.unlink(missing_ok=True)
 
 
+def forget_note(directory: Path, index: PartitionIndex, to: str) -> None:
+    """Remove a partition's note if it names this owner. Raises StorageError."""
+    if any((note.index, note.to) == (index, to) for note in read_notes(directory)):
+        remove_note(directory, index)
+
+
 def remove_notes(directory: Path) -> None:
     """Remove all notes: the directory gets all its partitions from elsewhere. Raises StorageError."""
     for note in read_notes(directory):

@@ -41,19 +41,21 @@ class MoveTask:
         """Connect. directory: that of the run; without a run, one of the command's own that has nothing. owners: as
         named, connected to by this task alone. also: addresses of further owners. Raises ConfigurationError."""
         self._store = Store(directory, owners)
-        self._renamed: dict[str, str] = {}
+        self._located: dict[str, str] = {}
         for address in also:
             self._add(address)
         self._mover: Mover | None = None
+        self.drained: frozenset[str] = frozenset()
+        """The owners whose last partitions `finish` has moved away."""
 
     def _add(self, address: str) -> None:
         owner = self._store.owners[0].elsewhere(address)
         known = next((each for each in self._store.owners if each.is_same(owner)), None)
         if known is not None:
             owner.release()
-            self._renamed[address] = known.location
-            return
-        self._store.owners += (owner,)
+        else:
+            self._store.owners += (owner,)
+        self._located[address] = (known or owner).location
 
     @property
     def owners(self) -> dict[str, Owner]:
@@ -62,15 +64,18 @@ class MoveTask:
 
     def location(self, address: str) -> str:
         """Return the location by which an owner is known here."""
-        return self._renamed.get(address, address)
+        return self._located.get(address, address)
 
     def free_bytes(self) -> dict[str, int | None]:
         """Return the free space of each owner."""
         return {at: owner.ask(OwnerCalls.serving).facts.disk_free_bytes for at, owner in self.owners.items()}
 
     def plan(self, plan: Plan, move_id: str, observe: Observer = ignore) -> tuple[Move, ...]:
-        """Plan the moves, and return them. Raises what `plan` raises, and ConfigurationError for a partition that is at
-        no owner."""
+        """Plan the moves, and return them; what was staged for an earlier plan is removed. Raises what `plan` raises,
+        and ConfigurationError for a partition that is at no owner."""
+        if self._mover is not None:
+            self._mover.end(self.owners)
+            self._mover = None
         moves = tuple(plan(self._locations(self._store)))
         for move in moves:
             if move.source not in self.owners:
@@ -99,7 +104,10 @@ class MoveTask:
                         cause="Another command has moved the partition meanwhile, or somebody has.",
                         remedy="Run the same command again.",
                     )
-            return self._mover.finish({owner.location: owner for owner in held.owners}, clock)
+            result = self._mover.finish({owner.location: owner for owner in held.owners}, clock)
+        at = {index: copy.location for index, copy in newest.items()} | {m.index: m.target for m in result.moved}
+        self.drained = frozenset(move.source for move in result.moved) - frozenset(at.values())
+        return result
 
     def release(self) -> None:
         """Remove what is staged, and end all connections."""

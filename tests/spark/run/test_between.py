@@ -13,6 +13,7 @@ from recovery import BatchDone, FileSink, Flow, RecoveryConfig, RecoveryError, i
 from recovery.errors import OwnerUnreachableError
 from recovery.spark.run import blocking
 from recovery.spark.run.between import OwnerLost, added_up, after_loss, settings_of_next
+from recovery.spark.run.parts.part import Part
 from recovery.spark.run.reporting.events import RunSummary
 from tests.cluster.support import assert_exact
 from tests.flows.cluster import count, key_of, rows
@@ -27,6 +28,7 @@ class Between:
     def __init__(self, does=lambda config, stopping: config) -> None:
         self.does = does
         self.given: list[RecoveryConfig] = []
+        self.dropped: list[BaseException | None] = []
 
     def __str__(self) -> str:
         return "changing the place of nothing"
@@ -34,6 +36,9 @@ class Between:
     def __call__(self, config, stopping):
         self.given.append(config)
         return self.does(config, stopping)
+
+    def drop(self, error):
+        self.dropped.append(error)
 
 
 @pytest.fixture
@@ -140,6 +145,45 @@ def test_an_error_between_two_executions_ends_the_run(running):
     assert assert_exact(running.db, ROWS) == 5
 
 
+def test_an_error_before_it_is_done(running):
+    """The execution ends by the error, and what was to be done is let go of."""
+    between = Between()
+
+    def fails(query):
+        query._go_on_after(between)
+        raise ValueError("the sink is full")
+
+    with pytest.raises(RecoveryError, match="the sink is full"):
+        running({2: fails})
+    assert between.given == []
+    [error] = between.dropped
+    assert "the sink is full" in str(error)
+
+
+def test_an_execution_that_ends_refuses_it(running):
+    """Whoever asks does not wait for the end, which may wait for whoever asks."""
+    answers = []
+
+    class Late(Part):
+        name = "late"
+
+        def __init__(self, query) -> None:
+            self.query = query
+
+        def end(self, error):
+            asks = threading.Thread(target=lambda: answers.append(self.query._go_on_after(Between())), daemon=True)
+            asks.start()
+            asks.join(20)
+            answers.append("ended")
+
+    def end(query):
+        query._run.parts.add(Late(query))
+        query.stop()
+
+    running({2: end})
+    assert answers == [False, "ended"]
+
+
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_a_signal_keeps_the_next_execution_from_starting(running, when):
     """Whether it comes while the execution ends or between two."""
@@ -172,6 +216,7 @@ def test_a_signal_keeps_the_next_execution_from_starting(running, when):
         blocking._Stopping.tell = told
     assert assert_exact(running.db, ROWS) == summary.batches == 3
     assert len(queries) == 1
+    assert between.dropped == ([None] if when == "before" else [])
     assert len(between.given) == (when == "meanwhile")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from recovery.base.clock import Clock
 from recovery.base.tracebacks import headline
 from recovery.base.wording import counted
 from recovery.config import RecoveryConfig
-from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
+from recovery.errors import ConfigurationError, DirectoryLockedError, FlowFailedError, RecoveryError
 from recovery.planning.moves import Move
 from recovery.spark.run.between import Between
 from recovery.spark.run.parts.part import Part
@@ -44,21 +45,37 @@ class RunMoves(Part):
         self._run = run
         self._go_on_after = go_on_after
         self._ends = threading.Event()
-        self._served = ""
-        self._thread: threading.Thread | None = None
+        self._seen: set[str] = set()
+        self._serving = threading.Lock()
+        """Held while a request is served; after a move that ends the execution, until that has ended."""
+        self._threads: list[threading.Thread] = []
 
     def look(self) -> None:
-        """Begin with a request that has come."""
+        """Begin with the requests that have come. An owner's request is seen for a while after it was begun with."""
         for owner in self._run.prepared.places.owners:
             request = owner.request
-            if request is not None and request.move_id != self._served and not self._ends.is_set():
-                self._served = request.move_id
+            if request is not None and request.move_id not in self._seen and not self._ends.is_set():
+                self._seen.add(request.move_id)
                 answers = MoveAnswers(owner.again(), request)
-                self._thread = threading.Thread(target=self._serve, args=(answers,), name="moves", daemon=True)
-                self._thread.start()
-                return
+                thread = threading.Thread(target=self._serve, args=(answers,), name="moves", daemon=True)
+                self._threads.append(thread)
+                thread.start()
 
     def _serve(self, answers: MoveAnswers) -> None:
+        if not self._serving.acquire(blocking=False):
+            answers.refuse(
+                DirectoryLockedError(
+                    "the run moves partitions for another command",
+                    cause="Another command has asked another owner of the same run.",
+                    remedy="Run the same command again when the other one has ended.",
+                )
+            )
+            return
+        if not self._goes_on_after(answers):
+            self._serving.release()
+
+    def _goes_on_after(self, answers: MoveAnswers) -> bool:
+        """Serve a request; return whether the execution ends to move the partitions."""
         prepared, task = self._run.prepared, None
         try:
             if not self._run.goes_on:
@@ -78,7 +95,7 @@ class RunMoves(Part):
             task.stage(self._ends)
             between = MoveBetween(task, moves, answers, prepared.clock, prepared.flow_id)
             if moves and self._go_on_after(between):
-                return
+                return True
             if moves:
                 raise ConfigurationError("the run ends", remedy="Run the same command again.")
             answers.end(MoveResult((), 0, 0.0))
@@ -89,12 +106,15 @@ class RunMoves(Part):
             _log.exception("a move of partitions failed")
         if task is not None:
             task.release()
+        return False
 
     def end(self, error: BaseException | None) -> None:
         """End the staging."""
         self._ends.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(ENDS_S)
+        until_s = time.monotonic() + ENDS_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until_s - time.monotonic()))
 
 
 class MoveAnswers:
@@ -157,6 +177,22 @@ class MoveBetween:
             return config
         else:
             self._answers.end(moved)
-            return replace(config, owners=tuple(self._task.owners))
+            # A drained owner is no spare either, should another one be lost.
+            left = tuple(at for at in self._task.owners if at not in self._task.drained)
+            return replace(config, owners=left)
         finally:
             self._task.release()
+
+    def drop(self, error: BaseException | None) -> None:
+        """Remove what is staged. After an error the request is refused, since the run may go on nevertheless, or be
+        started again; after a signal the command that asked moves the partitions."""
+        if error is not None:
+            why = error.found if isinstance(error, RecoveryError) else headline(error)
+            self._answers.refuse(
+                ConfigurationError(
+                    f"the execution ended before the partitions were moved: {why}",
+                    cause="",
+                    remedy="Run the same command again.",
+                )
+            )
+        self._task.release()
