@@ -6,8 +6,9 @@ error that lists the choices, so no state is silently lost, left behind or misre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,24 +90,55 @@ def plan_steps(
     return StepPlan(tuple(edits), wanted)
 
 
-def renamed_quarantines(
-    known: AbstractSet[StepId], steps: AbstractSet[StepId], rename: Mapping[str, str]
+def plan_quarantines(
+    waiting: AbstractSet[StepId],
+    declared: Mapping[str, str],
+    steps: Mapping[StepId, FlowStep],
+    choices: StepChoices,
+    path: Path,
 ) -> Sequence[StepEdit]:
-    """Return the edits that move the rows in quarantine of renamed steps. known: the ids with rows, reserved ones
-    included. Raises UnknownStepError if rows wait under both names."""
-    edits = []
-    for old, new in rename.items():
-        source, target = quarantine_of(StepId(old)), quarantine_of(StepId(new))
-        if source not in known or new not in steps:
+    """Return the edits that move the rows in quarantine of renamed steps, where rows of the steps `waiting` are there.
+
+    Raises UnknownStepError if rows wait under both names, or for a step that the flow does not have any more, because
+    later rows would pass them under another name; StepChangedError if they wait by a key that is not the step's any
+    more; CorruptPartitionError for an invalid declaration.
+    """
+    edits, rename = [], choices.rename or {}
+    for old in sorted(waiting):
+        new = StepId(rename.get(old, old))
+        if new not in steps:
+            # The rows of a step that was dropped earlier stay.
+            if old in declared and old not in choices.drop:
+                raise UnknownStepError(
+                    f"rows of step {old!r} are in quarantine; the flow has {_listed(sorted(steps)) or 'no steps'}",
+                    path=path,
+                    remedy=f"Give --rename-step {old}=NEW to take them along, or --drop-step {old} to leave them.",
+                )
             continue
-        if target in known:
+        if new != old and new in waiting:
             raise UnknownStepError(
                 f"step {old!r} cannot be renamed to {new!r}: rows of both are in quarantine",
                 cause="",
                 remedy="Replay or drop those of one of them: python -m recovery quarantine list DIR.",
             )
-        edits.append(StepEdit(source, target))
+        if old in declared and new not in choices.keep:
+            with _declared_by(old, path):
+                before = Declaration.from_text(declared[old])
+            _check_waiting_key(old, new, before, steps[new].declaration, path)
+        if new != old:
+            edits.append(StepEdit(quarantine_of(old), quarantine_of(new)))
     return edits
+
+
+def _check_waiting_key(old: StepId, new: StepId, before: Declaration, now: Declaration, path: Path) -> None:
+    if before.key != now.key:
+        raise StepChangedError(
+            f"step {new!r} has rows in quarantine, which wait by another key: "
+            f"the key was {before.key_text()} and is {now.key_text()}",
+            path=path,
+            remedy="Change the key back and replay them first, or drop them: python -m recovery quarantine drop DIR "
+            f"--step {old}.",
+        )
 
 
 def _renames(
@@ -137,13 +169,9 @@ def _claim(
     key: list[str] = []
     state: list[str] = []
     if declared is not None:
-        try:
+        with _declared_by(old, path):
             before, now = Declaration.from_text(declared), step.declaration
             state = list(misfits(before.state, now.state))
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise CorruptPartitionError(
-                f"what step {old!r:.80} declared of its state cannot be read: {error}", path=path
-            ) from error
         if before.key != now.key and not keeps:
             key = [f"its key was {before.key_text()} and is {now.key_text()}"]
         if state and not key and step.migrate is not None:
@@ -157,6 +185,17 @@ def _claim(
     if drops:
         return StepEdit(old, None)
     raise _changed(new, key, state, unread, path)
+
+
+@contextmanager
+def _declared_by(step: StepId, path: Path) -> Iterator[None]:
+    """Context manager that raises CorruptPartitionError for a declaration that cannot be read."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptPartitionError(
+            f"what step {step!r:.80} declared of its state cannot be read: {error}", path=path
+        ) from error
 
 
 def _changed(step: StepId, key: list[str], state: list[str], unread: str | None, path: Path) -> StepChangedError:

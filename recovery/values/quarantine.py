@@ -22,7 +22,7 @@ from recovery.values.keys import WAITING_SEPARATOR
 WAITS_MS = LAST_MOMENT_MS
 REPLAY_MS = 0
 MOST_MESSAGE = 2000
-"""The most characters of an error's message that are kept."""
+"""The most characters that are kept of an error's message, type, or place."""
 _DIGITS = 12
 
 
@@ -112,6 +112,10 @@ def failure_of(error: BaseException) -> KeptFailure:
         message = error.found if isinstance(error, RecoveryError) else str(error)
     except Exception as failure:
         message = f"(its message cannot be shown: {type(failure).__name__})"
-    # JSON has no lone surrogates, which any text in Python may have.
-    clean = message[:MOST_MESSAGE].encode(errors="backslashreplace").decode()
-    return KeptFailure(name, clean, tuple(own_places(error)))
+    return KeptFailure(_clean(name), _clean(message), tuple(map(_clean, own_places(error))))
+
+
+def _clean(text: str) -> str:
+    """Return the beginning of a text, without what JSON lacks: any text in Python, such as the name of a file, may have
+    lone surrogates."""
+    return text[:MOST_MESSAGE].encode(errors="backslashreplace").decode()

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.functions import expr
 
 from recovery import FileSink, Flow, stateful, stateful_arrow, stateful_map
 
 
-def make(path, output, fixed, hold="key", on_error="quarantine", step="totals", timeouts=False):
-    """The flow. fixed: the file with which the code takes all values."""
+def make(path, output, fixed, hold="key", on_error="quarantine", step="totals", timeouts=False, by="key"):
+    """The flow. fixed: the file with which the code takes all values. by: the key, as SQL."""
 
     def add_up(key, rows, state):
         if timeouts and state.hasTimedOut:
@@ -29,7 +30,7 @@ def make(path, output, fixed, hold="key", on_error="quarantine", step="totals", 
     def build(spark):
         return pairs(spark, path).transform(
             stateful(
-                step, key="key", update=add_up, output="key string, total long", on_error=on_error, hold=hold,
+                step, key=keyed(by), update=add_up, output="key string, total long", on_error=on_error, hold=hold,
                 timeout=timeouts,
             )
         )  # fmt: skip
@@ -54,7 +55,7 @@ def make_map(path, output, fixed):
     return Flow("totals", build, FileSink(output))
 
 
-def make_tables(path, output, fixed):
+def make_tables(path, output, fixed, by="key"):
     """Totals by key, many keys in a call."""
 
     def add_up(rows, states):
@@ -62,17 +63,21 @@ def make_tables(path, output, fixed):
             raise ValueError("too large")
         sums = rows.group_by("_group").aggregate([("value", "sum")]).sort_by("_group")["value_sum"]
         total = pc.add(pc.fill_null(states["total"], 0), sums)
-        new = pa.table({"key": states["key"], "total": total})
-        return new, new
+        new = pa.table({states.column_names[0]: states.column(0), "total": total})
+        return new, new.rename_columns(["key", "total"])
 
     def build(spark):
         step = stateful_arrow(
-            "totals", key="key", update=add_up, state_schema="total long", output="key string, total long",
+            "totals", key=keyed(by), update=add_up, state_schema="total long", output="key string, total long",
             on_error="quarantine",
         )  # fmt: skip
         return pairs(spark, path).transform(step)
 
     return Flow("totals", build, FileSink(output))
+
+
+def keyed(by):
+    return by if by.isidentifier() else expr(by)
 
 
 def pairs(spark, path):

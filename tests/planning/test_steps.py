@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recovery.errors import CorruptPartitionError, StepChangedError, UnknownStepError
-from recovery.planning.steps import FlowStep, StepChoices, plan_steps
+from recovery.planning.steps import FlowStep, StepChoices, plan_quarantines, plan_steps
 from recovery.planning.values import StepEdit
 from recovery.values.declaration import Declaration
 
@@ -175,3 +175,42 @@ def test_a_damaged_declaration_is_damage():
     """Not a change of the flow."""
     with pytest.raises(CorruptPartitionError, match="not a declaration"):
         plan_steps({"s"}, {"s": "{"}, {"s": FlowStep(PLAIN)}, StepChoices(), HERE, not_asked)
+
+
+def plan_rows(*waiting, declared=("s",), step=PLAIN, name="s", **choices):
+    """The edits where rows of these steps are in quarantine under a flow of one step, and these are declared."""
+    recorded = {each: PLAIN.to_text() for each in declared}
+    return plan_quarantines({*waiting}, recorded, {name: FlowStep(step)}, StepChoices(**choices), HERE)
+
+
+@pytest.mark.parametrize(
+    ("edits", "given"),
+    [
+        ([], {}),
+        ([], {"step": INT}),
+        ([], {"step": OTHER_KEY, "keep": ("s",)}),
+        ([("$bad s", "$bad t")], {"name": "t", "rename": {"s": "t"}}),
+        ([], {"name": "t", "drop": ("s",)}),
+        ([], {"name": "t", "declared": ()}),
+    ],
+)
+def test_rows_in_quarantine_stay_or_move(edits, given):
+    """Rows fit a step of the same key, whatever its state is. Those of a dropped step stay; the next run, where the
+    step is not declared any more, needs no option."""
+    assert plan_rows("s", **given) == [StepEdit(*each) for each in edits]
+
+
+@pytest.mark.parametrize(
+    ("error", "found", "waiting", "given"),
+    [
+        (UnknownStepError, "rows of step 's' are in quarantine; the flow has 't'", "s", {"name": "t"}),
+        (UnknownStepError, "rows of both", "st", {"name": "t", "rename": {"s": "t"}}),
+        (StepChangedError, "the key was word string and is user string", "s", {"step": OTHER_KEY}),
+        (StepChangedError, "the key was word string and is word bigint", "s", {"step": OTHER_TYPE, "drop": ("s",)}),
+        (StepChangedError, "step 't' has", "s", {"step": OTHER_KEY, "name": "t", "rename": {"s": "t"}}),
+    ],
+)
+def test_rows_in_quarantine_that_no_step_could_replay_are_refused(error, found, waiting, given):
+    """Also where the step has no state, because all of its rows have failed."""
+    with pytest.raises(error, match=found):
+        plan_rows(*waiting, **given)

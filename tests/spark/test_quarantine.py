@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from recovery import FileSink, Flow, RecoveryConfig, init_partitions, start, stateful
 from recovery.base.clock import SystemClock
 from recovery.cli import main
-from recovery.errors import QuarantineError
+from recovery.errors import QuarantineError, StepChangedError, UnknownStepError
 from recovery.operational.steps.quarantine import WaitingRows, Wanted, replay
 from recovery.storage.store import Store
 from tests.flows import bad_rows
@@ -195,6 +195,38 @@ def test_a_vectorised_step_is_divided_until_the_bad_keys_are_found(tmp_path, fee
     assert job.run().quarantined == 0
     found = {key: each["total"] for key, each in states(job.directory, "totals").items()}
     assert found == {key: sum(values) for key, values in job.truth().items()}
+
+
+@pytest.mark.parametrize("make", [bad_rows.make, bad_rows.make_tables])
+def test_a_key_that_is_an_expression(tmp_path, feed, spark, make):
+    """Its rows in quarantine have only the columns of the input: the key comes back from its text."""
+    feed.add([("a", 1), ("b", 1000), ("a", 2)])
+    job, given = Job(tmp_path, feed, spark, make), {"by": "upper(key)"}
+    assert job.run(given).quarantined == 1
+    job.replay()
+    job.fixed.touch()
+    assert job.run(given).quarantined == 0
+    assert {*states(job.directory, "totals")} == {"A", "B"}
+    assert job.rows()[-1] == ("B", 1000)
+
+
+@pytest.mark.parametrize(
+    ("given", "config", "error"),
+    [
+        ({"step": "sums"}, {}, UnknownStepError),
+        ({"by": "value"}, {}, StepChangedError),
+        ({"by": "value"}, {"drop_steps": ("totals",)}, StepChangedError),
+    ],
+)
+def test_rows_that_the_flow_could_not_replay_any_more(tmp_path, feed, spark, given, config, error):
+    """All rows have failed, so the step has no state that would be missed. Refused, and nothing is changed."""
+    feed.add([("a", 1000), ("b", 1001)])
+    job = Job(tmp_path, feed, spark)
+    job.run()
+    before = content(job.directory)
+    with pytest.raises(error, match="in quarantine"):
+        job.run(given, **config)
+    assert content(job.directory) == before
 
 
 def read(key, rows, state):

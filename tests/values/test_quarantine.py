@@ -109,6 +109,12 @@ def test_what_is_kept_of_an_error():
     assert found.places[-1].startswith("test_quarantine.py, line ")
     assert "\n" not in found.text
     assert quarantine.entry_from(quarantine.to_text(Entry(1, 2, 3, "", 1, found)), refuse).failure == found
+    code = compile("def fail(): raise ValueError('bad')", "/flows/\udc80.py", "exec")
+    exec(code, given := {})
+    with pytest.raises(ValueError, match="bad") as raised:
+        given["fail"]()
+    failure = quarantine.failure_of(raised.value)
+    assert quarantine.to_text(Entry(1, 2, 3, "", 1, failure)).count(r"\\udc80.py, line 1, in fail") == 1
     assert "cannot be shown: RuntimeError" in fail(ShyError()).message
     assert fail(StateValueError("what was found")).message == "what was found"
 

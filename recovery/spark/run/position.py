@@ -14,7 +14,14 @@ from typing import NamedTuple
 import msgspec
 
 from recovery.base.ids import NO_BATCH, StepId
-from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP, RESERVED_PREFIX, SINK_STEP, SOURCES_STEP
+from recovery.base.reserved import (
+    CHECKPOINT_STEP,
+    DECLARATIONS_STEP,
+    RESERVED_PREFIX,
+    SINK_STEP,
+    SOURCES_STEP,
+    quarantined_step,
+)
 from recovery.base.wording import counted, moment_text
 from recovery.checkpoint.beginning import recorded_beginning
 from recovery.checkpoint.home import CheckpointHome
@@ -27,7 +34,7 @@ from recovery.errors import FlowMismatchError
 from recovery.planning.going_back import given_up, goes_back
 from recovery.planning.lost_input import is_accepted
 from recovery.planning.resume import ResumePlan
-from recovery.planning.steps import StepChoices, StepPlan, plan_steps, renamed_quarantines
+from recovery.planning.steps import StepChoices, StepPlan, plan_quarantines, plan_steps
 from recovery.planning.timeline import timeline
 from recovery.planning.values import Execution, StepEdit
 from recovery.sinks import Resume
@@ -198,9 +205,9 @@ def step_plan(store: PartitionStore, plan: ResumePlan, bound: BoundPlan, config:
             return misreads[new]((key, str(text)) for key, text in rows)
 
     planned = plan_steps(held, declared, steps, choices, config.path, misread)
-    return StepPlan(
-        (*planned.edits, *renamed_quarantines(known, steps.keys(), config.rename_steps)), planned.declarations
-    )
+    waiting = {step for step in map(quarantined_step, known) if step is not None}
+    moved = plan_quarantines(waiting, declared, steps, choices, config.path)
+    return StepPlan((*planned.edits, *moved), planned.declarations)
 
 
 def resume_of_sink(

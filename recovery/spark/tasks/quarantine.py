@@ -12,7 +12,8 @@ import pyarrow as pa
 from recovery.base.ids import BatchId, PartitionIndex
 from recovery.base.untrusted_json import Refusal
 from recovery.errors import CorruptPartitionError, QuarantineError, RecoveryError, StateValueError, shown
-from recovery.spark.steps.definition import StepDefinition
+from recovery.spark.steps.definition import PREFIX, StepDefinition
+from recovery.spark.steps.key_columns import parse_keys
 from recovery.spark.tasks.changes import STATE_BYTES
 from recovery.spark.tasks.spool import Spool
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, TaskStore
@@ -128,7 +129,11 @@ class TaskQuarantine:
                 packed.append(_packed(key, None, None))
         self.rows -= passed
         rows = max(0, note.rows - passed)
-        left = msgspec.structs.replace(note, rows=rows, first=first, since_ms=since_ms, error=error)
+        # A call clears the key's earlier timeout.
+        overdue_ms = None if passed else note.overdue_ms
+        left = msgspec.structs.replace(
+            note, rows=rows, first=first, since_ms=since_ms, error=error, overdue_ms=overdue_ms
+        )
         if left.rows == 0:
             self._waiting.discard(text)
             left = KeyNote(0, note.end, note.end, self._now_ms, "")
@@ -137,8 +142,8 @@ class TaskQuarantine:
         self._spool(partition).add(Changes(tuple(packed), timeouts=True))
 
     def rows_of(self, entry: Entry, text: str) -> pa.RecordBatch:
-        """Return the rows of an entry with the columns that the step has now. Raises StateValueError if one is
-        missing."""
+        """Return the rows of an entry with the columns that the step has now, in the places of a chunk: first the own
+        ones, then those of a key that is an expression. Raises StateValueError if one is missing."""
         table = quarantined_rows.unpacked(entry.data, self._corrupt(text))
         missing = [name for name in self._definition.columns if table.column_names.count(name) != 1]
         if missing and tuple(table.column_names) != self._definition.columns:
@@ -152,7 +157,18 @@ class TaskQuarantine:
         batches = table.combine_chunks().to_batches()
         if len(batches) != 1:
             raise self._corrupt(text)(f"an entry has {len(table)} rows")
-        return batches[0]
+        return self._with_key(batches[0], text)
+
+    def _with_key(self, rows: pa.RecordBatch, text: str) -> pa.RecordBatch:
+        """Add the columns of a key that is an expression: an entry has only the columns of the input."""
+        definition, own = self._definition, len(self._definition.columns)
+        if all(place < own for place in definition.key_columns):
+            return rows
+        parts = zip(definition.key_columns, parse_keys([text], definition.key_types, definition.time_zone), strict=True)
+        first = pa.array([0] * len(rows), pa.int64())
+        made = [part.take(first) for place, part in parts if place >= own]
+        names = [f"{PREFIX}key_{number}" for number in range(len(made))]
+        return pa.RecordBatch.from_arrays([*rows.columns, *made], [*rows.schema.names, *names])
 
     def _read(self, partition: PartitionIndex, keys: Sequence[str]) -> list[str | None]:
         return self._store.read(self._definition.quarantine, self._batch, {partition: tuple(keys)})[partition]

@@ -254,10 +254,11 @@ class QuarantineTask(Quarantining):
             keys, rows = self._parse_keys([text]), list[Any]()
         else:
             self._chunk = chunk
-            readable = self._readable(of_one_key(chunk, text))
-            if readable is None:
-                return self._settled([])
-            _, keys, rows = readable
+            try:
+                keys, rows = self._values(of_one_key(chunk, text))
+            except StateValueError as error:
+                self._quarantine.put(home, text, chunk, error)
+                return None
         output = self._call(home, keys, [text], [state], rows, [0], [len(rows)], timed_out=chunk is None)
         return self._settled(output)
 

@@ -84,11 +84,13 @@ def update_tables(rows: pa.Table, states: pa.Table) -> tuple[pa.Table, pa.Table]
 
 @dataclass
 class Of:
-    """A key in the model. waiting: the rows of each call that waits; None for a call for a timeout."""
+    """A key in the model. waiting: the rows of each call that waits; None for a call for a timeout. overdue_ms: the
+    first timeout that passed since the key waits, if no call has cleared it."""
 
     values: list[int] | None = None
     timeout_ms: int | None = None
     waiting: list[list[int] | None] = field(default_factory=list)
+    overdue_ms: int | None = None
 
 
 class Model:
@@ -124,7 +126,7 @@ class Model:
             if key in called or (key in self.marked and self.hold == "no"):
                 continue
             if of.waiting and self.hold == "key":
-                of.timeout_ms = None
+                of.timeout_ms, of.overdue_ms = None, of.overdue_ms or now_ms
             elif not self._call(key, None, now_ms, output):
                 of.timeout_ms = None
                 of.waiting.append(None)
@@ -152,6 +154,8 @@ class Model:
                 else:
                     left.append(each)
         of.waiting = left + of.waiting[waited:]
+        if passed or not of.waiting:
+            of.overdue_ms = None
         return passed
 
     def _call(self, key: str, values: list[int] | None, now_ms: int, output: list[tuple[str, int]]) -> bool:
@@ -234,17 +238,19 @@ def check(driver: Driver, model: Model, batch: int) -> None:
     assert values == {key: model.keys.get(key, Of()).values for key in KEYS}
     due = {key for key, of in model.keys.items() if of.timeout_ms is not None}
     assert set(driver.due(batch, WAITS_MS)) == due
-    notes: dict[str, int] = {}
+    notes, overdue = dict[str, int](), dict[str, int | None]()
     task = driver.task()
     try:
         for home, texts in task.due(QUARANTINE, batch, range(COUNT), WAITS_MS).items():
             for note, text in zip(texts, task.read(QUARANTINE, batch, {home: tuple(texts)})[home], strict=True):
                 key, number = parse_waiting_key(note)
                 assert (number, partition_of(key, COUNT)) == (None, home)
-                notes[key] = msgspec.json.decode(text)["rows"]
+                found = msgspec.json.decode(text)
+                notes[key], overdue[key] = found["rows"], found.get("overdue_ms")
     finally:
         task.release()
     assert notes == model.waiting()
+    assert overdue == {key: model.keys[key].overdue_ms for key in notes}
 
 
 @pytest.mark.parametrize("form", ["rows", "timeouts", "tables"])
@@ -311,3 +317,23 @@ def test_a_random_history(seed, where, hold, form, tmp_path, monkeypatch):
         driver.__exit__()
     if where != "memory":
         assert not problems(directory)
+
+
+def test_a_replay_in_part_clears_the_timeout_that_passed(monkeypatch):
+    """The first call passes and sets the next timeout; the call behind it fails again. The timeout that passed while
+    the key waited is over: dropping the rows must not bring it back."""
+    monkeypatch.setattr(Faults, "sets_timeouts", True)
+    model, made = Model("key", True), step("key", "timeouts")
+    with Driver(MemoryDirectory(COUNT), (STEP, QUARANTINE)) as driver:
+        histories = [({2, 3}, [("a", 1)]), ({2, 3}, [("a", 2)]), ({2, 3}, [("a", 3)]), ({3}, [])]
+        for batch, (values, rows) in enumerate(histories):
+            monkeypatch.setattr(Faults, "values", values)
+            if batch == 3:
+                check(driver, model, batch)
+                assert model.keys["a"].overdue_ms is not None
+                mark(driver, batch, {"a"})
+                model.marked.add("a")
+            now_ms = 1000 + batch * IDLE_MS
+            assert run(driver, made, batch + (batch == 3), rows, now_ms, COUNT) == model.run(rows, now_ms)
+        assert (model.waiting(), model.keys["a"].overdue_ms) == ({"a": 1}, None)
+        check(driver, model, 5)
