@@ -295,6 +295,19 @@ def test_what_a_sink_counts(target):
     assert (again.work.produced, again.work.waiting) == (1, 0)
 
 
+def test_a_sink_of_two_runs_counts_the_work_of_each(target):
+    """A second run with the same object begins at 0; a micro-batch that is written again counts once."""
+    store, sink = Store(), target.sink()
+    Run(store, sink).epoch(("a", 0), ("a", 1))
+    sink.release()
+    run = Run(store, sink)
+    assert (sink.work.staged, sink.work.produced) == (0, 0)
+    run.write(("a", 2))
+    assert (sink.work.staged, sink.work.waiting) == (1, 1)
+    run.close()
+    assert (sink.work.staged, sink.work.produced, sink.work.waiting) == (1, 1, 0)
+
+
 # ---- going back, and other directories
 
 

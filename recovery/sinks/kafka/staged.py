@@ -86,7 +86,7 @@ class StagedRecords:
         self._home = self._rows = place.path
         self._staged: dict[int, list[RecordsFile]] = {}
         self.staged = 0
-        """How many records were staged."""
+        """How many records this execution has staged."""
 
     @property
     def waiting(self) -> int:
@@ -112,7 +112,7 @@ class StagedRecords:
                     self._disk.unlink(self._home / name)
             self._disk.remove_tree(self._rows)
             self._disk.make_directory(self._rows)
-        self._staged = {}
+        self._staged, self.staged = {}, 0
 
     def directory(self, execution: str, batch: int) -> Path:
         """Return the directory for a micro-batch's files; what an earlier attempt left there is removed."""
@@ -146,8 +146,9 @@ class StagedRecords:
                         raise _refused(self._table(path, self._disk.read(path)), limit, text, batch)
                     relative = f"{directory.parent.name}/{directory.name}/{name}"
                     found.append(RecordsFile(relative, metadata.num_rows, size, self._disk.sha256(path)))
+        before = self._staged.get(batch, ())
         self._staged[batch] = found
-        self.staged += sum(file.rows for file in found)
+        self.staged += sum(file.rows for file in found) - sum(file.rows for file in before)
 
     def prepare(self, epoch: int, execution: str, batch: int) -> tuple[RecordsList, str]:
         """Make the records of an epoch durable, up to a micro-batch; return their list, with its digest."""

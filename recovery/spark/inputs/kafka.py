@@ -84,7 +84,7 @@ class KafkaInput:
             errors=tuple((topic, error) for topic, (error, _) in back.items()),
             identities={topic: each.id for topic, each in here.items()},
             left={
-                topic: msgspec.json.encode(LeftTopic(at, self._known.get(topic))).decode()
+                topic: msgspec.json.encode(LeftTopic(at, self._identity(topic, found))).decode()
                 for topic, at in self._at.items()
                 if topic not in here
             },
@@ -95,16 +95,22 @@ class KafkaInput:
             return looked
         needed = tuple(
             Needed(topic, str(number), PartKind.TOPIC_PARTITION, self._at.get(topic, {}).get(number, 0), reached,
-                   self._known.get(topic))
+                   self._identity(topic, here))
             for topic, partitions in self._reached.items() for number, reached in partitions.items()
         )  # fmt: skip
         return replace(looked, needed=needed, there=_there(here), causes=dict.fromkeys(self._reached, _CAUSE))
 
+    def _identity(self, topic: str, there: Mapping[str, Topic]) -> str | None:
+        """Return the id by which the topic was known; None: by none. Sources of several clusters may have read topics
+        of this name: the id of the one that is there, if it is among theirs."""
+        known = self._known.get(topic)
+        return there[topic].id if topic in there and there[topic].id in (known or "").split() else known
+
     def _again(self, topic: str, there: Topic) -> tuple[RecoveryError, str]:
-        """Return the error for a topic that the flow has read, was run without, and names again; and what happens if
+        """Return the error for a topic that the flow has read, but not in this source's position; and what happens if
         that is accepted: the flow goes on where it has left the topic."""
         left = _left_topic(self._left[topic])
-        is_same = left.id in (None, there.id)
+        is_same = left.id is None or there.id in left.id.split()
         self._back[topic] = goes_on = {
             number: min(max(first, left.at[number]), end)
             for number, (first, end) in there.bounds.items()
@@ -118,12 +124,15 @@ class KafkaInput:
             said += f"; without what is gone of partition {'; '.join(gone[:SHOWN_PARTS])}"
         read = [f"partition {n} up to offset {at - 1}" for n, at in sorted(left.at.items())[:SHOWN_PARTS] if at]
         found = (
-            f"the flow has read topic {topic} before ({', '.join(read) or 'no records'}), was run without the topic, "
-            "and names it again. Nothing was changed: the run would read the topic from its beginning, and what it has "
-            "read there would count twice"
+            f"the flow has read topic {topic} before ({', '.join(read) or 'no records'}), and names it now for a "
+            "source that has no position in it. Nothing was changed: the run would read the topic from its beginning, "
+            "and what was read there would count twice"
         )
         remedy = f"Run once with --lose-input {shlex.quote(topic)}: then the topic is {said}."
-        cause = "The topic was not in the flow, or did not exist, in a run with --lose-input or failOnDataLoss=false."
+        cause = (
+            "The topic was not in the flow, or did not exist, in a run with --lose-input or failOnDataLoss=false; or "
+            "another source of the flow has read it."
+        )
         return InputLostError(found, cause=cause, remedy=remedy), said
 
     def goes_on(self, lost: Sequence[Loss]) -> str | None:

@@ -56,8 +56,14 @@ def look_at_inputs(
     """
     spark = bound.frame.sparkSession
     of_tables = tables.begin(batch, accepted, reached.offsets)
-    sources = _sources(bound, home, batch, partial(Resumes, reached=reached, identities=identities, left=left), spark)
+    resumes = partial(Resumes, reached=reached, identities=identities)
+    sources = _sources(bound, home, batch, partial(resumes, left=left), spark)
     looks = {source: each.look() for source, each in sources.items()}
+    leaves = _together(look.left for look in looks.values())
+    if leaves and len(sources) > 1:
+        # What one source leaves, another one may read from now on.
+        sources = _sources(bound, home, batch, partial(resumes, left={**left, **leaves}), spark)
+        looks = {source: each.look() for source, each in sources.items()}
     for look in looks.values():
         for name, error in look.errors:
             if not is_accepted(name, accepted):
@@ -78,15 +84,15 @@ def look_at_inputs(
     left_out = {
         name: look.said.get(name, f"left out: {error.found}") for look in looks.values() for name, error in look.errors
     }
-    for name in dict.fromkeys(loss.needed.source for loss in every):
-        left_out[name] = left_out_text([loss for loss in every if loss.needed.source == name])
     back = {name for look in looks.values() for name in look.back}
-    left = {name: at for name, at in left.items() if name not in back}
+    for name in dict.fromkeys(loss.needed.source for loss in every if loss.needed.source not in back):
+        left_out[name] = left_out_text([loss for loss in every if loss.needed.source == name])
+    left = {name: at for name, at in {**left, **leaves}.items() if name not in back}
     return Inputs(
         bool(moved or of_tables),
         {**left_out, **of_tables},
-        _together(look.identities for look in looks.values()),
-        _together([left, *(look.left for look in looks.values())]),
+        _identities(look.identities for look in looks.values()),
+        left,
     )
 
 
@@ -106,6 +112,14 @@ def _sources(
             at = offset_at(log, bound.sources, place)
             sources[source] = input_of(bound.streams[place], resumes(at), spark)
     return sources
+
+
+def _identities(parts: Iterable[Mapping[str, str]]) -> Mapping[str, str]:
+    """Return each name with what distinguishes it now. Topics of one name in several clusters have several ids."""
+    found: dict[str, set[str]] = {}
+    for name, text in (each for part in parts for each in part.items()):
+        found.setdefault(name, set()).add(text)
+    return {name: " ".join(sorted(texts)) for name, texts in found.items()}
 
 
 def _together(parts: Iterable[Mapping[str, str]]) -> dict[str, str]:

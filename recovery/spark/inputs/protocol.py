@@ -22,8 +22,9 @@ RUN_ONCE = "To go on without it, run once with --lose-input {} (lose_input)."
 @dataclass(frozen=True, slots=True)
 class Resumes:
     """Where a run resumes in one source. at: the source's offset; None: the source begins. reached: what was read
-    beyond that. identities: what distinguished its parts when the snapshot was made, by their names. left: where runs
-    have stopped reading parts that the flow had read, by their names, in the source's own form."""
+    beyond that. identities: what distinguished its parts when the snapshot was made, by their names; several texts with
+    spaces between them if sources had parts of one name. left: where runs, or other sources of this one, have stopped
+    reading parts that the flow had read, by their names, in the source's own form."""
 
     at: str | None
     reached: Reached = field(default_factory=Reached)

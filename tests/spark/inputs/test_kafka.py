@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from recovery.errors import InputLostError
-from tests.kafka import needs_jars
+from tests.kafka import broker, needs_jars
 from tests.spark import test_kafka as shared
 from tests.spark.test_kafka import on_its_spark, put_out, records, run, some
 
@@ -178,3 +178,51 @@ def test_a_topic_that_is_back(spark, kafka, topic, tmp_path, capsys, how):
     run(records(spark, kafka.servers, **both), tmp_path)
     assert len(put_out(tmp_path / "out")) == len(expected) + 1
     run(records(spark, kafka.servers, **both), tmp_path, resume_after=1, lose_input=[second])
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_topic_that_moves_to_another_source(spark, kafka, topic, tmp_path, capsys, fails):
+    """Refused and untouched; with its name accepted, the other source goes on where the first one was."""
+    names = [topic(1, name=f"{fails}-{each}") for each in "abc"]
+    first, moved, last = names
+
+    def read(sources, **config):
+        frames = [records(spark, kafka.servers, subscribe=",".join(each), failOnDataLoss=fails) for each in sources]
+        run(frames[0].union(frames[1]), tmp_path, **config)
+
+    for count in (3, 2):
+        for each in names:
+            kafka.send(each, some(count, count))
+        if count == 3:
+            read([(first, moved), (last,)])
+    before = digests(tmp_path)
+    with pytest.raises(InputLostError, match=f"read topic {moved} before .partition 0 up to offset 2., and names it"):
+        read([(first,), (moved, last)], lose_input=[first])
+    assert digests(tmp_path) == before
+    read([(first,), (moved, last)], lose_input=[moved])
+    assert f"--lose-input {moved}: read on where the flow has left it" in capsys.readouterr().err
+    read([(first,), (moved, last)])
+    assert put_out(tmp_path / "out") == sorted((each, 0, n) for each in names for n in range(5))
+
+
+def test_topics_of_one_name_in_two_clusters(spark, kafka, topic, tmp_path, tmp_path_factory):
+    """Each keeps its position; one that is made again is noticed, whichever cluster has it."""
+    name = topic(1)
+    with broker(tmp_path_factory.mktemp("other")) as other:
+        other.create(name, 1)
+
+        def read(servers=(kafka.servers, other.servers), **config):
+            frames = [records(spark, each, subscribe=name) for each in servers]
+            run(frames[0].union(frames[1]), tmp_path, **config)
+
+        for seed in range(2):
+            for each, count in ((kafka, 3), (other, 2)):
+                each.send(name, some(seed, count))
+            read()
+        read((other.servers, kafka.servers))
+        assert put_out(tmp_path / "out") == sorted([(name, 0, n) for n in (*range(6), *range(4))])
+        make_again(other, name, 9)
+        before = digests(tmp_path)
+        with pytest.raises(InputLostError, match=f"topic {name}, partition 0 is another one"):
+            read()
+        assert digests(tmp_path) == before
