@@ -113,6 +113,9 @@ def restore_to_owners(
         name = f"{RESTORING}{newest}-{random_id()}"
         paths = {PartitionIndex(index): path for index, path in enumerate(done.paths)}
         _put([part for part in parts if part.indexes], paths, name, umask, observe, mark)
+        # Those of owners that got partitions are gone. The restore counts whatever happens here.
+        with contextlib.suppress(RecoveryError):
+            store.forget_departed()
     return RestoredToOwners(done, owner_of, clock.elapsed_s() - began_s)
 
 

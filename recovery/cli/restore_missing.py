@@ -57,7 +57,7 @@ def missing_to_owners(place: str, directory: Path, access: OwnerAccess, wanted: 
                     announce=announce_brought, observe=progress.observe,
                 )  # fmt: skip
                 # Also if an earlier attempt, which was killed, has brought back all.
-                held.forget_lost()
+                held.forget_departed(held.lost)
                 lost = list(held.lost)
         finally:
             look.release()

@@ -140,7 +140,7 @@ class OwnerMoves:
     def forget_departed(self, index: PartitionIndex, to: str) -> None:
         with self._held.busy():
             forget_note(self._directory, index, to)
-        self._log(f"part-{index} no longer counts at {one_line(to)}, which is lost")
+        self._log(f"the note that part-{index} went to {one_line(to)} was removed")
 
     def place_arrival(self, move_id: str, name: str) -> None:
         with self._held.busy():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -252,11 +252,12 @@ class Store:
         )
         return owner
 
-    def forget_lost(self) -> None:
-        """Have the owners, which are held, remove the notes that lead to lost owners: copies there no longer count."""
-        for owner in self.owners if self.lost else ():
+    def forget_departed(self, lost: Collection[str] | None = None) -> None:
+        """Have the owners, which are held, remove the notes of partitions that went to these lost owners: copies there
+        no longer count. None: all notes."""
+        for owner in self.owners:
             for note in owner.ask(MoveCalls.departed):
-                if note.to in self.lost:
+                if lost is None or note.to in lost:
                     owner.ask(MoveCalls.forget_departed, note.index, note.to)
 
     def let_go_unused(self) -> None:

@@ -92,7 +92,7 @@ class MoveCalls(Protocol):
         ...
 
     def forget_departed(self, index: PartitionIndex, to: str) -> None:
-        """Remove the note that a partition went to this owner, which is lost."""
+        """Remove the note that a partition went to this owner: its copy there does not count any more."""
         ...
 
     def place_arrival(self, move_id: str, name: str) -> None:

@@ -14,9 +14,12 @@ import pytest
 from click.testing import CliRunner
 
 from recovery.backup import at_owners
+from recovery.base.ids import PartitionIndex
 from recovery.cli import main
 from recovery.errors import LeaseLostError, StorageError
+from recovery.planning.copies import Departed
 from recovery.planning.resume import plan_resume
+from recovery.storage.moving.departed import write_note
 from recovery.storage.scan import scan
 from recovery.storage.staged import StagedRestore
 from recovery.wire.run_client import Owner
@@ -144,6 +147,10 @@ class TestARestore:
         directory = make_store(2)
         work(directory, 2)
         hosts = Hosts(tmp_path, 3)
+        # Partitions of a later time have left these directories; the restored ones count nevertheless.
+        left = Departed(PartitionIndex(0), scan(directory)[0].description.store_id, 99, 99, "127.0.0.1:1", 0)
+        for place in hosts.spread.places[1:]:
+            write_note(place, left)
         try:
             found = json.loads(call("restore", directory, "--json", *hosts.options))
             assert (found["directory"], sorted(map(len, hosts.names()))) == (None, [0, 1, 1])
