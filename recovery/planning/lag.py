@@ -130,7 +130,9 @@ class LagHistory:
         sources: dict[tuple[str, str], list[PartLag]] = {}
         for each in parts:
             sources.setdefault((each.source, each.topic), []).append(each)
-        self._seen = {key: looks for key, looks in self._seen.items() if key in sources}
+        # A source that has not answered still lacks what was seen of it before.
+        answered = {source for source, _ in sources}
+        self._seen = {key: looks for key, looks in self._seen.items() if key in sources or key[0] not in answered}
         found = [_summed(of, self._since(key, of, now_s)) for key, of in sources.items()]
         return tuple(sorted(found, key=lambda each: (-each.seconds, -each.behind, each.name)))[:MOST_SOURCES]
 

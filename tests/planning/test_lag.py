@@ -41,6 +41,17 @@ def test_partitions_count_by_themselves():
     assert seconds(history, 30, part(9, 9), part(0, 7, "2")) == 0
 
 
+def test_a_source_that_does_not_answer():
+    """Its lag goes on where it was; a topic that is gone while its source answers begins again."""
+    history, other = LagHistory(), PartLag("files", "", "", "byte", 5, 5, 0)
+    assert seconds(history, 0, part(0, 5)) == 0
+    assert history.add([], 10) == ()
+    assert seconds(history, 15, other) == 0
+    assert seconds(history, 20, part(0, 9)) == 20
+    assert seconds(history, 30, part(0, 1, topic="u")) == 0
+    assert seconds(history, 40, part(0, 9)) == 0
+
+
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=MOST_SAMPLES * 3))
 def test_many_looks(steps):
     """Never more than the truth, which looks through all looks; what is remembered is bounded."""

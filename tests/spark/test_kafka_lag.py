@@ -241,3 +241,14 @@ def test_offsets_that_kafka_has_forgotten(spark, kafka, topic):
         group.show(watch, {name: {0: 0, 1: 5}})
         assert offsets(kafka, "forgotten") == {(name, 1): 5}
     assert group.problem is None
+
+
+def test_topics_that_replace_each_other(spark, kafka, topic):
+    """The brokers are asked for the topics of the position, also when there are as many as before."""
+    first, second = topic(1), topic(1)
+    kafka.send(second, some(1, 3))
+    with contextlib.closing(KafkaWatch(spark, {"kafka.bootstrap.servers": kafka.servers})) as watch:
+        assert watch.ends({first: {0: 0}}) == {(first, 0): 0}
+        # A group that shows a topic knows its partitions before their ends are asked for.
+        watch.commit("replaced", {second: {0: 1}}, "x")
+        assert watch.ends({second: {0: 1}}) == {(second, 0): 3}

@@ -37,12 +37,13 @@ class KafkaWatch:
         levels = self._jvm.org.apache.kafka.common.IsolationLevel
         self._isolation = levels.READ_COMMITTED if committed else levels.READ_UNCOMMITTED
         self._asked: Any = None
+        self._asked_for: set[tuple[str, int]] = set()
 
     def ends(self, offsets: Offsets) -> dict[tuple[str, int], int]:
         """Return the next offset of each partition that `offsets` has, by topic and number."""
         wanted = {(topic, number) for topic, partitions in offsets.items() for number in partitions}
-        if self._asked is None or self._asked.size() != len(wanted) or not wanted <= self._places.keys():
-            self._asked = self._jvm.java.util.HashMap()
+        if self._asked is None or self._asked_for != wanted:
+            self._asked, self._asked_for = self._jvm.java.util.HashMap(), wanted
             latest = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.latest()
             for topic, number in wanted:
                 self._asked.put(self._place(topic, number), latest)
