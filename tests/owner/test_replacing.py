@@ -154,7 +154,7 @@ def test_a_signal_ends_the_wait_for_an_owner(fleet):
     config = RecoveryConfig(fleet.history.places[0], **settings)
     stopping = threading.Event()
     stopping.set()
-    with pytest.raises(OwnerUnreachableError, match=f"was to stop while it waited for {fleet.frozen.at}"):
+    with pytest.raises(OwnerUnreachableError, match=f"while it waited for its owners: {fleet.frozen.at}"):
         Prepared(config, FLOW, SystemClock(), stopping)
 
 
