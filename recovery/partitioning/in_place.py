@@ -28,7 +28,7 @@ from recovery.storage.scan import scan
 OLD = ".old"
 OURS = re.compile(
     rf"part-\d+\.sqlite3(-wal|-shm)?|{re.escape(LOCK_NAME)}|recovery-.*\.lock|locks|{SCRATCH_NAME}"
-    r"|(last-(backup|replica|lag)|waiting|lease|replica-unseen|restored)\.json|\.(init|restore-\d+)-[0-9a-f]+"
+    r"|(last-(backup|replica|replaced|lag)|waiting|lease|replica-unseen|restored)\.json|\.(init|restore-\d+)-[0-9a-f]+"
 )
 """What recovery itself puts into a recovery directory."""
 

@@ -22,7 +22,7 @@ from hypothesis import settings
 
 from recovery import StateManager
 from recovery.backup.lease import NAME as LEASE
-from recovery.backup.note import LAG_NAME, REPLICA_NAME, WAITING_NAME
+from recovery.backup.note import LAG_NAME, REPLACED_NAME, REPLICA_NAME, WAITING_NAME
 from recovery.backup.note import NAME as BACKUP
 from recovery.base.clock import SystemClock
 from recovery.cli import main
@@ -393,7 +393,7 @@ class TestInPlace:
         """Of a directory that was restored, or that replicates, and that no run has begun on since."""
         source = filled(make_store(2))
         mark_restored(source)
-        for name in (UNSEEN, LEASE, BACKUP, REPLICA_NAME, LAG_NAME, WAITING_NAME):
+        for name in (UNSEEN, LEASE, BACKUP, REPLICA_NAME, REPLACED_NAME, LAG_NAME, WAITING_NAME):
             (source / name).write_text("{}")
         repartition(source, None, 3)
         assert len(scan(source)) == 3
