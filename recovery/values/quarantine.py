@@ -24,6 +24,9 @@ REPLAY_MS = 0
 MOST_MESSAGE = 2000
 """The most characters that are kept of an error's message, type, or place."""
 _DIGITS = 12
+_MOST_DIGITS = 19
+MOST_ENTRIES = 10_000_000
+"""The most entries of one key, each of one micro-batch: a note that says more would keep readers busy for hours."""
 
 
 class KeptFailure(msgspec.Struct, frozen=True):
@@ -65,6 +68,10 @@ class KeyNote(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str
     overdue_ms: Moment | None = None
 
+    def __post_init__(self) -> None:
+        if not self.first <= self.end <= self.first + MOST_ENTRIES:
+            raise ValueError(f"its entries have numbers from {self.first} up to before {self.end}")
+
 
 def note_key(key: str) -> str:
     """Return the key of the note about a key that waits."""
@@ -79,7 +86,8 @@ def entry_key(key: str, number: int) -> str:
 def parse_waiting_key(text: str) -> tuple[str, int | None]:
     """Return the step's key and the entry's number; None for the key's note."""
     key, _, number = text.rpartition(WAITING_SEPARATOR)
-    return key, int(number) if number.isascii() and number.isdecimal() else None
+    is_entry = number.isascii() and number.isdecimal() and _DIGITS <= len(number) <= _MOST_DIGITS
+    return key, int(number) if is_entry else None
 
 
 def to_text(document: Entry | KeyNote) -> str:

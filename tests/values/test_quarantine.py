@@ -89,6 +89,7 @@ def test_a_key_is_found_in_the_keys_of_its_note_and_entries(key):
         assert quarantine.parse_waiting_key(name) == (key, number)
         assert home_of("$bad count", 7, name) == home_of("$bad count", 7, quarantine.note_key(key))
         assert home_of("$bad count", 7, name) == partition_of(key, 7)
+    assert quarantine.parse_waiting_key(quarantine.note_key(key) + "1" * 5000) == (key, None)
 
 
 def test_what_is_kept_of_an_error():
@@ -119,7 +120,12 @@ def test_what_is_kept_of_an_error():
     assert fail(StateValueError("what was found")).message == "what was found"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows":-1}', "[" * 100_000, '{"batch":1,"at_ms":1e99}', "\ud800"])
+MANY = '{"rows":1,"first":0,"end":99999999999,"since_ms":0,"error":""}'
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"rows":-1}', "[" * 100_000, '{"batch":1,"at_ms":1e99}', "\ud800", MANY]
+)
 def test_a_text_that_is_no_entry_or_note_is_refused(text):
     """The file may be anybody's."""
     with pytest.raises(CorruptPartitionError):
