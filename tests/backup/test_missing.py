@@ -86,7 +86,7 @@ class TestAReplacement:
     """What a run brings back by itself."""
 
     def test_the_partitions_of_a_lost_owner(self, fleet, tmp_path):
-        """They come back as of the epoch of the backup; those that stay keep their later epochs, and the next execution
+        """These come back as of the epoch of the backup; those that stay keep their later epochs, and the next execution
         goes back to the epoch that all share."""
         lost, stays = fleet.at(1), fleet.at(0)
         fleet.lose(1)
@@ -127,7 +127,7 @@ class TestAReplacement:
         assert files(fleet.second) == ["part-2.sqlite3"]
 
     def test_the_owner_comes_back_with_newer_epochs_before_a_run_has_begun(self, fleet, tmp_path):
-        """Its copy counts: nothing that it has closed is lost."""
+        """The owner's copy counts: nothing that the owner has closed is lost."""
         lost = fleet.at(1)
         place = fleet.lose(1)
         assert fleet.replace(lost) is not None
@@ -305,7 +305,7 @@ class TestTheCommand:
     @pytest.mark.long
     @pytest.mark.parametrize("seed", range(8))
     def test_killed_at_any_step(self, seed, fleet, tmp_path):
-        """The same command again brings what is still missing."""
+        """A killed command, given again, brings what is still missing."""
         chance = random.Random(seed)
         fleet.lose(1)
         words = ["restore", fleet.backups, fleet.directory, "--missing", *fleet.options(0)]

@@ -36,7 +36,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_no_command_waits_for_a_pipe(tmp_path, monkeypatch, words):
-    """It ends in time, with a typed error that names the pipe, and leaves it where it is."""
+    """A command ends in time, with a typed error that names the pipe, and leaves the pipe where it is."""
     monkeypatch.chdir(tmp_path)
     CliRunner().invoke(main, ["init", "db", "2"])
     (tmp_path / "theirs").mkdir()

@@ -176,7 +176,7 @@ def test_rows_that_somebody_has_changed(store):
 
 
 def test_the_state_commands_do_not_reach_into_a_quarantine(store):
-    """Its rows and notes have to fit each other."""
+    """Rows and notes of a quarantine have to fit each other."""
     before = content(store)
     refused = CliRunner().invoke(main, ["state", "set", str(store), "--step", QUARANTINE, "--key", "a", "1", "--yes"])
     assert refused.exit_code == ConfigurationError.exit_code

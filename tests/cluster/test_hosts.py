@@ -69,7 +69,7 @@ time.sleep(600)
 
 
 def test_pretend_hosts_end_with_the_process_that_made_them(possible):
-    """Also when that process is killed."""
+    """Pretend hosts end with the process that made them, also when that process is killed."""
     maker = subprocess.Popen([sys.executable, "-c", MAKES_HOSTS], cwd=EXAMPLES, stdout=subprocess.PIPE, text=True)
     with maker:
         hosts = [int(pid) for pid in maker.stdout.readline().split()]

@@ -15,7 +15,7 @@ ROWS = 600_000
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["stateful", "stateful_arrow", "aggregate"])
 def test_a_hot_key_among_many(lab, beside, kind):
-    """Its rows all go to one task."""
+    """All rows of the hot key go to one task."""
     kept = beside(lab)
     output = kept.run(f"executors.py:hot({kind!r}, {ROWS}, 2)").succeed()
     print(output)

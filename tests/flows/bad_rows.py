@@ -39,7 +39,7 @@ def make(path, output, fixed, hold="key", on_error="quarantine", step="totals", 
 
 
 def make_map(path, output, fixed):
-    """The same step in Bytewax's form."""
+    """The step of `make` in Bytewax's form."""
 
     def mapper(total, value):
         if value >= 1000 and not Path(fixed).exists():

@@ -73,7 +73,7 @@ class LagLooks(Part):
         self.lag: InputLag | None = None
         """What the newest look has found; None: there was none."""
         self.parts: tuple[PartLag, ...] = ()
-        """The same, by the parts of the sources."""
+        """What that look has found, by the parts of the sources."""
 
     def started(self) -> None:
         """Look at the position that the run resumes at: after going back, the consumer group goes back as well."""
