@@ -86,7 +86,7 @@ class TestAReplacement:
     """What a run brings back by itself."""
 
     def test_the_partitions_of_a_lost_owner(self, fleet, tmp_path):
-        """These come back as of the epoch of the backup; those that stay keep their later epochs, and the next execution
+        """These return as of the epoch of the backup; those that stay keep their later epochs, and the next execution
         goes back to the epoch that all share."""
         lost, stays = fleet.at(1), fleet.at(0)
         fleet.lose(1)

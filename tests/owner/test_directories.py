@@ -173,7 +173,7 @@ class TestTwoRuns:
 
     @pytest.mark.parametrize("scratch", ["fast", "words/fast"])
     def test_one_scratch_directory_for_both(self, make_store, tmp_path, scratch):
-        """No execution removes files of another flow there, also if one of the directories has the scratch directory."""
+        """No execution removes files of another flow, also if a directory of the two has the scratch directory."""
         flows = Flows(make_store(2), make_store(2), tmp_path, tmp_path / scratch)
         try:
             with flows.driver("birds") as one:
