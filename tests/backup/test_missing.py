@@ -263,6 +263,7 @@ class TestTheCommand:
         assert "no partition is missing" in call(*words)
         assert json.loads(call(*words, "--json"))["owners"] == {}
 
+    @pytest.mark.long
     def test_the_partition_had_moved_to_the_lost_owner(self, fleet):
         """What that owner has does not count any more, though a note says that it is newer: the next run begins without
         it. A kill before the note is removed changes nothing."""

@@ -51,7 +51,10 @@ def impatient(monkeypatch) -> None:
     monkeypatch.setattr(run_client, "ANSWER_S", 0.5)
 
 
-@pytest.fixture(params=KINDS)
+IN_DEFAULT = "hangs in a call"
+
+
+@pytest.fixture(params=[pytest.param(each, marks=[pytest.mark.long] if each != IN_DEFAULT else []) for each in KINDS])
 def silent(request, make_store, monkeypatch) -> Iterator[tuple[SpreadDirectory, str, str]]:
     """A store at two owners, the address of the one that does not answer, and what is said of it."""
     places = SpreadDirectory(make_store(2), together=True)

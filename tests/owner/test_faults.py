@@ -89,7 +89,7 @@ def test_an_owner_whose_disk_is_full(history, tmp_path):
     goes_on(history, tmp_path)
 
 
-@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("sync", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_an_owner_that_dies_when_the_last_epoch_is_closed(history, tmp_path, sync):
     """The epoch is in all partitions, and can no longer be shipped. With sync the run fails and has not shown it.
     Without sync the run has shown it and ends well; what the directory says of its replica is true. The next run ships

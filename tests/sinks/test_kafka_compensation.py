@@ -160,8 +160,8 @@ def test_killed_while_going_back(target, tmp_path, point, again):
     assert target.latest() == dict(world.wanted)
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(KILLS, marks=pytest.mark.long)])
-def test_killed_at_any_moment_with_rewinds(kafka, target, tmp_path, kills):
+@pytest.mark.long
+def test_killed_at_any_moment_with_rewinds(kafka, target, tmp_path):
     """At points by lot; every third run goes back first. After each kill the keys have the values that the newest
     marker says; the broker is killed now and then."""
     seed = int(os.environ.get("RECOVERY_TEST_SEED", time.time_ns() % 1_000_000))
@@ -172,9 +172,9 @@ def test_killed_at_any_moment_with_rewinds(kafka, target, tmp_path, kills):
     world.grow(3)
     assert world.run() == 0
     hit = tried = rewinds = 0
-    while hit < kills:
+    while hit < KILLS:
         tried += 1
-        assert tried <= 20 + 10 * kills
+        assert tried <= 20 + 10 * KILLS
         for _ in range(lot.randrange(1, 3)):
             world.grow(lot.randrange(1, 9))
         if lot.random() < 0.05:

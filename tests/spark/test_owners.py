@@ -323,6 +323,7 @@ def test_all_keys(fleet):
     assert "is not the recovery directory of this run" in other.text()
 
 
+@pytest.mark.long
 def test_loads_with_a_mark(fleet):
     """Each id is loaded once, over two runs; the mark is where the command looks for it, and can be set back."""
     loaded = []
