@@ -252,7 +252,7 @@ class TestAKeyOfAnotherFlow:
 
 
 class TestAFlowThatFloods:
-    """It gets what is free, and never what is another one's."""
+    """Such a flow gets what is free, and never what is reserved for another directory."""
 
     def test_connections(self, flows, monkeypatch):
         """Some are reserved for each directory."""
@@ -307,10 +307,10 @@ class TestAFlowThatFloods:
 
 
 class TestDamage:
-    """Of one directory."""
+    """Damage of one directory does not stop another one."""
 
     def test_a_disk_that_hangs(self, make_store, tmp_path, monkeypatch):
-        """Its free space is not known; probes, and the metrics of the other directory, are answered."""
+        """The free space of that disk is not known; probes, and the metrics of the other directory, are answered."""
         end, whole = threading.Event(), shutil.disk_usage
         there, other = make_store(2), make_store(2)
 

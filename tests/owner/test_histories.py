@@ -75,7 +75,7 @@ def test_a_history_of_replaced_owners(store_maker, tmp_path, impatient):
 
 @pytest.mark.long
 def test_many_histories_of_replaced_owners(store_maker, tmp_path, impatient):
-    """The same; RECOVERY_TEST_REPLACED_HISTORIES says how many, RECOVERY_TEST_OWNER_SEED which one is the first."""
+    """RECOVERY_TEST_REPLACED_HISTORIES says how many histories, RECOVERY_TEST_OWNER_SEED which is the first."""
     number = int(os.environ.get("RECOVERY_TEST_REPLACED_HISTORIES", "30"))
     first = int(os.environ.get("RECOVERY_TEST_OWNER_SEED", "100"))
     histories = played(store_maker, tmp_path, range(first, first + number), ReplacingHistory)

@@ -160,7 +160,7 @@ def test_partitions_move_and_are_found(places):
 
 
 def test_a_run_finds_owners_of_all_partitions(places):
-    """Also if none of the owners that it names has any; then it uses those that have."""
+    """A run whose named owners have no partition uses the owners that have them."""
     places.run(3)
     places.move({0: 2, 3: 2})
     execution = MiniRun(places.places[0], INPUT, **places.settings(0, 1))

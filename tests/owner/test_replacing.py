@@ -83,8 +83,8 @@ def run_to_the_end(run: MiniRun) -> None:
 
 @pytest.mark.parametrize("doing", [pytest.param("a seal", marks=pytest.mark.long), "a close"])
 def test_a_frozen_owner_wakes_up(fleet, tmp_path, monkeypatch, doing):
-    """It is frozen with a call of the run before it. When it wakes up, it still does what was asked, and tasks of the
-    old execution may still reach it: all of that is in its own copies, which do not count, during the run and later."""
+    """An owner is frozen with a call before it. Awake, the owner does what was asked, and tasks of the old execution
+    may reach that owner: all of that is in copies that do not count, during the run and later."""
     run = fleet.run()
     chance = random.Random(7)
     while run.next_batch < FROZEN_IN:

@@ -42,7 +42,7 @@ def test_partitions_count_by_themselves():
 
 
 def test_a_source_that_does_not_answer():
-    """Its lag goes on where it was; a topic that is gone while its source answers begins again."""
+    """The lag of that source goes on where it was; a topic that is gone while its source answers begins again."""
     history, other = LagHistory(), PartLag("files", "", "", "byte", 5, 5, 0)
     assert seconds(history, 0, part(0, 5)) == 0
     assert history.add([], 10) == ()
