@@ -98,7 +98,12 @@ def choose_copies(locations: Sequence[Location]) -> ChosenCopies:
     asked = ", ".join(location.name for location in locations)
     by_index = _by_index(locations)
     if not by_index:
-        raise NoPartitionsError(f"no recovery partition was found at {asked}")
+        raise NoPartitionsError(
+            f"no recovery partition was found at {asked}",
+            cause="The locations are not those of the store, all its partitions are lost, or the store was never made.",
+            remedy="Name the locations of the store. If its partitions are lost, bring them back: python -m recovery "
+            "restore SRC DIR --missing --owner … For a new store: python -m recovery init DIR N --owner …",
+        )
     [count] = {copy.partition.count for rivals in by_index.values() for copy in rivals}
     missing = [index for index in range(count) if index not in by_index]
     if missing:

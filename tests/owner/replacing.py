@@ -41,9 +41,11 @@ class ReplacingHistory(ReplicatedHistory):
     """A store whose runs have a place to replace owners from."""
 
     expected = EXPECTED | {
-        "BackupTargetError", "NoBackupError", "MissingPartitionsError", "InconsistentPartitionsError", "StorageError",
+        "BackupTargetError", "NoBackupError", "MissingPartitionsError", "NoPartitionsError",
+        "InconsistentPartitionsError", "StorageError",
     }  # fmt: skip
-    """Besides, nothing may have been shipped yet, and both of two owners may be lost."""
+    """Besides, nothing may have been shipped yet, and both of two owners may be lost. A disk that is lost after the run
+    has looked at it, and before the replication has, ends the run; the next run replaces it."""
 
     def __init__(self, *arguments) -> None:
         super().__init__(*arguments)
