@@ -24,7 +24,7 @@ from recovery.storage.sqlite.file.tables import (
 )
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
@@ -144,7 +144,7 @@ def test_crash_points_are_documented() -> None:
     assert named - points - steps_alone == set()
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_resolve(path: Path) -> None:
     """Links between pages lead to files, and to headings in them."""
     for target in LINK.findall(CODE.sub("", path.read_text())):
@@ -157,7 +157,7 @@ def test_links_resolve(path: Path) -> None:
             assert fragment in anchors(linked.read_text()), target
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_python_blocks_parse(path: Path) -> None:
     """What is shown as Python is Python."""
     for block in re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE):
@@ -165,9 +165,22 @@ def test_python_blocks_parse(path: Path) -> None:
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
-    """No page is an orphan."""
-    linked = {Path(target.partition("#")[0]).name for target in LINK.findall((ROOT / "README.md").read_text())}
-    assert {path.name for path in PAGES} - {"README.md"} <= linked
+    """No page is an orphan: the README, the index or the index of its directory links to each."""
+    indexes = [ROOT / "README.md", *(ROOT / "docs").rglob("index.md")]
+    targets = ((index, target) for index in indexes for target in LINK.findall(index.read_text()))
+    linked = {Path(os.path.normpath(index.parent / target.partition("#")[0])) for index, target in targets}
+    assert set(PAGES) - {ROOT / "README.md"} <= linked
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_tables_have_equally_many_cells_in_each_row(path: Path) -> None:
+    """A bar in a cell, also in code, begins another cell unless a backslash is before it."""
+    text = CODE.sub(lambda block: "\n" * block[0].count("\n"), path.read_text())
+    header = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        bars = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        assert not header or not bars or bars == header, f"line {number}: {line}"
+        header = (header or bars) if bars else 0
 
 
 def test_examples_are_listed_in_the_readme() -> None:
