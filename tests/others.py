@@ -29,9 +29,9 @@ def python_with(package: str) -> str:
 def environment(directory: Path, **variables: str) -> dict[str, str]:
     """The variables with which such a Python finds this package, and its entry points, as if it was installed."""
     entries = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    metadata = directory / "recovery-0.dist-info"
+    metadata = directory / "pyspark_recovery-0.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: recovery\nVersion: 0\n")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: pyspark-recovery\nVersion: 0\n")
     lines = [
         line for group, named in entries.items() for line in (f"[{group}]", *(f"{n} = {v}" for n, v in named.items()))
     ]

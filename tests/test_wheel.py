@@ -31,7 +31,7 @@ def test_the_wheel_has_every_file_of_the_packages_and_nothing_else(tmp_path):
         [entry_points] = [wheel.read(name).decode() for name in found if name.endswith("entry_points.txt")]
     files = {path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file()}
     own = {path.relative_to(ROOT).as_posix() for path in files if "__pycache__" not in path.parts}
-    meta = {name for name in found if re.fullmatch(r"recovery-[^/]+\.dist-info/.+", name)}
+    meta = {name for name in found if re.fullmatch(r"pyspark_recovery-[^/]+\.dist-info/.+", name)}
     assert found - meta == own
     assert {name.partition("/")[2] for name in meta} >= {"METADATA", "RECORD", "entry_points.txt", "licenses/LICENSE"}
     assert "recovery = " in entry_points
@@ -42,7 +42,10 @@ def test_nobody_is_sent_to_a_registry_for_this_package():
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip(f"no list of files: {listed.stderr.strip()}")
-    sent = re.compile(r"pip install[^\n`&|;]*[\s'\"]recovery(\[|==|[\s'\"`]|$)|Install recovery==", re.MULTILINE)
+    sent = re.compile(
+        r"pip install[^\n`&|;]*[\s'\"](?:pyspark-)?recovery(\[|==|[\s'\"`]|$)|Install (?:pyspark-)?recovery==",
+        re.MULTILINE,
+    )
     for name in listed.stdout.split("\0"):
         path = ROOT / name
         if path.suffix in (".py", ".md", ".sh", ".yaml", ".toml", ".service") and path != Path(__file__):
@@ -66,4 +69,4 @@ def test_the_bill_of_materials_is_whole():
     docs = (ROOT / "docs" / "dependencies.md").read_text()
     section = docs.split("## What is installed")[1].split("\nOf the extras")[0]
     named = {name for row in re.findall(r"^\| (`.+?) \|", section, re.MULTILINE) for name in re.findall("`(.+?)`", row)}
-    assert named - {"recovery"} == needed
+    assert named - {"pyspark-recovery"} == needed

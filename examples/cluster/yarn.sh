@@ -9,7 +9,7 @@
 #
 #     python -m venv env
 #     env/bin/pip install apsw pyarrow click msgspec 'pandas<3'
-#     env/bin/pip install --no-deps recovery-*.whl      # docs/deploying.md says how to make this wheel
+#     env/bin/pip install --no-deps pyspark_recovery-*.whl      # docs/deploying.md says how to make this wheel
 #     tar -C env -czf environment.tar.gz .
 set -eu
 : "${HADOOP_CONF_DIR:?the directory of core-site.xml and yarn-site.xml}"

@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -21,6 +20,7 @@ from recovery.backup.repository import begin, check_store, finish, give_up, runn
 from recovery.backup.writer import Writer
 from recovery.base.clock import LATEST_MS, Clock
 from recovery.base.threads import each
+from recovery.base.version import installed_version
 from recovery.errors import InconsistentPartitionsError, RecoveryError, StorageError
 from recovery.host.open_files import allow_open_files
 from recovery.host.scratch import scratch_directory
@@ -186,7 +186,7 @@ def make_backup(
             started_ms=taken_ms,
             finished_ms=clock.wall_ms(),
             host=socket.gethostname(),
-            version=version("recovery"),
+            version=installed_version(),
             copies=tuple(results),
             term=may_count(),
         )

@@ -7,6 +7,7 @@ from importlib import import_module
 
 import click
 
+from recovery.base.version import installed_version
 from recovery.cli.common import Commands
 from recovery.cli.option import option
 
@@ -68,8 +69,15 @@ class _Imported(MutableMapping[str, click.Command]):
         return len(self._commands)
 
 
+def _print_version(context: click.Context, _parameter: click.Parameter, is_given: bool) -> None:
+    if is_given:
+        click.echo(f"recovery {installed_version()}")
+        context.exit()
+
+
 @click.group(cls=Commands, commands=_Imported(), context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="recovery")
+@option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+        help="Show the version and exit.")  # fmt: skip
 @option("--debug", is_flag=True, help="Show the traceback of an error. --debug goes before the command: "
         "`recovery --debug run …`.")  # fmt: skip
 def main(debug: bool) -> None:

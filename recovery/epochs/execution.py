@@ -6,10 +6,10 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
-from importlib.metadata import version
 
 from recovery.base.clock import Clock
 from recovery.base.ids import Lease
+from recovery.base.version import installed_version
 from recovery.errors import (
     BackupTargetError,
     FileReplacedError,
@@ -47,7 +47,7 @@ def new_execution(
         backup_interval_s=float(backup_interval_s),
         host=socket.gethostname(),
         pid=os.getpid(),
-        version=version("recovery"),
+        version=installed_version(),
     )
 
 

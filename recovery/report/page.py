@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from importlib.metadata import version
 from importlib.resources import files
 
 from recovery.base.intervals import format_interval
+from recovery.base.version import installed_version
 from recovery.base.wording import counted, moment_text
 from recovery.errors import with_path
 from recovery.planning.advice import Advice
@@ -66,7 +66,7 @@ def page(facts: Facts, advice: Advice, largest: Sequence[tuple[str, str, int]]) 
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         f"<title>{escaped(title)} · recovery</title>\n<style>\n{style}</style>\n</head>\n<body>\n{HATCH}\n"
         f"{_header(facts, title)}\n<main>\n{joined(parts)}\n</main>\n"
-        f"<footer>Made {escaped(moment_text(facts.now_ms))} by recovery {escaped(version('recovery'))} from "
+        f"<footer>Made {escaped(moment_text(facts.now_ms))} by recovery {escaped(installed_version())} from "
         f"<code>{escaped(facts.directory)}</code>. Times are local to the machine that made it, "
         "with their offset from UTC.</footer>\n"
         f'<div id="tip" role="status"></div>\n<script>\n{script}</script>\n</body>\n</html>\n'
