@@ -41,6 +41,15 @@ COMMANDS = {
     "demo": "demo",
 }
 """Names of commands, and their files; and the name of the function if that differs."""
+SECTIONS = {
+    "Run a flow": ("demo", "init", "run", "warmup"),
+    "Look": ("status", "plan", "history", "diff", "report", "verify", "advise"),
+    "Keep copies, and bring them back": ("backup", "restore", "drill", "follow", "promote"),
+    "Change what is stored": ("state", "quarantine", "hwm", "runs", "fork", "repartition", "gc"),
+    "Come from another tool": ("checkpoint", "import"),
+    "Several hosts": ("serve", "owners"),
+}
+"""Names of commands by what a person wants, as `recovery --help` shows them."""
 
 
 class _Imported(MutableMapping[str, click.Command]):
@@ -75,7 +84,11 @@ def _print_version(context: click.Context, _parameter: click.Parameter, is_given
         context.exit()
 
 
-@click.group(cls=Commands, commands=_Imported(), context_settings={"help_option_names": ["-h", "--help"]})
+class _Sections(Commands):
+    sections = SECTIONS
+
+
+@click.group(cls=_Sections, commands=_Imported(), context_settings={"help_option_names": ["-h", "--help"]})
 @option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
         help="Show the version and exit.")  # fmt: skip
 @option("--debug", is_flag=True, help="Show the traceback of an error. --debug goes before the command: "

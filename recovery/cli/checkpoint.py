@@ -16,7 +16,7 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.checkpoint.directories import CheckpointDirectory, LocalCheckpoint, is_uri
 from recovery.cli.checkpoint_progress import CheckpointProgress
-from recovery.cli.common import directory_argument, format_size, json_option, print_json, say
+from recovery.cli.common import Summaries, directory_argument, format_size, json_option, print_json, say
 from recovery.cli.operational import directory_and
 from recovery.cli.operators import (
     operators_at,
@@ -38,7 +38,7 @@ from recovery.storage.store import OwnerAccess
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.group()
+@click.group(cls=Summaries)
 def checkpoint() -> None:
     """Export, import or show the state of Spark's own operators.
 

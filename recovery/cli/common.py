@@ -13,7 +13,7 @@ import signal
 import stat
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
@@ -39,7 +39,21 @@ READER_GONE = 141
 """The exit code of a command whose standard output lost its reader, as of a process that SIGPIPE ends."""
 
 
-class Commands(Guided):
+class Summaries(click.Group):
+    """A group whose help has each command's whole summary. sections: the commands by what a person wants; without
+    sections they are one list."""
+
+    sections: Mapping[str, Sequence[str]] = {}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each command with the whole first sentence of its help, under the heading of its section."""
+        for title, names in (self.sections or {"Commands": self.list_commands(ctx)}).items():
+            found = [(name, self.commands[name]) for name in names]
+            with formatter.section(title):
+                formatter.write_dl([(name, each.get_short_help_str(sys.maxsize)) for name, each in found])
+
+
+class Commands(Summaries, Guided):
     """A group whose errors end the process with their own exit code and without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:

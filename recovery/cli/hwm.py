@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from recovery.base.wording import counted
-from recovery.cli.common import echo_json, format_time, json_option, print_json, say, tell
+from recovery.cli.common import Summaries, echo_json, format_time, json_option, print_json, say, tell
 from recovery.cli.operational import directory_and, open_state, state_options
 from recovery.cli.option import option
 from recovery.cli.tables import table
@@ -21,7 +21,7 @@ from recovery.operational.values import dumps, loads, to_json
 VALUES = {"ignore_unknown_options": True}
 
 
-@click.group()
+@click.group(cls=Summaries)
 def hwm() -> None:
     """High-water marks: how far something has been loaded. Changes are durable immediately, also during a run."""
 

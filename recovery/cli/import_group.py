@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
+from recovery.cli.common import Summaries
 from recovery.cli.import_bytewax import bytewax
 
 
-@click.group(name="import")
+@click.group(name="import", cls=Summaries)
 def import_group() -> None:
     """Take over the recovery directory of another tool."""
 

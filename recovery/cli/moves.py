@@ -17,7 +17,7 @@ from recovery.base.ids import PartitionIndex
 from recovery.base.intervals import format_interval
 from recovery.base.printable import one_line
 from recovery.base.wording import counted
-from recovery.cli.common import INTERVAL, format_size, json_option, print_json, say, tell
+from recovery.cli.common import INTERVAL, Summaries, format_size, json_option, print_json, say, tell
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import ParsedType, option
 from recovery.cli.owners import LOOK_S, owner_options
@@ -42,7 +42,7 @@ that is much less."""
 MOVES = "Show the moves, and change nothing."
 
 
-@click.group()
+@click.group(cls=Summaries)
 def owners() -> None:
     """Move partitions between owners, also while a run goes on.
 

@@ -17,6 +17,7 @@ from recovery.base.wording import counted
 from recovery.cli.asking import ask
 from recovery.cli.common import (
     INTERVAL,
+    Summaries,
     directory_argument,
     echo_json,
     format_time,
@@ -37,7 +38,7 @@ SHOWN_ROWS = 5
 NAMED = "a file of this machine"
 
 
-@click.group()
+@click.group(cls=Summaries)
 def quarantine() -> None:
     """Look at rows that a step could not take; replay them.
 

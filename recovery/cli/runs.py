@@ -8,7 +8,7 @@ import click
 
 from recovery.base.intervals import format_interval
 from recovery.base.wording import counted
-from recovery.cli.common import INTERVAL, format_time, json_option, print_json, say
+from recovery.cli.common import INTERVAL, Summaries, format_time, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.operational import directory_and, open_state, state_options
 from recovery.cli.option import option
@@ -24,7 +24,7 @@ class StatusType(click.Choice[str]):
         return super().convert(status_of(value) or value, param, ctx)
 
 
-class ListByDefault(click.Group):
+class ListByDefault(Summaries):
     """Makes `runs DIR` mean `runs list DIR`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

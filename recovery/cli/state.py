@@ -12,7 +12,7 @@ import click
 
 from recovery.base.printable import one_line, printable
 from recovery.cli.asking import ask, check_editor
-from recovery.cli.common import echo_json, format_time, json_option, print_json, say
+from recovery.cli.common import Summaries, echo_json, format_time, json_option, print_json, say
 from recovery.cli.hwm import VALUES
 from recovery.cli.operational import (
     chosen_access,
@@ -62,7 +62,7 @@ from recovery.places.address import is_uri
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.group()
+@click.group(cls=Summaries)
 def state() -> None:
     """Show and edit operational state, and states of the flow.
 

@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from recovery.cli import main
+from recovery.cli import SECTIONS, main
 from tests.stores import Driver
 
 FULL = Path("/dev/full")
@@ -174,9 +174,30 @@ def test_the_form_of_bytewax(tmp_path):
     assert recovery(tmp_path, "four").stderr.count("init") == 0
 
 
-@pytest.mark.parametrize("group", [main, *(each for each in main.commands.values() if isinstance(each, click.Group))])
+GROUPS = [each for each in main.commands.values() if isinstance(each, click.Group)]
+
+
+@pytest.mark.parametrize("group", [main, *GROUPS])
 def test_the_list_of_commands_is_not_cut_off(group):
-    """The first sentence of each help fits a terminal of 80 columns."""
-    text = CliRunner().invoke(group, ["--help"], terminal_width=80).output
-    assert "Commands:" in text
-    assert "..." not in text.partition("Commands:")[2]
+    """The whole first sentence of each help is there, on one line of a terminal of 80 columns."""
+    output = CliRunner().invoke(group, ["--help"], terminal_width=80).output
+    lines = output.partition("Options:")[2].splitlines()
+    for name in group.commands:
+        [line] = [line for line in lines if line.startswith(f"  {name} ")]
+        assert line.endswith("."), line
+        assert not line.endswith("...")
+
+
+def test_each_command_is_in_one_section_of_the_help():
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(main.commands)
+
+
+def test_the_shell_completes_commands_and_options():
+    """As click's scripts for shells ask for it."""
+    for words, expected in (("recovery sta", ["status", "state"]), ("recovery run --snap", ["--snapshot-interval"])):
+        asked = {"_RECOVERY_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        code = "from recovery.__main__ import main; main('recovery')"
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, timeout=60
+        )
+        assert sorted(done.stdout.split()) == sorted(f"plain,{each}" for each in expected)
