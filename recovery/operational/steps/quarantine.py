@@ -189,7 +189,7 @@ def entry_json(waiting: WaitingKey, number: int, entry: Entry) -> dict[str, Any]
 def steps_now(at: Snapshot, also: Iterable[str]) -> dict[str, WaitingRows]:
     """Return what waits for each step with rows in quarantine. Looks for the steps that have declared anything, and for
     `also`, where `steps_that_wait` reads all keys of the store. Raises CorruptPartitionError."""
-    candidates = {*at.values(DECLARATIONS_STEP), *also}
+    candidates = {quarantined_step(step) or step for step in at.values(DECLARATIONS_STEP)}.union(also)
     found = {step: WaitingRows.of(waiting_keys(at, StepId(step))) for step in sorted(candidates)}
     return {step: rows for step, rows in found.items() if rows.keys}
 

@@ -177,6 +177,23 @@ class TaskQuarantine:
         """Note that a timeout of a key passed while the key waits."""
         self._pending.setdefault(partition, []).append((text, _Put(None, None, timeout_ms)))
 
+    def freed(self, partitions: Collection[PartitionIndex]) -> dict[str, PartitionIndex]:
+        """Return the waiting keys of these partitions for which a timeout passed, and note that it does not wait any
+        more: `hold` was "key" then, and is "no" now."""
+        found: dict[str, PartitionIndex] = {}
+        step, names = self._definition.quarantine, {}
+        for partition, texts in self._store.due(step, self._batch, sorted(partitions), WAITS_MS).items():
+            names[partition] = tuple(texts)
+        for partition, stored in self._store.read(step, self._batch, names).items():
+            for name, text in zip(names[partition], stored, strict=True):
+                key, _ = quarantine.parse_waiting_key(name)
+                note = quarantine.note_from(text or "", self._corrupt(key))
+                if note.overdue_ms is not None:
+                    found[key] = partition
+                    self._notes[key] = msgspec.structs.replace(note, overdue_ms=None)
+                    self._spool(partition).add(Changes((_packed(name, self._notes[key], WAITS_MS),), timeouts=True))
+        return found
+
     def flush(self) -> None:
         """Write what was put aside since the last time into the spools."""
         step, pending, self._pending = self._definition.quarantine, self._pending, {}

@@ -208,6 +208,17 @@ class QuarantineTask(Quarantining):
         self._keys -= len(changes.packed) - len(stay)
         calls.changes = changes._replace(packed=(*stay, *(one for one in instead if one is not None)))
 
+    def _wake(self, partitions: Iterable[int]) -> None:
+        woken = {*map(PartitionIndex, partitions)} - self._awake
+        super()._wake(woken)
+        definition = self._definition
+        if not (woken and definition.timeouts and definition.hold == "no") or self._quarantine.is_empty:
+            return
+        for home, texts in by_value(self._quarantine.freed(woken)):
+            stored = self._stored({home: tuple(texts)})[home]
+            # A key whose state was removed since has no timeout.
+            self._due.update((text, home) for text, state in zip(texts, stored, strict=True) if state is not None)
+
     def _late(self) -> Iterator[pa.RecordBatch]:
         self._quarantine.wake(self._due.values())
         behind = {text: home for text, home in self._due.items() if self._quarantine.goes_behind(text)}

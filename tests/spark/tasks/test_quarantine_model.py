@@ -105,6 +105,11 @@ class Model:
         output: list[tuple[str, int]] = []
         waited = {key: len(of.waiting) for key, of in self.keys.items()}
         due = [key for key, of in self.keys.items() if of.timeout_ms is not None and of.timeout_ms <= now_ms]
+        for key, of in self.keys.items():
+            if self.hold == "no" and self.timeouts and of.waiting and of.overdue_ms is not None:
+                of.overdue_ms = None
+                if of.values is not None and key not in due:
+                    due.append(key)
         by_key: dict[str, list[int]] = {}
         for key, value in rows:
             by_key.setdefault(key, []).append(value)
@@ -274,10 +279,14 @@ def test_a_random_history(seed, where, hold, form, tmp_path, monkeypatch):
     total = 0
     try:
         for _ in range(30):
+            if random_.random() < 0.1:
+                model.hold = "no" if model.hold == "key" else "key"
+                made = step(model.hold, form)
             kind = random_.random()
             if kind < 0.1:
                 driver.__exit__()
                 driver = Driver(directory, (STEP, QUARANTINE))
+                closed.hold = model.hold
                 model = copy.deepcopy(closed)
                 batch = driver.plan.partitions[0].newest.batch_id if driver.plan.partitions[0].newest else NO_BATCH
                 total = sum(model.waiting().values())
