@@ -136,7 +136,7 @@ def _check_session(session: SparkSession, config: RecoveryConfig) -> None:
 
 def _built(flow: Flow, session: SparkSession, prepared: Prepared) -> DataFrame:
     """Build the flow's frame, with what wakes the steps whose rows in quarantine are to be replayed."""
-    token = replaying.set(lambda step: prepared.waiting(step).replays)
+    token = replaying.set(prepared.replayed)
     try:
         return build_flow(flow, session)
     finally:

@@ -45,6 +45,13 @@ class Quarantine(Part):
                     remedy='Declare on_error="quarantine" again; or look at the rows and drop them: python -m recovery '
                     "quarantine list DIR.",
                 )
+            if each.inputs and left.replays and each.replayed is None:
+                raise QuarantineError(
+                    f"rows in quarantine of step {each.step_id!r} are to be replayed, and its frame was built before",
+                    cause="Spark computes columns for these rows while a run builds its flow, and a frame that start "
+                    "gets is built already.",
+                    remedy="Replay them in a run of a Flow: start(Flow(name, build, sink), config).",
+                )
         self.ids = [each.quarantine for each in definitions if each.hold is not None]
         """The ids under which the rows in quarantine are stored."""
         self.rows = sum(each.rows for each in before.values())
