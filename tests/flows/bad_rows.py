@@ -78,10 +78,10 @@ def make_tables(path, output, fixed, by="key"):
 
 
 def make_sums(path, output, fixed, by="key", hold="key", step="totals", on_error="quarantine"):
-    """Totals of decimals of three digits by key, in an aggregate."""
+    """Totals by key in an aggregate, in a unit of which a bigint has a thousand. Greater values count as a thousand."""
 
     def build(spark):
-        value = "if(value >= 1000, 0, value)" if Path(fixed).exists() else "value"
+        value = "if(value >= 1000, 0, value)" if Path(fixed).exists() else "least(value, 1000)"
         step_ = aggregate(
             step, key=keyed(by), n=count(), total=sum_(expr(f"cast({value} * {MANY} AS bigint)")), on_error=on_error,
             hold=hold,
@@ -91,8 +91,7 @@ def make_sums(path, output, fixed, by="key", hold="key", step="totals", on_error
     return Flow("totals", build, FileSink(output))
 
 
-MANY = 2**63 // 1000
-"""A thousand of them are no bigint."""
+MANY = (2**63 - 1) // 1000
 
 
 def make_condition(path, output, fixed, step="large", then=None):
