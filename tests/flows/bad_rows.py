@@ -10,8 +10,8 @@ from recovery import FileSink, Flow, aggregate, quarantine, stateful, stateful_a
 from recovery.aggregates import count, sum_
 
 
-def make(path, output, fixed, hold="key", on_error="quarantine", step="totals", timeouts=False, by="key"):
-    """The flow. fixed: the file with which the code takes all values. by: the key, as SQL."""
+def make(path, output, fixed, hold="key", on_error="quarantine", step="totals", timeouts=False, by="key", limit=None):
+    """The flow. fixed: the file with which the code takes all values. by: the key, as SQL. limit: of the quarantine."""
 
     def add_up(key, rows, state):
         if timeouts and state.hasTimedOut:
@@ -36,7 +36,7 @@ def make(path, output, fixed, hold="key", on_error="quarantine", step="totals", 
             )
         )  # fmt: skip
 
-    return Flow("totals", build, FileSink(output))
+    return Flow("totals", build, FileSink(output), quarantine=limit)
 
 
 def make_map(path, output, fixed):

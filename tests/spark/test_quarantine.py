@@ -122,7 +122,12 @@ def test_more_rows_than_may_wait_end_the_run(job):
         job.run(quarantine=1)
     assert job.waiting().rows == 0
     assert job.totals() == {"a": [1], "b": [2], "c": [3]}
-    assert job.run(quarantine=3).quarantined == 3
+    with pytest.raises(QuarantineError, match="where 1 may wait"):
+        job.run({"limit": 1})
+    with pytest.raises(QuarantineError, match="2 of 3 rows of micro-batch 1 would enter quarantine, where 50% may"):
+        job.run(quarantine="50%")
+    assert job.waiting().rows == 0
+    assert job.run({"limit": "0,0%"}, quarantine="3,70%").quarantined == 3, "what the run says counts more"
     assert job.totals() == {"a": [1], "b": [2, 4, 6], "c": [3, 7]}
 
 

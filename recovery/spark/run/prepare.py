@@ -26,6 +26,7 @@ from recovery.metrics.endpoint import MetricsEndpoint
 from recovery.operational.backends.owned import origins_of
 from recovery.operational.steps.quarantine import WaitingRows, replayed_entries, waiting_rows
 from recovery.planning.going_back import discarded, kept_interval_s
+from recovery.planning.quarantine import QuarantineLimit, parse_quarantine
 from recovery.planning.replacement import Replacement
 from recovery.planning.resume import plan_resume
 from recovery.spark.run.parts.checking import BackgroundCheck
@@ -176,6 +177,8 @@ class Prepared:
             check_fork(self.origins, config.path)
         self.until = None if config.until is None else find_until(config.until, self.places, self.plan, self.origins)
         self.discarded = discarded(self.plan)
+        self.flow_quarantine: int | str | None = None
+        """The limit of the quarantine that the flow has."""
         kept_s = kept_interval_s(self.plan.partitions, given_backup_interval_s(config))
         self.backup_interval_s = kept_s or (REPLICATED_KEEPS_S if config.replicate else 0.0)
         self.planned_s = self.clock.elapsed_s() - began_s
@@ -193,6 +196,12 @@ class Prepared:
         owners = tuple(owner.location for owner in (spares or self.places.owners))
         if owners != self.config.owners:
             self.config = replace(self.config, owners=owners)
+
+    @property
+    def quarantine_limit(self) -> QuarantineLimit:
+        """Return how many rows may go to quarantine: what the run's config says, else the flow."""
+        given = self.flow_quarantine if self.config.quarantine is None else self.config.quarantine
+        return QuarantineLimit() if given is None else parse_quarantine(given)
 
     def waiting(self, step: StepId) -> WaitingRows:
         """Return what waits in quarantine for a step of the flow when the run starts."""

@@ -101,6 +101,7 @@ def start_prepared(
             session = (spark or _active_session(prepared.flow_id)) if isinstance(flow, Flow) else flow.sparkSession
             _check_session(session, prepared.config)
             frame = _built(flow, session, prepared) if isinstance(flow, Flow) else flow
+            prepared.flow_quarantine = flow.quarantine if isinstance(flow, Flow) else None
             parse_trigger(trigger)
             bound = bind(frame, prepared.plan.partitions[0].count, output_mode, keeps_position=not prepared.temporary)
             checkpoint = checkpoint_address(prepared.config) or str(prepared.scratch)

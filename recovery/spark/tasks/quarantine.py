@@ -64,8 +64,10 @@ class TaskQuarantine:
         self._pending: dict[PartitionIndex, list[tuple[str, _Put]]] = {}
         self._notes: dict[str, KeyNote] = {}
         self._spools: dict[PartitionIndex, Spool] = {}
-        self.rows = 0
+        self.entered = 0
         """The rows that this task has put into quarantine; a call without rows counts as one."""
+        self.rows = 0
+        """The same rows, less those that left it."""
 
     def wake(self, partitions: Iterable[PartitionIndex]) -> None:
         """Read which keys of these partitions wait."""
@@ -102,7 +104,8 @@ class TaskQuarantine:
             rows = self._own(rows)
         failure = quarantine.failure_of(error) if isinstance(error, Exception) else error
         self._pending.setdefault(partition, []).append((text, _Put(rows, failure)))
-        self.rows += len(rows) if rows is not None else 1
+        count = len(rows) if rows is not None else 1
+        self.entered, self.rows = self.entered + count, self.rows + count
         most = self._definition.most_waiting
         if most is not None and self.rows > most:
             behind = error if isinstance(error, Exception) else None
@@ -249,7 +252,9 @@ class TaskQuarantine:
     def apply(self, partitions: Collection[PartitionIndex]) -> None:
         """Apply what was put aside, in one transaction for each of the partitions that the task has touched."""
         spools = {partition: self._spool(partition) for partition in partitions}
-        self._store.apply(self._definition.quarantine, self._batch, spools, BatchCount(0, 0, waiting=self.rows))
+        self._store.apply(
+            self._definition.quarantine, self._batch, spools, BatchCount(self.entered, 0, waiting=self.rows)
+        )
         for spool in self._spools.values():
             spool.close()
 
