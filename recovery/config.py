@@ -286,8 +286,7 @@ class RecoveryConfig:
             set_field(self, "wait_limit", parse_interval(self.wait_limit))
         if self.serve_at is not None:
             host_and_port(self.serve_at)
-        if self.quarantine is not None:
-            parse_quarantine(self.quarantine)
+        self._check_quarantine()
         self._check_owners()
         self._check_group()
         self._check_tls()
@@ -339,6 +338,10 @@ class RecoveryConfig:
                 cause="A certificate needs its key, and tls_ca a certificate that is checked with it.",
                 remedy="Give both: --tls-cert FILE --tls-key FILE. Without these files there is no TLS.",
             )
+
+    def _check_quarantine(self) -> None:
+        if self.quarantine is not None:
+            parse_quarantine(self.quarantine)
 
     def _check_rewind(self) -> None:
         for name, least in (("resume_epoch", 1), ("resume_after", 0), ("rewind_again", 1)):

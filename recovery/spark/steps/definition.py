@@ -24,8 +24,8 @@ from recovery.values.migration import Migrate, converter, misread, typed_decoder
 from recovery.values.state_table import StateTable
 
 if TYPE_CHECKING:
-    from recovery.spark.steps.replayed import Replayed
     from recovery.values.quarantine import Entry
+    from recovery.values.quarantined_rows import Replayed
 
 PREFIX = "__recovery_"
 KEY = PREFIX + "key"

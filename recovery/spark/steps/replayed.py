@@ -8,7 +8,6 @@ builds its flow. Tasks get the result with the step's definition.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -21,35 +20,12 @@ from recovery.spark.steps.definition import PREFIX, Waiting, arrow_schema, repla
 from recovery.values import quarantined_rows
 from recovery.values.tables import columns_of
 
-_ENTRY = PREFIX + "entry"
 _ROW = PREFIX + "row"
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """The computed columns of rows that are replayed. places: key and number of each entry whose rows fit the input as
-    it is now. data: an Arrow stream with the columns, and the index of each row's place."""
-
-    places: tuple[tuple[str, int], ...]
-    data: bytes
-
-    def by_place(self) -> Mapping[tuple[str, int], pa.RecordBatch]:
-        """Return the computed columns of each entry, in the order of its rows."""
-        if not self.places:
-            return {}
-        table = pa.ipc.open_stream(self.data).read_all().combine_chunks()
-        indexes, rows = table[_ENTRY].to_pylist(), table.drop_columns([_ENTRY]).to_batches()[0]
-        found, start = {}, 0
-        for end in range(1, len(indexes) + 1):
-            if end == len(indexes) or indexes[end] != indexes[start]:
-                found[self.places[indexes[start]]] = rows.slice(start, end - start)
-                start = end
-        return found
 
 
 def replayed(
     frame: DataFrame, step_id: str, columns: Sequence[str], inputs: Mapping[str, Column], zone: str
-) -> Replayed | None:
+) -> quarantined_rows.Replayed | None:
     """Return what Spark computes for the entries in quarantine that are to be replayed; None if none are.
 
     columns: the input's own. inputs: what is computed, by the names of the columns. zone: the session's, by Arrow's
@@ -73,18 +49,28 @@ def replayed(
     for place, table in _fitting(step_id, entries, arrow_schema(schema, zone)):
         count = len(table)
         index = pa.array([len(places)] * count, pa.int32())
-        tables.append(table.append_column(_ENTRY, index).append_column(_ROW, pa.array(range(count), pa.int32())))
+        tables.append(
+            table.append_column(quarantined_rows.ENTRY, index).append_column(_ROW, pa.array(range(count), pa.int32()))
+        )
         places.append(place)
     if not tables:
-        return Replayed((), b"")
-    given = T.StructType([*schema, T.StructField(_ENTRY, T.IntegerType()), T.StructField(_ROW, T.IntegerType())])
+        return quarantined_rows.Replayed((), b"")
+    given = T.StructType(
+        [*schema, T.StructField(quarantined_rows.ENTRY, T.IntegerType()), T.StructField(_ROW, T.IntegerType())]
+    )
     rows = spark.createDataFrame(pa.concat_tables(tables), given)
-    computed = rows.select(_ENTRY, _ROW, *(column.alias(name) for name, column in inputs.items())).toArrow()
-    computed = computed.sort_by([(_ENTRY, "ascending"), (_ROW, "ascending")]).drop_columns([_ROW]).combine_chunks()
+    computed = rows.select(
+        quarantined_rows.ENTRY, _ROW, *(column.alias(name) for name, column in inputs.items())
+    ).toArrow()
+    computed = (
+        computed.sort_by([(quarantined_rows.ENTRY, "ascending"), (_ROW, "ascending")])
+        .drop_columns([_ROW])
+        .combine_chunks()
+    )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, computed.schema) as writer:
         writer.write_table(computed)
-    return Replayed(tuple(places), sink.getvalue().to_pybytes())
+    return quarantined_rows.Replayed(tuple(places), sink.getvalue().to_pybytes())
 
 
 def _fitting(step_id: str, entries: Waiting, schema: pa.Schema) -> Iterator[tuple[tuple[str, int], pa.Table]]:

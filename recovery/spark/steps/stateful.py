@@ -58,7 +58,7 @@ from recovery.values.functions import check_runs
 from recovery.values.migration import Migrate
 
 if TYPE_CHECKING:
-    from recovery.spark.steps.replayed import Replayed
+    from recovery.values.quarantined_rows import Replayed
 
 _TIMEOUT_MEMBERS = frozenset({"setTimeoutDuration", "setTimeoutTimestamp"})
 _TIME_MEMBERS = frozenset({"getCurrentProcessingTimeMs"})

@@ -13,14 +13,13 @@ import pytest
 
 from recovery.base.ids import NO_BATCH
 from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, ROUTE, WHEN, StepDefinition
-from recovery.spark.steps.replayed import Replayed
 from recovery.spark.tasks.condition_task import ConditionTask
 from recovery.spark.tasks.run_tasks import run_tasks
 from recovery.storage.initialize import init_partitions
 from recovery.storage.seam import BatchCount
 from recovery.values.keys import hash_of, partition_of
 from recovery.values.quarantine import REPLAY_MS, WITHOUT_KEY, entry_key, note_key
-from recovery.values.quarantined_rows import unpacked
+from recovery.values.quarantined_rows import ENTRY, Replayed, unpacked
 from tests.memory_store import MemoryDirectory
 from tests.stores import STEP, Driver, OwnedDirectory, pack, problems
 from tests.tasks import definition
@@ -74,7 +73,7 @@ def looked_at(driver: Driver, batch: int, bad: set[int]) -> Replayed:
         places.append((WITHOUT_KEY, number))
     if not places:
         return Replayed((), b"")
-    table = pa.table({"__recovery_entry": pa.array([index for index, _ in values], pa.int32()),
+    table = pa.table({ENTRY: pa.array([index for index, _ in values], pa.int32()),
                       WHEN: pa.array([each for _, each in values], pa.bool_())})  # fmt: skip
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:

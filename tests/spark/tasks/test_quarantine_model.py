@@ -16,7 +16,6 @@ import pytest
 
 from recovery.base.ids import NO_BATCH
 from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, KEY, NOW, ROUTE, StepDefinition
-from recovery.spark.steps.replayed import Replayed
 from recovery.spark.tasks.arrow_quarantine_task import ArrowQuarantineTask
 from recovery.spark.tasks.quarantine_task import QuarantineTask
 from recovery.spark.tasks.run_tasks import run_tasks
@@ -25,7 +24,7 @@ from recovery.storage.initialize import init_partitions
 from recovery.storage.seam import BatchCount
 from recovery.values.keys import partition_of
 from recovery.values.quarantine import REPLAY_MS, WAITS_MS, entry_key, note_key, parse_waiting_key
-from recovery.values.quarantined_rows import unpacked
+from recovery.values.quarantined_rows import ENTRY, Replayed, unpacked
 from tests.memory_store import MemoryDirectory
 from tests.stores import STEP, Driver, OwnedDirectory, pack, problems
 from tests.tasks import definition
@@ -258,7 +257,7 @@ def computed(driver: Driver, batch: int) -> Replayed:
                         rows = unpacked(msgspec.json.decode(text)["data"], AssertionError)
                         values = of_values(rows["v"].to_pylist())
                         index = pa.array([len(places)] * len(rows), pa.int32())
-                        tables.append(pa.table({"__recovery_entry": index, "x": values}))
+                        tables.append(pa.table({ENTRY: index, "x": values}))
                         places.append((key, number))
     finally:
         task.release()
