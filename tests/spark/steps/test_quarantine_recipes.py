@@ -99,5 +99,5 @@ def test_a_number_in_text(here, spark):
     replay(Store(here / "db"), Wanted(), SystemClock())
     fixed = code.replace("try_cast(amount AS int)", "try_cast(amount AS double)")
     fixed = fixed.replace("CAST(amount AS int)", "CAST(CAST(amount AS double) AS int)")
-    assert run(made(fixed), spark) == [(5,), (7,), (12,)]
+    assert set(run(made(fixed), spark)) == {(5,), (7,), (12,)}
     assert '{"amount":"x"}' in shown()
