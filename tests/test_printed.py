@@ -57,7 +57,7 @@ def metrics() -> Iterator[str]:
     replica = ReplicaState("s3://bucket", Shipped(Epoch(1), 1), ReplicaLag(0, 0.0), 0, 0, 0, "")
     lag = InputLag(execution=1, epoch=1, seen_ms=0, sources=(SourceLag(source="", unit="", behind=0),), group="")
     found = families(about, totals, resume_s=0, epoch_age_s=0, backup_age_s=0, replica=replica, lag=lag,
-                     lag_parts=[PartLag("", "", "", "", 0, 0, 0)], sink=SinkWork())  # fmt: skip
+                     lag_parts=[PartLag("", "", "", "", 0, 0, 0)], sink=SinkWork(), quarantined={"": 0})  # fmt: skip
     yield head("metric", "type", "labels", "")
     for each in found:
         labels = ", ".join(f"`{label}`" for label in (each.samples[0][0] if each.samples else ()))

@@ -353,3 +353,19 @@ def test_a_run_that_replicates_exports_how_far_its_replica_is_behind():
     assert [(each.target.name, each.level) for each in missed if each.target.name == "replica-lag"] == [
         ("replica-lag", "warning")
     ]
+
+
+def test_rows_in_quarantine_are_counted_by_step():
+    """Of each step that has a quarantine, also without rows; other flows have no such samples."""
+    counts = meter()
+
+    def text(quarantined: dict[str, int]) -> list[str]:
+        about = About("flow", 1, 1, "0", DEFAULTS)
+        found = families(about, counts.totals, resume_s=0, epoch_age_s=None, backup_age_s=None, quarantined=quarantined)
+        return [line for line in exposition(found).splitlines() if line.startswith("recovery_quarantined_rows")]
+
+    assert text({"totals": 3, ODD: 0}) == [
+        'recovery_quarantined_rows{step="totals"} 3',
+        'recovery_quarantined_rows{step="wö\\"rds\\\\\\nx"} 0',
+    ]
+    assert text({}) == []
