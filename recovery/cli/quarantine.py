@@ -23,6 +23,7 @@ from recovery.cli.common import (
     json_option,
     print_json,
     say,
+    tell,
     write_whole,
 )
 from recovery.cli.option import option
@@ -34,6 +35,7 @@ from recovery.storage.store import OwnerAccess
 
 F = TypeVar("F", bound=Callable[..., Any])
 SHOWN_ROWS = 5
+SHOWN_KEYS = 20
 NAMED = "a file of this machine"
 
 
@@ -73,18 +75,10 @@ def list_(directory: Path, wanted: Wanted, access: OwnerAccess, as_json: bool) -
     found = wanted.keys(store_to_read(directory, access).at())
     if as_json:
         print_json([_key_json(each) for each in found])
-        return
-    if not found:
+    elif not found:
         say("nothing is in quarantine")
-        return
-    rows = (
-        (
-            one_line(each.step), one_line(each.key), each.note.rows, format_time(each.note.since_ms),
-            "next run" if each.replays else None, one_line(each.note.error),
-        )
-        for each in found
-    )  # fmt: skip
-    say(table(("step", "key", "rows", "since", "replay", "newest error"), rows))
+    else:
+        say(_keys_text(found))
 
 
 @quarantine.command()
@@ -97,14 +91,14 @@ def show(directory: Path, wanted: Wanted, access: OwnerAccess, as_json: bool) ->
     """
     at = store_to_read(directory, access).at()
     keys = wanted.keys(at)
+    found = (entry_json(*each) for each in entries_of(at, keys))
     if as_json:
-        print_json([entry_json(each, number, entry) for each in keys for number, entry in entries_of(at, each)])
+        print_json(list(found))
         return
     if not keys:
         say("nothing is in quarantine")
-    for each in keys:
-        for number, entry in entries_of(at, each):
-            _say_entry(entry_json(each, number, entry))
+    for entry in found:
+        _say_entry(entry)
 
 
 @quarantine.command()
@@ -117,7 +111,7 @@ def export(directory: Path, wanted: Wanted, access: OwnerAccess, output_file: st
     Each line has the rows of one key in one micro-batch: as JSON, and with their types as an Arrow stream in base64.
     """
     at = store_to_read(directory, access).at()
-    lines = (line for each in wanted.keys(at) for line in lines_of(at, each))
+    lines = lines_of(at, wanted.keys(at))
     if output_file == "-":
         for line in lines:
             echo_json(line)
@@ -149,25 +143,40 @@ def drop_(
 ) -> None:
     """Discard rows in quarantine; asks first.
 
-    Later rows of the keys pass again. End the run first. This is an epoch of its own: going back before it undoes it.
+    Shows the keys, and discards exactly what it has shown: if an epoch was closed meanwhile, nothing. Later rows of the
+    keys pass again. End the run first. This is an epoch of its own: going back before it undoes it.
     """
     if (save is None) != no_save:
         raise click.UsageError("Give --save FILE, or --no-save.")
     store = store_at(directory, access)
-    keys = wanted.keys(store.at())
-    if keys:
+    at = store.at()
+    keys = wanted.keys(at)
+    if keys and not yes:
+        tell(_keys_text(keys[:SHOWN_KEYS]))
+        if len(keys) > SHOWN_KEYS:
+            tell(f"… and {counted(len(keys) - SHOWN_KEYS, 'more key', 'more keys')}")
         ask(f"Drop {_counts(keys)}?", yes)
     keep = partial(_write, save) if save is not None else _ignore
-    chosen, epoch = drop(store, wanted, keep, SystemClock())
-    _done(chosen, epoch, "dropped", as_json)
+    _done(keys, drop(store, at, keys, keep, SystemClock()), "dropped", as_json)
 
 
 def _write(file: str, lines: Iterable[str]) -> None:
-    write_whole(local_path(file, NAMED), "".join(f"{line}\n" for line in lines), private=True)
+    write_whole(local_path(file, NAMED), (f"{line}\n" for line in lines), private=True)
 
 
 def _ignore(lines: Iterable[str]) -> None:
     """Keep nothing of what is dropped."""
+
+
+def _keys_text(keys: Sequence[WaitingKey]) -> str:
+    rows = (
+        (
+            one_line(each.step), one_line(each.key), each.note.rows, format_time(each.note.since_ms),
+            "next run" if each.replays else None, one_line(each.note.error),
+        )
+        for each in keys
+    )  # fmt: skip
+    return table(("step", "key", "rows", "since", "replay", "newest error"), rows)
 
 
 def _counts(keys: Sequence[WaitingKey]) -> str:

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from recovery.base.clock import SystemClock
 from recovery.base.ids import BatchId
 from recovery.cli import main
-from recovery.errors import ConfigurationError, CorruptPartitionError, DirectoryLockedError
+from recovery.errors import ConfigurationError, CorruptPartitionError, DirectoryLockedError, QuarantineError
 from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.seam import BatchCount
@@ -144,10 +144,43 @@ def test_drop_asks(store):
     """And without an answer nothing is dropped."""
     before = content(store)
     assert "Drop 4 rows of 2 keys?" in command("drop", store, "--no-save", given="n\n").stderr
+    assert "bad value 7" in command("drop", store, "--no-save", given="n\n").stderr, "the keys are shown"
     refused = command("drop", store, "--no-save")
     assert isinstance(refused.exception, ConfigurationError) or refused.exit_code == 11
     assert command("drop", store, "--yes").exit_code == 2
     assert content(store) == before
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_drop_discards_what_was_shown(store, tmp_path, monkeypatch, closes):
+    """If other rows came while it asked, nothing is dropped or saved: the answer was about the rows that were shown."""
+
+    def answered(question: str, sure: bool) -> None:
+        """Another process uses the store before the answer comes."""
+        with Driver(store, (STEP, QUARANTINE)) as driver:
+            if closes:
+                task = driver.task()
+                text = to_text(KeyNote(1, 0, 1, SINCE["b"], FAILURE.text)), WAITS_MS
+                changes = {note_key("d"): text, entry_key("d", 0): (to_text(Entry(9, SINCE["b"], 1, rows(10))), None)}
+                driver.apply(1, {"c": "2"})
+                task.apply(QUARANTINE, BatchId(1), {partition_of("d", COUNT): [pack(changes)]}, BatchCount(0, 0))
+                task.release()
+                driver.close(1)
+        nonlocal before
+        before = content(store)
+
+    before: Any = None
+    monkeypatch.setattr("recovery.cli.quarantine.ask", answered)
+    saved = tmp_path / "saved.jsonl"
+    found = command("drop", store, "--save", saved)
+    if not closes:
+        assert found.exit_code == 0, found.output
+        assert said("list", store) == []
+        return
+    assert found.exit_code == QuarantineError.exit_code
+    assert not saved.exists()
+    assert content(store) == before
+    assert len(said("list", store)) == 3
 
 
 @pytest.mark.parametrize("words", [("replay",), ("drop", "--no-save", "--yes")])
