@@ -100,7 +100,7 @@ def waiting_keys(at: Snapshot, step: StepId) -> list[WaitingKey]:
     keys = []
     for name in sorted(found):
         key, _ = quarantine.parse_waiting_key(name)
-        note = quarantine.note_from(str(found[name].value), _corrupt(step, name))
+        note = quarantine.note_from(str(found[name].value), corrupt(step, name))
         entries = tuple(sorted((n, size) for n, size in sizes[key].items() if note.first <= n < note.end))
         keys.append(WaitingKey(step, key, note, found[name].timeout_ms == REPLAY_MS, entries))
     return keys
@@ -132,15 +132,17 @@ def _read(at: Snapshot, chunk: list[tuple[WaitingKey, int]]) -> Iterator[tuple[W
         # The sizes and the values are of one snapshot.
         state = found.pop(name, None)
         if state is None:
-            raise _corrupt(step, name)("it is gone")
-        yield each, number, quarantine.entry_from(str(state.value), _corrupt(step, name))
+            raise corrupt(step, name)("it is gone")
+        yield each, number, quarantine.entry_from(str(state.value), corrupt(step, name))
 
 
 def rows_of(waiting: WaitingKey, entry: Entry) -> pa.Table | None:
     """Return the rows of an entry; None for a call for a timeout. Raises CorruptPartitionError."""
     from recovery.values import quarantined_rows
 
-    return None if entry.timed_out else quarantined_rows.unpacked(entry.data, _corrupt(waiting.step, waiting.key))
+    if entry.timed_out:
+        return None
+    return quarantined_rows.unpacked(entry.data, corrupt(waiting.step, waiting.key), entry.rows)
 
 
 def replay(store: Store, wanted: Wanted, clock: Clock) -> tuple[list[WaitingKey], Epoch | None]:
@@ -232,5 +234,6 @@ def waiting_rows(at: Snapshot | None, renames: Mapping[str, str], step: StepId) 
     return WaitingRows.of([] if at is None else [each for one in ids for each in waiting_keys(at, one)])
 
 
-def _corrupt(step: str, key: str) -> Refusal:
+def corrupt(step: str, key: str) -> Refusal:
+    """Return what makes the error about an entry or a note that nobody can read."""
     return lambda why: CorruptPartitionError(f"step {step!r:.80}, key {shown(key)}, in quarantine: {why}")

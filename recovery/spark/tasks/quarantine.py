@@ -144,7 +144,7 @@ class TaskQuarantine:
     def rows_of(self, entry: Entry, text: str) -> pa.RecordBatch:
         """Return the rows of an entry with the columns that the step has now, in the places of a chunk: first the own
         ones, then those of a key that is an expression. Raises StateValueError if one is missing."""
-        table = quarantined_rows.unpacked(entry.data, self._corrupt(text))
+        table = quarantined_rows.unpacked(entry.data, self._corrupt(text), entry.rows)
         missing = [name for name in self._definition.columns if table.column_names.count(name) != 1]
         if missing and tuple(table.column_names) != self._definition.columns:
             raise StateValueError(
