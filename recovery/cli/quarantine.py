@@ -269,7 +269,7 @@ def _tried_json(tried: TriedKey) -> dict[str, Any]:
         }
         for each in tried.entries
     ]
-    counts = {outcome: tried.rows(outcome) for outcome in OUTCOMES}
+    counts: dict[str, int] = {outcome: tried.rows(outcome) for outcome in OUTCOMES}
     return {**_key_json(tried.key), **counts, "new_error": tried.error, "entries": entries}
 
 

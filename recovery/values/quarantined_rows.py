@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import math
 import struct
 from collections.abc import Iterable, Mapping
@@ -59,6 +60,16 @@ def unpacked(data: str, refuse: Refusal, rows: int | None = None) -> pa.Table:
     return table
 
 
+def schema_of(data: str, refuse: Refusal) -> pa.Schema:
+    """Return the types of the rows in the text of an entry, without reading the rows; raises what `unpacked` raises."""
+    try:
+        schema = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(data, validate=True))).schema
+    except (binascii.Error, pa.ArrowException, OSError, ValueError) as error:
+        raise refuse(f"its rows are no Arrow stream: {error}") from error
+    _check_types(schema, refuse)
+    return schema
+
+
 def _check_message(message: pa.Message, refuse: Refusal) -> None:
     """Refuse values that rows share, and compressed ones: a megabyte of them may have gigabytes."""
     if message.type == "dictionary":
@@ -101,7 +112,7 @@ def _check_types(schema: pa.Schema, refuse: Refusal) -> None:
         if any(of(kind) for of in _NESTED):
             fields += [kind.field(place) for place in range(kind.num_fields)]
         elif not any(of(kind) for of in _PLAIN):
-            raise refuse(f"its rows have values of type {str(kind):.80}")
+            raise refuse(f"its rows have values of type {kind!s:.80}")
         if seen + len(fields) > MOST_FIELDS:
             raise refuse(f"its rows have more than {MOST_FIELDS:,} columns and parts of columns")
 
@@ -147,6 +158,12 @@ def json_rows(rows: pa.Table) -> list[dict[str, Any]]:
         {name: _plain(_value(column, place)) for name, column in zip(rows.column_names, columns, strict=True)}
         for place in range(len(rows))
     ]
+
+
+def texts(column: str, rows: pa.Table) -> list[str | None]:
+    """Return the values of a column as text: those of JSON, and a text as it is; None for NULL."""
+    values = [each[column] for each in json_rows(rows.select([column]))]
+    return [each if each is None or isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in values]
 
 
 def _value(column: pa.Array[Any], place: int) -> Any:

@@ -50,8 +50,8 @@ from recovery.storage.moving.departed import note_path
 from recovery.storage.origin import read_origins
 from recovery.storage.restored import mark_restored
 from recovery.storage.scan import scan
-from recovery.storage.staged import REPLACED
 from recovery.storage.sqlite.transfer.draft_partition import DraftPartition
+from recovery.storage.staged import REPLACED
 from recovery.values.keys import home_of
 from tests.shares import some
 from tests.storage.test_model import STEPS, Histories
