@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 PURPOSE = "quarantine"
 
 
+MOST_ERRORS = 5
 READ_BYTES = 8 << 20
 READ_ENTRIES = 1000
 """How many bytes and entries are read in one call; only a call for a single entry reads more bytes."""
@@ -66,20 +67,43 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingError:
+    """Keys whose newest error is of one type and came from one place: how many, and the rows that wait for them.
+    error: the newest of these errors, in one line."""
+
+    error: str
+    keys: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class WaitingRows:
     """What waits for a step: the number of keys and of rows, since when (milliseconds since 1970; None: nothing waits),
-    and whether the next run replays any of it."""
+    whether the next run replays any of it, and the errors that hold most keys back, the most frequent first."""
 
     keys: int = 0
     rows: int = 0
     since_ms: int | None = None
     replays: bool = False
+    errors: tuple[WaitingError, ...] = ()
 
     @classmethod
     def of(cls, keys: Sequence[WaitingKey]) -> WaitingRows:
         """Return the sum over keys."""
         since = min((each.note.since_ms for each in keys), default=None)
-        return cls(len(keys), sum(each.note.rows for each in keys), since, any(each.replays for each in keys))
+        rows, replays = sum(each.note.rows for each in keys), any(each.replays for each in keys)
+        return cls(len(keys), rows, since, replays, _errors_of(keys))
+
+
+def _errors_of(keys: Sequence[WaitingKey]) -> tuple[WaitingError, ...]:
+    groups: dict[tuple[str, str], list[KeyNote]] = {}
+    for each in keys:
+        groups.setdefault(quarantine.kind_of(each.note.error), []).append(each.note)
+    found = [
+        WaitingError(max(notes, key=lambda note: note.since_ms).error, len(notes), sum(note.rows for note in notes))
+        for notes in groups.values()
+    ]
+    return tuple(sorted(found, key=lambda each: (-each.keys, each.error))[:MOST_ERRORS])
 
 
 def steps_that_wait(at: Snapshot) -> list[StepId]:
