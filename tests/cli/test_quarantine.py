@@ -15,9 +15,12 @@ from recovery.base.clock import SystemClock
 from recovery.base.ids import BatchId
 from recovery.cli import main
 from recovery.errors import ConfigurationError, CorruptPartitionError, DirectoryLockedError, QuarantineError
+from recovery.operational.steps.quarantine import READ_BYTES, READ_ENTRIES
+from recovery.storage.history import KeyState
 from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.seam import BatchCount
+from recovery.storage.snapshot import Snapshot
 from recovery.values.keys import partition_of
 from recovery.values.quarantine import WAITS_MS, Entry, KeptFailure, KeyNote, entry_key, note_key, to_text
 from recovery.values.quarantined_rows import packed
@@ -181,6 +184,53 @@ def test_drop_discards_what_was_shown(store, tmp_path, monkeypatch, closes):
     assert not saved.exists()
     assert content(store) == before
     assert len(said("list", store)) == 3
+
+
+def many(directory: Path, keys: int, entries: int, size: int) -> Path:
+    """A store in which many keys wait, each with entries of one row of so many bytes."""
+    init_partitions(directory, COUNT)
+    data = packed(pa.RecordBatch.from_pydict({"key": ["k"], "raw": [bytes(size)]}))
+    entry = to_text(Entry(1, SINCE["a"], 1, data, 1, FAILURE)), None
+    with Driver(directory, (STEP, QUARANTINE)) as driver:
+        task, homes = driver.task(), {partition_of(f"k{n}", COUNT) for n in range(keys)}
+        for home in homes:
+            of_home = [f"k{n}" for n in range(keys) if partition_of(f"k{n}", COUNT) == home]
+            note = to_text(KeyNote(entries, 0, entries, SINCE["a"], FAILURE.text)), WAITS_MS
+            changes = {note_key(key): note for key in of_home}
+            changes |= {entry_key(key, number): entry for key in of_home for number in range(entries)}
+            task.apply(QUARANTINE, BatchId(0), {home: [pack(changes)]}, BatchCount(0, 0))
+        task.release()
+        driver.apply(0, {"c": "1"})
+        driver.close(0)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("keys", "entries", "size"),
+    [(2500, 1, 1), (1, 2500, 1), (3, 4, 3 << 20), pytest.param(100_000, 1, 1, marks=pytest.mark.long)],
+)
+def test_many_rows_and_large_ones(tmp_path, monkeypatch, keys, entries, size):
+    """Are read some at a time, by calls for many; `drop` reads none."""
+    store, some, reads = many(tmp_path / "db", keys, entries, size), Snapshot.some, list[int]()
+
+    def counted(at: Snapshot, step: str, names: Any) -> dict[str, KeyState]:
+        found = some(at, step, names)
+        if step == QUARANTINE:
+            reads.append(sum(len(str(each.value)) for each in found.values()))
+        return found
+
+    monkeypatch.setattr(Snapshot, "some", counted)
+    saved = tmp_path / "rows.jsonl"
+    assert command("export", store, "--output-file", saved).exit_code == 0
+    with saved.open() as lines:
+        assert sum(1 for _ in lines) == keys * entries
+    notes, *chunks = reads
+    assert len(chunks) <= keys * entries // READ_ENTRIES + 1 + keys * entries * size // (1 << 20)
+    assert all(chunk <= READ_BYTES for chunk in chunks)
+    reads.clear()
+    assert len(said("drop", store, "--no-save", "--yes")["keys"]) == keys
+    assert reads == [notes]
+    assert (said("list", store), problems(store)) == ([], [])
 
 
 @pytest.mark.parametrize("words", [("replay",), ("drop", "--no-save", "--yes")])
