@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from recovery.storage.snapshot import Snapshot
 from recovery.values.keys import partition_of
 from recovery.values.quarantine import WAITS_MS, Entry, KeptFailure, KeyNote, entry_key, note_key, to_text
 from recovery.values.quarantined_rows import packed
+from tests.owner.served import Served, spread, token_file
 from tests.stores import STEP, Driver, alter, content, pack, paths_of, problems, state_at
 
 COUNT = 3
@@ -283,3 +285,26 @@ def test_rows_in_quarantine_move_with_their_keys(store, tmp_path):
         assert len(said("replay", tmp_path / name)["keys"]) == 2
         assert said("drop", tmp_path / name, "--no-save", "--yes")["epoch"] is not None
         assert said("list", tmp_path / name) == []
+
+
+def test_the_same_at_owners(store, tmp_path):
+    """Each command does with --owner what it does with files, the choice of rows among it."""
+    there, *away = spread(Path(shutil.copytree(store, tmp_path / "made")), [(), (0, 2), (1,)])
+    token = token_file(tmp_path)
+    owners = [Served(each, token) for each in away]
+    options = ["--token-file", token, *(word for each in owners for word in ("--owner", each.at))]
+    try:
+        for chosen in ([], ["--step", STEP], ["--key", "b"], ["--since", "1h"], ["--key", "a", "--since", "20000d"]):
+            for name in ("list", "show"):
+                assert said(name, there, *chosen, *options) == said(name, store, *chosen)
+            assert command("export", there, *chosen, *options).stdout == command("export", store, *chosen).stdout
+        for words in (
+            ("replay", "--key", "a"),
+            ("drop", "--key", "a", "--no-save", "--yes"),
+            ("drop", "--no-save", "--yes"),
+        ):
+            assert said(words[0], there, *words[1:], *options) == said(words[0], store, *words[1:])
+            assert said("list", there, *options) == said("list", store)
+    finally:
+        for each in owners:
+            each.stop()
