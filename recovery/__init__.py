@@ -126,6 +126,7 @@ if TYPE_CHECKING:
     from recovery.spark.sources.operator_state import native_operators, native_state
     from recovery.spark.steps.aggregate import aggregate
     from recovery.spark.steps.arrow import stateful_arrow
+    from recovery.spark.steps.quarantine import quarantine
     from recovery.spark.steps.stateful import stateful, stateful_map
     from recovery.storage.initialize import init_partitions
 
@@ -233,6 +234,7 @@ __all__ = [
     "native_operators",
     "native_state",
     "process_state",
+    "quarantine",
     "query_metrics",
     "register",
     "repartition",
@@ -300,6 +302,7 @@ _LATER = {
     "native_operators": "recovery.spark.sources.operator_state",
     "native_state": "recovery.spark.sources.operator_state",
     "process_state": "recovery.operational.manager",
+    "quarantine": "recovery.spark.steps.quarantine",
     "query_metrics": "recovery.spark.run.reporting.listener",
     "register": "recovery.spark.sources.formats",
     "repartition": "recovery.partitioning.repartition",

@@ -17,6 +17,7 @@ from recovery.places.address import file_system, is_uri
 from recovery.places.opening import refuse_itself
 from recovery.planning.backups import parse_keep
 from recovery.planning.health import parse_targets
+from recovery.planning.quarantine import parse_quarantine
 from recovery.setting import setting
 
 DEFAULT_MASTER = "local[*,3]"
@@ -118,11 +119,12 @@ class RecoveryConfig:
         "with it would not notice the next older copy.",
         "--lose-epochs", kind="flag",
     )  # fmt: skip
-    quarantine: int = setting(
-        1000,
-        "How many rows may wait in [quarantine](bad-records.md) before the run fails with QuarantineError (17) all the "
-        "same: a bug is not a bad record.",
-        "--quarantine", kind="number", form="ROWS", least=0, variable="RECOVERY_QUARANTINE",
+    quarantine: int | str | None = setting(
+        None,
+        "How many rows may wait in [quarantine](bad-records.md#the-limit) before the run fails with QuarantineError "
+        "(17) all the same: a bug is not a bad record. With a %, how much of a micro-batch's rows may enter it; both, "
+        "as in 1000,1%, is possible. Counts more than what the flow says.",
+        "--quarantine", form="ROWS|SHARE%", variable="RECOVERY_QUARANTINE", without="what the flow says, or `1000`",
     )  # fmt: skip
     lose_input: tuple[str, ...] = setting(
         (),
@@ -284,6 +286,7 @@ class RecoveryConfig:
             set_field(self, "wait_limit", parse_interval(self.wait_limit))
         if self.serve_at is not None:
             host_and_port(self.serve_at)
+        self._check_quarantine()
         self._check_owners()
         self._check_group()
         self._check_tls()
@@ -335,6 +338,10 @@ class RecoveryConfig:
                 cause="A certificate needs its key, and tls_ca a certificate that is checked with it.",
                 remedy="Give both: --tls-cert FILE --tls-key FILE. Without these files there is no TLS.",
             )
+
+    def _check_quarantine(self) -> None:
+        if self.quarantine is not None:
+            parse_quarantine(self.quarantine)
 
     def _check_rewind(self) -> None:
         for name, least in (("resume_epoch", 1), ("resume_after", 0), ("rewind_again", 1)):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from recovery.errors import ConfigurationError
+from recovery.planning.quarantine import parse_quarantine
 from recovery.values.functions import check_runs
 
 if TYPE_CHECKING:
@@ -30,12 +31,15 @@ class Flow:
         Plain functions are at-least-once: after a crash the micro-batches since the last closed epoch come again.
         An EpochSink, such as FileSink and UpsertSink, is exactly-once: its output appears with the closed epoch.
     output_mode: what Spark's own stateful operators pass to the sink: "append", "update" or "complete".
+    quarantine: how many rows may wait in quarantine, or with "%" how much of a micro-batch's rows may enter it, before
+        a run fails all the same: 1000, "1%" or "1000,1%". What the run's config says counts more; None: 1000.
     """
 
     name: str
     build: Callable[[SparkSession], DataFrame]
     sink: SinkLike | None = None
     output_mode: str = "append"
+    quarantine: int | str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or "\0" in self.name:
@@ -45,6 +49,8 @@ class Flow:
         check_runs(f"flow {self.name!r}: build", self.build)
         check_sink(self.sink)
         check_output_mode(self.output_mode)
+        if self.quarantine is not None:
+            parse_quarantine(self.quarantine)
 
 
 def check_sink(sink: object) -> None:

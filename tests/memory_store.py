@@ -198,18 +198,34 @@ class MemoryPartitions:
 
     def counts(self, lease: Lease, batch: BatchId) -> BatchCount:
         """See `PartitionStore.counts`. `seam_s` is 0."""
-        with self._lock:
-            by_step = [
-                [delta.counts[batch] for delta in deltas if batch in delta.counts] for deltas in self._deltas.values()
-            ]
-        every = list(itertools.chain.from_iterable(by_step))
+        by_step = self.counts_of_steps(batch)
+        every = list(by_step.values())
         return BatchCount(
-            rows=max((sum(count.rows for count in counts) for counts in by_step), default=0),
+            rows=max((count.rows for step, count in by_step.items() if not step.startswith("$bad ")), default=0),
             keys=sum(count.keys for count in every),
             row_bytes=max((count.row_bytes for count in every), default=0),
             looked_up=sum(count.looked_up for count in every),
             waiting=sum(count.waiting for count in every),
         )
+
+    def counts_of_steps(self, batch: BatchId) -> dict[StepId, BatchCount]:
+        """See `PartitionStore.counts_of_steps`. `seam_s` is 0."""
+        with self._lock:
+            by_step = {
+                step: [delta.counts[batch] for delta in deltas if batch in delta.counts]
+                for step, deltas in self._deltas.items()
+            }
+        return {
+            step: BatchCount(
+                rows=sum(count.rows for count in counts),
+                keys=sum(count.keys for count in counts),
+                row_bytes=max(count.row_bytes for count in counts),
+                looked_up=sum(count.looked_up for count in counts),
+                waiting=sum(count.waiting for count in counts),
+            )
+            for step, counts in by_step.items()
+            if counts
+        }
 
     def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None:
         """See `PartitionStore.next_due_ms`."""

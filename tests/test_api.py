@@ -31,8 +31,8 @@ PUBLIC = [
     "StepChangedError", "Stopping", "StorageError", "TakenOverError", "UnknownStepError", "UnsupportedPlanError",
     "UnsupportedVersionError", "UpsertSink", "aggregate", "current_batch", "diff", "drop_old", "fork", "history",
     "import_bytewax", "incremental", "init_partitions", "native_history", "native_operators", "native_state",
-    "process_state", "query_metrics", "register", "repartition", "run", "run_pipeline", "start", "stateful",
-    "stateful_arrow", "stateful_map", "task_instance_state", "task_state",
+    "process_state", "quarantine", "query_metrics", "register", "repartition", "run", "run_pipeline", "start",
+    "stateful", "stateful_arrow", "stateful_map", "task_instance_state", "task_state",
 ]  # fmt: skip
 
 

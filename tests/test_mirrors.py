@@ -117,6 +117,7 @@ COVERED_BY = {
     "values/test_quarantine.py": "values.quarantined_rows",
     "cli/test_quarantine.py": "operational.steps.quarantine",
     "spark/test_quarantine.py": "spark.run.parts.waiting",
+    "spark/steps/test_quarantine.py": "spark.steps.replayed",
     "spark/tasks/test_step_task.py": """spark.steps.definition spark.tasks.changes spark.tasks.chunks
         spark.tasks.retries spark.tasks.run_tasks
         spark.tasks.spool""",

@@ -14,6 +14,7 @@ from recovery.cli.option import option
 from recovery.config import RecoveryConfig, checked_owners
 from recovery.errors import ConfigurationError
 from recovery.planning.health import parse_targets
+from recovery.planning.quarantine import parse_quarantine
 from recovery.setting import Setting, settings_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -108,4 +109,15 @@ def _levels(_ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) -> 
     return levels
 
 
-_PARSERS: Mapping[str, Parse] = {"owners": _owners, "rename_steps": _renames, "thresholds": _levels}
+def _quarantine(_ctx: click.Context, _: click.Parameter, given: str | None) -> str | None:
+    if given is not None:
+        try:
+            parse_quarantine(given)
+        except ConfigurationError as error:
+            raise click.BadParameter(f"{error.found}. {error.remedy}") from error
+    return given
+
+
+_PARSERS: Mapping[str, Parse] = {
+    "owners": _owners, "quarantine": _quarantine, "rename_steps": _renames, "thresholds": _levels,
+}  # fmt: skip

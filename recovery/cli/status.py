@@ -16,7 +16,7 @@ from recovery.backup.standby.document import facts_of
 from recovery.base.clock import SystemClock
 from recovery.base.intervals import format_interval
 from recovery.base.printable import one_line
-from recovery.base.reserved import DECLARATIONS_STEP, RESERVED_PREFIX
+from recovery.base.reserved import DECLARATIONS_STEP, RESERVED_PREFIX, quarantined_step
 from recovery.base.wording import counted, listed
 from recovery.cli.common import (
     directory_argument,
@@ -265,6 +265,9 @@ def _schemas(at: Snapshot) -> dict[str, Any]:
     """Return what each step declares: its key columns, and the form of its state for programs and for people."""
     found = {}
     for key, value in at.values(DECLARATIONS_STEP).items():
+        if quarantined_step(key) is not None:
+            # A step that the flow does not have any more: only its rows in quarantine are left.
+            continue
         # A later version may declare more; the commands that need it report it.
         with suppress(ValueError):
             declared = Declaration.from_text(value)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from recovery.base.ids import StepId
 from recovery.metrics.meter import RunTotals
 from recovery.planning.health import Finding, HealthTarget, Level, finding_now
 from recovery.planning.lag import InputLag, PartLag
@@ -65,7 +66,7 @@ def families(
     certificate_end_s: float | None = None,
     replaced: int | None = None,
     sink: SinkWork | None = None,
-    quarantined: int = 0,
+    quarantined: Mapping[StepId, int] | None = None,
 ) -> Iterator[Family]:
     """Yield all metrics of a run. Metrics without a value yet have no sample."""
     info = {"flow": about.flow, "execution": str(about.execution), "version": about.version}
@@ -96,7 +97,12 @@ def families(
         [] if replaced is None else [({}, replaced)],
     )
     yield from _lag(lag, lag_parts)
-    yield _gauge("quarantined_rows", "Rows in quarantine after the newest micro-batch, of all steps.", quarantined)
+    yield Family(
+        "recovery_quarantined_rows",
+        "gauge",
+        "Rows in quarantine after the newest micro-batch, by step that has a quarantine.",
+        [({"step": step}, rows) for step, rows in sorted((quarantined or {}).items())],
+    )
     # An owner is seen more often than an epoch is closed.
     epochs = [each for each in totals.findings if each.where is None and each.target.name != "source-lag"]
     lags = [] if lag is None or lag.seconds is None else [finding_now(about.targets, "source-lag", lag.seconds)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.base.ids import StepId
-from recovery.base.reserved import quarantine_of
+from recovery.base.reserved import quarantine_of, quarantined_step
 from recovery.errors import CorruptPartitionError, StepChangedError, UnknownStepError
 from recovery.planning.values import StepEdit
 from recovery.values.declaration import Convert, Declaration, Form, misfits
@@ -86,7 +86,7 @@ def plan_steps(
         )
     wanted: dict[str, str | None] = {step: each.declaration.to_text() for step, each in steps.items()}
     wanted = {step: text for step, text in wanted.items() if declared.get(step) != text}
-    wanted.update((step, None) for step in declared if step not in steps)
+    wanted.update((step, None) for step in declared if step not in steps and quarantined_step(step) is None)
     return StepPlan(tuple(edits), wanted)
 
 
@@ -96,24 +96,30 @@ def plan_quarantines(
     steps: Mapping[StepId, FlowStep],
     choices: StepChoices,
     path: Path,
-) -> Sequence[StepEdit]:
+) -> StepPlan:
     """Return the edits that move the rows in quarantine of renamed steps, where rows of the steps `waiting` are there.
 
+    Rows of a step that is dropped stay. Until the step comes back, its declaration is recorded under the id of its
+    quarantine: the rows wait by that key.
     Raises UnknownStepError if rows wait under both names, or for a step that the flow does not have any more, because
     later rows would pass them under another name; StepChangedError if they wait by a key that is not the step's any
     more; CorruptPartitionError for an invalid declaration.
     """
-    edits, rename = [], choices.rename or {}
+    edits, rename = list[StepEdit](), choices.rename or {}
+    left = {step: text for step, text in declared.items() if quarantined_step(step) is not None}
+    wanted: dict[str, str | None] = dict.fromkeys(left)
     for old in sorted(waiting):
-        new = StepId(rename.get(old, old))
+        new, own = StepId(rename.get(old, old)), quarantine_of(old)
         if new not in steps:
-            # The rows of a step that was dropped earlier stay.
             if old in declared and old not in choices.drop:
                 raise UnknownStepError(
                     f"rows of step {old!r} are in quarantine; the flow has {_listed(sorted(steps)) or 'no steps'}",
                     path=path,
                     remedy=f"Give --rename-step {old}=NEW to take them along, or --drop-step {old} to leave them.",
                 )
+            wanted.pop(own, None)
+            if old in declared:
+                wanted[own] = declared[old]
             continue
         if new != old and new in waiting:
             raise UnknownStepError(
@@ -121,13 +127,14 @@ def plan_quarantines(
                 cause="",
                 remedy="Replay or drop those of one of them: python -m recovery quarantine list DIR.",
             )
-        if old in declared and new not in choices.keep:
+        text = declared.get(old, left.get(own))
+        if text is not None and new not in choices.keep:
             with _declared_by(old, path):
-                before = Declaration.from_text(declared[old])
+                before = Declaration.from_text(text)
             _check_waiting_key(old, new, before, steps[new].declaration, path)
         if new != old:
-            edits.append(StepEdit(quarantine_of(old), quarantine_of(new)))
-    return edits
+            edits.append(StepEdit(own, quarantine_of(new)))
+    return StepPlan(tuple(edits), wanted)
 
 
 def _check_waiting_key(old: StepId, new: StepId, before: Declaration, now: Declaration, path: Path) -> None:

@@ -273,9 +273,13 @@ class OwnedPartitions:
 
     def counts(self, lease: Lease, batch: BatchId) -> BatchCount:
         """See `PartitionStore.counts`."""
+        return of_all_steps(self.counts_of_steps(batch))
+
+    def counts_of_steps(self, batch: BatchId) -> dict[StepId, BatchCount]:
+        """See `PartitionStore.counts_of_steps`."""
         by_location = self._all(PartitionCalls.counts_of_steps, batch)
         steps = {step for counts in by_location for step in counts}
-        return of_all_steps(added_up(counts[step] for counts in by_location if step in counts) for step in steps)
+        return {step: added_up(counts[step] for counts in by_location if step in counts) for step in steps}
 
     def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None:
         """See `PartitionStore.next_due_ms`."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from recovery.base.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
+from recovery.base.reserved import quarantined_step
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.values import Execution, PartitionDescription, StepEdit
 
@@ -83,7 +84,7 @@ class BatchCount(NamedTuple):
 
     rows: input rows seen. keys: keys written. row_bytes: average size of a row in Arrow, in the batch of rows with the
     largest average. looked_up: keys looked up. seam_s: seconds that tasks spent in storage, summed over the tasks.
-    waiting: rows put into quarantine, less those that left it.
+    waiting: rows put into quarantine, less those that left it. A quarantine's `rows` are those put there.
     """
 
     rows: int
@@ -107,11 +108,11 @@ def added_up(counts: Iterable[BatchCount]) -> BatchCount:
     )
 
 
-def of_all_steps(counts: Iterable[BatchCount]) -> BatchCount:
+def of_all_steps(counts: Mapping[StepId, BatchCount]) -> BatchCount:
     """Return what the tasks of all steps did. Steps in a chain see the same rows again, so `rows` is that of the step
     that saw most."""
-    every = list(counts)
-    return added_up(every)._replace(rows=max((count.rows for count in every), default=0))
+    seen = (count.rows for step, count in counts.items() if quarantined_step(step) is None)
+    return added_up(counts.values())._replace(rows=max(seen, default=0))
 
 
 class TaskStore(Protocol):
@@ -258,6 +259,11 @@ class PartitionStore(Protocol):
 
     def counts(self, lease: Lease, batch: BatchId) -> BatchCount:
         """Return what was applied for a batch so far, in all steps and partitions together."""
+        ...
+
+    def counts_of_steps(self, batch: BatchId) -> dict[StepId, BatchCount]:
+        """Return what was applied for a batch so far, in all partitions together, by step; quarantines are steps of
+        their own."""
         ...
 
     def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None:

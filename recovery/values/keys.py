@@ -51,6 +51,11 @@ def decode_key(text: str) -> str | None:
     return _ESCAPED.sub(lambda match: "\0" if match[1] == "0" else ESCAPE, text)
 
 
+def hash_of(state_key: str) -> int:
+    """Return the hash of an encoded key, by which rows are spread over partitions."""
+    return crc32(state_key.encode())
+
+
 def partition_of(state_key: str, partition_count: int) -> PartitionIndex:
     """Return the recovery partition that holds `state_key`, an encoded key."""
     return PartitionIndex(crc32(state_key.encode()) % partition_count)

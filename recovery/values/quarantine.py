@@ -25,6 +25,8 @@ WAITS_MS = LAST_MOMENT_MS
 REPLAY_MS = 0
 MOST_MESSAGE = 2000
 """The most characters that are kept of an error's message, type, or place."""
+WITHOUT_KEY = ""
+"""The key of all rows that a condition puts aside: the step has no key."""
 _PLACE = re.compile(r"\([^()]*\)\Z")
 _DIGITS = 12
 _MOST_DIGITS = 19
@@ -111,6 +113,11 @@ def entry_from(text: str, refuse: Refusal) -> Entry:
 def again(entry: Entry, failure: KeptFailure) -> Entry:
     """Return an entry after another attempt that failed."""
     return msgspec.structs.replace(entry, attempts=entry.attempts + 1, failure=failure)
+
+
+def held_by(condition: str) -> KeptFailure:
+    """Return what is kept for rows for which a condition holds."""
+    return KeptFailure("when", condition[:MOST_MESSAGE])
 
 
 def failure_of(error: BaseException) -> KeptFailure:

@@ -8,6 +8,7 @@ import json
 import math
 import struct
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,32 @@ MOST_ROWS = 1_000_000
 """The most rows of one entry."""
 MOST_FIELDS = 100_000
 """The most columns, and parts of columns, of the rows of one entry."""
+
+
+ENTRY = "__recovery_entry"
+"""The column with the index of an entry."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The columns that Spark computes for rows of entries that are replayed. places: key and number of each entry whose
+    rows fit the input as it is now. data: an Arrow stream with the columns, and the index of each row's place."""
+
+    places: tuple[tuple[str, int], ...]
+    data: bytes
+
+    def by_place(self) -> Mapping[tuple[str, int], pa.RecordBatch]:
+        """Return the computed columns of each entry, in the order of its rows."""
+        if not self.places:
+            return {}
+        table = pa.ipc.open_stream(self.data).read_all().combine_chunks()
+        indexes, rows = table[ENTRY].to_pylist(), table.drop_columns([ENTRY]).to_batches()[0]
+        found, start = {}, 0
+        for end in range(1, len(indexes) + 1):
+            if end == len(indexes) or indexes[end] != indexes[start]:
+                found[self.places[indexes[start]]] = rows.slice(start, end - start)
+                start = end
+        return found
 
 
 def packed(rows: pa.RecordBatch) -> str:

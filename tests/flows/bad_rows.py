@@ -6,11 +6,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.functions import expr
 
-from recovery import FileSink, Flow, stateful, stateful_arrow, stateful_map
+from recovery import FileSink, Flow, aggregate, quarantine, stateful, stateful_arrow, stateful_map
+from recovery.aggregates import count, sum_
 
 
-def make(path, output, fixed, hold="key", on_error="quarantine", step="totals", timeouts=False, by="key"):
-    """The flow. fixed: the file with which the code takes all values. by: the key, as SQL."""
+def make(path, output, fixed, hold="key", on_error="quarantine", step="totals", timeouts=False, by="key", limit=None):
+    """The flow. fixed: the file with which the code takes all values. by: the key, as SQL. limit: of the quarantine."""
 
     def add_up(key, rows, state):
         if timeouts and state.hasTimedOut:
@@ -35,7 +36,7 @@ def make(path, output, fixed, hold="key", on_error="quarantine", step="totals", 
             )
         )  # fmt: skip
 
-    return Flow("totals", build, FileSink(output))
+    return Flow("totals", build, FileSink(output), quarantine=limit)
 
 
 def make_map(path, output, fixed):
@@ -72,6 +73,38 @@ def make_tables(path, output, fixed, by="key"):
             on_error="quarantine",
         )  # fmt: skip
         return pairs(spark, path).transform(step)
+
+    return Flow("totals", build, FileSink(output))
+
+
+def make_sums(path, output, fixed, by="key", hold="key", step="totals", on_error="quarantine"):
+    """Totals by key in an aggregate, in a unit of which a bigint has a thousand. Greater values count as a thousand."""
+
+    def build(spark):
+        value = "if(value >= 1000, 0, value)" if Path(fixed).exists() else "least(value, 1000)"
+        step_ = aggregate(
+            step, key=keyed(by), n=count(), total=sum_(expr(f"cast({value} * {MANY} AS bigint)")), on_error=on_error,
+            hold=hold,
+        )  # fmt: skip
+        return pairs(spark, path).transform(step_)
+
+    return Flow("totals", build, FileSink(output))
+
+
+MANY = (2**63 - 1) // 1000
+
+
+def make_condition(path, output, fixed, step="large", then=None):
+    """Puts values from 1000 on aside, and adds the others up in a step behind. then: applied in its place."""
+
+    def add_up(key, rows, state):
+        state.update([*(state.getOption or []), *(row.value for row in rows)])
+        return [(key, sum(state.get))]
+
+    def build(spark):
+        least = 2000 if Path(fixed).exists() else 1000
+        rows = pairs(spark, path).transform(quarantine(step, when=f"value >= {least}"))
+        return rows.transform(then or stateful("totals", key="key", update=add_up, output="key string, total long"))
 
     return Flow("totals", build, FileSink(output))
 

@@ -177,9 +177,12 @@ def test_a_damaged_declaration_is_damage():
         plan_steps({"s"}, {"s": "{"}, {"s": FlowStep(PLAIN)}, StepChoices(), HERE, not_asked)
 
 
-def plan_rows(*waiting, declared=("s",), step=PLAIN, name="s", **choices):
-    """The edits where rows of these steps are in quarantine under a flow of one step, and these are declared."""
+def plan_rows(*waiting, declared=("s",), left=None, step=PLAIN, name="s", **choices):
+    """The plan where rows of these steps are in quarantine under a flow of one step, and these are declared. left: the
+    key by which rows of step s, which was dropped earlier, wait."""
     recorded = {each: PLAIN.to_text() for each in declared}
+    if left is not None:
+        recorded["$bad s"] = left.to_text()
     return plan_quarantines({*waiting}, recorded, {name: FlowStep(step)}, StepChoices(**choices), HERE)
 
 
@@ -192,12 +195,28 @@ def plan_rows(*waiting, declared=("s",), step=PLAIN, name="s", **choices):
         ([("$bad s", "$bad t")], {"name": "t", "rename": {"s": "t"}}),
         ([], {"name": "t", "drop": ("s",)}),
         ([], {"name": "t", "declared": ()}),
+        ([], {"left": PLAIN, "declared": ()}),
     ],
 )
 def test_rows_in_quarantine_stay_or_move(edits, given):
     """Rows fit a step of the same key, whatever its state is. Those of a dropped step stay; the next run, where the
     step is not declared any more, needs no option."""
-    assert plan_rows("s", **given) == [StepEdit(*each) for each in edits]
+    assert plan_rows("s", **given).edits == tuple(StepEdit(*each) for each in edits)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "waiting", "given"),
+    [
+        ({"$bad s": PLAIN.to_text()}, "s", {"name": "t", "drop": ("s",)}),
+        ({}, "s", {"name": "t", "declared": (), "left": PLAIN}),
+        ({"$bad s": None}, "s", {"declared": (), "left": PLAIN}),
+        ({"$bad s": None}, "", {"name": "t", "declared": (), "left": PLAIN}),
+        ({}, "s", {}),
+    ],
+)
+def test_the_key_of_rows_in_quarantine_is_known_while_their_step_is_gone(recorded, waiting, given):
+    """Recorded when the step is dropped, kept while rows wait, and removed when the step is back or nothing waits."""
+    assert plan_rows(*waiting, **given).declarations == recorded
 
 
 @pytest.mark.parametrize(
@@ -208,9 +227,16 @@ def test_rows_in_quarantine_stay_or_move(edits, given):
         (StepChangedError, "the key was word string and is user string", "s", {"step": OTHER_KEY}),
         (StepChangedError, "the key was word string and is word bigint", "s", {"step": OTHER_TYPE, "drop": ("s",)}),
         (StepChangedError, "step 't' has", "s", {"step": OTHER_KEY, "name": "t", "rename": {"s": "t"}}),
+        (StepChangedError, "is word bigint", "s", {"step": OTHER_TYPE, "declared": (), "left": PLAIN}),
+        (
+            StepChangedError,
+            "is user string",
+            "s",
+            {"step": OTHER_KEY, "name": "t", "declared": (), "left": PLAIN, "rename": {"s": "t"}},
+        ),
     ],
 )
 def test_rows_in_quarantine_that_no_step_could_replay_are_refused(error, found, waiting, given):
-    """Also where the step has no state, because all of its rows have failed."""
+    """Also where the step has no state, because all of its rows have failed, or was dropped in between."""
     with pytest.raises(error, match=found):
         plan_rows(*waiting, **given)

@@ -8,10 +8,11 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import functions as F
 
-from recovery import FileSink, Flow, RecoveryConfig, init_partitions, start, stateful
+from recovery import FileSink, Flow, RecoveryConfig, aggregate, init_partitions, start, stateful
+from recovery.aggregates import sum_
 from recovery.base.clock import SystemClock
 from recovery.cli import main
-from recovery.errors import QuarantineError, StepChangedError, UnknownStepError
+from recovery.errors import QuarantineError, RecoveryError, StepChangedError, UnknownStepError
 from recovery.operational.steps.quarantine import WaitingRows, Wanted, replay
 from recovery.storage.store import Store
 from tests.flows import bad_rows
@@ -121,7 +122,12 @@ def test_more_rows_than_may_wait_end_the_run(job):
         job.run(quarantine=1)
     assert job.waiting().rows == 0
     assert job.totals() == {"a": [1], "b": [2], "c": [3]}
-    assert job.run(quarantine=3).quarantined == 3
+    with pytest.raises(QuarantineError, match="where 1 may wait"):
+        job.run({"limit": 1})
+    with pytest.raises(QuarantineError, match="2 of 3 rows of micro-batch 1 would enter quarantine, where 50% may"):
+        job.run(quarantine="50%")
+    assert job.waiting().rows == 0
+    assert job.run({"limit": "0,0%"}, quarantine="3,70%").quarantined == 3, "what the run says counts more"
     assert job.totals() == {"a": [1], "b": [2, 4, 6], "c": [3, 7]}
 
 
@@ -195,6 +201,58 @@ def test_a_vectorised_step_is_divided_until_the_bad_keys_are_found(tmp_path, fee
     assert job.run().quarantined == 0
     found = {key: each["total"] for key, each in states(job.directory, "totals").items()}
     assert found == {key: sum(values) for key, values in job.truth().items()}
+
+
+def sums(job, key=lambda key: key) -> dict[str, tuple[int, int]]:
+    """The states of the aggregates: number of rows and total, in the unit of the flow."""
+    found = states(job.directory, "totals")
+    return {key: (each["n"], each["total"] // bad_rows.MANY) for key, each in found.items()}
+
+
+@pytest.mark.parametrize("given", [{}, {"by": "upper(key)"}])
+def test_an_aggregate_whose_sum_overflows(job, given, tuning):
+    """The key's rows wait as they came, the other keys go on. A replay computes what is added from the rows again, and
+    counts each once."""
+    job.make = bad_rows.make_sums
+    key = str.upper if given else str
+    assert job.run(given).quarantined == 2
+    assert sums(job) == {key("a"): (1, 1), key("b"): (3, 12), key("c"): (2, 10), key("d"): (1, 1000)}
+    shown = CliRunner().invoke(main, ["quarantine", "show", str(job.directory), "--key", key("a")]).stdout
+    assert "the sum of 'total' overflows" in shown
+    assert '{"key":"a","value":1000}' in shown
+    job.replay()
+    assert job.run(given).quarantined == 2, "the code is not fixed yet"
+    job.fixed.touch()
+    job.replay()
+    assert job.run(given, keep_steps=("totals",)).quarantined == 0
+    assert sums(job) == {key("a"): (3, 6), key("b"): (3, 12), key("c"): (2, 10), key("d"): (1, 1000)}
+    assert problems(job.directory) == []
+    job.feed.add([("a", 8)])
+    job.run(given)
+    assert sums(job)[key("a")] == (4, 14)
+
+
+def test_later_rows_of_an_aggregate_pass_with_hold_no(job):
+    """Only the rows that failed wait."""
+    job.make = bad_rows.make_sums
+    assert job.run({"hold": "no"}).quarantined == 1
+    assert sums(job) == {"a": (2, 6), "b": (3, 12), "c": (2, 10), "d": (1, 1000)}
+
+
+def test_an_error_that_belongs_to_no_rows_ends_an_aggregate(tmp_path, feed, spark):
+    """Spark computes what is added, before the step."""
+    feed.add([("a", 0)])
+    job = Job(tmp_path, feed, spark, bad_rows.make_sums)
+    make = lambda path, output, fixed: Flow(  # noqa: E731
+        "totals",
+        lambda session: bad_rows.pairs(session, path).transform(
+            aggregate("totals", key="key", total=sum_(F.expr("1 div value")), on_error="quarantine")
+        ),
+    )
+    job.make = make
+    with pytest.raises(RecoveryError, match="DIVIDE_BY_ZERO"):
+        job.run()
+    assert job.waiting().rows == 0
 
 
 @pytest.mark.parametrize("make", [bad_rows.make, bad_rows.make_tables])

@@ -247,15 +247,29 @@ def entry_json(waiting: WaitingKey, number: int, entry: Entry) -> dict[str, Any]
 def steps_now(at: Snapshot, also: Iterable[str]) -> dict[str, WaitingRows]:
     """Return what waits for each step with rows in quarantine. Looks for the steps that have declared anything, and for
     `also`, where `steps_that_wait` reads all keys of the store. Raises CorruptPartitionError."""
-    candidates = {*at.values(DECLARATIONS_STEP), *also}
+    candidates = {quarantined_step(step) or step for step in at.values(DECLARATIONS_STEP)}.union(also)
     found = {step: WaitingRows.of(waiting_keys(at, StepId(step))) for step in sorted(candidates)}
     return {step: rows for step, rows in found.items() if rows.keys}
 
 
 def waiting_rows(at: Snapshot | None, renames: Mapping[str, str], step: StepId) -> WaitingRows:
     """Return what waits for a step of a flow. at: None: nothing does. renames: steps that the run renames."""
-    ids = [step, *(StepId(old) for old, new in renames.items() if new == step)]
+    ids = _ids(renames, step)
     return WaitingRows.of([] if at is None else [each for one in ids for each in waiting_keys(at, one)])
+
+
+def replayed_entries(at: Snapshot | None, renames: Mapping[str, str], step: StepId) -> Iterator[tuple[str, int, Entry]]:
+    """Yield key, number and content of the entries with rows that are to be replayed in a step of a flow. Arguments as
+    for `waiting_rows`."""
+    if at is None:
+        return
+    for one in _ids(renames, step):
+        marked = [each for each in waiting_keys(at, one) if each.replays]
+        yield from ((each.key, number, entry) for each, number, entry in entries_of(at, marked) if not entry.timed_out)
+
+
+def _ids(renames: Mapping[str, str], step: StepId) -> list[StepId]:
+    return [step, *(StepId(old) for old, new in renames.items() if new == step)]
 
 
 def corrupt(step: str, key: str) -> Refusal:

@@ -97,6 +97,7 @@ def bind(
     spark = frame.sparkSession
     plan = frame._jdf.queryExecution().analyzed()
     steps = steps_of(frame)
+    _check_attempts(spark, steps)
     _check_streaming(plan)
     native = any(map(_keeps_state, walk(plan)))
     if native:
@@ -289,6 +290,18 @@ def _check_steps(steps: tuple[RegisteredStep, ...]) -> None:
                 cause="A step id names the state in the recovery partitions, so it is unique in a flow.",
                 remedy="Give each step an id of its own.",
             )
+
+
+def _check_attempts(spark: SparkSession, steps: tuple[RegisteredStep, ...]) -> None:
+    """Refuse speculation for steps with a quarantine: which rows are bad must be what one attempt has seen."""
+    held = [step.definition.step_id for step in steps if step.definition.hold is not None]
+    if held and spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true":
+        raise UnsupportedPlanError(
+            f"step {held[0]!r} has a quarantine, and spark.speculation is on",
+            cause="Spark then runs slow tasks twice at the same time. If an error came in one of the two only, a row "
+            "could be in quarantine and count, or neither.",
+            remedy="Set it to false: --conf spark.speculation=false",
+        )
 
 
 def _check_native_state(spark: SparkSession) -> None:

@@ -71,7 +71,7 @@ class FlowRun:
         )
         self.lease = self.execution.lease
         waiting = self._waiting()
-        self.quarantine = self.parts.add(Quarantine(bound.steps, waiting, store, clock, prepared.config.quarantine))
+        self.quarantine = self.parts.add(Quarantine(bound.steps, waiting, store, clock, prepared.quarantine_limit))
         self._mailboxes = self.parts.add(Mailboxes(bound.steps, store, self.lease))
         self.status = RunStatus(store, self.lease, bound)
         self.reports = Reports(prepared, bound, store, self.execution, self.status, observer)

@@ -207,7 +207,7 @@ def step_plan(store: PartitionStore, plan: ResumePlan, bound: BoundPlan, config:
     planned = plan_steps(held, declared, steps, choices, config.path, misread)
     waiting = {step for step in map(quarantined_step, known) if step is not None}
     moved = plan_quarantines(waiting, declared, steps, choices, config.path)
-    return StepPlan((*planned.edits, *moved), planned.declarations)
+    return StepPlan((*planned.edits, *moved.edits), {**planned.declarations, **moved.declarations})
 
 
 def resume_of_sink(

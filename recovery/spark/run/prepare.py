@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +24,9 @@ from recovery.errors import DirectoryLockedError, OwnerUnreachableError
 from recovery.host.scratch import scratch_directory
 from recovery.metrics.endpoint import MetricsEndpoint
 from recovery.operational.backends.owned import origins_of
-from recovery.operational.steps.quarantine import WaitingRows, waiting_rows
+from recovery.operational.steps.quarantine import WaitingRows, replayed_entries, waiting_rows
 from recovery.planning.going_back import discarded, kept_interval_s
+from recovery.planning.quarantine import QuarantineLimit, parse_quarantine
 from recovery.planning.replacement import Replacement
 from recovery.planning.resume import plan_resume
 from recovery.spark.run.parts.checking import BackgroundCheck
@@ -38,6 +40,7 @@ from recovery.storage.lock import DirectoryLock
 from recovery.storage.seam import PartitionStore
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import OwnerAccess, Store
+from recovery.values.quarantine import Entry
 
 ATTEMPT_S = 2.0
 """How long a start tries at a time to reach an owner that it may replace."""
@@ -174,6 +177,8 @@ class Prepared:
             check_fork(self.origins, config.path)
         self.until = None if config.until is None else find_until(config.until, self.places, self.plan, self.origins)
         self.discarded = discarded(self.plan)
+        self.flow_quarantine: int | str | None = None
+        """The limit of the quarantine that the flow has."""
         kept_s = kept_interval_s(self.plan.partitions, given_backup_interval_s(config))
         self.backup_interval_s = kept_s or (REPLICATED_KEEPS_S if config.replicate else 0.0)
         self.planned_s = self.clock.elapsed_s() - began_s
@@ -192,14 +197,29 @@ class Prepared:
         if owners != self.config.owners:
             self.config = replace(self.config, owners=owners)
 
+    @property
+    def quarantine_limit(self) -> QuarantineLimit:
+        """Return how many rows may go to quarantine: what the run's config says, else the flow."""
+        given = self.flow_quarantine if self.config.quarantine is None else self.config.quarantine
+        return QuarantineLimit() if given is None else parse_quarantine(given)
+
     def waiting(self, step: StepId) -> WaitingRows:
         """Return what waits in quarantine for a step of the flow when the run starts."""
         found = self._waiting.get(step)
         if found is None:
-            snapshot, reader = self.plan.snapshot, self.places.reader
-            at = None if snapshot is None else Snapshot.of(self.plan, snapshot.cut, reader)
-            found = self._waiting[step] = waiting_rows(at, self.config.rename_steps, step)
+            found = self._waiting[step] = waiting_rows(self._resumed(), self.config.rename_steps, step)
         return found
+
+    def replayed(self, step: StepId) -> Iterator[tuple[str, int, Entry]] | None:
+        """Return the rows in quarantine that the run replays in a step of the flow; None if there are none."""
+        if not self.waiting(step).replays:
+            return None
+        return replayed_entries(self._resumed(), self.config.rename_steps, step)
+
+    def _resumed(self) -> Snapshot | None:
+        """Return the snapshot that the run starts from."""
+        snapshot = self.plan.snapshot
+        return None if snapshot is None else Snapshot.of(self.plan, snapshot.cut, self.places.reader)
 
     @property
     def scratch(self) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from recovery.base.clock import Clock
 from recovery.base.ids import BatchId, PartitionIndex, StepId
@@ -23,19 +23,29 @@ from recovery.base.reserved import DECLARATIONS_STEP
 from recovery.base.tracebacks import headline
 from recovery.errors import FlowFailedError, RecoveryError, UnknownStepError
 from recovery.flow import Flow
-from recovery.operational.steps.quarantine import WaitingKey, WaitingRows, corrupt
+from recovery.operational.steps.quarantine import WaitingKey, WaitingRows, corrupt, entries_of
 from recovery.planning.steps import StepChoices, plan_quarantines, plan_steps
 from recovery.spark.planner.bind import steps_of
 from recovery.spark.run.parts.waiting import check_released
 from recovery.spark.run.start import build_flow
-from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, KEY, NOW, ROUTE, StepDefinition
+from recovery.spark.steps.definition import (
+    EVERYWHERE,
+    HASH_BITS,
+    KEY,
+    NOW,
+    ROUTE,
+    WHEN,
+    StepDefinition,
+    Waiting,
+    replaying,
+)
 from recovery.spark.tasks.run_tasks import run_tasks, with_quarantine
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, Keys, States
 from recovery.storage.snapshot import Snapshot
 from recovery.values import quarantine
 from recovery.values.declaration import Convert
 from recovery.values.keys import partition_of
-from recovery.values.quarantine import KeptFailure
+from recovery.values.quarantine import Entry, KeptFailure
 
 TRIED_KEYS = 1000
 TRIED_BYTES = 32 << 20
@@ -45,7 +55,8 @@ Outcome = Literal["passes", "fails", "waits"]
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What would become of an entry: the key's rows of one micro-batch. rows: a call without rows counts as one.
+    """What would become of rows of an entry: the key's rows of one micro-batch. An entry of which a condition lets only
+    some rows pass has two of these. rows: a call without rows counts as one.
     outcome: "waits" if the call is not made, because an earlier one of the key fails. failure: with which error the
     call fails."""
 
@@ -81,7 +92,7 @@ def try_replay(
     Raises what the start of a run raises for steps that do not fit what is stored, and what a task raises for errors
     that say nothing about a row; FlowFailedError for such an error of the flow's code.
     """
-    steps = {each.definition.step_id: each for each in steps_of(build_flow(flow, spark))}
+    steps = {each.definition.step_id: each for each in steps_of(_built(flow, spark, at, keys))}
     declared = {step: str(text) for step, text in at.values(DECLARATIONS_STEP).items()}
     planned = {step: each.planned for step, each in steps.items()}
     wanted = {each.step for each in keys}
@@ -99,6 +110,21 @@ def try_replay(
             with contextlib.redirect_stdout(sys.stderr):
                 _run(store, definition, clock)
             yield from (TriedKey(each, tuple(store.tried(each))) for each in chunk)
+
+
+def _built(flow: Flow, spark: SparkSession, at: Snapshot, keys: Sequence[WaitingKey]) -> DataFrame:
+    """Build the flow's frame, as if a run replayed these keys: Spark computes what a step needs of their rows."""
+
+    def entries(step: StepId) -> Waiting | None:
+        own = [each for each in keys if each.step == step]
+        found = ((each.key, number, entry) for each, number, entry in entries_of(at, own) if not entry.timed_out)
+        return found if own else None
+
+    token = replaying.set(entries)
+    try:
+        return build_flow(flow, spark)
+    finally:
+        replaying.reset(token)
 
 
 def _chunks(keys: Iterable[WaitingKey]) -> Iterator[list[WaitingKey]]:
@@ -120,13 +146,15 @@ def _run(store: _TrialStore, definition: StepDefinition, clock: Clock) -> None:
     # Rows without a key wake all partitions, as the rows of a tick do.
     texts = pa.nulls(count, pa.string())
     names = dict.fromkeys([*definition.columns, KEY])
+    no_value = pa.nulls(count, pa.bool_())
     batch = pa.RecordBatch.from_arrays(
         [
             *(texts for _ in names),
+            no_value,
             pa.array([clock.wall_ms()] * count, pa.int64()),
             pa.array([EVERYWHERE << HASH_BITS | index for index in range(count)], pa.int64()),
         ],
-        [*names, NOW, ROUTE],
+        [*names, WHEN, NOW, ROUTE],
     )
     woken = replace(definition, replays=True, most_waiting=None)
     try:
@@ -158,17 +186,26 @@ class _TrialStore:
         self._convert = convert
         self._keys = {each.key: each for each in keys}
         self._rows: dict[tuple[str, int], int] = {}
-        self._outcomes: dict[tuple[str, int], tuple[Outcome, KeptFailure | None]] = {}
+        self._left: dict[tuple[str, int], Entry | None] = {}
+        """What is left of each entry that was attempted; None: nothing."""
 
     def tried(self, key: WaitingKey) -> Iterator[Tried]:
         """Yield what became of the entries of a key."""
         for number, _ in key.entries:
             place = key.key, number
-            outcome, failure = self._outcomes.get(place, ("waits", None))
             if place not in self._rows:
                 # Nobody has read it: it waits behind another one.
                 self._read_entry(key, number)
-            yield Tried(number, self._rows[place] or 1, outcome, failure)
+            rows = self._rows[place] or 1
+            if place not in self._left:
+                yield Tried(number, rows, "waits")
+                continue
+            left = self._left[place]
+            fails = 0 if left is None else left.rows or 1
+            if rows > fails:
+                yield Tried(number, rows - fails, "passes")
+            if left is not None:
+                yield Tried(number, fails, "fails", left.failure)
 
     def _read_entry(self, key: WaitingKey, number: int) -> None:
         name = quarantine.entry_key(key.key, number)
@@ -203,8 +240,7 @@ class _TrialStore:
                 key, number = quarantine.parse_waiting_key(name)
                 if number is None:
                     continue
-                entry = quarantine.entry_from(text, corrupt(self._step, name)) if text else None
-                self._outcomes[key, number] = ("passes", None) if entry is None else ("fails", entry.failure)
+                self._left[key, number] = quarantine.entry_from(text, corrupt(self._step, name)) if text else None
 
     def due(
         self, step: StepId, batch: BatchId, partitions: Collection[PartitionIndex], up_to_ms: int

@@ -101,6 +101,7 @@ def start_prepared(
             session = (spark or _active_session(prepared.flow_id)) if isinstance(flow, Flow) else flow.sparkSession
             _check_session(session, prepared.config)
             frame = _built(flow, session, prepared) if isinstance(flow, Flow) else flow
+            prepared.flow_quarantine = flow.quarantine if isinstance(flow, Flow) else None
             parse_trigger(trigger)
             bound = bind(frame, prepared.plan.partitions[0].count, output_mode, keeps_position=not prepared.temporary)
             checkpoint = checkpoint_address(prepared.config) or str(prepared.scratch)
@@ -136,7 +137,7 @@ def _check_session(session: SparkSession, config: RecoveryConfig) -> None:
 
 def _built(flow: Flow, session: SparkSession, prepared: Prepared) -> DataFrame:
     """Build the flow's frame, with what wakes the steps whose rows in quarantine are to be replayed."""
-    token = replaying.set(lambda step: prepared.waiting(step).replays)
+    token = replaying.set(prepared.replayed)
     try:
         return build_flow(flow, session)
     finally:

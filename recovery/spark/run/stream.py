@@ -33,6 +33,7 @@ from recovery.spark.run.reporting.spark_waits import Waits
 from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.under_way import UnderWay
 from recovery.spark.tuning.outcome import Outcome
+from recovery.storage.seam import of_all_steps
 
 CANCEL_S = 0.5
 """How often a micro-batch that has to end is cancelled again: between two of its jobs, a call has no effect."""
@@ -83,7 +84,7 @@ class Stream(Part):
             name=run.prepared.flow_id,
             checkpoint=run.home.location,
             address=run.access.address,
-            most_waiting=run.prepared.config.quarantine,
+            most_waiting=run.prepared.quarantine_limit.rows,
             trigger=trigger,
             started=self._launched,
         )
@@ -150,8 +151,9 @@ class Stream(Part):
             if frame is not None:
                 with self.under_way.in_sink():
                     run.delivery.write(frame, batch_id, closer.epoch)
-        counts = run.store.counts(run.lease, batch_id)
-        run.quarantine.processed(run.lease, batch_id, counts.waiting)
+        of_steps = run.store.counts_of_steps(batch_id)
+        counts = of_all_steps(of_steps)
+        run.quarantine.processed(run.lease, batch_id, of_steps)
         closer.finished = batch_id
         reports.summary.batches += 1
         reports.summary.states += counts.keys

@@ -23,10 +23,10 @@ from recovery.errors import ConfigurationError, StateValueError
 from recovery.spark.steps.aggregate_functions import FUNCTIONS, MadeAggregate, plan_aggregate
 from recovery.spark.steps.arrow import apply_arrow
 from recovery.spark.steps.combine import AggregatePart, combined, counted
-from recovery.spark.steps.definition import GROUP, ROWS, START, Keys, arrow_schema
+from recovery.spark.steps.definition import GROUP, ROWS, START, Hold, Keys, OnError, arrow_schema
 from recovery.spark.steps.input_keys import KeyedInput, locate_key
 from recovery.spark.steps.key_columns import parse_keys
-from recovery.spark.steps.stateful import check_step, time_zone
+from recovery.spark.steps.stateful import check_step, hold_of, time_zone
 from recovery.values.declaration import lambdas_numbered
 from recovery.values.kernels import AddingKernel, Count, Groups, Kernel, Mean, OverflowAt
 from recovery.values.migration import Migrate
@@ -106,15 +106,18 @@ def _wider(each: PlannedAggregate) -> str:
 class AggregateStep:
     """The result of `aggregate`: a function for `DataFrame.transform` that can also read the step's aggregates."""
 
-    def __init__(self, step_id: str, key: Keys, migrate: Migrate | None, columns: dict[str, Aggregate]) -> None:
+    def __init__(
+        self, step_id: str, key: Keys, migrate: Migrate | None, hold: Hold | None, columns: dict[str, Aggregate]
+    ) -> None:
         self._step_id = step_id
         self._key = key
         self._migrate = migrate
+        self._hold = hold
         self._columns = columns
         self._applied: AppliedAggregation | None = None
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        result, self._applied = _apply(frame, self._step_id, self._key, self._columns, self._migrate)
+        result, self._applied = _apply(frame, self._step_id, self._key, self._columns, self._migrate, self._hold)
         return result
 
     def all_keys(self, spark: SparkSession, directory: str | Path, epoch: int | None = None) -> DataFrame:
@@ -163,7 +166,15 @@ class AppliedAggregation:
             yield pa.RecordBatch.from_arrays([*keys, *results], schema=schema)
 
 
-def aggregate(step_id: str, *, key: Keys, migrate: Migrate | None = None, **columns: Aggregate) -> AggregateStep:
+def aggregate(
+    step_id: str,
+    *,
+    key: Keys,
+    migrate: Migrate | None = None,
+    on_error: OnError = "fail",
+    hold: Hold = "key",
+    **columns: Aggregate,
+) -> AggregateStep:
     """Running aggregates per key, for `DataFrame.transform`: `aggregate("spent", key="user", total=sum_("price"))`.
 
     columns: an aggregate from `recovery.aggregates` for each output column. The output has the key's columns and the
@@ -172,9 +183,14 @@ def aggregate(step_id: str, *, key: Keys, migrate: Migrate | None = None, **colu
 
     The state of a key is a JSON object of plain values, with the guarantees of any step. The next start reports an
     aggregate that was added, removed or changed under the same name; `migrate`, as in `stateful_arrow`, converts the
-    states. Raises ConfigurationError.
+    states.
+
+    on_error, hold: as in `stateful`. What belongs to the rows of a key is a sum that overflows its type, and a state
+    that cannot be stored, such as one with an infinite sum. With "quarantine" Spark gives whole rows to the step, which
+    wait as they are, and does not combine them before. Raises ConfigurationError.
     """
     check_step(step_id, aggregate, migrate)
+    held = hold_of(step_id, on_error, hold)
     if not columns:
         raise ConfigurationError(f"step {step_id!r} aggregates nothing", remedy="Say what, as in n=count().")
     for name, each in columns.items():
@@ -184,11 +200,16 @@ def aggregate(step_id: str, *, key: Keys, migrate: Migrate | None = None, **colu
                 remedy="Use the functions of recovery.aggregates, as in n=count(), total=sum_('price').",
             )
 
-    return AggregateStep(step_id, key, migrate, columns)
+    return AggregateStep(step_id, key, migrate, held, columns)
 
 
 def _apply(
-    frame: DataFrame, step_id: str, key: Keys, columns: dict[str, Aggregate], migrate: Migrate | None
+    frame: DataFrame,
+    step_id: str,
+    key: Keys,
+    columns: dict[str, Aggregate],
+    migrate: Migrate | None,
+    hold: Hold | None,
 ) -> tuple[DataFrame, AppliedAggregation]:
     _, keyed = locate_key(frame, step_id, key)
     keys = [key] if isinstance(key, str | Column) else list(key)
@@ -199,7 +220,14 @@ def _apply(
     if any(name.startswith(_INPUT) for name in keyed.names):
         raise ConfigurationError(f"step {step_id!r}: a key is named {_INPUT}…", remedy="Rename it before the step.")
     prepared = {name: _prepare(frame, step_id, name, each) for name, each in columns.items()}
-    rows, names, weight = _rows(frame, taken, keyed, prepared)
+    computed: dict[str, Column] = {}
+    if hold is None:
+        rows, names, weight = _rows(frame, taken, keyed, prepared)
+        chosen: Keys = keyed.names[0] if len(keyed.names) == 1 else keyed.names
+    else:
+        names = _names(prepared, whole=False)
+        computed = _named_inputs(prepared, names)
+        rows, weight, chosen = frame, None, key
     planned = [
         PlannedAggregate(name, each.made.kernel, names[name], each.made.states, each.made.result, weight is not None)
         for name, each in prepared.items()
@@ -218,8 +246,9 @@ def _apply(
         "fields": [[field.name, f"{what} as {field.dataType.simpleString()}", True] for what, field in described],
     }
     aggregation = Aggregation(keyed.names, tuple(planned))
-    chosen = keyed.names[0] if len(keyed.names) == 1 else keyed.names
-    result = apply_arrow(rows, step_id, chosen, aggregation, states, output, None, migrate, form, weight)
+    result = apply_arrow(
+        rows, step_id, chosen, aggregation, states, output, None, migrate, form, weight, hold, computed
+    )
     return result, AppliedAggregation(aggregation, keyed.types, states, output, time_zone(frame))
 
 
@@ -251,16 +280,9 @@ def _rows(
     number of the frame's rows that each represents, or None if the rows cannot be combined."""
     parts = {name: each.parts for name, each in prepared.items() if each.parts is not None}
     whole = len(parts) == len(prepared)
-    names = {
-        name: tuple(f"{_INPUT}{place}_{number}" for number in range(len(parts[name] if whole else each.inputs)))
-        for place, (name, each) in enumerate(prepared.items())
-    }
+    names = _names(prepared, whole)
     if not whole:
-        inputs = [
-            one.alias(alias)
-            for name, each in prepared.items()
-            for one, alias in zip(each.inputs, names[name], strict=True)
-        ]
+        inputs = [one.alias(alias) for alias, one in _named_inputs(prepared, names).items()]
         return frame.select(*taken, *inputs), names, None
     named = {names[name]: of_one for name, of_one in parts.items()}
     counts = [names[name][0] for name, each in prepared.items() if each.made.kernel == Count() and not each.inputs]
@@ -268,6 +290,19 @@ def _rows(
     if not counts:
         named[(weight,)] = (counted(),)
     return combined(frame, taken, named), names, weight
+
+
+def _names(prepared: dict[str, _Prepared], whole: bool) -> dict[str, tuple[str, ...]]:
+    """Return the names of each aggregate's columns in the rows. whole: the rows are combined to parts."""
+    return {
+        name: tuple(f"{_INPUT}{place}_{number}" for number in range(len((each.parts or ()) if whole else each.inputs)))
+        for place, (name, each) in enumerate(prepared.items())
+    }
+
+
+def _named_inputs(prepared: dict[str, _Prepared], names: dict[str, tuple[str, ...]]) -> dict[str, Column]:
+    """Return the inputs of all aggregates by their names in the rows."""
+    return {alias: one for name, each in prepared.items() for one, alias in zip(each.inputs, names[name], strict=True)}
 
 
 def _check_inputs(frame: DataFrame, step_id: str, name: str, each: Aggregate) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import types as T
 
 from recovery.errors import ConfigurationError, StateValueError
 from recovery.spark.steps.definition import HELPERS, Hold, Keys, OnError, OrderBy, TableUpdate, Transform, arrow_schema
 from recovery.spark.steps.input_keys import locate_key
+from recovery.spark.steps.replayed import replayed
 from recovery.spark.steps.stateful import check_step, define, hold_of, register, struct, time_zone
 from recovery.values.declaration import Form
 from recovery.values.migration import Migrate
@@ -72,10 +73,14 @@ def apply_arrow(
     form: Form,
     weight: str | None = None,
     hold: Hold | None = None,
+    inputs: Mapping[str, Column] | None = None,
 ) -> DataFrame:
-    """Return the frame with a vectorised step applied to it. Raises ConfigurationError."""
+    """Return the frame with a vectorised step applied to it. inputs: columns that Spark computes for `update`, beside
+    those of the frame. Raises ConfigurationError."""
     zone = time_zone(frame)
+    given, inputs = frame, inputs or {}
     frame, keyed = locate_key(frame, step_id, key)
+    frame = frame.select("*", *(column.alias(name) for name, column in inputs.items())) if inputs else frame
     _check_names(step_id, keyed.columns, keyed.names, state_schema)
     try:
         table = StateTable(arrow_schema(state_schema, zone))
@@ -85,8 +90,9 @@ def apply_arrow(
             remedy="Use booleans, numbers, decimals, strings, binary, dates, timestamps, and arrays of those.",
         ) from error
     definition = define(
-        frame, step_id, keyed, update, output, order_by, state_schema=state_schema, weight=weight, hold=hold
-    )
+        frame, step_id, keyed, update, output, order_by, state_schema=state_schema, weight=weight, hold=hold,
+        inputs=tuple(inputs), replayed=replayed(given, step_id, keyed.columns, inputs, zone) if inputs else None,
+    )  # fmt: skip
     return register(frame, definition, order_by, form, None if migrate is None else _checked(migrate, table))
 
 

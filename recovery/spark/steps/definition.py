@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -23,11 +23,16 @@ from recovery.values.declaration import Declaration
 from recovery.values.migration import Migrate, converter, misread, typed_decoder
 from recovery.values.state_table import StateTable
 
+if TYPE_CHECKING:
+    from recovery.values.quarantine import Entry
+    from recovery.values.quarantined_rows import Replayed
+
 PREFIX = "__recovery_"
 KEY = PREFIX + "key"
 HASH = PREFIX + "hash"
 NOW = PREFIX + "now"
 ROUTE = PREFIX + "route"
+WHEN = PREFIX + "when"
 TICK = PREFIX + "tick"
 UDF_NAME = "recovery_step:"
 HASH_BITS = 32
@@ -59,12 +64,15 @@ class StepDefinition:
     to the process that has its partitions, where that is another host's. hold: what an error of `update` for a key
     means: with None the run fails; with "key" the rows go to quarantine, and later rows of the key wait behind them;
     with "no" later rows pass. most_waiting: the number of rows that a task may put into quarantine; None: any. replays:
-    rows in quarantine are to be replayed, so partitions without new rows are woken, too.
+    rows in quarantine are to be replayed, so partitions without new rows are woken, too. inputs: the columns that Spark
+    computes for the step, beside the input's own, which alone go to quarantine. replayed: those columns for rows that
+    are to be replayed; None if nothing is, or where there are no such columns. when: of a step that only puts rows
+    aside, the condition in one line; it has no key.
     """
 
     step_id: StepId
     token: str
-    update: Update | TableUpdate
+    update: Update | TableUpdate | None
     state_type: StateType
     state_schema: T.StructType | None
     timeouts: bool
@@ -82,6 +90,9 @@ class StepDefinition:
     hold: Hold | None = None
     most_waiting: int | None = None
     replays: bool = False
+    inputs: tuple[str, ...] = ()
+    replayed: Replayed | None = field(default=None, repr=False)
+    when: str | None = None
 
     @property
     def key_text(self) -> str:
@@ -139,8 +150,12 @@ class RegisteredStep:
         return misread(StateTable(schema).decode, states)
 
 
-replaying: ContextVar[Callable[[StepId], bool]] = ContextVar("replaying", default=lambda step: False)
-"""While a run builds its flow: returns whether rows in the quarantine of a step are to be replayed."""
+Waiting: TypeAlias = "Iterable[tuple[str, int, Entry]]"
+"""The key, number and content of entries in quarantine."""
+
+replaying: ContextVar[Callable[[StepId], Waiting | None]] = ContextVar("replaying", default=lambda step: None)
+"""While a run builds its flow: returns the entries in the quarantine of a step that are to be replayed; None: there are
+none. They are read when they are asked for."""
 
 registered: dict[str, RegisteredStep] = {}
 """Steps by token. The name of a step's function in the plan contains the token."""

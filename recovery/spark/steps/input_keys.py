@@ -45,19 +45,7 @@ class KeyedInput:
 
 def locate_key(frame: DataFrame, step_id: str, key: Keys) -> tuple[DataFrame, KeyedInput]:
     """Return the frame with a column for each part of the key, and their location. Raises ConfigurationError."""
-    check_known(frame, step_id)
-    columns = tuple(frame.columns)
-    if len(set(columns)) != len(columns) or any(name.startswith(PREFIX) for name in columns):
-        raise ConfigurationError(
-            f"step {step_id!r}: its input has columns of the same name, or named {PREFIX}…: {columns}",
-            remedy="Rename them with select or withColumnRenamed before the step.",
-        )
-    if any("." in name or "`" in name for name in columns):
-        raise ConfigurationError(
-            f"step {step_id!r}: its input has columns with a dot or a backtick in their names: {columns}",
-            cause="PySpark's mapInArrow, which runs the step, takes such a name apart.",
-            remedy="Rename them with toDF or withColumnRenamed before the step.",
-        )
+    columns = checked_columns(frame, step_id)
     keys = [key] if isinstance(key, str | Column) else list(key)
     fields = _key_fields(frame, step_id, keys)
     types = tuple(field.dataType for field in fields)
@@ -71,6 +59,24 @@ def locate_key(frame: DataFrame, step_id: str, key: Keys) -> tuple[DataFrame, Ke
         positions.append(frame.columns.index(str(keys[number])))
     names = tuple(field.name for field in fields)
     return frame, KeyedInput(columns, tuple(positions), names, types, in_place)
+
+
+def checked_columns(frame: DataFrame, step_id: str) -> tuple[str, ...]:
+    """Return the names of the input's columns. Raises ConfigurationError for names that a step cannot have."""
+    check_known(frame, step_id)
+    columns = tuple(frame.columns)
+    if len(set(columns)) != len(columns) or any(name.startswith(PREFIX) for name in columns):
+        raise ConfigurationError(
+            f"step {step_id!r}: its input has columns of the same name, or named {PREFIX}…: {columns}",
+            remedy="Rename them with select or withColumnRenamed before the step.",
+        )
+    if any("." in name or "`" in name for name in columns):
+        raise ConfigurationError(
+            f"step {step_id!r}: its input has columns with a dot or a backtick in their names: {columns}",
+            cause="PySpark's mapInArrow, which runs the step, takes such a name apart.",
+            remedy="Rename them with toDF or withColumnRenamed before the step.",
+        )
+    return columns
 
 
 def position_of(frame: DataFrame, step_id: str, name: str) -> int:

@@ -15,7 +15,7 @@ from copy import deepcopy
 from datetime import date
 from decimal import Decimal
 from types import CodeType
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 from pyspark.sql import Column, DataFrame
@@ -56,6 +56,9 @@ from recovery.values.codec import StateCodec, StateType, make_portable
 from recovery.values.declaration import Declaration, Form, form_of
 from recovery.values.functions import check_runs
 from recovery.values.migration import Migrate
+
+if TYPE_CHECKING:
+    from recovery.values.quarantined_rows import Replayed
 
 _TIMEOUT_MEMBERS = frozenset({"setTimeoutDuration", "setTimeoutTimestamp"})
 _TIME_MEMBERS = frozenset({"getCurrentProcessingTimeMs"})
@@ -203,7 +206,7 @@ def define(
     frame: DataFrame,
     step_id: str,
     keyed: KeyedInput,
-    update: Update | TableUpdate,
+    update: Update | TableUpdate | None,
     output: str | T.StructType,
     order_by: OrderBy,
     *,
@@ -213,9 +216,12 @@ def define(
     needs_time: bool = False,
     weight: str | None = None,
     hold: Hold | None = None,
+    inputs: tuple[str, ...] = (),
+    replayed: Replayed | None = None,
+    when: str | None = None,
 ) -> StepDefinition:
     """Return the definition of a step over `frame`, with a new token. Raises ConfigurationError."""
-    replays = hold is not None and replaying.get()(StepId(step_id))
+    replays = hold is not None and replaying.get()(StepId(step_id)) is not None
     return StepDefinition(
         step_id=StepId(step_id),
         token=secrets.token_hex(8),
@@ -237,6 +243,9 @@ def define(
         task_key=task_key(),
         hold=hold,
         replays=replays,
+        inputs=inputs,
+        replayed=replayed,
+        when=when,
     )
 
 
@@ -248,6 +257,15 @@ def register(
     migrate: Migrate | None,
 ) -> DataFrame:
     """Register the step under its token, and return the frame with the step applied to it."""
+    note_step(frame, definition, order_by, form, migrate)
+    names = [F.col(f"`{frame.columns[position]}`") for position in definition.key_columns]
+    return _plan(frame, definition, key_text(names, definition.key_types))
+
+
+def note_step(
+    frame: DataFrame, definition: StepDefinition, order_by: OrderBy, form: Form, migrate: Migrate | None
+) -> None:
+    """Register the step under its token."""
     check_input(frame, definition.step_id)
     ordering = [] if order_by is None else [order_by] if isinstance(order_by, str | Column) else list(order_by)
     key = zip(definition.key_names, definition.key_types, strict=True)
@@ -257,8 +275,6 @@ def register(
         Declaration(tuple((name, kind.simpleString()) for name, kind in key), form),
         migrate,
     )
-    names = [F.col(f"`{frame.columns[position]}`") for position in definition.key_columns]
-    return _plan(frame, definition, key_text(names, definition.key_types))
 
 
 def time_zone(frame: DataFrame) -> str:
@@ -284,13 +300,19 @@ def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFra
     else:
         keyed = frame.select(*own, text.alias(KEY), hashed)
         passed = [*own, F.col(KEY)]
+    return exchanged(keyed, definition, passed)
+
+
+def exchanged(keyed: DataFrame, definition: StepDefinition, passed: list[Column]) -> DataFrame:
+    """Return the output of a step whose rows are spread by the column of their hashes. passed: the columns that its
+    tasks get, beside time and route."""
     # A placeholder with one partition: `planner.bind` sets the number of partitions.
-    exchanged = repartition_by_id(keyed, 1, F.lit(0))
+    spread = repartition_by_id(keyed, 1, F.lit(0))
     if definition.needs_time:
         # The time becomes a literal in the generated code, so Spark compiles that code again for every micro-batch.
         passed.append(F.unix_millis(F.current_timestamp()).alias(NOW))
     partition = F.shiftleft(F.spark_partition_id().cast("long"), HASH_BITS)
-    placed = exchanged.select(*passed, partition.bitwiseOR(F.col(definition.hash_column)).alias(ROUTE))
+    placed = spread.select(*passed, partition.bitwiseOR(F.col(definition.hash_column)).alias(ROUTE))
 
     make_portable(definition.state_type)
     check_sendable(definition.step_id, definition, definition.update)
@@ -327,12 +349,17 @@ def struct(step_id: str, output: str | T.StructType, what: str = "output") -> T.
     return parsed
 
 
-def check_step(step_id: str, function: object, migrate: object, name: str = "update") -> None:
-    """Check a step's id and functions. Raises ConfigurationError."""
+def check_id(step_id: str) -> None:
+    """Raise ConfigurationError for what cannot be a step's id."""
     if not isinstance(step_id, str) or not step_id or step_id.startswith("$") or "\0" in step_id:
         raise ConfigurationError(
             f"{step_id!r} is not a step id", remedy="Use a name that does not begin with $, like 'count'."
         )
+
+
+def check_step(step_id: str, function: object, migrate: object, name: str = "update") -> None:
+    """Check a step's id and functions. Raises ConfigurationError."""
+    check_id(step_id)
     if not callable(function):
         raise ConfigurationError(f"step {step_id!r}: {name}={function!r} is not a function")
     if migrate is not None and not callable(migrate):

@@ -15,7 +15,6 @@ from recovery.spark.tasks.quarantine import belongs_to_row
 from recovery.spark.tasks.quarantining import Attempted, Quarantining, of_one_key
 from recovery.spark.tasks.step_task import KeyGroups, StepTask
 from recovery.storage.seam import Changes
-from recovery.values.quarantine import Entry
 
 Kept = list[tuple[PartitionIndex, Changes]]
 
@@ -79,8 +78,9 @@ class ArrowQuarantineTask(Quarantining, ArrowStepTask):
         for text, home in sorted(self._quarantine.marked.items()):
             yield from self._replay(home, text, False)
 
-    def _attempted(self, home: PartitionIndex, text: str, state: str | None, entry: Entry) -> Attempted:
-        output, kept = self._tried_in(state, of_one_key(self._quarantine.rows_of(entry, text), text))
+    def _attempted(self, home: PartitionIndex, text: str, state: str | None, rows: pa.RecordBatch | None) -> Attempted:
+        assert rows is not None, "a vectorised step has no timeouts"
+        output, kept = self._tried_in(state, of_one_key(rows, text))
         return output, kept[0][1] if kept else None
 
     def _call_behind(

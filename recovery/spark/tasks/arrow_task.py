@@ -61,7 +61,8 @@ class ArrowStepTask(StepTask):
         )
         group = np.repeat(np.arange(len(starts)), counts)
         own = [chunk.column(index) for index in range(len(definition.columns))]
-        rows = pa.table([*own, pa.array(group)], names=[*definition.columns, GROUP])
+        computed = [chunk.column(name) for name in definition.inputs]
+        rows = pa.table([*own, *computed, pa.array(group)], names=[*definition.columns, *definition.inputs, GROUP])
         self._rows += len(rows) if definition.weight is None else pc.sum(rows[definition.weight]).as_py()
         new_states, output = self._update(rows, states)
         try:

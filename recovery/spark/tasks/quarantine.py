@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -22,8 +23,18 @@ from recovery.values.quarantine import REPLAY_MS, WAITS_MS, Entry, KeptFailure, 
 
 ENTRY_BYTES = 1 << 20
 """Room for what an entry has beside its rows, and for the key."""
-Attempt = Callable[[Entry], None]
-"""Attempts the call of an entry again. Raises the error of the call."""
+Attempt = Callable[[pa.RecordBatch | None], None]
+"""Attempts the call of an entry again, with its rows; None: the call was for a timeout. Raises the call's error, or
+StillBad."""
+
+
+class StillBad(Exception):  # noqa: N818 - some rows have passed
+    """Some rows of an entry are still bad; the others have passed."""
+
+    def __init__(self, rows: pa.RecordBatch, failure: KeptFailure) -> None:
+        super().__init__(failure.text)
+        self.rows = rows
+        self.failure = failure
 
 
 class _Put(NamedTuple):
@@ -53,8 +64,10 @@ class TaskQuarantine:
         self._pending: dict[PartitionIndex, list[tuple[str, _Put]]] = {}
         self._notes: dict[str, KeyNote] = {}
         self._spools: dict[PartitionIndex, Spool] = {}
-        self.rows = 0
+        self.entered = 0
         """The rows that this task has put into quarantine; a call without rows counts as one."""
+        self.rows = 0
+        """The same rows, less those that left it."""
 
     def wake(self, partitions: Iterable[PartitionIndex]) -> None:
         """Read which keys of these partitions wait."""
@@ -82,18 +95,21 @@ class TaskQuarantine:
         """Whether no key waits in the partitions that are awake."""
         return not self._waiting
 
-    def put(self, partition: PartitionIndex, text: str, rows: pa.RecordBatch | None, error: Exception | None) -> None:
+    def put(
+        self, partition: PartitionIndex, text: str, rows: pa.RecordBatch | None, error: Exception | KeptFailure | None
+    ) -> None:
         """Put rows of a key into quarantine, behind those that wait. rows: None for a call for a timeout. error: None
         for rows that only wait. Raises QuarantineError if the task has put too many there."""
         if rows is not None:
-            own = len(self._definition.columns)
-            rows = pa.RecordBatch.from_arrays(rows.columns[:own], self._definition.columns)
-        failure = None if error is None else quarantine.failure_of(error)
+            rows = self._own(rows)
+        failure = quarantine.failure_of(error) if isinstance(error, Exception) else error
         self._pending.setdefault(partition, []).append((text, _Put(rows, failure)))
-        self.rows += len(rows) if rows is not None else 1
+        count = len(rows) if rows is not None else 1
+        self.entered, self.rows = self.entered + count, self.rows + count
         most = self._definition.most_waiting
         if most is not None and self.rows > most:
-            raise too_many(self._definition.step_id, self.rows, most, failure, text) from error
+            behind = error if isinstance(error, Exception) else None
+            raise too_many(self._definition.step_id, self.rows, most, failure, text) from behind
 
     def replay(self, partition: PartitionIndex, text: str, attempt: Attempt) -> None:
         """Attempt the entries of a key again, in their order. Those that pass leave the quarantine. With hold "key",
@@ -113,11 +129,16 @@ class TaskQuarantine:
                 continue
             entry = quarantine.entry_from(stored, self._corrupt(text))
             try:
-                attempt(entry)
+                attempt(None if entry.timed_out else self._rows_of(text, number, entry))
             except Exception as failure:
-                if not belongs_to_row(failure):
+                if isinstance(failure, StillBad):
+                    found, left = failure.failure, self._own(failure.rows)
+                    passed += entry.rows - len(left)
+                    entry = msgspec.structs.replace(entry, rows=len(left), data=quarantined_rows.packed(left))
+                elif belongs_to_row(failure):
+                    found = quarantine.failure_of(failure)
+                else:
                     raise
-                found = quarantine.failure_of(failure)
                 if number < first:
                     first, since_ms = number, entry.at_ms
                 error = found.text
@@ -141,23 +162,38 @@ class TaskQuarantine:
         packed.append(_packed(quarantine.note_key(text), left if left.rows else None, WAITS_MS if left.rows else None))
         self._spool(partition).add(Changes(tuple(packed), timeouts=True))
 
-    def rows_of(self, entry: Entry, text: str) -> pa.RecordBatch:
+    def _own(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows with the columns that go to quarantine."""
+        names = self._definition.columns
+        return pa.RecordBatch.from_arrays(rows.columns[: len(names)], names)
+
+    def _rows_of(self, text: str, number: int, entry: Entry) -> pa.RecordBatch:
         """Return the rows of an entry with the columns that the step has now, in the places of a chunk: first the own
-        ones, then those of a key that is an expression. Raises StateValueError if one is missing."""
+        ones, then those of a key that is an expression, then the computed ones. Raises StateValueError if one is
+        missing."""
         table = quarantined_rows.unpacked(entry.data, self._corrupt(text), entry.rows)
         missing = [name for name in self._definition.columns if table.column_names.count(name) != 1]
         if missing and tuple(table.column_names) != self._definition.columns:
-            raise StateValueError(
-                f"the rows lack the columns {', '.join(map(repr, missing))}",
-                cause="The input of the step has changed since the rows came.",
-                remedy="Let update read the old columns, or export the rows and drop them.",
-            )
+            raise _unlike(f"the rows lack the columns {', '.join(map(repr, missing))}")
         if not missing:
             table = table.select(list(self._definition.columns))
         batches = table.combine_chunks().to_batches()
         if len(batches) != 1:
             raise self._corrupt(text)(f"an entry has {len(table)} rows")
-        return self._with_key(batches[0], text)
+        rows = self._with_key(batches[0], text)
+        if not self._definition.inputs:
+            return rows
+        computed = self._computed.get((text, number))
+        if computed is None:
+            raise _unlike("the rows do not have the types of the step's input")
+        names = [*rows.schema.names, *computed.schema.names]
+        return pa.RecordBatch.from_arrays([*rows.columns, *computed.columns], names)
+
+    @cached_property
+    def _computed(self) -> Mapping[tuple[str, int], pa.RecordBatch]:
+        """What Spark has computed for the entries that are replayed."""
+        found = self._definition.replayed
+        return {} if found is None else found.by_place()
 
     def _with_key(self, rows: pa.RecordBatch, text: str) -> pa.RecordBatch:
         """Add the columns of a key that is an expression: an entry has only the columns of the input."""
@@ -176,6 +212,23 @@ class TaskQuarantine:
     def overdue(self, partition: PartitionIndex, text: str, timeout_ms: int) -> None:
         """Note that a timeout of a key passed while the key waits."""
         self._pending.setdefault(partition, []).append((text, _Put(None, None, timeout_ms)))
+
+    def freed(self, partitions: Collection[PartitionIndex]) -> dict[str, PartitionIndex]:
+        """Return the waiting keys of these partitions for which a timeout passed, and note that it does not wait any
+        more: `hold` was "key" then, and is "no" now."""
+        found: dict[str, PartitionIndex] = {}
+        step, names = self._definition.quarantine, {}
+        for partition, texts in self._store.due(step, self._batch, sorted(partitions), WAITS_MS).items():
+            names[partition] = tuple(texts)
+        for partition, stored in self._store.read(step, self._batch, names).items():
+            for name, text in zip(names[partition], stored, strict=True):
+                key, _ = quarantine.parse_waiting_key(name)
+                note = quarantine.note_from(text or "", self._corrupt(key))
+                if note.overdue_ms is not None:
+                    found[key] = partition
+                    self._notes[key] = msgspec.structs.replace(note, overdue_ms=None)
+                    self._spool(partition).add(Changes((_packed(name, self._notes[key], WAITS_MS),), timeouts=True))
+        return found
 
     def flush(self) -> None:
         """Write what was put aside since the last time into the spools."""
@@ -199,7 +252,9 @@ class TaskQuarantine:
     def apply(self, partitions: Collection[PartitionIndex]) -> None:
         """Apply what was put aside, in one transaction for each of the partitions that the task has touched."""
         spools = {partition: self._spool(partition) for partition in partitions}
-        self._store.apply(self._definition.quarantine, self._batch, spools, BatchCount(0, 0, waiting=self.rows))
+        self._store.apply(
+            self._definition.quarantine, self._batch, spools, BatchCount(self.entered, 0, waiting=self.rows)
+        )
         for spool in self._spools.values():
             spool.close()
 
@@ -240,6 +295,14 @@ def belongs_to_row(error: Exception) -> bool:
     if isinstance(error, RecoveryError):
         return isinstance(error, StateValueError)
     return not isinstance(error, MemoryError | ImportError)
+
+
+def _unlike(found: str) -> StateValueError:
+    return StateValueError(
+        found,
+        cause="The input of the step has changed since the rows came.",
+        remedy="Let the step read the old columns, or export the rows and drop them.",
+    )
 
 
 def too_many(step: str, rows: int, most: int, failure: KeptFailure | None, text: str) -> QuarantineError:

@@ -16,7 +16,6 @@ from recovery.spark.tasks.quarantine import belongs_to_row
 from recovery.spark.tasks.quarantining import Attempted, Quarantining, of_one_key
 from recovery.spark.tasks.step_task import FailedCall, KeyGroups
 from recovery.storage.seam import FIELD_SEPARATOR, Changes
-from recovery.values.quarantine import Entry
 
 
 @dataclass
@@ -208,6 +207,17 @@ class QuarantineTask(Quarantining):
         self._keys -= len(changes.packed) - len(stay)
         calls.changes = changes._replace(packed=(*stay, *(one for one in instead if one is not None)))
 
+    def _wake(self, partitions: Iterable[int]) -> None:
+        woken = {*map(PartitionIndex, partitions)} - self._awake
+        super()._wake(woken)
+        definition = self._definition
+        if not (woken and definition.timeouts and definition.hold == "no") or self._quarantine.is_empty:
+            return
+        for home, texts in by_value(self._quarantine.freed(woken)):
+            stored = self._stored({home: tuple(texts)})[home]
+            # A key whose state was removed since has no timeout.
+            self._due.update((text, home) for text, state in zip(texts, stored, strict=True) if state is not None)
+
     def _late(self) -> Iterator[pa.RecordBatch]:
         self._quarantine.wake(self._due.values())
         behind = {text: home for text, home in self._due.items() if self._quarantine.goes_behind(text)}
@@ -225,11 +235,11 @@ class QuarantineTask(Quarantining):
         for text, home in sorted(self._quarantine.marked.items()):
             yield from self._replay(home, text, text in behind and text not in held)
 
-    def _attempted(self, home: PartitionIndex, text: str, state: str | None, entry: Entry) -> Attempted:
-        rows: list[Any] = []
-        if not entry.timed_out:
-            self._chunk = self._quarantine.rows_of(entry, text)
-            keys, rows = self._values(of_one_key(self._chunk, text))
+    def _attempted(self, home: PartitionIndex, text: str, state: str | None, rows: pa.RecordBatch | None) -> Attempted:
+        values: list[Any] = []
+        if rows is not None:
+            self._chunk = rows
+            keys, values = self._values(of_one_key(rows, text))
         elif state is None:
             # A key without a state has no timeout.
             return None, None
@@ -237,7 +247,7 @@ class QuarantineTask(Quarantining):
             keys = self._parse_keys([text])
         self._errors = errors = list[Exception]()
         try:
-            output = self._call(home, keys, [text], [state], rows, [0], [len(rows)], entry.timed_out)
+            output = self._call(home, keys, [text], [state], values, [0], [len(values)], rows is None)
         finally:
             self._errors = None
         changes = self._calls.pop().changes

@@ -14,7 +14,6 @@ from recovery.spark.tasks.quarantine import TaskQuarantine
 from recovery.spark.tasks.step_task import KeyGroups, StepTask
 from recovery.storage.seam import BatchCount, Changes
 from recovery.values.keys import decode_key, partition_of
-from recovery.values.quarantine import Entry
 
 Attempted: TypeAlias = tuple[pa.RecordBatch | None, Changes | None]
 """The output of a call for one key, and its changed state; None: nothing."""
@@ -32,8 +31,9 @@ class Quarantining(StepTask):
         self._behind: dict[str, pa.RecordBatch] = {}
         """Rows of this micro-batch for keys whose earlier rows are replayed first."""
 
-    def _attempted(self, home: PartitionIndex, text: str, state: str | None, entry: Entry) -> Attempted:
-        """Call update for an entry of a key in this state. Raises the error of the call."""
+    def _attempted(self, home: PartitionIndex, text: str, state: str | None, rows: pa.RecordBatch | None) -> Attempted:
+        """Call update for the rows of an entry of a key in this state, or for a timeout (None). Raises the error of the
+        call."""
         raise NotImplementedError
 
     def _call_behind(
@@ -102,9 +102,9 @@ class Quarantining(StepTask):
         state = self._stored({home: (text,)})[home][0]
         outputs, changes = list[pa.RecordBatch](), None
 
-        def attempt(entry: Entry) -> None:
+        def attempt(rows: pa.RecordBatch | None) -> None:
             nonlocal state, changes
-            output, made = self._attempted(home, text, state, entry)
+            output, made = self._attempted(home, text, state, rows)
             if output is not None:
                 outputs.append(output)
             if made is not None and made.packed:

@@ -31,6 +31,8 @@ from recovery.spark.tasks.sorting import sorted_by
 from recovery.spark.tasks.step_task import StepTask, mixed_partitions
 from recovery.storage.reach import reach
 from recovery.storage.seam import TaskStore
+from recovery.values.keys import partition_of
+from recovery.values.quarantine import WITHOUT_KEY
 
 _tasks = count()
 """Counts the tasks that this process has run."""
@@ -66,6 +68,10 @@ def run_step(
 
 def with_quarantine(definition: StepDefinition) -> type[StepTask]:
     """Return the kind of the tasks of a step with a quarantine. Other steps do not wait for these imports."""
+    if definition.when is not None:
+        from recovery.spark.tasks.condition_task import ConditionTask
+
+        return ConditionTask
     if definition.state_schema is None:
         from recovery.spark.tasks.quarantine_task import QuarantineTask
 
@@ -106,15 +112,9 @@ def run_tasks(
         if spark_partition is not None:
             rows = chain([first], given)
             del first
-            if gathered or tasks == count:
-                task = kind(
-                    definition,
-                    store,
-                    None if gathered else PartitionIndex(spark_partition),
-                    count,
-                    batch,
-                    spark_partition,
-                )
+            if gathered or tasks == count or definition.when is not None:
+                own_partition = _only_partition(definition, spark_partition, count, tasks, gathered)
+                task = kind(definition, store, own_partition, count, batch, spark_partition)
                 yield from task.run(rows)
                 touched = task.touched
             else:
@@ -128,6 +128,17 @@ def run_tasks(
                 store.withdraw(written, batch, untouched)
     finally:
         store.release()
+
+
+def _only_partition(
+    definition: StepDefinition, spark_partition: int, count: int, tasks: int, gathered: bool
+) -> PartitionIndex | None:
+    """Return the recovery partition that a task has alone; None: it has all. Rows without a key wait in one partition,
+    and a task without it counts its rows in another one."""
+    if definition.when is None:
+        return None if gathered else PartitionIndex(spark_partition)
+    home = partition_of(WITHOUT_KEY, count)
+    return home if gathered or home % tasks == spark_partition else PartitionIndex(spark_partition)
 
 
 def _shares(

@@ -98,7 +98,8 @@ class Merging:
 
     def __init__(self, steps: Sequence[StepDefinition], tasks: int, row_width: RowWidth) -> None:
         """tasks: the number that rows are exchanged over. row_width: of the rows that steps below the aggregate get."""
-        self._steps = {f"{UDF_NAME}{each.token}": each for each in steps if isinstance(each.update, Aggregation)}
+        aggregations = [each for each in steps if isinstance(each.update, Aggregation) and each.hold is None]
+        self._steps = {f"{UDF_NAME}{each.token}": each for each in aggregations}
         self._tasks = tasks
         self._row_width = row_width
         self._collector: Collector | None = None

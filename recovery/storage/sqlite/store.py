@@ -348,7 +348,7 @@ class FilePartitions:
             self._lock.check()
 
     def counts(self, lease: Lease, batch: BatchId) -> BatchCount:
-        return of_all_steps(self.counts_of_steps(batch).values())
+        return of_all_steps(self.counts_of_steps(batch))
 
     def counts_of_steps(self, batch: BatchId) -> dict[StepId, BatchCount]:
         """Return what was applied for a batch so far, by step."""

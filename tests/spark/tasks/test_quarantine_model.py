@@ -23,7 +23,8 @@ from recovery.spark.tasks.step_task import StepTask
 from recovery.storage.initialize import init_partitions
 from recovery.storage.seam import BatchCount
 from recovery.values.keys import partition_of
-from recovery.values.quarantine import REPLAY_MS, WAITS_MS, note_key, parse_waiting_key
+from recovery.values.quarantine import REPLAY_MS, WAITS_MS, entry_key, note_key, parse_waiting_key
+from recovery.values.quarantined_rows import ENTRY, Replayed, unpacked
 from tests.memory_store import MemoryDirectory
 from tests.stores import STEP, Driver, OwnedDirectory, pack, problems
 from tests.tasks import definition
@@ -43,6 +44,8 @@ class Faults:
     timeouts: ClassVar[set[str]] = set()
     sets_timeouts: ClassVar[bool] = False
     """Whether update sets a timeout in each call."""
+    offset: ClassVar[int] = 0
+    """What Spark adds to a value now, where it computes the values for update."""
 
 
 def update(key: str, rows: list[Any], state: Any) -> Any:
@@ -82,6 +85,11 @@ def update_tables(rows: pa.Table, states: pa.Table) -> tuple[pa.Table, pa.Table]
     return table.select(["key"]) if UNENCODABLE in given else table, pa.table({"key": keys, "n": sums})
 
 
+def update_computed(rows: pa.Table, states: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """The same with the values that Spark has computed."""
+    return update_tables(rows.drop_columns(["v"]).rename_columns({"x": "v"}), states)
+
+
 @dataclass
 class Of:
     """A key in the model. waiting: the rows of each call that waits; None for a call for a timeout. overdue_ms: the
@@ -105,6 +113,11 @@ class Model:
         output: list[tuple[str, int]] = []
         waited = {key: len(of.waiting) for key, of in self.keys.items()}
         due = [key for key, of in self.keys.items() if of.timeout_ms is not None and of.timeout_ms <= now_ms]
+        for key, of in self.keys.items():
+            if self.hold == "no" and self.timeouts and of.waiting and of.overdue_ms is not None:
+                of.overdue_ms = None
+                if of.values is not None and key not in due:
+                    due.append(key)
         by_key: dict[str, list[int]] = {}
         for key, value in rows:
             by_key.setdefault(key, []).append(value)
@@ -166,6 +179,7 @@ class Model:
             output.append((key, -1))
             of.values, of.timeout_ms = None, None
             return True
+        values = [value + Faults.offset for value in values]
         if Faults.values.intersection(values):
             return False
         of.values = [*(of.values or []), *values]
@@ -180,9 +194,12 @@ class Model:
 
 
 def step(hold: str, form: str) -> StepDefinition:
-    if form == "tables":
-        made = definition(update_tables, "values array<bigint>", "key string, n bigint", ROWS, ["key"])
-        return replace(made, hold=hold, replays=True, key_in_place=False)
+    if form in ("tables", "computed"):
+        inputs = ("x",) if form == "computed" else ()
+        made = definition(
+            update_computed if inputs else update_tables, "values array<bigint>", "key string, n bigint", ROWS, ["key"]
+        )
+        return replace(made, hold=hold, replays=True, key_in_place=False, inputs=inputs)
     timeouts = form == "timeouts"
     made = definition(update, "n bigint", "key string, n bigint", ROWS, ["key"])
     return replace(
@@ -195,6 +212,8 @@ def run(
 ) -> list[tuple[str, int]]:
     """Run a micro-batch with ticks for all partitions: in so many tasks, or in one that has all partitions (None)."""
     found = []
+    if made.inputs:
+        made = replace(made, replayed=computed(driver, batch))
     connect = lambda keep: (driver.task(), driver.count)  # noqa: E731
     kind = QuarantineTask if made.state_schema is None else ArrowQuarantineTask
     ticks = [(None, None, number) for number in range(COUNT)]
@@ -207,6 +226,7 @@ def run(
             {
                 "key": pa.array([each[0] for each in mine], pa.string()),
                 "v": pa.array([each[1] for each in mine], pa.int64()),
+                **({"x": of_values([each[1] for each in mine])} if made.inputs else {}),
                 KEY: pa.array([each[0] for each in mine], pa.string()),
                 **({NOW: pa.array([now_ms] * len(mine), pa.int64())} if made.needs_time else {}),
                 ROUTE: pa.array([place << HASH_BITS | each[2] for each in mine], pa.int64()),
@@ -215,6 +235,38 @@ def run(
         for each in run_tasks(made, iter([chunk]), connect, batch, kind, tasks or 1):
             found += [(row["key"], row["n"]) for row in each.to_pylist()]
     return found
+
+
+def of_values(values: list[int | None]) -> pa.Array:
+    """What Spark computes of values now; ticks have none."""
+    return pa.array([None if value is None else value + Faults.offset for value in values], pa.int64())
+
+
+def computed(driver: Driver, batch: int) -> Replayed:
+    """What Spark computes now for the rows that wait."""
+    places, tables = list[tuple[str, int]](), list[pa.Table]()
+    task = driver.task()
+    try:
+        for home, notes in task.due(QUARANTINE, batch, range(COUNT), WAITS_MS).items():
+            for note, text in zip(notes, task.read(QUARANTINE, batch, {home: tuple(notes)})[home], strict=True):
+                key, _ = parse_waiting_key(note)
+                found = msgspec.json.decode(text)
+                for number in range(found["first"], found["end"]):
+                    [text] = task.read(QUARANTINE, batch, {home: (entry_key(key, number),)})[home]
+                    if text is not None:
+                        rows = unpacked(msgspec.json.decode(text)["data"], AssertionError)
+                        values = of_values(rows["v"].to_pylist())
+                        index = pa.array([len(places)] * len(rows), pa.int32())
+                        tables.append(pa.table({ENTRY: index, "x": values}))
+                        places.append((key, number))
+    finally:
+        task.release()
+    if not tables:
+        return Replayed((), b"")
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, tables[0].schema) as writer:
+        writer.write_table(pa.concat_tables(tables))
+    return Replayed(tuple(places), sink.getvalue().to_pybytes())
 
 
 def mark(driver: Driver, batch: int, keys: set[str]) -> None:
@@ -253,7 +305,7 @@ def check(driver: Driver, model: Model, batch: int) -> None:
     assert overdue == {key: model.keys[key].overdue_ms for key in notes}
 
 
-@pytest.mark.parametrize("form", ["rows", "timeouts", "tables"])
+@pytest.mark.parametrize("form", ["rows", "timeouts", "tables", "computed"])
 @pytest.mark.parametrize("hold", ["key", "no"])
 @pytest.mark.parametrize(
     ("where", "seed"), [("memory", 0), ("memory", 1), ("files", 2), ("files", 3), ("files", 4), ("owner", 5)]
@@ -263,6 +315,7 @@ def test_a_random_history(seed, where, hold, form, tmp_path, monkeypatch):
     random_, timeouts = random.Random(f"{seed} {hold} {form}"), form == "timeouts"
     monkeypatch.setattr(StepTask, "chunk_rows", 3)
     monkeypatch.setattr(Faults, "sets_timeouts", timeouts)
+    monkeypatch.setattr(Faults, "offset", 0)
     directory: Any = MemoryDirectory(COUNT)
     if where != "memory":
         init_partitions(tmp_path / "files", COUNT)
@@ -274,10 +327,14 @@ def test_a_random_history(seed, where, hold, form, tmp_path, monkeypatch):
     total = 0
     try:
         for _ in range(30):
+            if random_.random() < 0.1:
+                model.hold = "no" if model.hold == "key" else "key"
+                made = step(model.hold, form)
             kind = random_.random()
             if kind < 0.1:
                 driver.__exit__()
                 driver = Driver(directory, (STEP, QUARANTINE))
+                closed.hold = model.hold
                 model = copy.deepcopy(closed)
                 batch = driver.plan.partitions[0].newest.batch_id if driver.plan.partitions[0].newest else NO_BATCH
                 total = sum(model.waiting().values())
@@ -301,6 +358,7 @@ def test_a_random_history(seed, where, hold, form, tmp_path, monkeypatch):
                 Faults.values = {*random_.sample(range(12), random_.randrange(4)), *[MISFIT] * random_.randrange(2)}
                 Faults.values |= {UNENCODABLE} if random_.random() < 0.5 else set()
                 Faults.timeouts = {*random_.sample(KEYS, random_.randrange(4))}
+                Faults.offset = random_.randrange(3) if form == "computed" else 0
                 found = run(driver, made, batch, rows, now_ms, random_.choice([None, COUNT, 2, 1]))
                 assert sorted(found) == sorted(model.run(rows, now_ms))
                 counted = driver.store.counts(driver.lease, batch).waiting

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from recovery.base.clock import Clock
 from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import BatchId, Lease, PartitionIndex, StepId
+from recovery.base.reserved import quarantine_of
 from recovery.errors import QuarantineError, RecoveryError, shown
 from recovery.operational.steps.quarantine import WaitingRows
+from recovery.planning.quarantine import QuarantineLimit
 from recovery.spark.run.parts.part import Part
 from recovery.spark.steps.definition import RegisteredStep, StepDefinition
 from recovery.storage.reach import reach
-from recovery.storage.seam import PartitionStore
+from recovery.storage.seam import BatchCount, PartitionStore, of_all_steps
 from recovery.values import quarantine
 from recovery.values.quarantine import WAITS_MS
 
@@ -41,43 +43,57 @@ class Quarantine(Part):
         before: Mapping[StepId, WaitingRows],
         store: PartitionStore,
         clock: Clock,
-        most: int,
+        limit: QuarantineLimit,
     ) -> None:
-        """before: what waits when the run starts, of the flow's steps. most: how many rows may wait.
+        """before: what waits when the run starts, of the flow's steps. limit: how many rows may wait and enter.
 
         Raises QuarantineError if rows wait for a step whose errors end the run: it would let later rows pass."""
         definitions = [each.definition for each in steps]
         for each in definitions:
             left = before.get(each.step_id, WaitingRows())
             check_released(each, left)
+            if each.inputs and left.replays and each.replayed is None:
+                raise QuarantineError(
+                    f"rows in quarantine of step {each.step_id!r} are to be replayed, and its frame was built before",
+                    cause="Spark computes columns for these rows while a run builds its flow, and a frame that start "
+                    "gets is built already.",
+                    remedy="Replay them in a run of a Flow: start(Flow(name, build, sink), config).",
+                )
         self.ids = [each.quarantine for each in definitions if each.hold is not None]
         """The ids under which the rows in quarantine are stored."""
-        self.rows = sum(each.rows for each in before.values())
-        """The rows that wait."""
+        self.by_step = {
+            each.step_id: before.get(each.step_id, WaitingRows()).rows for each in definitions if each.hold is not None
+        }
+        """The rows that wait, by step."""
         self._since_ms = min((each.since_ms for each in before.values() if each.since_ms is not None), default=None)
         self._store = store
         self._clock = clock
-        self._most = most
+        self._limit = limit
 
-    def processed(self, lease: Lease, batch: BatchId, waiting: int) -> None:
-        """Count the rows of a micro-batch. Raises QuarantineError if too many wait now; then the micro-batch must not
-        count."""
-        rows = self.rows + waiting
-        if waiting > 0 and rows > self._most:
-            newest = self._newest(lease, batch)
-            raise QuarantineError(
-                f"{rows:,} rows would wait in quarantine after micro-batch {batch}, where {self._most:,} may{newest}"
-            )
-        self.rows = rows
-        if not rows:
+    @property
+    def rows(self) -> int:
+        """The rows that wait, of all steps."""
+        return sum(self.by_step.values())
+
+    def processed(self, lease: Lease, batch: BatchId, counts: Mapping[StepId, BatchCount]) -> None:
+        """Count the rows of a micro-batch. Raises QuarantineError if too many wait now, or have come; then the
+        micro-batch must not count."""
+        own = {step: counts.get(quarantine_of(step), BatchCount(0, 0)) for step in self.by_step}
+        now = {step: rows + own[step].waiting for step, rows in self.by_step.items()}
+        entered = sum(count.rows for count in own.values())
+        found = self._limit.exceeded(batch, self.rows, sum(now.values()), entered, of_all_steps(counts).rows)
+        if found is not None:
+            raise QuarantineError(found + self._newest(lease, batch))
+        self.by_step = now
+        if not self.rows:
             self._since_ms = None
         elif self._since_ms is None:
             self._since_ms = self._clock.wall_ms()
 
-    def now(self) -> tuple[int, float | None]:
-        """Return how many rows wait, and for how many seconds the oldest has; None: none waits."""
+    def now(self) -> tuple[Mapping[StepId, int], float | None]:
+        """Return how many rows wait for each step, and for how many seconds the oldest has; None: none waits."""
         since_ms = self._since_ms
-        return self.rows, None if since_ms is None else max(0, self._clock.wall_ms() - since_ms) / 1000
+        return self.by_step, None if since_ms is None else max(0, self._clock.wall_ms() - since_ms) / 1000
 
     def _newest(self, lease: Lease, batch: BatchId) -> str:
         """Return the newest error of any key, as the end of a sentence."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from recovery.backup.note import LastBackup, last_backup, last_replaced
 from recovery.base.credentials.server_certificate import CertificateFiles, RenewedCertificate
-from recovery.base.ids import BatchId
+from recovery.base.ids import BatchId, StepId
 from recovery.config import RecoveryConfig
 from recovery.epochs.closer import EpochClosed
 from recovery.errors import RecoveryError
@@ -151,8 +151,8 @@ class RunMeasures:
         self.lag_parts: Callable[[], Sequence[PartLag]] = tuple
         self.sink_work: Callable[[], SinkWork | None] = lambda: None
         """The work of the sink since the run began; None: the sink does not count it."""
-        self.quarantine: Callable[[], tuple[int, float | None]] = lambda: (0, None)
-        """How many rows are in quarantine, and for how many seconds the oldest has been."""
+        self.quarantine: Callable[[], tuple[Mapping[StepId, int], float | None]] = lambda: ({}, None)
+        """How many rows are in quarantine, by step, and for how many seconds the oldest has been."""
         self.meter = Meter(
             execution.number, self._clock, self._targets, _memory(bound.frame.sparkSession.sparkContext),
             closes=self._kept, native=bound.keeps_native_state,
