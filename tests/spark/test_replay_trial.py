@@ -16,6 +16,7 @@ from recovery.errors import FlowFailedError, QuarantineError, StepChangedError, 
 from recovery.operational.steps.quarantine import Wanted, replay
 from recovery.spark.run.replay_trial import TriedKey, try_replay
 from recovery.storage.store import Store
+from tests.flows import bad_rows
 from tests.flows.bad_rows import keyed, pairs
 from tests.owner.served import Served, recovery, spread, token_file
 from tests.spark.support import ROOT, states
@@ -204,3 +205,19 @@ def test_the_command_at_owners(job, tmp_path):
         "a": (1, 1, 1), "b": (0, 1, 0), "c": (0, 1, 1), "d": (2, 0, 0),
     }  # fmt: skip
     assert states(job.directory, "totals")
+
+
+@pytest.mark.parametrize("make_flow", [bad_rows.make_condition, bad_rows.make_sums])
+def test_steps_for_which_spark_computes_columns(job, tmp_path, make_flow):
+    """A condition, which lets only some rows of an entry pass, and sums: Spark computes both for the trial."""
+    fixed = tmp_path / "fixed"
+    job.flow = lambda **given: make_flow(str(job.feed.path), str(job.output), str(fixed))
+    job.feed.add([("a", 1 << 62), ("a", 1 << 62)])
+    job.run()
+    assert job.waiting()
+    fixed.touch()
+    tried = job.tried()
+    replay(Store(job.directory), Wanted(), SystemClock())
+    job.run()
+    said = {each.key.key: each.rows("fails") + each.rows("waits") for each in tried}
+    assert {key: rows for key, rows in said.items() if rows} == job.waiting()
