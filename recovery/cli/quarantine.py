@@ -137,6 +137,7 @@ def export(directory: Path, wanted: Wanted, access: OwnerAccess, output_file: st
                 "fail; change nothing. The calls are made in this process, also during a run.")  # fmt: skip
 @option("--jars", metavar="A.jar,B.jar", help="With --dry-run: jars that the flow's sources need.")
 @option("--packages", metavar="GROUP:ARTIFACT:VERSION,...", help="With --dry-run: such jars from Maven.")
+@option("--keep-step", "keep_steps", metavar="STEP", multiple=True, help="With --dry-run: as --keep-step of the run.")
 @settings_options
 @json_option
 def replay_(
@@ -147,6 +148,7 @@ def replay_(
     dry_run: bool,
     jars: str | None,
     packages: str | None,
+    keep_steps: tuple[str, ...],
     conf: dict[str, str],
     as_json: bool,
 ) -> None:
@@ -163,7 +165,7 @@ def replay_(
         return
     at = store_to_read(directory, access).at()
     keys = wanted.keys(at)
-    tried = list(_tried(at, keys, flow, directory, jars, packages, conf)) if keys else []
+    tried = list(_tried(at, keys, flow, directory, jars, packages, keep_steps, conf)) if keys else []
     if as_json:
         print_json({"dry_run": True, "epoch": None, "keys": [_tried_json(each) for each in tried]})
     elif not tried:
@@ -179,6 +181,7 @@ def _tried(
     directory: Path,
     jars: str | None,
     packages: str | None,
+    keep_steps: tuple[str, ...],
     conf: dict[str, str],
 ) -> Iterator[TriedKey]:
     from recovery.cli.flow_loader import import_paths, load_flow
@@ -192,7 +195,7 @@ def _tried(
 
         spark = create_session(flow.name, master=TRIAL_MASTER, conf=conf)
     try:
-        yield from try_replay(at, keys, flow, spark, directory, SystemClock())
+        yield from try_replay(at, keys, flow, spark, directory, SystemClock(), keep_steps)
     finally:
         spark.stop()
 

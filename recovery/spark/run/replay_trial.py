@@ -84,10 +84,16 @@ class TriedKey:
 
 
 def try_replay(
-    at: Snapshot, keys: Sequence[WaitingKey], flow: Flow, spark: SparkSession, directory: Path, clock: Clock
+    at: Snapshot,
+    keys: Sequence[WaitingKey],
+    flow: Flow,
+    spark: SparkSession,
+    directory: Path,
+    clock: Clock,
+    keep_steps: Sequence[str] = (),
 ) -> Iterator[TriedKey]:
     """Yield what would become of the rows of keys, if a run of the flow replayed them now; the keys are of the newest
-    snapshot `at`, sorted by step. Nothing changes, except what the flow's own code does.
+    snapshot `at`, sorted by step. keep_steps: as of the run. Nothing changes, except what the flow's own code does.
 
     Raises what the start of a run raises for steps that do not fit what is stored, and what a task raises for errors
     that say nothing about a row; FlowFailedError for such an error of the flow's code.
@@ -96,9 +102,10 @@ def try_replay(
     declared = {step: str(text) for step, text in at.values(DECLARATIONS_STEP).items()}
     planned = {step: each.planned for step, each in steps.items()}
     wanted = {each.step for each in keys}
-    plan_quarantines(wanted, declared, planned, StepChoices(), directory)
+    choices = StepChoices(keep=keep_steps)
+    plan_quarantines(wanted, declared, planned, choices, directory)
     held = {StepId(step) for step in at.steps() if step in wanted & steps.keys()}
-    edits = plan_steps(held, declared, planned, StepChoices(), directory, lambda old, new: None).edits
+    edits = plan_steps(held, declared, planned, choices, directory, lambda old, new: None).edits
     converting = {edit.old: edit.convert for edit in edits}
     for step, some in groupby(keys, attrgetter("step")):
         if step not in steps:
