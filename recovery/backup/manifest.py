@@ -34,13 +34,12 @@ from recovery.errors import shown
 from recovery.places.frames import LARGEST_INDEX
 from recovery.places.protocol import DRAFT
 from recovery.planning.chains import LONGEST, ChainLink
+from recovery.planning.held import is_without_gap
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 from recovery.storage.copies import NO_MARKS, Marks
 from recovery.storage.sqlite.digests import record_digest
 
-FORMAT = 2
-WITHOUT_CHAINS = 1
-"""The format of a manifest without chains, which older programs read."""
+FORMAT = 3
 MANIFESTS = "manifests/"
 OBJECTS = "objects/"
 RUNNING = "running/"
@@ -50,7 +49,8 @@ _ID = r"\d{8}T\d{6}\.\d{3}Z-[0-9a-f]+"
 _OBJECT = re.compile(rf"objects/part-\d+/{_ID}(\.\d+)?\.(sqlite3|changes)\.zst", re.ASCII)
 _OURS = re.compile(rf"{_OBJECT.pattern}|(manifests|running)/{_ID}\.json\.gz", re.ASCII)
 LARGEST = 256 << 20
-"""The largest manifest as JSON, in bytes. An epoch takes some 80 bytes in each partition, so three million fit."""
+"""The largest manifest as JSON, in bytes. An epoch takes some 80 bytes in each partition, so of a store that was stored
+whole three million fit."""
 HIGHEST_RATIO = 64
 """The highest ratio of JSON to compressed size: times and numbers do not shrink to a twentieth."""
 
@@ -112,6 +112,7 @@ class StoredPartition(msgspec.Struct, frozen=True):
     measure: _Count = 0
     index_bytes: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INDEX)] = 0
     index_sha256: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    unlisted: _Count = 0
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -266,8 +267,8 @@ def is_ours(name: str) -> bool:
     return _OURS.fullmatch(folder + slash + last) is not None
 
 
-def fingerprint(description: PartitionDescription, operational: tuple[int, int]) -> int:
-    """Return a digest that changes with every change of the partition's content.
+def fingerprint_until_2(description: PartitionDescription, operational: tuple[int, int]) -> int:
+    """Return the digest of a partition's content that manifests up to format 2 have as its fingerprint.
 
     operational: rows and digest sum of operational state, which changes without an epoch.
     """
@@ -283,7 +284,7 @@ def fingerprint(description: PartitionDescription, operational: tuple[int, int])
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest in its stored form: compressed JSON."""
     value = {
-        "format": FORMAT if any(copy.changes for copy in manifest.copies) else WITHOUT_CHAINS,
+        "format": FORMAT,
         "id": manifest.id,
         "store_id": manifest.store_id,
         "flow_id": manifest.flow_id,
@@ -382,6 +383,7 @@ def encode_copy(copy: StoredCopy) -> dict[str, Any]:
              e.host, e.pid, e.version]
             for e in d.executions
         ],
+        "unlisted": d.unlisted,
         # The sums that show an epoch whole stay in the copy: as random numbers they would be most of the manifest.
         "epochs": [
             [e.epoch, e.execution.number, e.execution.id, e.batch_id, e.closed_ms, e.clock_ms, e.live_rows]
@@ -398,24 +400,36 @@ def decode_copy(part: StoredPartition, store_id: str, count: int) -> StoredCopy:
     numbers = [each.epoch for each in part.epochs]
     if any(later <= earlier for earlier, later in pairwise(numbers)):
         raise ValueError(f"the epochs of partition {part.index} are not in order")
-    return StoredCopy(
-        description=PartitionDescription(
-            path=Path(f"part-{part.index}.sqlite3"),
-            index=PartitionIndex(part.index),
-            count=count,
-            store_id=store_id,
-            flow_id=part.flow_id,
-            collected=Epoch(part.collected),
-            executions=tuple(
-                Execution(
-                    ExecutionNumber(e.number), e.id, e.flow_id, Epoch(e.resume_epoch), e.started_ms,
-                    e.snapshot_interval_s, e.backup_interval_s, e.host, e.pid, e.version,
-                )
-                for e in part.executions
-            ),
-            epochs=tuple(map(_decode_epoch, part.epochs)),
-            size_bytes=part.size_bytes if part.partition_bytes is None else part.partition_bytes,
+    description = PartitionDescription(
+        path=Path(f"part-{part.index}.sqlite3"),
+        index=PartitionIndex(part.index),
+        count=count,
+        store_id=store_id,
+        flow_id=part.flow_id,
+        collected=Epoch(part.collected),
+        executions=tuple(
+            Execution(
+                ExecutionNumber(e.number),
+                e.id,
+                e.flow_id,
+                Epoch(e.resume_epoch),
+                e.started_ms,
+                e.snapshot_interval_s,
+                e.backup_interval_s,
+                e.host,
+                e.pid,
+                e.version,
+            )
+            for e in part.executions
         ),
+        epochs=tuple(map(_decode_epoch, part.epochs)),
+        size_bytes=part.size_bytes if part.partition_bytes is None else part.partition_bytes,
+        unlisted=part.unlisted,
+    )
+    if part.unlisted and (not part.epochs or not is_without_gap(description)):
+        raise ValueError(f"the epochs of partition {part.index} that it does not list cannot be known")
+    return StoredCopy(
+        description=description,
         object_name=part.object,
         sha256=part.sha256,
         size_bytes=part.size_bytes,
