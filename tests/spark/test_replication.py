@@ -226,7 +226,9 @@ class TestSettings:
         with pytest.raises(ConfigurationError, match=found):
             RecoveryConfig("../db", **{"replicate": "dest", **given})
 
-    @pytest.mark.parametrize("given", [{"replicate_sync": True}, {"replicate_keep": ("1",)}])
+    @pytest.mark.parametrize(
+        "given", [{"replicate_sync": True}, {"replicate_complete": True}, {"replicate_keep": ("1",)}]
+    )
     def test_without_a_place(self, given):
         """They would have no effect."""
         with pytest.raises(ConfigurationError, match="without replicate"):
