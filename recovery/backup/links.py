@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from recovery.backup.manifest import StoredChanges, StoredCopy, object_name
+from recovery.backup.manifest import object_name
 from recovery.backup.objects import SpoiledObject, bring, fetch_object, store_file
 from recovery.backup.progress import FileProgress, Observer, ignore
+from recovery.backup.stored import StoredChanges, StoredCopy
 from recovery.base.ids import NO_EPOCH, Epoch
 from recovery.errors import CorruptPartitionError
 from recovery.places.protocol import Place

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from recovery.backup.catalog import Backup, Catalog
+from recovery.backup.heads import Head, fits, new_head
 from recovery.backup.links import Linking, NoLink, WrittenLink, merge_link, store_link, write_link
-from recovery.backup.manifest import OBJECTS, Manifest, StoredCopy, backup_id, object_name
+from recovery.backup.manifest import OBJECTS, Manifest, backup_id, encode_copy, object_name
 from recovery.backup.note import LastBackup, note_backup
 from recovery.backup.objects import SpoiledObject, bring, store_file
 from recovery.backup.progress import FileProgress, Observer, ignore
 from recovery.backup.repository import begin, check_store, finish, give_up, running_name
+from recovery.backup.stored import StoredCopy
 from recovery.backup.writer import Writer
 from recovery.base.clock import LATEST_MS, Clock
 from recovery.base.ids import NO_EPOCH
@@ -165,8 +167,12 @@ def make_backup(
     before = found.copies if found is not None else ()
     try:
         allow_open_files(len(planned) * FILES_PER_COPY)
-        usable = before if base is not None else _present(target, before)
+        there = None if base is not None else {entry.name: entry.size_bytes for entry in target.entries(OBJECTS)}
+        usable = before if there is None else _present(there, before)
         since = found.epoch if found is not None else NO_EPOCH
+        head = found.head if found is not None else None
+        if head is not None and there is not None and head.object not in there:
+            head = None
         spoiled_because: dict[str, str] = {}
         results: list[StoredCopy] | None = None
         attempt = apart = 0
@@ -186,6 +192,7 @@ def make_backup(
             attempt += 1
             if apart == ATTEMPTS:
                 raise parts.apart()
+        head = _written_head(target, identity, results, head)
         manifest = Manifest(
             id=identity,
             store_id=store_id,
@@ -195,6 +202,7 @@ def make_backup(
             version=version("recovery"),
             copies=tuple(results),
             term=may_count(),
+            head=head,
         )
         finish(target, manifest)
         catalog.add(manifest)
@@ -226,10 +234,21 @@ def _moment_after(backups: Iterable[Backup | Manifest | None], clock: Clock) -> 
     return min(max(clock.wall_ms(), latest + 1), LATEST_MS)
 
 
-def _present(target: Place, copies: Sequence[StoredCopy]) -> list[StoredCopy]:
-    """Return the copies whose objects are all at the target."""
-    there = {entry.name: entry.size_bytes for entry in target.entries(OBJECTS)}
+def _present(there: Mapping[str, int], copies: Sequence[StoredCopy]) -> list[StoredCopy]:
+    """Return the copies whose objects are all at the target. there: name and size of each object."""
     return [copy for copy in copies if all(there.get(name) == size for name, size in copy.objects)]
+
+
+def _written_head(target: Place, identity: str, copies: Sequence[StoredCopy], before: Head | None) -> Head | None:
+    """Return the head for a manifest of these copies: that of the backup before, none, or a new one, which is written
+    then. Raises BackupTargetError."""
+    encoded = [encode_copy(copy) for copy in copies]
+    for head in (before, None):
+        if fits(head, encoded):
+            return head
+    head, content = new_head(identity, encoded)
+    target.write(head.object, [content])
+    return head
 
 
 class SpoiledChainError(Exception):

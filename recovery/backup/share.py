@@ -17,11 +17,12 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from recovery.backup.catalog import exists
 from recovery.backup.links import Linking
 from recovery.backup.make import FILES_PER_COPY, SpoiledChainError, Storing
-from recovery.backup.manifest import StoredCopy, StoredPartition, decode_copy, encode_copy
+from recovery.backup.manifest import StoredPartition, decode_copy, encode_copy
 from recovery.backup.progress import ignore
-from recovery.backup.repository import exists
+from recovery.backup.stored import StoredCopy
 from recovery.base.ids import Epoch
 from recovery.base.printable import one_line
 from recovery.errors import StorageError, with_path

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from recovery.backup.lazy import bring_lazily
-from recovery.backup.manifest import MANIFESTS, OBJECTS, Manifest, StoredCopy
+from recovery.backup.manifest import MANIFESTS, OBJECTS, Manifest
 from recovery.backup.objects import SpoiledObject, bring, links_of
 from recovery.backup.progress import FileProgress, Observer
 from recovery.backup.repository import READERS, Listing, is_damaged, is_listed, list_backups
+from recovery.backup.stored import StoredCopy
 from recovery.base.clock import Clock
 from recovery.base.threads import each
 from recovery.base.wording import counted

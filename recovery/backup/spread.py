@@ -13,9 +13,10 @@ import msgspec
 
 from recovery.backup.links import NoLink
 from recovery.backup.make import DirectoryParts, Parts, SpoiledChainError, Storing
-from recovery.backup.manifest import StoredCopy, encode_copy
+from recovery.backup.manifest import encode_copy
 from recovery.backup.repository import begin, give_up, running_name
 from recovery.backup.share import StoredShare, WantedShare, decoded
+from recovery.backup.stored import StoredCopy
 from recovery.base.ids import PartitionIndex
 from recovery.base.threads import each
 from recovery.errors import (

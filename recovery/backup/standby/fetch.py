@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from recovery.backup.manifest import StoredCopy, fingerprint_until_2
+from recovery.backup.manifest import fingerprint_until_2
 from recovery.backup.objects import SpoiledObject, bring, fetch_object
 from recovery.backup.progress import FileProgress, Observer
+from recovery.backup.stored import StoredCopy
 from recovery.base.ids import NO_EPOCH, Epoch
 from recovery.errors import CorruptPartitionError, RecoveryError, StorageError, UnsupportedVersionError
 from recovery.host.durable import Modes, modes_beside, sync
