@@ -3,8 +3,8 @@
 A manifest of a long chain lists the digests of all objects in it, and all executions. Most of that is what the backup
 before lists, so it is stored once, in `objects/heads/<id>.json.gz`, and the manifests of the next backups name this
 object and its digest. Each says how much of each list in the head is part of its own, and adds the rest. When the rest
-has grown to `MOST_OWN` changes files in a partition, or something else in the head is no longer so, the next backup
-writes a new head. A head is an object like others: never changed, kept while a manifest names it.
+has grown to more than `MOST_OWN` changes files in a partition, or something else in the head is no longer so, the next
+backup writes a new head. A head is an object like others: never changed, kept while a manifest names it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ whole three million fit."""
 HIGHEST_RATIO = 64
 """The highest ratio of JSON to compressed size: times and numbers do not shrink to a twentieth."""
 MOST_OWN = 5
-"""The most changes files of a partition, and the most executions, that a manifest lists besides its head. A head of four
-partitions with long chains has 3 kB, so manifests are short and new heads rare."""
+"""The most changes files of a partition, and the most executions, that a manifest lists besides its head. A head of
+four partitions with long chains has 3 kB, so manifests are short and new heads rare."""
 REMEMBERED = 256
 """Heads that a reader keeps; a manifest names one of the newest."""
 SAME = ("index", "object", "sha256", "size_bytes", "stored_bytes", "index_bytes", "index_sha256")

@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -137,6 +138,10 @@ class _Running(msgspec.Struct, frozen=True):
 _FORMAT = msgspec.json.Decoder(_Begun)
 _MANIFEST = msgspec.json.Decoder(_Manifest)
 _RUNNING = msgspec.json.Decoder(_Running)
+
+# Thousands of manifests list much the same: one object for each value keeps a listing of them small.
+_changes = lru_cache(maxsize=1 << 14)(StoredChanges)
+_execution = lru_cache(maxsize=1 << 14)(Execution)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +330,7 @@ def decode_copy(part: StoredPartition, store_id: str, count: int) -> StoredCopy:
         flow_id=part.flow_id,
         collected=Epoch(part.collected),
         executions=tuple(
-            Execution(
+            _execution(
                 ExecutionNumber(e.number),
                 e.id,
                 e.flow_id,
@@ -353,7 +358,7 @@ def decode_copy(part: StoredPartition, store_id: str, count: int) -> StoredCopy:
         stored_bytes=part.stored_bytes,
         taken_ms=part.taken_ms,
         fingerprint=part.fingerprint,
-        changes=tuple(StoredChanges(c.object, c.sha256, c.size_bytes, c.stored_bytes, c.links) for c in part.changes),
+        changes=tuple(_changes(c.object, c.sha256, c.size_bytes, c.stored_bytes, c.links) for c in part.changes),
         marks=Marks((part.states, part.states_digest), part.measure),
         index_bytes=part.index_bytes,
         index_sha256=part.index_sha256,

@@ -97,7 +97,9 @@ def newest_shared(partitions: Sequence[PartitionDescription]) -> Cut | None:
     epochs only, back to that snapshot."""
     latest_first = merge(*(reversed(d.epochs) for d in partitions), key=lambda closed: closed.epoch, reverse=True)
     shared = (closed.cut for closed in latest_first if all(holds(d, closed.cut) for d in partitions))
-    return next(shared, BEGINNING if all(holds(d, BEGINNING) for d in partitions) else None)
+    # Epochs that no partition lists may be later than the beginning.
+    begins = all(holds(d, BEGINNING) for d in partitions) and not all(d.unlisted for d in partitions)
+    return next(shared, BEGINNING if begins else None)
 
 
 def check_fit(found: Sequence[FoundFile]) -> tuple[PartitionDescription, ...]:
