@@ -42,6 +42,8 @@ from recovery.storage.copies import Marks
 from recovery.storage.sqlite.digests import record_digest
 
 FORMAT = 3
+OF_WHOLE_COPIES = 1
+"""The format of a manifest of whole copies, which list all epochs: older programs restore them."""
 MANIFESTS = "manifests/"
 OBJECTS = "objects/"
 RUNNING = "running/"
@@ -222,7 +224,7 @@ def fingerprint_until_2(description: PartitionDescription, operational: tuple[in
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest in its stored form: compressed JSON."""
     value = {
-        "format": FORMAT,
+        "format": FORMAT if manifest.head or any(c.changes for c in manifest.copies) else OF_WHOLE_COPIES,
         "id": manifest.id,
         "store_id": manifest.store_id,
         "flow_id": manifest.flow_id,

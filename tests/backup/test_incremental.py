@@ -357,11 +357,12 @@ def test_links_of_a_live_run(make_store, tmp_path):
 
 
 def test_a_backup_of_an_older_version_continues_as_a_chain(store, tmp_path):
-    """Its manifest lacks what chains need, and has another fingerprint."""
+    """Its manifest lacks what chains need, and has another fingerprint. A manifest of whole copies has the format that
+    older versions read."""
     made = back_up(store, tmp_path / "dest").manifest
     path = tmp_path / "dest" / manifest_name(made.id)
     value = json.loads(gzip.decompress(path.read_bytes()))
-    value["format"] = 1
+    assert value["format"] == 1
     for part in value["partitions"]:
         for name in ("changes", "partition_bytes", "states", "states_digest", "measure", "unlisted"):
             del part[name]
