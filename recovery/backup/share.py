@@ -62,7 +62,7 @@ class WantedShare(msgspec.Struct, frozen=True):
     count: int
     indexes: list[int]
     before: list[dict[str, Any]]
-    since: int
+    since: int = 0
     in_full: bool = True
 
     def copies_before(self) -> list[StoredCopy]:
