@@ -170,6 +170,12 @@ class RecoveryConfig:
         "Show an epoch's output at the sink only when the epoch is shipped.",
         "--replicate-sync", kind="flag",
     )  # fmt: skip
+    replicate_complete: bool = setting(
+        False,
+        "End the run with 60 if DEST lacks an epoch at its end. Without this option the run says so, and the next run "
+        "ships the epoch.",
+        "--replicate-complete", kind="flag",
+    )  # fmt: skip
     replicate_keep: tuple[str, ...] = setting(
         (),
         "Remove older backups at DEST, by the rules of [`backup --keep`](cli.md#backup).",
@@ -369,9 +375,11 @@ class RecoveryConfig:
         for rule in self.replicate_keep:
             parse_keep(rule)
         if self.replicate is None:
-            if self.replicate_sync or self.replicate_keep:
+            given = ("replicate_sync", "replicate_complete", "replicate_keep")
+            named = next((name for name in given if getattr(self, name)), None)
+            if named is not None:
                 raise ConfigurationError(
-                    f"{'replicate_sync' if self.replicate_sync else 'replicate_keep'} without replicate",
+                    f"{named} without replicate",
                     cause="The setting says how epochs are replicated, and not where to.",
                     remedy="Name the place: --replicate DEST.",
                 )

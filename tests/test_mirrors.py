@@ -34,7 +34,7 @@ COVERED_BY = {
     "backup/test_round_trip.py": """backup.make backup.note backup.repository backup.restore backup.sources
         storage.copies""",
     "backup/test_writers.py": "backup.writer",
-    "backup/test_incremental.py": """backup.links backup.objects storage.sqlite.transfer.changes_file
+    "backup/test_incremental.py": """backup.links backup.objects backup.stored storage.sqlite.transfer.changes_file
         storage.sqlite.transfer.replay""",
     "backup/test_lazy.py": "places.frames storage.hydration storage.lazy.names storage.lazy.pages storage.lazy.vfs",
     "backup/test_lease.py": "backup.conditional",

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import cast
 
+from recovery.backup.heads import Heads, MissingHeadError
 from recovery.backup.manifest import MANIFESTS, SUFFIX, Manifest, decode, is_ours
-from recovery.places.protocol import Place, PlaceEntry
+from recovery.places.protocol import Place, PlaceEntry, UnreadableError
 from recovery.planning.following import Stage, age, stage_of
 
 READERS = 8
@@ -43,6 +44,7 @@ class Catalog:
         self._known: dict[PlaceEntry, Backup] = {}
         self._newest: Manifest | None = None
         self._shared: dict[object, object] = {}
+        self._heads = Heads(target)
 
     def look(self) -> Contents:
         """Return the backups that are at the place now. Raises BackupTargetError."""
@@ -67,7 +69,7 @@ class Catalog:
             if self._newest is not None and self._newest.id == backup.id:
                 return self._newest
             entry = next(entry for entry, each in self._known.items() if each is backup)
-            found = read_manifest(self.target, entry)
+            found = read_manifest(self.target, entry, self._heads)
             if isinstance(found, Manifest):
                 self._newest = found
                 return found
@@ -78,11 +80,11 @@ class Catalog:
         self._newest = manifest
 
     def _read(self, entry: PlaceEntry) -> Backup | PlaceEntry | None:
-        found = read_manifest(self.target, entry)
+        found = read_manifest(self.target, entry, self._heads)
         if not isinstance(found, Manifest):
             return found
         # Backups share most objects; one text for each name keeps thousands of them small.
-        names = tuple(sys.intern(name) for copy in found.copies for name, _ in copy.objects)
+        names = tuple(map(sys.intern, found.objects))
         at = stage(found)
         # They share executions too.
         begun = tuple(cast("tuple[str, int]", self._shared.setdefault(each, each)) for each in at.executions)
@@ -96,12 +98,15 @@ def stage(manifest: Manifest) -> Stage:
     return stage_of(descriptions, manifest.started_ms, manifest.id, manifest.term)
 
 
-def read_manifest(target: Place, entry: PlaceEntry) -> Manifest | PlaceEntry | None:
-    """Return the manifest; its entry if the manifest is unreadable; None if the manifest was removed meanwhile."""
+def read_manifest(target: Place, entry: PlaceEntry, heads: Heads) -> Manifest | PlaceEntry | None:
+    """Return the manifest; its entry if the manifest is unreadable; None if the manifest was removed meanwhile. heads:
+    those at the place."""
     try:
-        return decode(target.read(entry.name), identity_of(entry.name))
+        return decode(target.read(entry.name), identity_of(entry.name), heads)
     except FileNotFoundError:
         return None
+    except MissingHeadError:
+        return entry if exists(target, entry.name) else None
     except ValueError:
         return entry
 
@@ -114,3 +119,15 @@ def entries_of(target: Place, prefix: str) -> list[PlaceEntry]:
 def identity_of(name: str) -> str:
     """Return the id of the backup to which a manifest, or a file under `running/`, belongs."""
     return name.rpartition("/")[2].removesuffix(SUFFIX)
+
+
+def exists(target: Place, name: str) -> bool:
+    """Whether an object is there; asks by the object's name, because a list of all may be long."""
+    try:
+        for _ in target.read(name):
+            break
+    except FileNotFoundError:
+        return False
+    except UnreadableError:
+        pass
+    return True

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from recovery.backup.manifest import StoredCopy
 from recovery.backup.objects import SpoiledObject, replay_changes
 from recovery.backup.progress import Observer
+from recovery.backup.stored import StoredCopy
 from recovery.errors import BackupDamagedError, ConfigurationError, StorageError
 from recovery.places.protocol import Place, UnreadableError
 from recovery.storage.hydration import FrameIndex, PageSource, create_lazy, page_bytes_of

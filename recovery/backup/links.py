@@ -14,12 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from recovery.backup.manifest import StoredChanges, StoredCopy, fingerprint, object_name
+from recovery.backup.manifest import object_name
 from recovery.backup.objects import SpoiledObject, bring, fetch_object, store_file
 from recovery.backup.progress import FileProgress, Observer, ignore
+from recovery.backup.stored import StoredChanges, StoredCopy
+from recovery.base.ids import NO_EPOCH, Epoch
 from recovery.errors import CorruptPartitionError
 from recovery.places.protocol import Place
 from recovery.planning.chains import continues, merged_from, outgrown
+from recovery.planning.held import listed_from
 from recovery.storage.copies import PinnedPartition, merge, replay
 from recovery.storage.verify import PartitionCheck
 
@@ -30,7 +33,8 @@ class NoLink(Exception):  # noqa: N818 - not an error: the partition is stored w
 
 class Linking(NamedTuple):
     """Where links are stored, and by which backup. check: read each chain in full before a link is added to it.
-    running: the name of the note that announces the backup at the target."""
+    running: the name of the note that announces the backup at the target. since: an epoch that all partitions held at
+    the backup before: the copies list what they hold from there on, so that their lists have an epoch in common."""
 
     target: Place
     identity: str
@@ -38,16 +42,19 @@ class Linking(NamedTuple):
     check: bool
     observe: Observer
     running: str = ""
+    since: Epoch = NO_EPOCH
 
 
 class WrittenLink(NamedTuple):
     """A link in a changes file `path`, the copy that it continues, and the number of links in each changes file of the
-    chain that it ends. first: the position in the chain of the file that holds it."""
+    chain that it ends. first: the position in the chain of the file that holds it. after: the epoch that it
+    continues."""
 
     path: Path
     before: StoredCopy
     counts: tuple[int, ...]
     first: int
+    after: Epoch
 
 
 def write_link(linking: Linking, scratch: Path, before: StoredCopy | None, pinned: PinnedPartition) -> WrittenLink:
@@ -63,7 +70,12 @@ def write_link(linking: Linking, scratch: Path, before: StoredCopy | None, pinne
         raise NoLink(why)
     start = continues(before.description, pinned.description)
     if start.epoch is None:
+        pinned.describe_from(NO_EPOCH)
+        start = continues(before.description, pinned.description)
+    if start.epoch is None:
         raise NoLink(start.why_not)
+    # Its row says from which rows the link begins.
+    pinned.describe_from(start.epoch)
     if not pinned.is_current or pinned.marks.measure < before.marks.measure:
         raise NoLink("its file was made by an older version, or its measures were lost")
     # link.2
@@ -81,7 +93,7 @@ def write_link(linking: Linking, scratch: Path, before: StoredCopy | None, pinne
         except SpoiledObject as error:
             raise NoLink(error.found) from error
     counts = (*(each.links for each in before.changes), 1)
-    return WrittenLink(made, before, counts, len(before.changes))
+    return WrittenLink(made, before, counts, len(before.changes), start.epoch)
 
 
 def merge_link(linking: Linking, scratch: Path, link: WrittenLink) -> WrittenLink:
@@ -99,7 +111,7 @@ def merge_link(linking: Linking, scratch: Path, link: WrittenLink) -> WrittenLin
 def store_link(linking: Linking, link: WrittenLink, pinned: PinnedPartition) -> StoredCopy:
     """Write the changes file to the target, and return the copy that the chain then is: link.4. `pinned` may be
     released. Raises BackupTargetError or StorageError."""
-    path, before, counts, first = link
+    path, before, counts, first, _ = link
     own = object_name(linking.identity, pinned.description.index, "changes")
     tell = partial(FileProgress, name=pinned.path.name, bytes_total=path.stat().st_size)
     stored = store_file(linking.target, own, path, lambda done: linking.observe(tell(step="store", bytes_done=done)))
@@ -108,9 +120,9 @@ def store_link(linking: Linking, link: WrittenLink, pinned: PinnedPartition) -> 
     new = StoredChanges(own, stored.sha256, stored.size_bytes, stored.stored_bytes, sum(counts[first:]))
     return replace(
         before,
-        description=pinned.description,
+        description=listed_from(pinned.description, min(link.after, linking.since)),
         taken_ms=linking.taken_ms,
-        fingerprint=fingerprint(pinned.description, pinned.operational),
+        fingerprint=pinned.fingerprint,
         changes=(*before.changes[:first], new),
         marks=pinned.marks,
     )

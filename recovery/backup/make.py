@@ -11,21 +11,25 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from recovery.backup.catalog import Backup, Catalog
+from recovery.backup.heads import Head, fits, new_head
 from recovery.backup.links import Linking, NoLink, WrittenLink, merge_link, store_link, write_link
-from recovery.backup.manifest import OBJECTS, Manifest, StoredCopy, backup_id, fingerprint, object_name
+from recovery.backup.manifest import OBJECTS, Manifest, backup_id, encode_copy, object_name
 from recovery.backup.note import LastBackup, note_backup
 from recovery.backup.objects import SpoiledObject, bring, store_file
 from recovery.backup.progress import FileProgress, Observer, ignore
 from recovery.backup.repository import begin, check_store, finish, give_up, running_name
+from recovery.backup.stored import StoredCopy
 from recovery.backup.writer import Writer
 from recovery.base.clock import LATEST_MS, Clock
+from recovery.base.ids import NO_EPOCH
 from recovery.base.threads import each
 from recovery.base.version import installed_version
 from recovery.errors import InconsistentPartitionsError, RecoveryError, StorageError
 from recovery.host.open_files import allow_open_files
 from recovery.host.scratch import scratch_directory
 from recovery.places.protocol import Place
-from recovery.planning.resume import plan_resume
+from recovery.planning.held import check_fit
+from recovery.planning.resume import check_set
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.copies import PinnedPartition, pin
 from recovery.storage.hydration import refuse_hydrating
@@ -66,8 +70,9 @@ class Made:
 class Parts(Protocol):
     """The partitions that are backed up."""
 
-    def found(self) -> list[FoundFile]:
-        """Return the descriptions of all partitions, to plan with; `store` means these partitions."""
+    def found(self, *, again: bool = True) -> list[FoundFile]:
+        """Return the descriptions of all partitions, to plan with; `store` means these partitions. again: look at them
+        now; else the last look may do."""
         ...
 
     def origins(self) -> Sequence[Origin]:
@@ -90,15 +95,16 @@ class DirectoryParts:
         self._directory = directory
         self._found: list[FoundFile] = []
 
-    def found(self) -> list[FoundFile]:
-        self._found = scan(self._directory)
+    def found(self, *, again: bool = True) -> list[FoundFile]:
+        if again or not self._found:
+            self._found = scan(self._directory)
         return self._found
 
     def origins(self) -> Sequence[Origin]:
         return read_origins(self._directory)
 
     def store(self, storing: Storing) -> list[StoredCopy] | None:
-        return storing.copies([each.path for each in plan_resume(self._found).partitions])
+        return storing.copies([each.path for each in check_set(self._found)])
 
     def apart(self) -> RecoveryError:
         return StorageError(
@@ -148,28 +154,34 @@ def make_backup(
     catalog, parts = catalog or Catalog(target), parts or DirectoryParts(directory)
     contents = catalog.look() if base is None else None
     identity = backup_id(_moment_after([base] if contents is None else contents.backups, clock), random_id())
-    planned = plan_resume(parts.found())
+    planned = check_fit(parts.found(again=base is None))
+    store_id = planned[0].store_id
     if contents is not None:
-        check_store(contents.backups, planned.store_id, target.shown, parts.origins)
+        check_store(contents.backups, store_id, target.shown, parts.origins)
     if may_count is None:
         writer = writer or Writer(home or directory, target, clock, random_id)
-        writer.begin(planned.partitions, base if contents is None else catalog.latest_of(contents))
+        writer.begin(planned, base if contents is None else catalog.latest_of(contents))
         may_count = writer.check
     given = iter([base])
     found = begin(target, identity, lambda: next(given, None) or catalog.newest(), clock.wall_ms())
     before = found.copies if found is not None else ()
     try:
-        allow_open_files(len(planned.partitions) * FILES_PER_COPY)
-        usable = before if base is not None else _present(target, before)
+        allow_open_files(len(planned) * FILES_PER_COPY)
+        there = None if base is not None else {entry.name: entry.size_bytes for entry in target.entries(OBJECTS)}
+        usable = before if there is None else _present(there, before)
+        since = found.epoch if found is not None else NO_EPOCH
+        head = found.head if found is not None else None
+        if head is not None and there is not None and head.object not in there:
+            head = None
         spoiled_because: dict[str, str] = {}
         results: list[StoredCopy] | None = None
         attempt = apart = 0
         while results is None:
             taken_ms = _moment_after([found], clock)
             own = f"{identity}.{attempt}" if attempt else identity
-            linking = Linking(target, own, taken_ms, check, observe, running_name(identity))
+            linking = Linking(target, own, taken_ms, check, observe, running_name(identity), since)
             with scratch_directory("backup", scratch) as room:
-                storing = Storing(linking, room, usable, incremental=incremental, staged=staged)
+                storing = Storing(linking, room, usable, incremental=incremental, staged=staged, in_full=base is None)
                 try:
                     results = parts.store(storing)
                     apart += results is None
@@ -180,15 +192,17 @@ def make_backup(
             attempt += 1
             if apart == ATTEMPTS:
                 raise parts.apart()
+        head = _written_head(target, identity, results, head)
         manifest = Manifest(
             id=identity,
-            store_id=planned.store_id,
+            store_id=store_id,
             started_ms=taken_ms,
             finished_ms=clock.wall_ms(),
             host=socket.gethostname(),
             version=installed_version(),
             copies=tuple(results),
             term=may_count(),
+            head=head,
         )
         finish(target, manifest)
         catalog.add(manifest)
@@ -220,10 +234,21 @@ def _moment_after(backups: Iterable[Backup | Manifest | None], clock: Clock) -> 
     return min(max(clock.wall_ms(), latest + 1), LATEST_MS)
 
 
-def _present(target: Place, copies: Sequence[StoredCopy]) -> list[StoredCopy]:
-    """Return the copies whose objects are all at the target."""
-    there = {entry.name: entry.size_bytes for entry in target.entries(OBJECTS)}
+def _present(there: Mapping[str, int], copies: Sequence[StoredCopy]) -> list[StoredCopy]:
+    """Return the copies whose objects are all at the target. there: name and size of each object."""
     return [copy for copy in copies if all(there.get(name) == size for name, size in copy.objects)]
+
+
+def _written_head(target: Place, identity: str, copies: Sequence[StoredCopy], before: Head | None) -> Head | None:
+    """Return the head for a manifest of these copies: that of the backup before, none, or a new one, which is written
+    then. Raises BackupTargetError."""
+    encoded = [encode_copy(copy) for copy in copies]
+    for head in (before, None):
+        if fits(head, encoded):
+            return head
+    head, content = new_head(identity, encoded)
+    target.write(head.object, [content])
+    return head
 
 
 class SpoiledChainError(Exception):
@@ -240,14 +265,23 @@ Finish = Callable[[], StoredCopy]
 
 class Storing:
     """Stores the partitions of one attempt, as of one moment. `usable`: copies that the backup may list again or
-    continue."""
+    continue. in_full: check what the partitions say of all epochs that they hold, not only of those since the backup
+    before."""
 
     def __init__(
-        self, linking: Linking, scratch: Path, usable: Sequence[StoredCopy], *, incremental: bool, staged: bool
+        self,
+        linking: Linking,
+        scratch: Path,
+        usable: Sequence[StoredCopy],
+        *,
+        incremental: bool,
+        staged: bool,
+        in_full: bool = True,
     ) -> None:
         self.linking = self._linking = linking
         self.usable = tuple(usable)
         self.incremental = incremental
+        self.in_full = in_full
         self._scratch = scratch
         self._known = {(copy.description.index, copy.fingerprint): copy for copy in usable}
         self._earlier = {copy.description.index: copy for copy in usable}
@@ -261,11 +295,11 @@ class Storing:
         them. Raises the errors of `plan` if the partitions are inconsistent from the beginning, SpoiledChainError.
         are_all: these are all partitions of the store; if not, the caller checks whether they fit.
         """
-        pinned = pin(paths)
+        pinned = pin(paths, NO_EPOCH if self.in_full else self._linking.since)
         try:
             # Check what will be stored the way a restore would find it.
             if are_all:
-                plan_resume([FoundFile(each.path, each.description) for each in pinned])
+                _check_pinned(pinned)
             work = self._stage if self._staged else self._store
             results = _each(work, pinned)
         finally:
@@ -273,7 +307,7 @@ class Storing:
                 each.release()
         try:
             if are_all:
-                plan_resume([FoundFile(each.path, each.description) for each in pinned])
+                check_fit([FoundFile(each.path, each.description) for each in pinned])
         except InconsistentPartitionsError:
             return None
         return _each(lambda finish: finish(), results)
@@ -287,8 +321,8 @@ class Storing:
         return self._reused(pinned) or (self._changes(pinned) if self.incremental else self._whole(pinned))
 
     def _reused(self, pinned: PinnedPartition) -> Finish | None:
-        d, linking = pinned.description, self._linking
-        found = self._known.get((d.index, fingerprint(d, pinned.operational)))
+        linking = self._linking
+        found = self._known.get((pinned.description.index, pinned.fingerprint))
         if found is None or (linking.check and not _is_whole(linking.target, self._scratch, linking.observe, found)):
             return None
         return _done(found)
@@ -320,6 +354,7 @@ class Storing:
             self.whole_because[pinned.path.name] = why
         check, observe = self._linking.check, self._linking.observe
         copy = self._scratch / pinned.path.name
+        pinned.describe_from(NO_EPOCH)
         tell = partial(FileProgress, name=pinned.path.name, bytes_total=pinned.description.size_bytes)
         description = pinned.copy_to(copy, lambda done, _: observe(tell(step="copy", bytes_done=done)))
         pinned.release()
@@ -333,7 +368,8 @@ class Storing:
         self, copy: Path, description: PartitionDescription, pinned: PinnedPartition, tell: Callable[..., FileProgress]
     ) -> StoredCopy:
         """Compress and write one partition."""
-        target, identity, taken_ms, _, observe, _ = self._linking
+        linking = self._linking
+        target, identity, taken_ms, observe = linking.target, linking.identity, linking.taken_ms, linking.observe
         name = object_name(identity, description.index)
         stored = store_file(target, name, copy, lambda done: observe(tell(step="store", bytes_done=done)), indexed=True)
         copy.unlink()
@@ -345,11 +381,26 @@ class Storing:
             size_bytes=stored.size_bytes,
             stored_bytes=stored.stored_bytes,
             taken_ms=taken_ms,
-            fingerprint=fingerprint(description, pinned.operational),
+            fingerprint=pinned.fingerprint,
             marks=pinned.marks,
             index_bytes=stored.index_bytes,
             index_sha256=stored.index_sha256,
         )
+
+
+def _check_pinned(pinned: Sequence[PinnedPartition]) -> None:
+    """Raises the errors of `plan` if the partitions do not fit together."""
+
+    def check() -> None:
+        check_fit([FoundFile(each.path, each.description) for each in pinned])
+
+    try:
+        check()
+    except InconsistentPartitionsError:
+        # They may share an older epoch than the descriptions list.
+        for each in pinned:
+            each.describe_from(NO_EPOCH)
+        check()
 
 
 def _done(copy: StoredCopy) -> Finish:

@@ -18,29 +18,32 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import accumulate, pairwise
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from recovery.backup.heads import LARGEST, Head, Heads, MissingHeadError, NamedHead, unpacked, with_head, without_head
+from recovery.backup.stored import StoredChanges, StoredCopy
 from recovery.base.clock import LATEST_MS
 from recovery.base.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex
 from recovery.errors import shown
 from recovery.places.frames import LARGEST_INDEX
 from recovery.places.protocol import DRAFT
-from recovery.planning.chains import LONGEST, ChainLink
+from recovery.planning.chains import LONGEST
+from recovery.planning.held import is_without_gap
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
-from recovery.storage.copies import NO_MARKS, Marks
+from recovery.storage.copies import Marks
 from recovery.storage.sqlite.digests import record_digest
 
-FORMAT = 2
-WITHOUT_CHAINS = 1
-"""The format of a manifest without chains, which older programs read."""
+FORMAT = 3
+OF_WHOLE_COPIES = 1
+"""The format of a manifest of whole copies, which list all epochs: older programs restore them."""
 MANIFESTS = "manifests/"
 OBJECTS = "objects/"
 RUNNING = "running/"
@@ -48,11 +51,7 @@ SUFFIX = ".json.gz"
 _ID = r"\d{8}T\d{6}\.\d{3}Z-[0-9a-f]+"
 # The number counts further attempts; see `make_backup`.
 _OBJECT = re.compile(rf"objects/part-\d+/{_ID}(\.\d+)?\.(sqlite3|changes)\.zst", re.ASCII)
-_OURS = re.compile(rf"{_OBJECT.pattern}|(manifests|running)/{_ID}\.json\.gz", re.ASCII)
-LARGEST = 256 << 20
-"""The largest manifest as JSON, in bytes. An epoch takes some 80 bytes in each partition, so three million fit."""
-HIGHEST_RATIO = 64
-"""The highest ratio of JSON to compressed size: times and numbers do not shrink to a twentieth."""
+_OURS = re.compile(rf"{_OBJECT.pattern}|objects/heads/{_ID}\.json\.gz|(manifests|running)/{_ID}\.json\.gz", re.ASCII)
 
 # The types to read a manifest as. It comes from outside, so every field has a type and bounds.
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -112,11 +111,16 @@ class StoredPartition(msgspec.Struct, frozen=True):
     measure: _Count = 0
     index_bytes: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INDEX)] = 0
     index_sha256: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    unlisted: _Count = 0
 
 
 class _Format(msgspec.Struct, frozen=True):
     id: _Name
     format: _Count
+
+
+class _Begun(_Format, frozen=True):
+    head: NamedHead | None = None
 
 
 class _Manifest(_Format, frozen=True):
@@ -133,90 +137,20 @@ class _Running(msgspec.Struct, frozen=True):
     needs: list[_Name]
 
 
-_FORMAT = msgspec.json.Decoder(_Format)
+_FORMAT = msgspec.json.Decoder(_Begun)
 _MANIFEST = msgspec.json.Decoder(_Manifest)
 _RUNNING = msgspec.json.Decoder(_Running)
 
-
-@dataclass(frozen=True, slots=True)
-class StoredChanges:
-    """A changes file in a chain, and the number of links in it. sha256, size_bytes: of the file; stored_bytes: of the
-    object."""
-
-    object_name: str
-    sha256: str
-    size_bytes: int
-    stored_bytes: int
-    links: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCopy:
-    """One partition's copy in a backup.
-
-    object_name: the object that holds its bytes, or the whole copy with which its chain begins. sha256, size_bytes: of
-    the SQLite file in it; stored_bytes: of the object. fingerprint: equal for two copies of one partition with the same
-    content. changes: the rest of its chain. marks: where a further link begins in what belongs to no epoch.
-    index_bytes, index_sha256: of the index at the end of the whole copy; 0 if an older version stored it without one.
-    """
-
-    description: PartitionDescription
-    object_name: str
-    sha256: str
-    size_bytes: int
-    stored_bytes: int
-    taken_ms: int
-    fingerprint: int
-    changes: tuple[StoredChanges, ...] = ()
-    marks: Marks = NO_MARKS
-    index_bytes: int = 0
-    index_sha256: str = ""
-
-    @property
-    def objects(self) -> tuple[tuple[str, int], ...]:
-        """Name and size in bytes of each object that a restore reads."""
-        return ((self.object_name, self.stored_bytes), *((c.object_name, c.stored_bytes) for c in self.changes))
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """The digest of the file in each of these objects."""
-        return {self.object_name: self.sha256} | {each.object_name: each.sha256 for each in self.changes}
-
-    @property
-    def origin(self) -> str:
-        """The newest of its objects, which no other copy has as its newest."""
-        return self.objects[-1][0]
-
-    @property
-    def links(self) -> int:
-        """The number of links in its chain."""
-        return sum(each.links for each in self.changes)
-
-    def name_of(self, link: int) -> str:
-        """Return the changes file that holds a link of the chain."""
-        return self.changes[self._position(link)].object_name
-
-    def as_of(self, link: ChainLink, description: PartitionDescription) -> StoredCopy:
-        """Return the chain as of one of its links, as of which the partition has this description."""
-        position = self._position(link.number)
-        before = sum(each.links for each in self.changes[:position])
-        last = replace(self.changes[position], links=link.number - before)
-        changes = (*self.changes[:position], last)
-        return replace(self, description=description, taken_ms=link.taken_ms, fingerprint=0, changes=changes)
-
-    def _position(self, link: int) -> int:
-        ends = accumulate(each.links for each in self.changes)
-        return next(position for position, end in enumerate(ends) if link <= end)
-
-    def stored_by(self, identity: str) -> int:
-        """Return the bytes that the backup of this id stored for the copy."""
-        return sum(size for name, size in self.objects if identity in name)
+# Thousands of manifests list much the same: one object for each value keeps a listing of them small.
+_changes = lru_cache(maxsize=1 << 14)(StoredChanges)
+_execution = lru_cache(maxsize=1 << 14)(Execution)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """One finished backup: a copy of each partition. term: of the writer that made it, or of the place then; 0: no
-    writer had claimed one, or an older version made it."""
+    writer had claimed one, or an older version made it. head: what the manifest leaves to another object (see
+    `recovery.backup.heads`); None: nothing."""
 
     id: str
     store_id: str
@@ -226,6 +160,13 @@ class Manifest:
     version: str
     copies: tuple[StoredCopy, ...]
     term: int = 0
+    head: Head | None = None
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """The names of all objects that a restore reads."""
+        head = () if self.head is None else (self.head.object,)
+        return (*head, *(name for copy in self.copies for name, _ in copy.objects))
 
     @property
     def epoch(self) -> Epoch:
@@ -266,8 +207,8 @@ def is_ours(name: str) -> bool:
     return _OURS.fullmatch(folder + slash + last) is not None
 
 
-def fingerprint(description: PartitionDescription, operational: tuple[int, int]) -> int:
-    """Return a digest that changes with every change of the partition's content.
+def fingerprint_until_2(description: PartitionDescription, operational: tuple[int, int]) -> int:
+    """Return the digest of a partition's content that manifests up to format 2 have as its fingerprint.
 
     operational: rows and digest sum of operational state, which changes without an epoch.
     """
@@ -283,7 +224,7 @@ def fingerprint(description: PartitionDescription, operational: tuple[int, int])
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest in its stored form: compressed JSON."""
     value = {
-        "format": FORMAT if any(copy.changes for copy in manifest.copies) else WITHOUT_CHAINS,
+        "format": FORMAT if manifest.head or any(c.changes for c in manifest.copies) else OF_WHOLE_COPIES,
         "id": manifest.id,
         "store_id": manifest.store_id,
         "flow_id": manifest.flow_id,
@@ -292,14 +233,14 @@ def encode(manifest: Manifest) -> bytes:
         "host": manifest.host,
         "version": manifest.version,
         "term": manifest.term,
-        "partitions": [encode_copy(copy) for copy in manifest.copies],
+        **without_head([encode_copy(copy) for copy in manifest.copies], manifest.head),
     }
     return gzip.compress(json.dumps(value, ensure_ascii=False).encode(), mtime=0)
 
 
-def decode(chunks: Iterable[bytes], identity: str) -> Manifest:
-    """Return the manifest of this id. Raises ValueError if the manifest is half-written or this version cannot read
-    it."""
+def decode(chunks: Iterable[bytes], identity: str, heads: Heads) -> Manifest:
+    """Return the manifest of this id. heads: those at its place. Raises ValueError if the manifest is half-written, its
+    head is not what it was, or this version cannot read it; BackupTargetError."""
     try:
         text = unpacked(chunks, LARGEST)
         stored = _FORMAT.decode(text)
@@ -307,7 +248,8 @@ def decode(chunks: Iterable[bytes], identity: str) -> Manifest:
             raise ValueError(f"that of {shown(stored.id)}")
         if stored.format > FORMAT:
             raise OtherFormatError(f"format {stored.format}")
-        found = _MANIFEST.decode(text)
+        head = None if stored.head is None else heads.read(stored.head)
+        found = _MANIFEST.decode(text) if head is None else msgspec.convert(with_head(text, head), _Manifest)
         if sorted(part.index for part in found.partitions) != list(range(len(found.partitions))):
             raise ValueError("it does not list every partition exactly once")
         return Manifest(
@@ -319,8 +261,9 @@ def decode(chunks: Iterable[bytes], identity: str) -> Manifest:
             version=found.version,
             copies=tuple(decode_copy(part, found.store_id, len(found.partitions)) for part in found.partitions),
             term=found.term,
+            head=head,
         )
-    except OtherFormatError:
+    except (OtherFormatError, MissingHeadError):
         raise
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise ValueError(f"not a manifest: {error or type(error).__name__}") from error
@@ -333,24 +276,6 @@ def decode_needs(chunks: Iterable[bytes]) -> frozenset[str]:
         return frozenset(_RUNNING.decode(unpacked(chunks, LARGEST)).needs)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"no note of a running backup: {error}") from error
-
-
-def unpacked(chunks: Iterable[bytes], most_bytes: int) -> bytearray:
-    """Return the unpacked gzip data. Raises ValueError if the data is cut off, larger than `most_bytes`, or better
-    compressed than any manifest. Some megabytes can stand for gigabytes, so the size is checked while unpacking."""
-    found, packed_bytes, unpacker = bytearray(), 0, zlib.decompressobj(wbits=31)
-    try:
-        for chunk in chunks:
-            packed_bytes += len(chunk)
-            allowed = min(most_bytes, (1 << 20) + HIGHEST_RATIO * packed_bytes)
-            found += unpacker.decompress(chunk, allowed + 1 - len(found))
-            if len(found) > allowed:
-                raise ValueError(f"it expands to more than {allowed:,} bytes")
-    except zlib.error as error:
-        raise ValueError(str(error)) from error
-    if not unpacker.eof or unpacker.unused_data:
-        raise ValueError("data follows its end" if unpacker.eof else "it is cut off")
-    return found
 
 
 def encode_copy(copy: StoredCopy) -> dict[str, Any]:
@@ -382,6 +307,7 @@ def encode_copy(copy: StoredCopy) -> dict[str, Any]:
              e.host, e.pid, e.version]
             for e in d.executions
         ],
+        "unlisted": d.unlisted,
         # The sums that show an epoch whole stay in the copy: as random numbers they would be most of the manifest.
         "epochs": [
             [e.epoch, e.execution.number, e.execution.id, e.batch_id, e.closed_ms, e.clock_ms, e.live_rows]
@@ -398,31 +324,43 @@ def decode_copy(part: StoredPartition, store_id: str, count: int) -> StoredCopy:
     numbers = [each.epoch for each in part.epochs]
     if any(later <= earlier for earlier, later in pairwise(numbers)):
         raise ValueError(f"the epochs of partition {part.index} are not in order")
-    return StoredCopy(
-        description=PartitionDescription(
-            path=Path(f"part-{part.index}.sqlite3"),
-            index=PartitionIndex(part.index),
-            count=count,
-            store_id=store_id,
-            flow_id=part.flow_id,
-            collected=Epoch(part.collected),
-            executions=tuple(
-                Execution(
-                    ExecutionNumber(e.number), e.id, e.flow_id, Epoch(e.resume_epoch), e.started_ms,
-                    e.snapshot_interval_s, e.backup_interval_s, e.host, e.pid, e.version,
-                )
-                for e in part.executions
-            ),
-            epochs=tuple(map(_decode_epoch, part.epochs)),
-            size_bytes=part.size_bytes if part.partition_bytes is None else part.partition_bytes,
+    description = PartitionDescription(
+        path=Path(f"part-{part.index}.sqlite3"),
+        index=PartitionIndex(part.index),
+        count=count,
+        store_id=store_id,
+        flow_id=part.flow_id,
+        collected=Epoch(part.collected),
+        executions=tuple(
+            _execution(
+                ExecutionNumber(e.number),
+                e.id,
+                e.flow_id,
+                Epoch(e.resume_epoch),
+                e.started_ms,
+                e.snapshot_interval_s,
+                e.backup_interval_s,
+                e.host,
+                e.pid,
+                e.version,
+            )
+            for e in part.executions
         ),
+        epochs=tuple(map(_decode_epoch, part.epochs)),
+        size_bytes=part.size_bytes if part.partition_bytes is None else part.partition_bytes,
+        unlisted=part.unlisted,
+    )
+    if part.unlisted and (not part.epochs or not is_without_gap(description)):
+        raise ValueError(f"the epochs of partition {part.index} that it does not list cannot be known")
+    return StoredCopy(
+        description=description,
         object_name=part.object,
         sha256=part.sha256,
         size_bytes=part.size_bytes,
         stored_bytes=part.stored_bytes,
         taken_ms=part.taken_ms,
         fingerprint=part.fingerprint,
-        changes=tuple(StoredChanges(c.object, c.sha256, c.size_bytes, c.stored_bytes, c.links) for c in part.changes),
+        changes=tuple(_changes(c.object, c.sha256, c.size_bytes, c.stored_bytes, c.links) for c in part.changes),
         marks=Marks((part.states, part.states_digest), part.measure),
         index_bytes=part.index_bytes,
         index_sha256=part.index_sha256,

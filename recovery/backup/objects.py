@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery.backup.manifest import StoredCopy
 from recovery.backup.progress import FileProgress, Observer
+from recovery.backup.stored import StoredCopy
 from recovery.base.wording import counted
 from recovery.errors import BackupDamagedError, CorruptPartitionError, UnsupportedVersionError
 from recovery.host.durable import create

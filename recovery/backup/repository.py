@@ -35,7 +35,8 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from recovery.backup.catalog import Backup, Catalog, entries_of, identity_of, read_manifest, stage
+from recovery.backup.catalog import Backup, Catalog, entries_of, exists, identity_of, read_manifest, stage
+from recovery.backup.heads import Heads
 from recovery.backup.manifest import (
     MANIFESTS,
     OBJECTS,
@@ -50,7 +51,7 @@ from recovery.backup.manifest import (
 )
 from recovery.errors import BackupTargetError, ForeignPartitionError, UnsupportedVersionError
 from recovery.places.directory import DirectoryPlace
-from recovery.places.protocol import DRAFT, NO_FILE, Place, PlaceEntry, UnreadableError
+from recovery.places.protocol import DRAFT, NO_FILE, Place, PlaceEntry
 from recovery.planning.backups import KeepRule, backups_to_keep
 from recovery.planning.following import age, lines
 from recovery.storage.origin import Origin
@@ -111,8 +112,9 @@ def list_backups(target: Place, besides: Container[str] = ()) -> Listing:
     entries = [
         entry for entry in entries_of(target, MANIFESTS) if entry.name.endswith(SUFFIX) and entry.name not in besides
     ]
+    heads = Heads(target)
     with ThreadPoolExecutor(READERS) as pool:
-        found = list(pool.map(lambda entry: read_manifest(target, entry), entries))
+        found = list(pool.map(lambda entry: read_manifest(target, entry, heads), entries))
     manifests = sorted((each for each in found if isinstance(each, Manifest)), key=lambda each: age(stage(each)))
     return Listing(tuple(manifests), tuple(entry for entry in found if isinstance(entry, PlaceEntry)))
 
@@ -147,11 +149,10 @@ def begin(target: Place, identity: str, choose_base: Callable[[], Manifest | Non
     """Steps make.1 and make.2: announce the backup; returns the base, whose copies the backup may list again."""
     while True:
         base = choose_base()
-        copies = list(base.copies) if base is not None else []
         note = {
             "id": identity,
             "started_ms": started_ms,
-            "needs": sorted(name for copy in copies for name, _ in copy.objects),
+            "needs": sorted(() if base is None else base.objects),
         }
         target.write(running_name(identity), [gzip.compress(json.dumps(note).encode(), mtime=0)])
         if base is None or exists(target, manifest_name(base.id)):
@@ -306,7 +307,7 @@ def refuse_other_versions(target: Place, unreadable: Iterable[PlaceEntry]) -> No
     """Raises UnsupportedVersionError for a backup of a newer version, whose needs are unknown."""
     for entry in unreadable:
         try:
-            decode(target.read(entry.name), identity_of(entry.name))
+            decode(target.read(entry.name), identity_of(entry.name), Heads(target))
         except OtherFormatError as error:
             raise UnsupportedVersionError(f"{entry.name} has {error}", path=target.shown) from None
         except (ValueError, FileNotFoundError):
@@ -334,18 +335,6 @@ def _read_running(target: Place, entry: PlaceEntry) -> Running | None:
         return Running(identity, frozenset())
     except ValueError:
         return None
-
-
-def exists(target: Place, name: str) -> bool:
-    """Whether an object is there; asks by the object's name, because a list of all may be long."""
-    try:
-        for _ in target.read(name):
-            break
-    except FileNotFoundError:
-        return False
-    except UnreadableError:
-        pass
-    return True
 
 
 def _folder(name: str) -> str:

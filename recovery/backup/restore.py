@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +32,7 @@ from recovery.host.durable import PRIVATE, UMASK
 from recovery.host.scratch import scratch_directory
 from recovery.places.opening import open_place
 from recovery.planning.backups import PartitionCopy, RestorePlan, plan_restore
+from recovery.planning.held import differing
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile
 from recovery.storage.copies import settle
@@ -345,12 +346,13 @@ def _misdescribed(copy: PartitionCopy, path: Path, exact: bool) -> str | None:
     """Return how a fetched file differs from the listed description, on which the plan was based; None if it does
     not. exact: it holds no earlier epochs."""
     found, listed = describe_file(path), copy.description
-    epochs = [e.cut for e in found.epochs if exact or e.epoch >= listed.collected]
-    collected = found.collected if exact else max(found.collected, listed.collected)
-    same = (found.store_id, found.index, found.count, collected, found.executions, epochs) == (
-        listed.store_id, listed.index, listed.count, listed.collected, listed.executions,
-        [e.cut for e in listed.epochs],
-    )  # fmt: skip
+    if not exact:
+        epochs = tuple(each for each in found.epochs if each.epoch >= listed.collected)
+        found = replace(found, epochs=epochs, collected=max(found.collected, listed.collected))
+    facts, expected = (
+        (each.store_id, each.index, each.count, each.collected, each.executions) for each in (found, listed)
+    )
+    same = facts == expected and not differing(listed, found)
     return None if same else "it differs from the copy that the backup describes"
 
 

@@ -17,11 +17,13 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from recovery.backup.catalog import exists
 from recovery.backup.links import Linking
 from recovery.backup.make import FILES_PER_COPY, SpoiledChainError, Storing
-from recovery.backup.manifest import StoredCopy, StoredPartition, decode_copy, encode_copy
+from recovery.backup.manifest import StoredPartition, decode_copy, encode_copy
 from recovery.backup.progress import ignore
-from recovery.backup.repository import exists
+from recovery.backup.stored import StoredCopy
+from recovery.base.ids import Epoch
 from recovery.base.printable import one_line
 from recovery.errors import StorageError, with_path
 from recovery.host.children import lines_of, tell_parent
@@ -48,7 +50,7 @@ class OwnerDirectories(msgspec.Struct, frozen=True):
 class WantedShare(msgspec.Struct, frozen=True):
     """Store these partitions; without any, only look at the place. running: the name of the note that the run has
     written to the place, which proves that the place is the same one here. before: copies of them that may be listed
-    again or continued."""
+    again or continued. since, in_full: see `Linking` and `Storing`."""
 
     destination: str
     running: str
@@ -60,6 +62,8 @@ class WantedShare(msgspec.Struct, frozen=True):
     count: int
     indexes: list[int]
     before: list[dict[str, Any]]
+    since: int = 0
+    in_full: bool = True
 
     def copies_before(self) -> list[StoredCopy]:
         """Return `before` as copies. Raises StorageError."""
@@ -93,10 +97,12 @@ def store_share(wanted: WantedShare, directory: Path, target: Place, scratch: Pa
         return StoredShare(is_elsewhere=True)
     if not wanted.indexes:
         return StoredShare()
-    linking = Linking(target, wanted.identity, wanted.taken_ms, wanted.check, ignore)
+    linking = Linking(target, wanted.identity, wanted.taken_ms, wanted.check, ignore, since=Epoch(wanted.since))
     allow_open_files(len(wanted.indexes) * FILES_PER_COPY)
     with scratch_directory("backup", scratch) as room:
-        storing = Storing(linking, room, wanted.copies_before(), incremental=wanted.incremental, staged=True)
+        storing = Storing(
+            linking, room, wanted.copies_before(), incremental=wanted.incremental, staged=True, in_full=wanted.in_full
+        )
         try:
             copies = storing.copies([directory / f"part-{index}.sqlite3" for index in wanted.indexes], are_all=False)
         except SpoiledChainError as spoiled:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from recovery.backup.lazy import bring_lazily
-from recovery.backup.manifest import MANIFESTS, OBJECTS, Manifest, StoredCopy
+from recovery.backup.manifest import MANIFESTS, OBJECTS, Manifest
 from recovery.backup.objects import SpoiledObject, bring, links_of
 from recovery.backup.progress import FileProgress, Observer
 from recovery.backup.repository import READERS, Listing, is_damaged, is_listed, list_backups
+from recovery.backup.stored import StoredCopy
 from recovery.base.clock import Clock
 from recovery.base.threads import each
 from recovery.base.wording import counted
@@ -31,6 +32,7 @@ from recovery.places.directory import DirectoryPlace
 from recovery.places.protocol import Place
 from recovery.planning.backups import PartitionCopy
 from recovery.planning.chains import described
+from recovery.planning.held import unlisted
 from recovery.storage.copies import copy_with_log, describe_copy
 from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.lock import lock_holder
@@ -171,11 +173,16 @@ class BackupSource:
             longest = chains.setdefault(stored.object_name, stored)
             if stored.links > longest.links:
                 chains[stored.object_name] = stored
+        known = {closed.cut[:2] for copy in self.copies for closed in copy.description.epochs}
         # A whole copy is link 0. It is described by the manifest of the backup that stored it, or not at all.
-        hidden = [chain for name, chain in chains.items() if len(there[name] | {0}) <= chain.links]
+        hidden = [
+            chain
+            for name, chain in chains.items()
+            if len(there[name] | {0}) <= chain.links or not known.issuperset(unlisted(chain.description))
+        ]
         for stored, found in zip(hidden, each(self._between, hidden, at_once=READERS, name="chains"), strict=True):
             for copy, origin in found:
-                if copy.links not in there[stored.object_name]:
+                if copy.links not in there[stored.object_name] or copy.links == stored.links:
                     self._stored[origin] = copy
                     term = self._terms.get(stored.origin, 0)
                     self.copies.append(PartitionCopy(copy.description, origin, copy.taken_ms, term=term))

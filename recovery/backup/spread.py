@@ -13,9 +13,10 @@ import msgspec
 
 from recovery.backup.links import NoLink
 from recovery.backup.make import DirectoryParts, Parts, SpoiledChainError, Storing
-from recovery.backup.manifest import StoredCopy, encode_copy
+from recovery.backup.manifest import encode_copy
 from recovery.backup.repository import begin, give_up, running_name
 from recovery.backup.share import StoredShare, WantedShare, decoded
+from recovery.backup.stored import StoredCopy
 from recovery.base.ids import PartitionIndex
 from recovery.base.threads import each
 from recovery.errors import (
@@ -28,7 +29,8 @@ from recovery.errors import (
 from recovery.operational.backends.owned import origins_of
 from recovery.places.opening import lasting_place
 from recovery.places.protocol import Place
-from recovery.planning.resume import plan_resume
+from recovery.planning.held import check_fit
+from recovery.planning.resume import check_set
 from recovery.planning.values import FoundFile
 from recovery.storage.origin import Origin
 from recovery.storage.store import Store
@@ -62,7 +64,8 @@ class SpreadParts:
         self._found: list[FoundFile] = []
         self._apart: RecoveryError | None = None
 
-    def found(self) -> list[FoundFile]:
+    def found(self, *, again: bool = True) -> list[FoundFile]:
+        # Also if the last look would do: partitions move between owners.
         self._found = self._store.found()
         self._fit(self._found)
         return self._found
@@ -72,10 +75,10 @@ class SpreadParts:
         return origins_of(self._store)
 
     def store(self, storing: Storing) -> list[StoredCopy] | None:
-        found = plan_resume(self._found)
-        own = [each.path for each in found.partitions if self._store.owner_of(each.index) is None]
+        found = check_set(self._found)
+        own = [each.path for each in found if self._store.owner_of(each.index) is None]
         takes: list[Callable[[], list[StoredCopy] | None]] = [
-            partial(self._at_owner, owner, indexes, storing, found.store_id, len(found.partitions))
+            partial(self._at_owner, owner, indexes, storing, found[0].store_id, len(found))
             for owner, indexes in self._at_owners().items()
         ]
         if own:
@@ -93,7 +96,7 @@ class SpreadParts:
     def _at_owners(self) -> dict[Owner, list[PartitionIndex]]:
         """Return the partitions that each owner has, of those that were found."""
         shares: dict[Owner, list[PartitionIndex]] = {}
-        for partition in plan_resume(self._found).partitions:
+        for partition in check_set(self._found):
             owner = self._store.owner_of(partition.index)
             if owner is not None:
                 shares.setdefault(owner, []).append(partition.index)
@@ -104,7 +107,9 @@ class SpreadParts:
         Stores nothing but the note of a backup `identity`, which is removed again."""
         self.found()
         begin(target, identity, lambda: None, now_ms)
-        wanted = WantedShare(self._destination, running_name(identity), identity, now_ms, False, False, "", 0, [], [])
+        wanted = WantedShare(
+            self._destination, running_name(identity), identity, now_ms, False, False, "", 0, [], [], 0
+        )
         try:
             owners = list(self._at_owners())
             answers = each(partial(self._answer, wanted=wanted), owners, at_once=AT_ONCE, name="owner")
@@ -120,7 +125,7 @@ class SpreadParts:
     def _fit(self, found: Sequence[FoundFile]) -> None:
         """Check that partitions of several hosts have an epoch in common. Raises InconsistentPartitionsError."""
         try:
-            plan_resume(found)
+            check_fit(found)
         except InconsistentPartitionsError as error:
             raise InconsistentPartitionsError(
                 f"the run's backup interval is shorter than what lay between looks at its owners: {error.found}",
@@ -136,7 +141,7 @@ class SpreadParts:
         before = [encode_copy(copy) for copy in storing.usable if copy.description.index in indexes]
         wanted = WantedShare(
             self._destination, linking.running, linking.identity, linking.taken_ms, linking.check, storing.incremental,
-            store_id, count, list(indexes), before,
+            store_id, count, list(indexes), before, linking.since, storing.in_full,
         )  # fmt: skip
         answer = self._answer(owner, wanted)
         if answer.is_elsewhere:

@@ -135,7 +135,7 @@ def run(
         _refuse(ctx, FOR_FLOWS, "flows")
         if config is not None:
             # The variable is meant for flows.
-            config = replace(config, replicate=None, replicate_sync=False, replicate_keep=())
+            config = replace(config, replicate=None, replicate_sync=False, replicate_complete=False, replicate_keep=())
             config = _with_partitions(config, source, quiet=as_json)
         asking(
             lambda config: run_nodes(

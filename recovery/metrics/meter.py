@@ -28,6 +28,7 @@ from recovery.planning.measures import (
     work_together,
 )
 from recovery.planning.owner_facts import SeenOwner, owner_findings
+from recovery.planning.replica import ReplicaLag
 from recovery.planning.sink_work import SinkWork
 
 MEMORY_EVERY_S = 2.0
@@ -184,7 +185,7 @@ class Meter:
         duration_s: float,
         partitions: Sequence[ClosedPartition],
         backup_lag_s: float | None = None,
-        replica_lag_s: float | None = None,
+        replica: ReplicaLag | None = None,
         source_lag_s: float | None = None,
         owners: Sequence[SeenOwner] = (),
         certificate_end_s: float | None = None,
@@ -193,8 +194,8 @@ class Meter:
     ) -> tuple[Measure, tuple[Finding, ...]]:
         """Count an epoch closed as of a micro-batch; return the measure to keep, and the targets that it does not meet.
 
-        backup_lag_s: the age of the newest backup; None if there is none. replica_lag_s: of the oldest epoch that is
-        not replicated; None if none is. source_lag_s, quarantine_s: see `findings`. owners: as the run last saw them.
+        backup_lag_s: the age of the newest backup; None if there is none. replica, source_lag_s, quarantine_s: see
+        `findings`. owners: as the run last saw them.
         certificate_end_s: see `owner_findings`. sink: the work of the sink since the run began."""
         memory = self._memory()
         with self._lock:
@@ -212,7 +213,7 @@ class Meter:
                 **memory,
             )
             found = (
-                *of_epoch(measure, self._targets, backup_lag_s, replica_lag_s, source_lag_s, quarantine_s),
+                *of_epoch(measure, self._targets, backup_lag_s, replica, source_lag_s, quarantine_s),
                 *owner_findings(owners, self._targets, certificate_end_s),
             )
             self._sink = sink or self._sink

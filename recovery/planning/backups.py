@@ -12,6 +12,7 @@ unless the user asks for them by number or by time.
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from pathlib import Path
 from recovery.base.ids import NO_EPOCH, Epoch, PartitionIndex
 from recovery.base.intervals import format_interval, parse_interval
 from recovery.errors import ConfigurationError, EpochNotHeldError, ForeignPartitionError, InconsistentPartitionsError
+from recovery.planning.held import holds, merged_spans, unlisted_parts
 from recovery.planning.resume import BEGINNING, Cut, ResumePlan, cuts_of, plan_resume
 from recovery.planning.timeline import TimelinePart, fork, timeline
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
@@ -101,20 +103,22 @@ def plan_restore(
     InconsistentPartitionsError or EpochNotHeldError.
     """
     groups = _by_partition(copies, latest)
-    holders = [_holders(group) for group in groups]
-    shared = set.intersection(*(set(each) for each in holders))
+    held = [_Held(group) for group in groups]
     history = _History([*copies, *unusable], latest)
+    shared = {cut for cut in (BEGINNING, *history.closed) if all(cut in each for each in held)}
     if not shared:
         raise _no_common(groups)
     chosen, abandoned = _choose(shared, history, epoch, at_ms)
     newest_wanted = epoch is None and at_ms is None
     picked = tuple(
-        _latest(each[chosen], latest) if newest_wanted and group[0].index == OPERATIONAL else _closest(each[chosen])
-        for group, each in zip(groups, holders, strict=True)
+        _latest(each.copies(chosen), latest)
+        if newest_wanted and each.index == OPERATIONAL
+        else _closest(each.copies(chosen))
+        for each in held
     )
     newest = history.newest
     resume = plan_resume(
-        [FoundFile(d.path, d) for d in map(_as_restored, picked)],
+        [FoundFile(d.path, d) for d in (_as_restored(copy, history.closed.get(chosen)) for copy in picked)],
         resume_epoch=chosen[0] + 1,
     )
     kept, kept_ms = history.kept(chosen)
@@ -125,7 +129,7 @@ def plan_restore(
         newest=newest,
         kept=kept,
         kept_ms=kept_ms,
-        limiting=tuple(group[0].index for group in groups if newest is not None and not _holds(group, newest.cut)),
+        limiting=tuple(each.index for each in held if newest is not None and newest.cut not in each),
         abandoned=abandoned,
         resume=resume,
     )
@@ -149,21 +153,43 @@ def _by_partition(copies: Sequence[PartitionCopy], latest: Sequence[PartitionCop
     return [groups[index] for index in sorted(groups)]
 
 
-def _as_restored(copy: PartitionCopy) -> PartitionDescription:
-    """Return the description with the path that the restored copy will have."""
-    return replace(copy.description, path=Path(f"part-{copy.index}.sqlite3"))
+def _as_restored(copy: PartitionCopy, closed: ClosedEpoch | None = None) -> PartitionDescription:
+    """Return the description with the path that the restored copy will have. closed: an epoch that it lists, too."""
+    found = replace(copy.description, path=Path(f"part-{copy.index}.sqlite3"))
+    if closed is None or any(each.cut == closed.cut for each in found.epochs):
+        return found
+    return replace(found, epochs=(closed, *found.epochs))
 
 
-def _holders(group: Iterable[PartitionCopy]) -> dict[Cut, list[PartitionCopy]]:
-    found: dict[Cut, list[PartitionCopy]] = defaultdict(list)
-    for copy in group:
-        for cut in cuts_of(copy.description):
-            found[cut].append(copy)
-    return found
+class _Held:
+    """The copies of one partition, and which of them hold a snapshot."""
 
+    def __init__(self, copies: Sequence[PartitionCopy]) -> None:
+        self.index = copies[0].index
+        self._listed: dict[Cut, list[PartitionCopy]] = defaultdict(list)
+        self._unlisting = [copy for copy in copies if copy.description.unlisted]
+        spans: dict[str, list[tuple[Epoch, Epoch]]] = defaultdict(list)
+        for copy in copies:
+            for cut in cuts_of(copy.description):
+                self._listed[cut].append(copy)
+        for copy in self._unlisting:
+            for part in unlisted_parts(copy.description):
+                spans[part.execution.id].append((part.first, part.last))
+        # By execution, spans that do not overlap, in order: thousands of copies hold much the same epochs.
+        self._spans = {identity: merged_spans(found) for identity, found in spans.items()}
 
-def _holds(group: Iterable[PartitionCopy], cut: Cut) -> bool:
-    return any(cut in cuts_of(copy.description) for copy in group)
+    def __contains__(self, cut: Cut) -> bool:
+        if cut in self._listed:
+            return True
+        spans = self._spans.get(cut[1], ())
+        at = bisect_right(spans, cut[0], key=lambda span: span[0]) - 1
+        return at >= 0 and cut[0] <= spans[at][1]
+
+    def copies(self, cut: Cut) -> list[PartitionCopy]:
+        """Return the copies that hold a snapshot."""
+        listed = self._listed.get(cut, [])
+        listing = {id(copy) for copy in listed}
+        return listed + [c for c in self._unlisting if id(c) not in listing and holds(c.description, cut)]
 
 
 def _latest(copies: Sequence[PartitionCopy], latest: Sequence[PartitionCopy]) -> PartitionCopy:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from recovery.base.ids import Epoch
-from recovery.planning.resume import cuts_of
+from recovery.planning.held import newest_shared
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 
 FANOUT = 8
@@ -32,14 +32,14 @@ def continues(before: PartitionDescription, now: PartitionDescription) -> Contin
     """Return the newest epoch that a partition holds `now` and held at the backup `before`: a link begins there."""
     if before.executions != now.executions[: len(before.executions)]:
         return Continuation(None, "its executions are not those of the backup before")
-    if any(closed.is_logged for closed in now.epochs):
+    if now.newest is not None and now.newest.is_logged:
         return Continuation(None, "its newest epochs are only logged")
     if now.collected < before.collected:
         return Continuation(None, "it goes back further than the backup before, so an older copy took its place")
-    shared = cuts_of(before) & cuts_of(now)
-    if not shared:
+    shared = newest_shared([before, now])
+    if shared is None:
         return Continuation(None, f"what epochs up to {now.collected} replaced was collected since the backup before")
-    return Continuation(max(shared)[0])
+    return Continuation(shared[0])
 
 
 def outgrown(links: int, whole_bytes: int, changes_bytes: int) -> str | None:
@@ -84,5 +84,7 @@ def described(links: Sequence[ChainLink], last: PartitionDescription) -> list[Pa
         held = tuple(each for each in epochs if each.epoch >= link.collected)
         begun = last.executions[:executions]
         flow_id = begun[-1].flow_id if begun else None
-        found.append(replace(last, flow_id=flow_id, collected=link.collected, executions=begun, epochs=held))
+        found.append(
+            replace(last, flow_id=flow_id, collected=link.collected, executions=begun, epochs=held, unlisted=0)
+        )
     return found

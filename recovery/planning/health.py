@@ -10,8 +10,10 @@ from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
 from recovery.base.intervals import format_interval, parse_interval
+from recovery.base.wording import counted
 from recovery.errors import ConfigurationError
 from recovery.planning.measures import Measure
+from recovery.planning.replica import ReplicaLag
 from recovery.planning.values import Execution
 
 RECENT = 10
@@ -19,6 +21,8 @@ RECENT = 10
 MEANINGFUL_KEYS = 100
 """Keys per micro-batch below which an update latency has no level: most of the time is opening the files."""
 NOT_MEASURED = "not measured"
+MOST_DIGITS = 9
+"""The most digits of a number of epochs: no replica is further behind."""
 DAY_S = 24 * 3600.0
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[kMGT]i?B|B)?", re.ASCII)
@@ -44,13 +48,13 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HealthTarget:
-    """A measured quantity with levels. unit: s or bytes. Without levels (None) the quantity is watched only on request.
-    optional: many directories have nothing of the kind, and then there is no finding. low: a value at or below a level
-    reaches the level, as free space does."""
+    """A measured quantity with levels. unit: s, bytes or epochs. Without levels (None) the quantity is watched only on
+    request. optional: many directories have nothing of the kind, and then there is no finding. low: a value at or below
+    a level reaches the level, as free space does."""
 
     name: str
     title: str
-    unit: Literal["s", "bytes"]
+    unit: Literal["s", "bytes", "epochs"]
     warning: float | None
     critical: float | None
     optional: bool = False
@@ -60,6 +64,8 @@ class HealthTarget:
         """Return a value as text for people."""
         if value is None:
             return NOT_MEASURED
+        if self.unit == "epochs":
+            return counted(int(value), "epoch")
         # A certificate that has ended says so by its level.
         return format_bytes(value) if self.unit == "bytes" else format_seconds(max(0.0, value))
 
@@ -130,6 +136,7 @@ DEFAULTS = (
     HealthTarget("memory", "memory", "bytes", 2e9, 4e9),
     HealthTarget("backup-lag", "backup lag", "s", None, None),
     HealthTarget("replica-lag", "replica lag", "s", 60, 300, optional=True),
+    HealthTarget("replica-epochs", "replica behind by", "epochs", 4, 60, optional=True),
     HealthTarget("source-lag", "source lag", "s", 600, 3600, optional=True),
     HealthTarget("wait", "waiting for Spark", "s", 30, 300, optional=True),
     HealthTarget("quarantine", "oldest row in quarantine", "s", 0, 7 * DAY_S, optional=True),
@@ -173,7 +180,7 @@ def findings(
     state_bytes: float | None,
     backup_lag_s: float | None,
     unsaved_s: float | None = None,
-    replica_lag_s: float | None = None,
+    replica: ReplicaLag | None = None,
     source_lag_s: float | None = None,
     wait_s: float | None = None,
     quarantine_s: float | None = None,
@@ -183,7 +190,7 @@ def findings(
     Each value is the highest of the newest ten epochs that the newest execution closed; the size of the state is the
     present one. If a part of a value was not measured, the value counts only if the rest reaches a level.
     state_bytes: None: unknown. backup_lag_s: the age of the newest backup; without one (None), `unsaved_s` counts if
-    the lag is watched: backups that never succeeded are no better than old ones. replica_lag_s: None: no run replicates
+    the lag is watched: backups that never succeeded are no better than old ones. replica: None: no run replicates
     the directory. source_lag_s: how long ago input was seen that the newest epoch lacks; None: no source says how much
     there is. wait_s: how long the run has waited for executors or a source; None: it does not. quarantine_s: how long
     the oldest row in quarantine has waited; None: there is none.
@@ -199,7 +206,8 @@ def findings(
         "cleanup-time": [_cleanup(each) for each in recent],
         "memory": [_memory(each) for each in recent],
         "backup-lag": [TargetReading(lag_s)],
-        "replica-lag": [TargetReading(replica_lag_s)],
+        "replica-lag": [TargetReading(None if replica is None else replica.seconds)],
+        "replica-epochs": [TargetReading(None if replica is None else replica.epochs)],
         "source-lag": [TargetReading(source_lag_s)],
         "wait": [TargetReading(wait_s)],
         "quarantine": [TargetReading(quarantine_s)],
@@ -254,13 +262,13 @@ def of_epoch(
     measure: Measure,
     targets: Sequence[HealthTarget],
     backup_lag_s: float | None = None,
-    replica_lag_s: float | None = None,
+    replica: ReplicaLag | None = None,
     source_lag_s: float | None = None,
     quarantine_s: float | None = None,
 ) -> tuple[Finding, ...]:
-    """Return one epoch compared with the targets; the lags and `quarantine_s` as for `findings`."""
+    """Return one epoch compared with the targets; the other values as for `findings`."""
     return findings(
-        [measure], targets, state_bytes=measure.state_bytes, backup_lag_s=backup_lag_s, replica_lag_s=replica_lag_s,
+        [measure], targets, state_bytes=measure.state_bytes, backup_lag_s=backup_lag_s, replica=replica,
         source_lag_s=source_lag_s,
         quarantine_s=quarantine_s,
     )  # fmt: skip
@@ -304,7 +312,7 @@ def _parsed(target: HealthTarget, given: Any) -> HealthTarget:
     if given is None or given == "off":
         return replace(target, warning=None, critical=None)
     parts = given.split("/") if isinstance(given, str) else given
-    parse = parse_size if target.unit == "bytes" else parse_interval
+    parse = {"bytes": parse_size, "s": parse_interval, "epochs": _parse_epochs}[target.unit]
     try:
         warning, critical = map(parse, parts)
     except (TypeError, ValueError) as error:
@@ -324,8 +332,15 @@ def _parsed(target: HealthTarget, given: Any) -> HealthTarget:
     return replace(target, warning=warning, critical=critical)
 
 
+def _parse_epochs(value: Any) -> float:
+    text = str(value).strip()
+    if not text.isdecimal() or len(text) > MOST_DIGITS:
+        raise ConfigurationError(f"{value!r:.80} is not a number of epochs", cause="", remedy="Write it like 10.")
+    return float(text)
+
+
 def _example(target: HealthTarget) -> str:
-    levels = ("1GB", "5GB") if target.unit == "bytes" else ("10s", "30s")
+    levels = {"bytes": ("1GB", "5GB"), "s": ("10s", "30s"), "epochs": ("10", "100")}[target.unit]
     return "/".join(reversed(levels) if target.low else levels)
 
 

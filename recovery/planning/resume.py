@@ -98,10 +98,10 @@ def plan_resume(
     MissingPartitionsError, FlowMismatchError, InconsistentPartitionsError or EpochNotHeldError.
     """
     partitions = check_set(found)
-    _check_flow(partitions, None if shared else flow_id)
+    check_flow(partitions, None if shared else flow_id)
     cuts = common_cuts(partitions)
     if not cuts:
-        raise _inconsistent(partitions)
+        raise inconsistent(partitions)
     chosen = max(cuts)
     if resume_epoch is not None:
         chosen = _requested(cuts, resume_epoch, directory_of(partitions))
@@ -182,7 +182,8 @@ def cut_off(partitions: Sequence[PartitionDescription], shared: set[Cut]) -> dic
     return {d.path: last for d in partitions if last not in d.executions and d.newest_epoch >= last.resume_epoch}
 
 
-def _check_flow(partitions: Sequence[PartitionDescription], flow_id: str | None) -> None:
+def check_flow(partitions: Sequence[PartitionDescription], flow_id: str | None = None) -> None:
+    """Raise FlowMismatchError if partitions of one store are bound to different flows, or to another one than this."""
     # Pipelines that share a directory bind it in turn. A file that an unfinished start did not reach, or an older copy,
     # is bound to an earlier one.
     newest = max(partitions, key=lambda d: max((execution.number for execution in d.executions), default=0))
@@ -217,7 +218,7 @@ def _requested(cuts: set[Cut], resume_epoch: int, directory: Path | None) -> Cut
     )
 
 
-def _inconsistent(partitions: Sequence[PartitionDescription]) -> InconsistentPartitionsError:
+def inconsistent(partitions: Sequence[PartitionDescription]) -> InconsistentPartitionsError:
     """Return an error that names the files too old for the rest, and by how much."""
     horizon = max(partitions, key=lambda d: d.collected)
     too_old = [d for d in partitions if d.newest_epoch < horizon.collected]

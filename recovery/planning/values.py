@@ -66,7 +66,8 @@ class ClosedEpoch:
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """Everything the planner needs to know about one partition file."""
+    """Everything the planner needs to know about one partition file. unlisted: the number of held epochs before those
+    in `epochs`; only descriptions of backups, and for them, leave epochs out (see `recovery.planning.held`)."""
 
     path: Path
     index: PartitionIndex
@@ -77,6 +78,7 @@ class PartitionDescription:
     executions: tuple[Execution, ...]
     epochs: tuple[ClosedEpoch, ...]
     size_bytes: int
+    unlisted: int = 0
 
     @property
     def newest(self) -> ClosedEpoch | None:

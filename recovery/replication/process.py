@@ -21,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from recovery.base.clock import Clock
+from recovery.base.wording import counted
 from recovery.errors import BackupTargetError, RecoveryError, StorageError
 from recovery.host.children import end, exit_text, own_module
 from recovery.places.secrets import shown_address
@@ -190,6 +191,19 @@ class Replication:
         if lacks:
             # The process may have been ended before it could note anything.
             note_problem(self.directory, self._destination, self._clock, self._why_behind())
+
+    def check_complete(self) -> None:
+        """Raise BackupTargetError if an epoch is not shipped. After `end`."""
+        lag = self.state.lag
+        if lag.epochs:
+            why = self._why_behind()
+            raise BackupTargetError(
+                f"at the end of the run, it lacks {counted(lag.epochs, 'closed epoch')}: {why.found}",
+                path=self._destination,
+                cause=why.cause,
+                remedy="Nothing is lost while the recovery directory is there: the next run with --replicate ships "
+                "them, or ship them now, by recovery backup --incremental.",
+            )
 
     def stop(self) -> None:
         """End the process now. May be called again."""

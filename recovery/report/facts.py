@@ -152,7 +152,7 @@ def _health(facts: Facts, targets: Sequence[HealthTarget]) -> tuple[Finding, ...
             state_bytes=facts.state_bytes,
             backup_lag_s=None if backup is None else max(0, now_ms - backup.finished_ms) / 1000,
             unsaved_s=unsaved_s(began, now_ms),
-            replica_lag_s=None if behind is None else behind.seconds,
+            replica=behind,
             source_lag_s=None if facts.lag is None else facts.lag.seconds,
             wait_s=None if waiting is None else max(0, now_ms - waiting.since_ms) / 1000,
             quarantine_s=None if oldest is None else max(0, now_ms - oldest) / 1000,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import apsw
 
-from recovery.base.ids import Epoch
+from recovery.base.ids import NO_EPOCH, Epoch
 from recovery.base.untrusted_paths import open_received
 from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.host.cloned import clone
@@ -28,8 +28,8 @@ from recovery.planning.values import PartitionDescription
 from recovery.storage.lazy.names import is_lazy, lazy_path
 from recovery.storage.lazy.pages import pages_at
 from recovery.storage.sqlite.beginning import BEGINNING
-from recovery.storage.sqlite.describe import describe, set_store
-from recovery.storage.sqlite.digests import MODULUS, load_digests
+from recovery.storage.sqlite.describe import content_digest, describe, set_store
+from recovery.storage.sqlite.digests import MODULUS, load_digests, record_digest
 from recovery.storage.sqlite.file.connections import connect
 from recovery.storage.sqlite.file.log_files import beside, has_log, is_left_alone, reading_mode, refuse_odd_logs, stamp
 from recovery.storage.sqlite.file.opening import has_beginning, has_states, open_partition
@@ -73,11 +73,12 @@ def ignore(_done: int, _total: int) -> None:
 
 class PinnedPartition:
     """A partition as of one moment, held by a read transaction until `release`. Creates no file beside the
-    partition."""
+    partition. fingerprint: equal for two partitions with the same content."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises what `open_partition` and `describe` raise."""
+    def __init__(self, path: Path, since: Epoch = NO_EPOCH) -> None:
+        """since: see `describe`. Raises what `open_partition` and `describe` raise."""
         self.path = path
+        self._since = since
         self._connection = self._open()
 
     def _open(self, *, alone: bool = True) -> apsw.Connection:
@@ -98,8 +99,10 @@ class PinnedPartition:
         try:
             with translated(self.path):
                 connection.execute("BEGIN")
-            self.description: PartitionDescription = describe(connection, self.path)
+            self.description: PartitionDescription = describe(connection, self.path, self._since)
             self.operational = _operational(connection, self.path)
+            content = content_digest(connection, self.path, self.description)
+            self.fingerprint = record_digest(content, *self.operational)
             with translated(self.path):
                 self.is_current = connection.pragma("user_version") == SCHEMA_VERSION
                 measure = value(connection, "SELECT max(measure_id) FROM measures") if has_measures(connection) else 0
@@ -108,6 +111,12 @@ class PinnedPartition:
             connection.close()
             raise
         return connection
+
+    def describe_from(self, since: Epoch) -> None:
+        """Describe the partition with the epochs from this one on. Raises what `describe` raises."""
+        if since < self._since:
+            self._since = since
+            self.description = describe(self._connection, self.path, since)
 
     def copy_to(self, target: Path, observe: CopyObserver = ignore) -> PartitionDescription:
         """Write the copy to the new file `target`, check that its description is the same, and return the description.
@@ -126,7 +135,7 @@ class PinnedPartition:
             # A run that writes so often has a log, so the ordinary way of reading creates no new file.
             self._connection = self._open(alone=attempt < ATTEMPTS - 2)
         described, operational = read_partition(
-            target, lambda connection: (describe(connection, target), _operational(connection, target))
+            target, lambda connection: (describe(connection, target, self._since), _operational(connection, target))
         )
         if replace(described, path=self.path) != self.description or operational != self.operational:
             raise CorruptPartitionError("the description of its copy differs from its own", path=self.path)
@@ -203,12 +212,13 @@ def _changed_ms(connection: apsw.Connection) -> int:
     return (value(connection, CHANGED) or 0) if has_states(connection) else 0
 
 
-def pin(paths: Iterable[Path]) -> list[PinnedPartition]:
-    """Pin all partitions as of one moment: their transactions begin within milliseconds of each other."""
+def pin(paths: Iterable[Path], since: Epoch = NO_EPOCH) -> list[PinnedPartition]:
+    """Pin all partitions as of one moment: their transactions begin within milliseconds of each other. since: see
+    `describe`."""
     pinned: list[PinnedPartition] = []
     try:
         for path in paths:
-            pinned.append(PinnedPartition(path))
+            pinned.append(PinnedPartition(path, since))
     except BaseException:
         for each in pinned:
             each.release()

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from recovery.backup.manifest import LARGEST, decode, encode, manifest_name, object_name, unpacked
+from recovery.backup.heads import LARGEST, Heads, unpacked
+from recovery.backup.manifest import decode, encode, manifest_name, object_name
 from recovery.backup.repository import list_backups, prune
 from recovery.cli import main
 from recovery.places.directory import DirectoryPlace
@@ -102,7 +103,7 @@ def test_a_forged_manifest_is_refused(place, identity):
     """Each is refused with a sentence, before anything that it says is used."""
     for data in forged(place, identity):
         with pytest.raises(ValueError, match="manifest") as refused:
-            decode([data], identity)
+            decode([data], identity, Heads(DirectoryPlace(place)))
         assert len(str(refused.value)) < 600
 
 

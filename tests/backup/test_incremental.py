@@ -320,7 +320,7 @@ def test_epochs_of_backups_that_were_pruned(store, tmp_path, monkeypatch):
         made = back_up(store, tmp_path / "dest", incremental=True)
     target = DirectoryPlace(tmp_path / "dest")
     assert len(prune(target, [KeepRule(count=1)], int(time.time() * 1000) + 3 * 86_400_000).kept) == 1
-    assert len(target.entries(OBJECTS)) == sum(len(copy.objects) for copy in made.manifest.copies)
+    assert {entry.name for entry in target.entries(OBJECTS)} == set(made.manifest.objects)
     first = states_window(store)[0]
     for (epoch, batch), state in expected.items():
         standing = max(each for number, each in expected if number == epoch)
@@ -331,9 +331,11 @@ def test_epochs_of_backups_that_were_pruned(store, tmp_path, monkeypatch):
             assert state_at(tmp_path / "new", epoch) == state
             shutil.rmtree(tmp_path / "new")
     assert first > 5
-    # Without asking for an older one, nothing but the manifest is read to plan.
+    # The manifest that is left lists the epochs since the backup before: no more is read to restore one of them.
     monkeypatch.setattr("recovery.backup.sources.links_of", None)
-    bring_back(target, tmp_path / "new", tmp_path, epoch=first)
+    listed = made.manifest.copies[0].description.epochs[0].epoch
+    assert first < listed < made.manifest.epoch
+    bring_back(target, tmp_path / "new", tmp_path, epoch=listed)
     bring_back(target, tmp_path / "newest", tmp_path)
 
 
@@ -355,21 +357,23 @@ def test_links_of_a_live_run(make_store, tmp_path):
 
 
 def test_a_backup_of_an_older_version_continues_as_a_chain(store, tmp_path):
-    """Its manifest lacks what chains need. A manifest without chains has the format that older versions read."""
+    """Its manifest lacks what chains need, and has another fingerprint. A manifest of whole copies has the format that
+    older versions read."""
     made = back_up(store, tmp_path / "dest").manifest
     path = tmp_path / "dest" / manifest_name(made.id)
     value = json.loads(gzip.decompress(path.read_bytes()))
     assert value["format"] == 1
     for part in value["partitions"]:
-        for name in ("changes", "partition_bytes", "states", "states_digest", "measure"):
+        for name in ("changes", "partition_bytes", "states", "states_digest", "measure", "unlisted"):
             del part[name]
+        part["fingerprint"] += 1
     path.write_bytes(gzip.compress(json.dumps(value).encode()))
     work(store, 2)
     assert back_up(store, tmp_path / "dest", incremental=True).linked == 2
     bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
     assert states(tmp_path / "new") == states(store)
     newest = list_backups(DirectoryPlace(tmp_path / "dest")).manifests[-1]
-    assert json.loads(gzip.decompress(encode(newest)))["format"] == 2
+    assert json.loads(gzip.decompress(encode(newest)))["format"] == 3
 
 
 class TestNotes:

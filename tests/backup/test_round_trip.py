@@ -115,12 +115,12 @@ class TestBackup:
         """What is torn because somebody wrote to the file meanwhile is read again; what is damaged is reported."""
         opened = []
 
-        def torn(connection, path):
+        def torn(connection, path, since=0):
             opened.append(path)
             if len(opened) == 1:
                 work(store, 1)
                 raise CorruptPartitionError("torn", path=path)
-            return describe(connection, path)
+            return describe(connection, path, since)
 
         monkeypatch.setattr("recovery.storage.copies.describe", torn)
         made = back_up(store, tmp_path / "dest")
@@ -129,7 +129,7 @@ class TestBackup:
         bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
         assert states(tmp_path / "new") == states(store)
 
-        def damaged(connection, path):
+        def damaged(connection, path, since=0):
             raise CorruptPartitionError("damaged", path=path)
 
         monkeypatch.setattr("recovery.storage.copies.describe", damaged)

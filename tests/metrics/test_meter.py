@@ -349,10 +349,12 @@ def test_a_run_that_replicates_exports_how_far_its_replica_is_behind():
     lines = text(state).splitlines()
     for line in ("epoch 7", "lag_epochs 2", "lag_seconds 61.5", "shipped_bytes_total 1000", "failures_total 3"):
         assert f"recovery_replica_{line}" in lines
-    _, missed = counts.closed(Epoch(1), BatchId(0), 0.1, [], None, state.lag.seconds)
-    assert [(each.target.name, each.level) for each in missed if each.target.name == "replica-lag"] == [
+    _, missed = counts.closed(Epoch(1), BatchId(0), 0.1, [], None, state.lag)
+    assert [(each.target.name, each.level) for each in missed if "replica" in each.target.name] == [
         ("replica-lag", "warning")
     ]
+    _, missed = counts.closed(Epoch(2), BatchId(1), 0.1, [], None, ReplicaLag(4, 4.0))
+    assert [str(each) for each in missed] == ["replica behind by 4 epochs (warning from 4 epochs)"]
 
 
 def test_rows_in_quarantine_are_counted_by_step():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from recovery.errors import ConfigurationError
 from recovery.planning.health import DEFAULTS, Level, findings, of_epoch, parse_size, parse_targets, unsaved_s, worst
 from recovery.planning.measures import Measure, OperatorWork, StepSize
+from recovery.planning.replica import ReplicaLag
 from recovery.planning.values import Execution
 
 
@@ -38,6 +39,7 @@ def test_the_defaults():
     assert {t.name: (t.warning, t.critical) for t in DEFAULTS} == {
         "state-size": (1e9, 5e9), "snapshot-duration": (10, 30), "update-latency": (0.010, 0.050),
         "cleanup-time": (5, 15), "memory": (2e9, 4e9), "backup-lag": (None, None), "replica-lag": (60, 300),
+        "replica-epochs": (4, 60),
         "source-lag": (600, 3600), "wait": (30, 300), "quarantine": (0, 7 * 86400), "owner-call": (1, 10),
         "owner-closing": (10, 30), "owner-clock": (5, 60),
         "owner-disk": (2e9, 500e6), "certificate": (14 * 86400, 3 * 86400),
@@ -193,5 +195,17 @@ def test_the_lag_of_a_replica_counts_where_there_is_one():
     """Without one there is no finding."""
     assert "replica-lag" not in levels(findings([], DEFAULTS, state_bytes=None, backup_lag_s=None))
     for lag_s, level in ((0.0, Level.OK), (60.0, Level.WARNING), (300.0, Level.CRITICAL)):
-        found = findings([], DEFAULTS, state_bytes=None, backup_lag_s=None, replica_lag_s=lag_s)
+        found = findings([], DEFAULTS, state_bytes=None, backup_lag_s=None, replica=ReplicaLag(1, lag_s))
         assert levels(found)["replica-lag"] == level
+
+
+def test_a_replica_that_does_not_keep_up_is_found_by_its_epochs():
+    """At an epoch a second, three epochs are far from a minute: their number has levels of its own."""
+    for epochs, level in ((3, Level.OK), (4, Level.WARNING), (60, Level.CRITICAL)):
+        found = findings([], DEFAULTS, state_bytes=None, backup_lag_s=None, replica=ReplicaLag(epochs, epochs / 10))
+        assert levels(found)["replica-epochs"] == level
+    [changed] = [each for each in parse_targets({"replica-epochs": "10/100"}) if each.unit == "epochs"]
+    assert (changed.warning, changed.critical) == (10, 100)
+    for levels_given in ("10s/20s", "-1/5", "1.5/2", "1" * 20 + "/5"):
+        with pytest.raises(ConfigurationError, match="not a number of epochs"):
+            parse_targets({"replica-epochs": levels_given})

@@ -217,6 +217,28 @@ time.sleep(600)
 """
 
 
+def test_an_end_that_lacks_an_epoch_can_be_an_error(store, begin, tmp_path):
+    """The place went away before the last epoch: the error says how many it lacks, and why. Nothing is lost: the next
+    run ships them."""
+    replication = begin()
+    closes(store, replication)
+    replication.wait(lambda: False)
+    replication.check_complete()
+    (tmp_path / "dest").rename(tmp_path / "away")
+    (tmp_path / "dest").write_text("no directory")
+    closes(store, replication)
+    replication.end()
+    with pytest.raises(BackupTargetError, match=r"at the end of the run, it lacks 1 closed epoch: .*dest"):
+        replication.check_complete()
+    (tmp_path / "dest").unlink()
+    (tmp_path / "away").rename(tmp_path / "dest")
+    again = begin(execution=2)
+    again.closed(0)
+    again.wait(lambda: False)
+    again.end()
+    again.check_complete()
+
+
 def test_it_ends_with_a_driver_that_was_killed(store, tmp_path):
     """No process is left."""
     driver = subprocess.Popen(

@@ -22,6 +22,7 @@ from recovery import (
     StaleDirectoryError,
     TakenOverError,
 )
+from recovery.backup.note import last_replica
 from recovery.cli import main
 from recovery.spark.run.parts.replicating import REPLICATED_KEEPS_S, replicated
 from recovery.spark.run.reporting.events import BatchDone, ReplicaChanged
@@ -119,6 +120,36 @@ def test_a_directory_that_was_taken_over_shows_nothing(spark, feed, tmp_path, ca
     entries = FileSink(output, "json").entries()
     assert [entry.epoch for entry in entries] == [1, 2, 3]
     assert {file.name for entry in entries for file in entry.files} == {path.name for path in output.glob("epoch-*")}
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_run_that_ends_behind_says_so(spark, feed, tmp_path, monkeypatch, complete):
+    """By its summary, and by its exit code if that was asked for. The next run ships the epoch."""
+    monkeypatch.setattr("recovery.replication.process.END_S", 1.0)
+    for seed in range(2):
+        feed.add_random(seed, count=30)
+    frame = feed.frame(spark).transform(totals_step())
+    directory, place, output = tmp_path / "db", tmp_path / "dest", tmp_path / "out"
+    config = {"replicate": place, "replicate_complete": complete}
+
+    def away(event) -> None:
+        if isinstance(event, BatchDone) and event.batch == 1:
+            wait_until(lambda: last_replica(directory) is not None)
+            place.rename(tmp_path / "aside")
+            place.write_text("away")
+
+    if complete:
+        with pytest.raises(BackupTargetError, match="at the end of the run, it lacks") as caught:
+            run_to_end(frame, directory, FileSink(output, "json"), observer=away, **config)
+        assert caught.value.exit_code == 60
+    else:
+        summary = run_to_end(frame, directory, FileSink(output, "json"), observer=away, **config)
+        assert summary.replica["lag_epochs"] >= 1
+    place.unlink()
+    (tmp_path / "aside").rename(place)
+    assert run_to_end(frame, directory, FileSink(output, "json"), **config).replica["lag_epochs"] == 0
+    bring_back(place, tmp_path / "new", tmp_path)
+    assert states(tmp_path / "new", "totals") == feed.totals()
 
 
 def test_sync_shows_only_what_cannot_be_lost(spark, feed, tmp_path, monkeypatch):
@@ -226,7 +257,9 @@ class TestSettings:
         with pytest.raises(ConfigurationError, match=found):
             RecoveryConfig("../db", **{"replicate": "dest", **given})
 
-    @pytest.mark.parametrize("given", [{"replicate_sync": True}, {"replicate_keep": ("1",)}])
+    @pytest.mark.parametrize(
+        "given", [{"replicate_sync": True}, {"replicate_complete": True}, {"replicate_keep": ("1",)}]
+    )
     def test_without_a_place(self, given):
         """They would have no effect."""
         with pytest.raises(ConfigurationError, match="without replicate"):

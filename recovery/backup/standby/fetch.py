@@ -5,15 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from recovery.backup.manifest import StoredCopy, fingerprint
+from recovery.backup.manifest import fingerprint_until_2
 from recovery.backup.objects import SpoiledObject, bring, fetch_object
 from recovery.backup.progress import FileProgress, Observer
+from recovery.backup.stored import StoredCopy
+from recovery.base.ids import NO_EPOCH, Epoch
 from recovery.errors import CorruptPartitionError, RecoveryError, StorageError, UnsupportedVersionError
 from recovery.host.durable import Modes, modes_beside, sync
 from recovery.places.protocol import Place
 from recovery.planning.following import ChainPosition, needed, same_link
 from recovery.storage.copies import PinnedPartition, merge, read_links
 from recovery.storage.verify import PartitionCheck
+
+NEWEST = Epoch((1 << 63) - 1)
+"""Describes a partition from here on: by its newest epoch alone."""
 
 
 class FetchedPartition(NamedTuple):
@@ -70,7 +75,7 @@ class Fetcher:
         path = self._staging / copy.description.path.name
         bring(self._target, copy, path, self._observe)
         problems = PartitionCheck(path).run().problems
-        if not problems and content_of(path) != copy.fingerprint:
+        if not problems and not is_as(path, copy.fingerprint):
             problems = ("it differs from the copy that the backup describes",)
         if problems:
             raise SpoiledObject(None, f"{copy.origin}: {problems[0]}")
@@ -86,17 +91,21 @@ def changes_path(staging: Path, partition: Path) -> Path:
     return staging / f"{partition.name}.changes"
 
 
-def content_of(path: Path) -> int | None:
-    """Return the fingerprint of a partition; None if it cannot be read."""
+def is_as(path: Path, known: int) -> bool:
+    """Return whether a partition has this fingerprint, of a manifest of whatever format. No, if it cannot be read.
+    Raises StorageError."""
     try:
-        pinned = PinnedPartition(path)
+        pinned = PinnedPartition(path, NEWEST)
     except StorageError:
         if path.exists():
             raise
-        return None
+        return False
     except RecoveryError:
-        return None
+        return False
     try:
-        return fingerprint(pinned.description, pinned.operational)
+        if pinned.fingerprint == known:
+            return True
+        pinned.describe_from(NO_EPOCH)
+        return fingerprint_until_2(pinned.description, pinned.operational) == known
     finally:
         pinned.release()

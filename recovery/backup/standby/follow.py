@@ -32,7 +32,7 @@ from recovery.backup.repository import (
     refuse_other_versions,
 )
 from recovery.backup.standby.document import STAGING, At, Standby, read_standby, write_standby
-from recovery.backup.standby.fetch import Fetcher, changes_path, content_of
+from recovery.backup.standby.fetch import Fetcher, changes_path, is_as
 from recovery.base import faults
 from recovery.base.clock import Clock
 from recovery.base.threads import each
@@ -235,9 +235,8 @@ class Follower:
         at = self.at
         if at is None:
             return
-        contents = [content_of(path) for path in self._paths(len(at.positions))]
-        kept = tuple(p if p is not None and p.fingerprint == found else None
-                     for p, found in zip(at.positions, contents, strict=True))  # fmt: skip
+        kept = tuple(p if p is not None and is_as(path, p.fingerprint) else None
+                     for p, path in zip(at.positions, self._paths(len(at.positions)), strict=True))  # fmt: skip
         self._problems += [
             f"{path.name} is not as this standby left it, so it is fetched again"
             for path, before, now in zip(self._paths(len(kept)), at.positions, kept, strict=True)
@@ -359,10 +358,13 @@ class Follower:
         if index in coming.whole and staged.exists():
             put_in_place(staged, path)
             return target
-        content = content_of(path)
-        if target is None or content == target.fingerprint:
-            return target
-        if before is None or content != before.fingerprint or not changes_path(self._staging, path).exists():
+        if target is None:
+            return None
+        is_staged = before is not None and changes_path(self._staging, path).exists()
+        if before is None or not is_staged or not is_as(path, before.fingerprint):
+            if is_as(path, target.fingerprint):
+                # A killed call had applied it, or nothing was to be applied.
+                return target
             self._again(path, "it is not as this standby left it")
             return None
         try:
@@ -371,7 +373,7 @@ class Follower:
             self._again(path, error.found)
             return None
         faults.reach("follow.5.partition")
-        if content_of(path) != target.fingerprint:
+        if not is_as(path, target.fingerprint):
             self._again(path, "its changes lead elsewhere")
             return None
         size = changes_path(self._staging, path).stat().st_size

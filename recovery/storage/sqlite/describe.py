@@ -11,6 +11,7 @@ import apsw
 
 from recovery.base.ids import NO_EPOCH, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
 from recovery.errors import CorruptPartitionError, LeaseLostError
+from recovery.planning.held import is_without_gap
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 from recovery.storage.seam import CloseRequest
 from recovery.storage.sqlite.columns import checked_rows, columns_of
@@ -26,6 +27,10 @@ COMMITS = f"SELECT {columns_of('commits')} FROM commits"
 EXECUTIONS = f"SELECT {columns_of('exs')} FROM exs ORDER BY ex_num"
 EPOCHS = f"SELECT {columns_of('epochs')} FROM epochs {{where}} ORDER BY epoch"
 LOGGED = f"SELECT {columns_of('logged')} FROM logged"
+SINCE = "WHERE epoch >= min(:since, (SELECT max(epoch) FROM epochs))"
+BEFORE = "SELECT count(*) FROM epochs WHERE epoch < :first"
+# Digests of 56 bits, in two halves: a sum of thousands of whole ones would not fit.
+CONTENT = "SELECT count(*), sum(digest & 0xFFFFFFF), sum(digest >> 28) FROM {table}"
 # Every step id that has a row, by skipping from one to the next: as many seeks as steps.
 STEPS = """
 WITH RECURSIVE steps(id) AS (
@@ -54,8 +59,12 @@ SELECT state_key, ser_change FROM snaps WHERE step_id = :step AND snap_epoch < :
 """
 
 
-def describe(connection: apsw.Connection, path: Path) -> PartitionDescription:
-    """Return the description of the partition after checking its rows' digests. One read transaction."""
+def describe(connection: apsw.Connection, path: Path, since: Epoch = NO_EPOCH) -> PartitionDescription:
+    """Return the description of the partition after checking its rows' digests. One read transaction.
+
+    since: list and check only the epochs from this one on, and the newest (see `recovery.planning.held`); if the others
+    have gaps, all.
+    """
     with translated(path), snapshot(connection):
         parts = checked_rows("parts", rows(connection, PARTS))
         commits = checked_rows("commits", rows(connection, COMMITS))
@@ -63,10 +72,11 @@ def describe(connection: apsw.Connection, path: Path) -> PartitionDescription:
             raise CorruptPartitionError("it does not say which partition it is", path=path)
         [(index, count, store_id, flow_id, _)] = parts
         executions = checked_rows("exs", rows(connection, EXECUTIONS))
-        epochs = checked_rows("epochs", rows(connection, EPOCHS.format(where="")))
+        epochs = checked_rows("epochs", rows(connection, EPOCHS.format(where=SINCE if since else ""), {"since": since}))
+        unlisted = value(connection, BEFORE, {"first": epochs[0][0]}) if since and epochs else 0
         logged = checked_rows("logged", _logged_rows(connection))
         size = connection.pragma("page_count") * connection.pragma("page_size")
-    return PartitionDescription(
+    found = PartitionDescription(
         path=path,
         index=PartitionIndex(index),
         count=count,
@@ -76,7 +86,19 @@ def describe(connection: apsw.Connection, path: Path) -> PartitionDescription:
         executions=tuple(Execution(*row) for row in executions),
         epochs=closed_epochs(epochs, logged),
         size_bytes=size,
+        unlisted=unlisted,
     )
+    return found if is_without_gap(found) else describe(connection, path)
+
+
+def content_digest(connection: apsw.Connection, path: Path, description: PartitionDescription) -> int:
+    """Return a digest that changes with each change of the partition's epochs and executions, and of what it is."""
+    d = description
+    with translated(path):
+        tables = ("epochs", "logged") if has_changes(connection) else ("epochs",)
+        sums = [rows(connection, CONTENT.format(table=table)) for table in tables]
+    executions = [[e.number, e.id] for e in d.executions]
+    return record_digest(d.store_id, d.index, d.count, d.flow_id, d.collected, executions, sums)
 
 
 def insert_parts(

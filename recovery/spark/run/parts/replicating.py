@@ -80,7 +80,7 @@ def begin_replication(
         access=access,
         lag=lag_of(partition.epochs, shipped, clock.wall_ms()),
     )
-    return ReplicatedClosing(replication)
+    return ReplicatedClosing(replication, complete=config.replicate_complete)
 
 
 class ReplicatedClosing(Part):
@@ -88,10 +88,12 @@ class ReplicatedClosing(Part):
 
     name = "replication"
 
-    def __init__(self, replication: Replication) -> None:
+    def __init__(self, replication: Replication, *, complete: bool = False) -> None:
+        """complete: an end without the last epoch at the place is an error."""
         self.is_ending: Callable[[], bool] = lambda: False
         """Whether the run ends: then nothing waits long for the place."""
         self._replication = replication
+        self._must_complete = complete
         self._is_started = False
 
     @property
@@ -143,5 +145,7 @@ class ReplicatedClosing(Part):
         """Wait until the last epoch is shipped; after a failed start, wait for nothing."""
         if self._is_started:
             self._replication.end()
+            if self._must_complete:
+                self._replication.check_complete()
         else:
             self._replication.stop()

@@ -181,7 +181,7 @@ class RunMeasures:
         replica, lag = self._replica(), self.lag()
         measure, missed = self.meter.closed(
             closed.epoch, closed.batch, closed.duration_s, closed.partitions, lag_s,
-            None if replica is None else replica.lag.seconds, None if lag is None else lag.seconds,
+            None if replica is None else replica.lag, None if lag is None else lag.seconds,
             self._prepared.places.seen, self._certificate_end_s(), self.sink_work(), self.quarantine()[1],
         )  # fmt: skip
         self._keep(measure)
