@@ -22,7 +22,7 @@ MODULES = {
 
 COVERED_BY = {
     # One idea in several modules.
-    "appended/test_content.py": "appended.files",
+    "appended/test_content.py": "appended.files appended.line_ends",
     "appended/test_empty_logs.py": "appended.position appended.survey",
     "appended/test_plan.py": "appended.options",
     "appended/test_rotation.py": "appended.locate appended.planner appended.reach",

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from recovery.appended.content import BYTE_ORDER_MARK, find_last_line_end, find_line_end
 from recovery.appended.files import FileStat, InputFiles, display
+from recovery.appended.line_ends import BYTE_ORDER_MARK, find_last_line_end, find_line_end
 from recovery.appended.locate import DirectoryListing, locate
 from recovery.appended.options import Options
 from recovery.appended.plan import Backlog, Range, Slice, cut, partition_bytes_for, plan_ends

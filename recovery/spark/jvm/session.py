@@ -360,3 +360,10 @@ def _log4j_options() -> str:
     if os.environ.get("SPARK_CONF_DIR") or os.environ.get("SPARK_HOME"):
         return ""
     return f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+
+
+def gateway_port(session: SparkSession) -> int:
+    """Return the port at which Python reaches the session's JVM."""
+    gateway = session.sparkContext._gateway
+    assert gateway is not None, "the session has a JVM"
+    return int(gateway.gateway_parameters.port)
