@@ -24,7 +24,7 @@ from recovery.cli.option import option
 from recovery.cli.progress import RunProgress, summary_text
 from recovery.cli.promote import take_over_before_run
 from recovery.cli.restore import restore_missing
-from recovery.cli.settings import chosen_master, settings_options, workers_options
+from recovery.cli.settings import WORKERS, chosen_master, settings_options, workers_options
 from recovery.config import DEFAULT_MASTER, RecoveryConfig
 from recovery.errors import HistoryLossError
 from recovery.host.signals import end_now, handle, is_main_thread
@@ -175,9 +175,10 @@ def run(
 
 def _facts(ctx: click.Context) -> dict[str, str]:
     """Return what the command line and the variables of its options say, by names for people."""
-    names = {each.name: max(each.opts, key=len) for each in ctx.command.params}
+    names = {each.name: each.make_metavar(ctx) if isinstance(each, click.Argument) else max(each.opts, key=len)
+             for each in ctx.command.params}  # fmt: skip
     given = {name: value for name, value in ctx.params.items() if name != "as_json"}
-    given |= {name: value for name, value in ctx.meta.items() if name.startswith("recovery.")}
+    given |= {name: ctx.meta.get(name) for name in WORKERS}
     return {"recovery": VERSION, **{names.get(name, name): repr(value) for name, value in given.items()}}
 
 

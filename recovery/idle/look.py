@@ -97,7 +97,9 @@ def note_input(config: RecoveryConfig, found: FlowInput, code: FlowCode) -> None
 
 def _differs(note: LastInput, config: RecoveryConfig, facts: Mapping[str, str]) -> str | None:
     for name, why in ALWAYS.items():
-        if getattr(config, name) not in (None, False, (), {}):
+        given = getattr(config, name)
+        # To go back after epoch 0 is to begin again.
+        if given or (given is not None and type(given) is int):
             return why
     return note.input.why_not or change_of(note.code, facts)
 
