@@ -134,20 +134,10 @@ def run(
     master = chosen_master(master)
     ctx = click.get_current_context()
     config = _configuration(ctx, source, given)
-    watch = None
-    if if_new_input and config is not None:
-        if trigger != AVAILABLE_NOW:
-            raise click.UsageError("--if-new-input is for --trigger available-now: other runs wait for input.")
-        facts = _facts(ctx)
-        if ended_idle(config, facts, from_backup=source is not None, as_json=as_json):
-            return
-        watch = CodeWatch(facts)
+    watch = _watch(ctx, config, trigger) if if_new_input else None
     from recovery.pipeline import Pipeline
-    from recovery.spark.jvm.jars import with_jars
 
-    if py_files:
-        conf = {**conf, PY_FILES: ",".join(filter(None, [conf.get(PY_FILES), py_files]))}
-    conf = with_jars(conf, jars, packages)
+    settings = _with_files(conf, py_files, jars, packages)
     with contextlib.nullcontext() if watch is None else watch.loading():
         flow = _loaded(target, master)
     if isinstance(flow, Pipeline):
@@ -159,7 +149,7 @@ def run(
         asking(
             lambda config: run_nodes(
                 flow, config, resume=resume, full_refresh=full_refresh, no_state_update=no_state_update,
-                environment=environment, master=master, conf=conf, as_json=as_json,
+                environment=environment, master=master, conf=settings, as_json=as_json,
             ), config
         )  # fmt: skip
         return
@@ -170,7 +160,20 @@ def run(
         tell("No -r given: running without recovery, state is lost at the end.")
     if given["no_output"] and not as_json:
         tell(one_line(f"--no-output: {_sink_text(flow.sink)}; rows are computed and dropped"))
-    _run_flow(flow, config, watch, trigger=trigger, master=master, conf=conf, as_json=as_json)
+    _run_flow(flow, config, watch, trigger=trigger, master=master, conf=settings, as_json=as_json)
+
+
+def _watch(ctx: click.Context, config: RecoveryConfig | None, trigger: str | float) -> CodeWatch | None:
+    """Return what notes the code of a run with --if-new-input; None: nothing does. Ends the command if the run has
+    nothing to do."""
+    if trigger != AVAILABLE_NOW and ctx.get_parameter_source("if_new_input") == ParameterSource.COMMANDLINE:
+        raise click.UsageError("--if-new-input is for --trigger available-now: other runs wait for input.")
+    if trigger != AVAILABLE_NOW or config is None:
+        return None
+    facts = _facts(ctx)
+    if ended_idle(config, facts, from_backup=ctx.params["source"] is not None, as_json=ctx.params["as_json"]):
+        ctx.exit(0)
+    return CodeWatch(facts)
 
 
 def _facts(ctx: click.Context) -> dict[str, str]:
@@ -180,6 +183,17 @@ def _facts(ctx: click.Context) -> dict[str, str]:
     given = {name: value for name, value in ctx.params.items() if name != "as_json"}
     given |= {name: ctx.meta.get(name) for name in WORKERS}
     return {"recovery": VERSION, **{names.get(name, name): repr(value) for name, value in given.items()}}
+
+
+def _with_files(
+    conf: dict[str, str], py_files: str | None, jars: str | None, packages: str | None
+) -> Mapping[str, str]:
+    """Return the settings with the modules and jars that the command line names."""
+    from recovery.spark.jvm.jars import with_jars
+
+    if py_files:
+        conf = {**conf, PY_FILES: ",".join(filter(None, [conf.get(PY_FILES), py_files]))}
+    return with_jars(conf, jars, packages)
 
 
 def _loaded(target: str, master: str) -> Flow | Pipeline:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from recovery.base.untrusted_paths import read_received
 from recovery.idle.note import FlowCode, difference, seal
 
 PREFIXES = ("RECOVERY_", "BYTEWAX_", "SPARK_", "PYSPARK_", "HADOOP_", "YARN_", "JAVA_", "PYTHON", "AWS_", "TZ")
@@ -264,7 +265,7 @@ def _digest(path: str) -> str | None:
     if not stat.S_ISREG(found.st_mode) or found.st_size > LARGE:
         return f"{stat.S_IFMT(found.st_mode)} {found.st_size} {found.st_mtime_ns} {found.st_ino}"
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        return hashlib.sha256(read_received(Path(path), LARGE, through_links=True)).hexdigest()
     except OSError:
         return None
 

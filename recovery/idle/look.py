@@ -31,7 +31,7 @@ from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.runs import FLOW, RunHistory
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.connect import SCRATCH_NAME, left_executions
-from recovery.storage.lazy.names import is_lazy
+from recovery.storage.hydration import hydrating
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.moving.departed import read_notes
 from recovery.storage.reading import FileReader
@@ -113,12 +113,10 @@ def _directory_differs(found: FlowInput, config: RecoveryConfig, clock: Clock) -
         last = max(each.executions, key=lambda execution: execution.number, default=None)
         if last is None or last.id != found.execution or each.newest is None or each.newest.cut != newest.cut:
             return f"{each.path.name} was changed after that run"
-        if is_lazy(each.path):
-            return f"{each.path.name} is still being restored"
     scratch = config.path / SCRATCH_NAME if config.scratch_directory is None else config.scratch_directory
     if checkpoint_address(config) is not None or left_executions(scratch, config.path):  # type: ignore[arg-type]
         return "a run has left files behind"
-    if (config.path / RESTORED).exists() or read_notes(config.path):
+    if (config.path / RESTORED).exists() or hydrating(config.path) or read_notes(config.path):
         return "the directory was restored, or partitions have left it"
     if found.due_ms is not None and found.due_ms <= clock.wall_ms():
         return "a timeout is due"

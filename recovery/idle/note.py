@@ -53,7 +53,7 @@ class FlowInput(msgspec.Struct, frozen=True, kw_only=True):
     why_not: str = ""
 
 
-class Sealed(msgspec.Struct, frozen=True):
+class SealedFacts(msgspec.Struct, frozen=True):
     """Facts, of which some may be secrets, as one digest; and a byte of a digest of each, to say which one differs."""
 
     salt: str
@@ -70,7 +70,7 @@ class FlowCode(msgspec.Struct, frozen=True, kw_only=True):
     have looked through. why_not: what the flow's code did whose result may differ the next time; empty: nothing.
     """
 
-    facts: Sealed
+    facts: SealedFacts
     variables: list[str] = []
     files: dict[str, str | None] = {}
     packages: dict[str, tuple[int, int]] = {}
@@ -87,8 +87,8 @@ class LastInput(msgspec.Struct, frozen=True, kw_only=True):
     code: FlowCode
 
 
-def seal(facts: Mapping[str, str], salt: str | None = None) -> Sealed:
-    """Return facts as digests. salt: of an earlier `Sealed`, to compare with; None: a new one."""
+def seal(facts: Mapping[str, str], salt: str | None = None) -> SealedFacts:
+    """Return facts as digests. salt: of an earlier `SealedFacts`, to compare with; None: a new one."""
     salt = secrets.token_hex(16) if salt is None else salt
     content = json.dumps(sorted(facts.items())).encode(errors="surrogatepass")
     digest = hashlib.pbkdf2_hmac("sha256", content, salt.encode(), ROUNDS).hex()
@@ -96,10 +96,10 @@ def seal(facts: Mapping[str, str], salt: str | None = None) -> Sealed:
         name: hashlib.sha256(f"{salt}\0{name}\0{value}".encode(errors="surrogatepass")).digest()[0]
         for name, value in facts.items()
     }
-    return Sealed(salt, digest, checks)
+    return SealedFacts(salt, digest, checks)
 
 
-def difference(noted: Sealed, facts: Mapping[str, str]) -> str | None:
+def difference(noted: SealedFacts, facts: Mapping[str, str]) -> str | None:
     """Return the name of a fact that differs from the sealed ones; None: none differs."""
     now = seal(facts, noted.salt)
     if now.digest == noted.digest:
