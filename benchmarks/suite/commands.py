@@ -61,12 +61,13 @@ def sink(batch, number):
 spark.stop()
 """
 RUN = ("run", "flow.py", "-r", "db", "--master", "local[2]")
+IDLE = "run --if-new-input, nothing new"
 STEPS: dict[str, Sequence[str]] = {
     "plain Spark: a run": (),
     "--version": ("--version",),
     "init": ("init", "db", "2"),
     "run": (*RUN, "--if-new-input"),
-    "run --if-new-input, nothing new": (*RUN, "--if-new-input"),
+    IDLE: (*RUN, "--if-new-input"),
     "run, nothing new": RUN,
     "status": ("status", "db"),
     "plan": ("plan", "db"),
@@ -130,9 +131,10 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         command = [sys.executable, *(("-m", "recovery", *words) if words else ("plain.py",))]
         steps[name], failed = _measured(command)
         wrong = wrong or (f"{name}: {failed}" if failed else "")
-    calls = [steps[name]["calls"] for name in STEPS if name.startswith("run ")]
-    if any(calls):
+    if steps[IDLE]["calls"] or steps["run, nothing new"]["calls"]:
         wrong = wrong or "a run with nothing to do called the sink"
+    if "no new input" not in steps[IDLE]["said"]:
+        wrong = wrong or f"{IDLE} started Spark: {steps[IDLE]['said']}"
     versions = {"python": platform.python_version(), "pyspark": version("pyspark")}
     return {"seconds": time.time() - began_s, "steps": steps, "wrong": wrong, "versions": versions}
 
@@ -150,6 +152,7 @@ def _measured(command: Sequence[str]) -> tuple[dict[str, Any], str]:
         "seconds": ended_s - began_s,
         "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
         "calls": len(calls),
+        "said": done.stderr[:500],
     }
     if calls:
         times |= {"before_s": calls[0] - began_s, "after_s": ended_s - calls[-1]}
