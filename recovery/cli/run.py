@@ -248,9 +248,9 @@ def _run_flow(
     as_json: bool,
 ) -> None:
     """Run a flow, and print what it did. watch: leave a note for the next run with --if-new-input."""
-    from recovery.spark.jvm.session import gateway_port, launching
+    from recovery.spark.jvm.session import gateway_port, jobs_begun, launching
 
-    runs = flow if watch is None else replace(flow, build=watch.building(flow.build, gateway_port))
+    runs = flow if watch is None else replace(flow, build=watch.building(flow.build, gateway_port, jobs_begun))
 
     def run_once(config: RecoveryConfig | None) -> Ended:
         with RunProgress(flow.name, quiet=as_json) as progress:

@@ -30,6 +30,8 @@ PREFIXES = ("RECOVERY_", "BYTEWAX_", "SPARK_", "PYSPARK_", "HADOOP_", "YARN_", "
 UNCOUNTED = ("RECOVERY_CACHE",)
 LARGE = 4 << 20
 """Files beyond this size are compared by size and modification time."""
+COARSE_NS = 100_000_000
+"""How far the time of a change may lie before the clock: the kernel takes it from the last tick."""
 _INSTALLED = ("site-packages", "dist-packages")
 _SYSTEM = ("/proc/", "/sys/", "/dev/")
 _STARTS_PROCESS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
@@ -64,13 +66,20 @@ class CodeWatch:
         with self._watching(None, frozenset()):
             yield
 
-    def building(self, build: Callable[[T], Any], port_of: Callable[[T], int]) -> Callable[[T], Any]:
+    def building(
+        self, build: Callable[[T], Any], port_of: Callable[[T], int], jobs_of: Callable[[T], int]
+    ) -> Callable[[T], Any]:
         """Return a flow's `build` that is watched. Only its own thread counts: the run has others by then. port_of:
-        returns the port of a session's JVM, to which `build` may connect."""
+        returns the port of a session's JVM, to which `build` may connect. jobs_of: returns how many jobs the JVM has
+        begun: what `build` reads through Spark is not seen here."""
 
         def watched(spark: T) -> Any:
             with self._watching(threading.get_ident(), frozenset({port_of(spark)})):
-                return build(spark)
+                before = jobs_of(spark)
+                frame = build(spark)
+            if jobs_of(spark) != before:
+                self._void("the flow's code reads something through Spark while it builds the flow")
+            return frame
 
         return watched
 
@@ -90,7 +99,7 @@ class CodeWatch:
     @contextlib.contextmanager
     def _watching(self, thread: int | None, ports: frozenset[int]) -> Iterator[None]:
         self._thread, self._ports = thread, ports
-        began_ns = time.time_ns()
+        began_ns = time.time_ns() - COARSE_NS
         with _reporting_to(self._event), _variables_to(self._variables.add):
             yield
         modules = set(_module_files())

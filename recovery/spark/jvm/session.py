@@ -367,3 +367,8 @@ def gateway_port(session: SparkSession) -> int:
     gateway = session.sparkContext._gateway
     assert gateway is not None, "the session has a JVM"
     return int(gateway.gateway_parameters.port)
+
+
+def jobs_begun(session: SparkSession) -> int:
+    """Return how many jobs the session's JVM has begun, of all its sessions."""
+    return int(session.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
