@@ -32,7 +32,7 @@ LAYERS = (
     "epochs flow",
     "operational",
     "backup importing operators partitioning pipeline",
-    "replication report runnable",
+    "idle replication report runnable",
     "spark.clusters",
     "spark.jvm",
     "spark.steps",

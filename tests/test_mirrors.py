@@ -22,11 +22,12 @@ MODULES = {
 
 COVERED_BY = {
     # One idea in several modules.
-    "appended/test_content.py": "appended.files",
+    "appended/test_content.py": "appended.files appended.line_ends",
     "appended/test_empty_logs.py": "appended.position appended.survey",
     "appended/test_plan.py": "appended.options",
     "appended/test_rotation.py": "appended.locate appended.planner appended.reach",
     "backup/test_missing.py": "cli.restore_missing",
+    "idle/test_look.py": "cli.idle idle.note spark.run.read_input",
     "backup/test_fork.py": "cli.fork host.cloned host.new_directory",
     "backup/test_hostile_manifests.py": "backup.manifest",
     "places/test_object_stores.py": "places.bucket places.opening",

@@ -16,14 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from recovery.appended.files import display
+from recovery.appended.line_ends import BYTE_ORDER_MARK, WINDOW_BYTES, find_line_end
 from recovery.appended.plan import Slice
 from recovery.appended.position import Read
 from recovery.errors import FlowFailedError
 
-WINDOW_BYTES = 2 << 20
 ROWS_PER_BATCH = 1 << 16
 MAX_LINE_BYTES = (1 << 31) - 1024
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN = 10, 13
 
 Places = npt.NDArray[np.int64]
@@ -47,30 +46,6 @@ def read_task(slices: Sequence[Slice], reader_of: Callable[[Slice], Read], shape
     bytes that are not UTF-8 if `encoding_errors` is "fail".
     """
     return _together((batch for piece in slices for batch in _lines(piece, reader_of(piece), shape)), shape)
-
-
-def find_line_end(read: Read, start: int, stop: int, step: int = WINDOW_BYTES) -> int | None:
-    """Return the place just after the first line end in [start, stop), or None; searches forwards."""
-    while start < stop:
-        data = read(start, min(step, stop - start))
-        found = data.find(b"\n")
-        if found >= 0:
-            return start + found + 1
-        if not data:
-            return None
-        start += len(data)
-    return None
-
-
-def find_last_line_end(read: Read, start: int, stop: int, step: int = 1 << 16) -> int | None:
-    """Return the place just after the last line end in [start, stop), or None; searches backwards."""
-    while start < stop:
-        begin = max(start, stop - step)
-        found = read(begin, stop - begin).rfind(b"\n")
-        if found >= 0:
-            return begin + found + 1
-        stop, step = begin, min(2 * step, WINDOW_BYTES)
-    return None
 
 
 def _lines(piece: Slice, read: Read, shape: Shape) -> Iterator[pa.RecordBatch]:

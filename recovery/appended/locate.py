@@ -51,7 +51,7 @@ class DirectoryListing:
         self._names = {directory: files.names(directory) for directory in files.directories(pattern)}
         self._stats: dict[str, FileStat | None] = {}
         listed = (
-            self.at(joined(directory, name))
+            self._file(joined(directory, name))
             for directory, names in self._names.items()
             for name in names
             if pattern.names(name)
@@ -60,8 +60,9 @@ class DirectoryListing:
 
     def at(self, path: str) -> FileStat | None:
         """Return the regular file at a path in one of the input's directories, or None."""
-        if directory_of(path) not in self._names:
-            return None
+        return self._file(path) if directory_of(path) in self._names else None
+
+    def _file(self, path: str) -> FileStat | None:
         if path not in self._stats:
             self._stats[path] = self._files.stat(path)
         return self._stats[path]
@@ -72,7 +73,7 @@ class DirectoryListing:
 
     def siblings(self, directory: str) -> list[FileStat]:
         """Return all regular files of one of the input's directories, input or not."""
-        found = (self.at(joined(directory, name)) for name in self._names.get(directory, ()))
+        found = (self._file(joined(directory, name)) for name in self._names.get(directory, ()))
         return [file for file in found if file is not None]
 
     @cached_property

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from recovery.appended.position import FilePosition
 
-MIN_PARTITION_BYTES = 4 << 20
+MIN_PARTITION_BYTES = 1 << 20
+FULL_PARTITION_BYTES = 4 << 20
 MAX_PARTITION_BYTES = 64 << 20
 
 
@@ -120,5 +121,9 @@ def cut(ranges: Iterable[Range], partition_bytes: int) -> list[tuple[Slice, ...]
 
 
 def partition_bytes_for(total_bytes: int, cores: int) -> int:
-    """Return a task size that gives each core two tasks, within bounds that keep a task worth starting."""
-    return min(max(-(-total_bytes // (2 * cores)), MIN_PARTITION_BYTES), MAX_PARTITION_BYTES)
+    """Return a task size that gives each core two tasks. Tasks that would be smaller than FULL_PARTITION_BYTES are
+    fewer, down to one for each core: the micro-batch waits for the slowest. All sizes are within bounds that keep a
+    task worth starting."""
+    two_each, one_each = (-(-total_bytes // (tasks * cores)) for tasks in (2, 1))
+    least = min(max(one_each, MIN_PARTITION_BYTES), FULL_PARTITION_BYTES)
+    return min(max(two_each, least), MAX_PARTITION_BYTES)

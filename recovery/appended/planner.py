@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from recovery.appended.content import BYTE_ORDER_MARK, find_last_line_end, find_line_end
 from recovery.appended.files import FileStat, InputFiles, display
+from recovery.appended.line_ends import BYTE_ORDER_MARK, find_last_line_end, find_line_end
 from recovery.appended.locate import DirectoryListing, locate
 from recovery.appended.options import Options
 from recovery.appended.plan import Backlog, Range, Slice, cut, partition_bytes_for, plan_ends
@@ -79,13 +79,16 @@ class Planner:
         The batch reads whole lines, at most `max_bytes` but at least one line if there is one. Raises
         InputRewrittenError, or StorageError if something cannot be read.
         """
-        before = InputOffset.from_json(start)
+        after = self.end_of_batch(InputOffset.from_json(start), max_bytes)
+        return dict(start) if after is None else after.to_json()
+
+    def end_of_batch(self, before: InputOffset, max_bytes: int | None) -> InputOffset | None:
+        """Return what `latest` does, as a value; None if there is nothing to read. Raises what `latest` raises."""
         for _ in range(ATTEMPTS):
             try:
-                after = self._latest(before, max_bytes)
+                return self._latest(before, max_bytes)
             except MovedError:
                 continue
-            return dict(start) if after is None else after.to_json()
         raise StorageError(
             "The files changed names or were truncated each time that they were listed.",
             path=display(self._options.path),
@@ -98,8 +101,11 @@ class Planner:
 
         Raises InputRewrittenError if some of them no longer exist.
         """
-        before = InputOffset.from_json(start).files
-        after = InputOffset.from_json(end).files
+        return self.tasks_between(InputOffset.from_json(start), InputOffset.from_json(end))
+
+    def tasks_between(self, first: InputOffset, last: InputOffset) -> list[tuple[Slice, ...]]:
+        """Return what `tasks` does. Raises what `tasks` raises."""
+        before, after = first.files, last.files
         begins = {number: before[number].offset if number in before else 0 for number in after}
         wanted = {number: position for number, position in after.items() if position.offset > begins[number]}
         if not wanted:
@@ -172,7 +178,9 @@ class Planner:
             self._bounds = bounds
         # The absent files grow in number, so they need a limit; those that the path does not name do not.
         kept = dict(sorted(seen.lost.items())[-KEPT_LOST_FILES:]) | dict(seen.aside)
-        return InputOffset(after | kept, before.next_id + len(fresh), turn, self._since_ns(before, seen))
+        # In the order in which the saved form is read back: it decides between files that a position may mean.
+        files_after = dict(sorted((after | kept).items()))
+        return InputOffset(files_after, before.next_id + len(fresh), turn, self._since_ns(before, seen))
 
     def _since_ns(self, before: InputOffset, seen: Survey) -> int:
         """Return the `since_ns` of the next offset. Until the end that was fixed, only what came before it counts."""
@@ -270,6 +278,9 @@ class Planner:
         The last step checks that the file still holds the content read before: only then do line end and digest come
         from that content. Raises MovedError if the file was truncated meanwhile.
         """
+        known = position.path, position.seen, position.mtime_ns, position.inode
+        if end == position.offset > 0 and known == (file.path, file.size, file.mtime_ns, file.inode):
+            return position
         renewed = replace(position, path=self._path(file), seen=file.size, mtime_ns=file.mtime_ns, inode=file.inode)
         if end == position.offset > 0:
             return renewed

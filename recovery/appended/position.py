@@ -7,7 +7,7 @@ number are hints about where to look first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -131,7 +131,8 @@ def fingerprint(read: Read, offset: int, seen: int) -> str:
 
 
 def _position_json(position: FilePosition) -> dict[str, Any]:
-    fields = asdict(position)
+    # Many times faster than dataclasses.asdict, which copies each value.
+    fields: dict[str, Any] = msgspec.to_builtins(position)
     if not position.unfinished:
         del fields["unfinished"]
     return fields

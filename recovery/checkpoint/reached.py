@@ -80,6 +80,22 @@ def reached_between(held: Iterable[tuple[str, Content]], known: Iterable[tuple[s
     return _beyond(_texts(held), [], lambda: _texts(known))
 
 
+def position_in(
+    rows: Iterable[tuple[str, Content]], batch: int
+) -> tuple[str, dict[str, tuple[LoggedFile, ...]]] | None:
+    """Return the position after a micro-batch among the rows of a checkpoint: the text of its log of offsets, and what
+    each file source has logged, by the number of the source. None: the rows have no such position, or not all of it."""
+    texts = _texts(rows)
+    log = texts.get(f"offsets/{batch}")
+    if log is None or _lacks_entries(texts):
+        return None
+    logs: dict[str, dict[str, str]] = {}
+    for path, text in texts.items():
+        if path.startswith("sources/"):
+            logs.setdefault(path.split("/")[1], {})[path] = text
+    return log, {source: tuple(logged_files(found)) for source, found in logs.items()}
+
+
 def _beyond(closed: LogTexts, others: Sequence[LogTexts], known: Callable[[], LogTexts]) -> Reached:
     # A file that was logged twice was written again in between: the later entry counts.
     files = {each.uri: each for each in logged_files(closed)}

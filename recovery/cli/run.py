@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -13,25 +14,29 @@ from click.core import ParameterSource
 
 from recovery.base.intervals import AVAILABLE_NOW
 from recovery.base.printable import one_line
+from recovery.base.version import VERSION
 from recovery.cli.common import TRIGGER, json_option, print_json, tell, tell_error
 from recovery.cli.config_options import config_options
+from recovery.cli.idle import ended_idle
 from recovery.cli.nodes import run_nodes
 from recovery.cli.operational import chosen_backend, environment_options
 from recovery.cli.option import option
 from recovery.cli.progress import RunProgress, summary_text
 from recovery.cli.promote import take_over_before_run
 from recovery.cli.restore import restore_missing
-from recovery.cli.settings import chosen_master, settings_options, workers_options
+from recovery.cli.settings import WORKERS, chosen_master, settings_options, workers_options
 from recovery.config import DEFAULT_MASTER, RecoveryConfig
 from recovery.errors import HistoryLossError
 from recovery.host.signals import end_now, handle, is_main_thread
+from recovery.idle.code import CodeWatch
+from recovery.idle.look import note_input
 from recovery.setting import settings_of
 from recovery.storage.standby import is_standby
 
 if TYPE_CHECKING:
     from recovery.flow import Flow
     from recovery.pipeline import Pipeline
-    from recovery.spark.run.reporting.events import RunSummary
+    from recovery.spark.run.blocking import Ended
 
 T = TypeVar("T")
 PY_FILES = "spark.submit.pyFiles"
@@ -45,6 +50,7 @@ FOR_FLOWS = {
     "lose_epochs": "a pipeline closes no epochs",
     "lose_input": "a pipeline reads through its nodes",
     "kafka_group": "a pipeline closes no epochs",
+    "if_new_input": "the nodes of a pipeline look for new rows themselves",
     "replicate": "a pipeline closes no epochs",
     "replace_from": "the partitions of a lost owner come back by recovery restore --missing",
     "metrics_port": "`recovery runs` shows what a pipeline did",
@@ -84,6 +90,9 @@ FOR_PIPELINES = {
               help="Jars to load from Maven, with their dependencies, besides those of spark.jars.packages. Spark "
                    "fetches and caches the packages.")  # fmt: skip
 @settings_options
+@option("--if-new-input", is_flag=True, envvar="RECOVERY_IF_NEW_INPUT",
+              help="If the sources have nothing new, end without starting Spark. For flows that [always read the same]"
+                   "(operations.md#runs-without-new-input) with the same code, options and files.")  # fmt: skip
 @option("--resume", is_flag=True,
               help="For a pipeline: skip nodes that succeeded in the last run and need not run again.")  # fmt: skip
 @option("--full-refresh", is_flag=True,
@@ -101,6 +110,7 @@ def run(
     jars: str | None,
     packages: str | None,
     conf: dict[str, str],
+    if_new_input: bool,
     resume: bool,
     full_refresh: bool,
     no_state_update: bool,
@@ -124,13 +134,12 @@ def run(
     master = chosen_master(master)
     ctx = click.get_current_context()
     config = _configuration(ctx, source, given)
+    watch = _watch(ctx, config, trigger) if if_new_input else None
     from recovery.pipeline import Pipeline
-    from recovery.spark.jvm.jars import with_jars
 
-    if py_files:
-        conf = {**conf, PY_FILES: ",".join(filter(None, [conf.get(PY_FILES), py_files]))}
-    conf = with_jars(conf, jars, packages)
-    flow = _loaded(target, master)
+    settings = _with_files(conf, py_files, jars, packages)
+    with contextlib.nullcontext() if watch is None else watch.loading():
+        flow = _loaded(target, master)
     if isinstance(flow, Pipeline):
         _refuse(ctx, FOR_FLOWS, "flows")
         if config is not None:
@@ -140,7 +149,7 @@ def run(
         asking(
             lambda config: run_nodes(
                 flow, config, resume=resume, full_refresh=full_refresh, no_state_update=no_state_update,
-                environment=environment, master=master, conf=conf, as_json=as_json,
+                environment=environment, master=master, conf=settings, as_json=as_json,
             ), config
         )  # fmt: skip
         return
@@ -151,7 +160,40 @@ def run(
         tell("No -r given: running without recovery, state is lost at the end.")
     if given["no_output"] and not as_json:
         tell(one_line(f"--no-output: {_sink_text(flow.sink)}; rows are computed and dropped"))
-    _run_flow(flow, config, trigger=trigger, master=master, conf=conf, as_json=as_json)
+    _run_flow(flow, config, watch, trigger=trigger, master=master, conf=settings, as_json=as_json)
+
+
+def _watch(ctx: click.Context, config: RecoveryConfig | None, trigger: str | float) -> CodeWatch | None:
+    """Return what notes the code of a run with --if-new-input; None: nothing does. Ends the command if the run has
+    nothing to do."""
+    if trigger != AVAILABLE_NOW and ctx.get_parameter_source("if_new_input") == ParameterSource.COMMANDLINE:
+        raise click.UsageError("--if-new-input is for --trigger available-now: other runs wait for input.")
+    if trigger != AVAILABLE_NOW or config is None:
+        return None
+    facts = _facts(ctx)
+    if ended_idle(config, facts, from_backup=ctx.params["source"] is not None, as_json=ctx.params["as_json"]):
+        ctx.exit(0)
+    return CodeWatch(facts)
+
+
+def _facts(ctx: click.Context) -> dict[str, str]:
+    """Return what the command line and the variables of its options say, by names for people."""
+    names = {each.name: each.make_metavar(ctx) if isinstance(each, click.Argument) else max(each.opts, key=len)
+             for each in ctx.command.params}  # fmt: skip
+    given = {name: value for name, value in ctx.params.items() if name != "as_json"}
+    given |= {name: ctx.meta.get(name) for name in WORKERS}
+    return {"recovery": VERSION, **{names.get(name, name): repr(value) for name, value in given.items()}}
+
+
+def _with_files(
+    conf: dict[str, str], py_files: str | None, jars: str | None, packages: str | None
+) -> Mapping[str, str]:
+    """Return the settings with the modules and jars that the command line names."""
+    from recovery.spark.jvm.jars import with_jars
+
+    if py_files:
+        conf = {**conf, PY_FILES: ",".join(filter(None, [conf.get(PY_FILES), py_files]))}
+    return with_jars(conf, jars, packages)
 
 
 def _loaded(target: str, master: str) -> Flow | Pipeline:
@@ -176,7 +218,7 @@ def _configuration(ctx: click.Context, source: str | None, given: dict[str, Any]
     if given["directory"] is not None:
         return RecoveryConfig(**given, state_backend=chosen_backend())
     # Variables are ignored: they may be meant for other runs.
-    needing = {"source", *settings_of(RecoveryConfig)} - WITHOUT_DIRECTORY
+    needing = {"source", "if_new_input", *settings_of(RecoveryConfig)} - WITHOUT_DIRECTORY
     for each in ctx.command.params:
         if each.name in needing and ctx.get_parameter_source(each.name) == ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{max(each.opts, key=len)} needs -r DIR.")
@@ -198,23 +240,30 @@ def _refuse(ctx: click.Context, options: Mapping[str, str], what: str) -> None:
 def _run_flow(
     flow: Flow,
     config: RecoveryConfig | None,
+    watch: CodeWatch | None,
     *,
     trigger: str | float,
     master: str,
     conf: Mapping[str, str],
     as_json: bool,
 ) -> None:
-    """Run a flow, and print what it did."""
-    from recovery.spark.jvm.session import launching
+    """Run a flow, and print what it did. watch: leave a note for the next run with --if-new-input."""
+    from recovery.spark.jvm.session import gateway_port, jobs_begun, launching
 
-    def run_once(config: RecoveryConfig | None) -> RunSummary:
+    runs = flow if watch is None else replace(flow, build=watch.building(flow.build, gateway_port, jobs_begun))
+
+    def run_once(config: RecoveryConfig | None) -> Ended:
         with RunProgress(flow.name, quiet=as_json) as progress:
-            from recovery.spark.run.blocking import run as run_flow
+            from recovery.spark.run.blocking import run_query
 
-            return run_flow(flow, config, trigger=trigger, master=master, conf=conf, observer=progress.observe)
+            return run_query(runs, config, trigger=trigger, master=master, conf=conf, observer=progress.observe)
 
     with launching(flow.name, master=master, conf=conf):
-        summary = asking(run_once, config)
+        summary, last = asking(run_once, config)
+    if watch is not None and config is not None:
+        from recovery.spark.run.read_input import read_input
+
+        note_input(config, read_input(last), watch.code())
     if as_json:
         print_json(asdict(summary))
     else:

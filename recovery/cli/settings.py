@@ -19,6 +19,8 @@ F = TypeVar("F", bound=Any)
 SETTINGS_VARIABLE = "RECOVERY_CONF"
 FILE_VARIABLE = "RECOVERY_PROPERTIES_FILE"
 _FILE = "recovery.properties_file"
+WORKERS = ("recovery.workers", "recovery.processes")
+"""Where a command finds the numbers of -w and -p, in the meta of its context."""
 TRIES = 3
 """How often a task is tried in all, as with the default master."""
 _OF_A_CLUSTER = ("BYTEWAX_PROCESS_ID", "BYTEWAX_ADDRESSES", "BYTEWAX_HOSTFILE_PATH", "BYTEWAX_STATEFULSET_NAME")
@@ -67,7 +69,7 @@ def chosen_master(master: str) -> str:
                 cause="Each process would run the whole flow, because no process knows of the others.",
                 remedy="Unset it and run the flow once; on several hosts with --master, and owners of partitions.",
             )
-    counts = [ctx.meta.get(f"recovery.{name}") for name in ("workers", "processes")]
+    counts = [ctx.meta.get(name) for name in WORKERS]
     if counts == [None, None]:
         return master
     if source("master") == ParameterSource.COMMANDLINE:

@@ -6,6 +6,7 @@ An active run records heartbeats. A run whose process is gone is dead, whatever 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import socket
@@ -28,6 +29,8 @@ MISSED_BEATS = 6
 RUNNING, SUCCEEDED, FAILED, SKIPPED, BLOCKED, DEAD = "running", "succeeded", "failed", "skipped", "blocked", "dead"
 FLOW, SAVED, EDIT = "flow", "saved", "edit"
 """Kinds of runs. An edit of a flow's state is recorded as a run, but never counts as the last run."""
+KEPT_SKIPPED = 100
+"""The number of runs in a row that were skipped whose records stay: one a minute would make half a million a year."""
 NODE_STATUSES = (RUNNING, SUCCEEDED, FAILED, SKIPPED, BLOCKED, DEAD)
 _OUTCOME = {SUCCEEDED: True, SKIPPED: True, FAILED: False, BLOCKED: False, DEAD: False}
 
@@ -65,7 +68,8 @@ class NodeRun:
 class Run:
     """One run of a flow or a pipeline. Times are wall time in milliseconds.
 
-    status: running, succeeded, failed, or dead: the process is gone and did not record how the run ended.
+    status: running, succeeded, failed; skipped: the run found no new input, and did not start Spark; or dead: the
+    process is gone and did not record how the run ended.
     """
 
     run_id: str
@@ -163,6 +167,18 @@ class RunHistory:
         recorder.write()
         return recorder
 
+    def skip(self, pipeline: str, kind: str, details: Mapping[str, Any]) -> int:
+        """Record a run that found nothing to do; return how many came in a row, with this one. Of those in a row the
+        newest KEPT_SKIPPED stay."""
+        before = list(itertools.takewhile(lambda run: run.status == SKIPPED, self.runs(pipeline)))
+        found = before[0].details.get("in_a_row") if before else 0
+        in_a_row = (found if type(found) is int and found > 0 else len(before)) + 1
+        recorder = self.begin(pipeline, kind, {**details, "in_a_row": in_a_row})
+        recorder.skip()
+        if len(before) >= KEPT_SKIPPED:
+            self._backend.forget([self._id(run.pipeline, run.run_id) for run in before[KEPT_SKIPPED - 1 :]])
+        return in_a_row
+
     def clean(self, older_than_s: Interval, *, dry_run: bool = False) -> list[Run]:
         """Forget the runs that ended longer ago than this, but never a pipeline's last run; returns the forgotten
         runs. older_than_s: seconds, or any other interval."""
@@ -234,6 +250,13 @@ class RunRecorder:
 
     def end(self, error: BaseException | None = None, **details: Any) -> None:
         """Record how the run ended. Safe to repeat: the first call counts."""
+        self._end(SUCCEEDED, error, details)
+
+    def skip(self) -> None:
+        """Record that the run found nothing to do."""
+        self._end(SKIPPED, None, {})
+
+    def _end(self, status: str, error: BaseException | None, details: Mapping[str, Any]) -> None:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -243,7 +266,7 @@ class RunRecorder:
         def ended(run: Run) -> Run:
             return replace(
                 run,
-                status=SUCCEEDED if error is None else FAILED,
+                status=status if error is None else FAILED,
                 ended_ms=max(self._clock.wall_ms(), run.started_ms),
                 error=None if error is None else _shown(error),
                 details={**run.details, **details},

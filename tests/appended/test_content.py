@@ -11,13 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.appended.content import (
-    Shape,
-    find_last_line_end,
-    find_line_end,
-    read_task,
-)
+from recovery.appended.content import Shape, read_task
 from recovery.appended.files import LocalFiles
+from recovery.appended.line_ends import find_last_line_end, find_line_end
 from recovery.appended.plan import Range, Slice, cut
 from recovery.appended.position import FilePosition, Read
 from recovery.errors import FlowFailedError

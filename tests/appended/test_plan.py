@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from recovery.appended.options import Options, parse_options, parse_size
 from recovery.appended.plan import (
+    FULL_PARTITION_BYTES,
     MAX_PARTITION_BYTES,
     MIN_PARTITION_BYTES,
     Backlog,
@@ -237,6 +238,8 @@ def test_tasks_cover_each_byte_once(lengths: list[tuple[int, int]], partition_by
 def test_default_tasks_keep_every_core_busy_and_are_worth_starting() -> None:
     """Two tasks a core, but not below nor above the bounds."""
     assert partition_bytes_for(1, 2) == MIN_PARTITION_BYTES
+    assert partition_bytes_for(4_000_000, 2) == 2_000_000
+    assert partition_bytes_for(12 << 20, 2) == FULL_PARTITION_BYTES
     assert partition_bytes_for(64 << 20, 2) == 16 << 20
     assert partition_bytes_for(1 << 40, 2) == MAX_PARTITION_BYTES
 

@@ -360,3 +360,15 @@ def _log4j_options() -> str:
     if os.environ.get("SPARK_CONF_DIR") or os.environ.get("SPARK_HOME"):
         return ""
     return f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+
+
+def gateway_port(session: SparkSession) -> int:
+    """Return the port at which Python reaches the session's JVM."""
+    gateway = session.sparkContext._gateway
+    assert gateway is not None, "the session has a JVM"
+    return int(gateway.gateway_parameters.port)
+
+
+def jobs_begun(session: SparkSession) -> int:
+    """Return how many jobs the session's JVM has begun, of all its sessions."""
+    return int(session.sparkContext._jsc.sc().dagScheduler().numTotalJobs())

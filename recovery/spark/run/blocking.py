@@ -8,7 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from py4j.protocol import Py4JError
 
@@ -24,6 +24,7 @@ from recovery.spark.jvm.launch import abandon_launch
 from recovery.spark.jvm.session import create_session
 from recovery.spark.jvm.yarn_queue import waiting_for_yarn
 from recovery.spark.run.between import Between, added_up, after_loss, settings_of_next
+from recovery.spark.run.execution import FlowRun
 from recovery.spark.run.parts.replicating import replicated
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.query import RecoveryQuery
@@ -53,6 +54,26 @@ def run(
     without recovery. `spark`: the caller's session, which stays open; None: make a session with `master` and `conf`,
     and stop it at the end. `replicate`: in place of that setting of `config`. Raises RecoveryErrors.
     """
+    ended = run_query(
+        flow, config, spark=spark, trigger=trigger, master=master, conf=conf, observer=observer, clock=clock,
+        replicate=replicate,
+    )  # fmt: skip
+    return ended.summary
+
+
+def run_query(
+    flow: Flow,
+    config: RecoveryConfig | None = None,
+    *,
+    spark: SparkSession | None = None,
+    trigger: str | Interval | None = AVAILABLE_NOW,
+    master: str = DEFAULT_MASTER,
+    conf: Mapping[str, str] | None = None,
+    observer: Observer | None = None,
+    clock: Clock | None = None,
+    replicate: str | os.PathLike[str] | None = None,
+) -> Ended:
+    """Do what `run` does; return the last execution, which has ended, besides the summary."""
     clock = clock or SystemClock()
     check_flow(flow, "run")
     check_config(config, "run")
@@ -83,6 +104,13 @@ def run(
                 return _to_the_end(query, stopping, started, observer)
             finally:
                 _stop_session(ours)
+
+
+class Ended(NamedTuple):
+    """A run that has ended. summary: of all its executions. last: the last execution."""
+
+    summary: RunSummary
+    last: FlowRun
 
 
 class _Stopping:
@@ -123,9 +151,9 @@ def _to_the_end(
     stopping: _Stopping,
     started: Callable[[Prepared], RecoveryQuery],
     observer: Observer | None,
-) -> RunSummary:
+) -> Ended:
     """Wait for the query. As long as each execution ended to do something between executions, do that, and start the
-    next one. Return the summary of all."""
+    next one. Return the summary of all, and the last one."""
     summary: RunSummary | None = None
     before: Between | None = None
     while True:
@@ -141,12 +169,12 @@ def _to_the_end(
         if between is None or stopping.came.is_set():
             if between is not None:
                 between.drop(None)
-            return summary
+            return Ended(summary, query._run)
         if observer is not None:
             observer(GoingOn(str(between)))
         config = between(settings_of_next(prepared.config, query.summary), stopping.came)
         if stopping.came.is_set():
-            return summary
+            return Ended(summary, query._run)
         query = started(Prepared(config, prepared.flow_id, prepared.clock, stopping.came))
         stopping.watch(query)
         before = between

@@ -72,7 +72,7 @@ class FlowRun:
         self.lease = self.execution.lease
         waiting = self._waiting()
         self.quarantine = self.parts.add(Quarantine(bound.steps, waiting, store, clock, prepared.quarantine_limit))
-        self._mailboxes = self.parts.add(Mailboxes(bound.steps, store, self.lease))
+        self.mailboxes = self.parts.add(Mailboxes(bound.steps, store, self.lease))
         self.status = RunStatus(store, self.lease, bound)
         self.reports = Reports(prepared, bound, store, self.execution, self.status, observer)
         self.reports.summary.quarantined = self.quarantine.rows
@@ -139,7 +139,7 @@ class FlowRun:
         reports.notify(
             Resumed(self.execution.number, plan.resume_epoch, plan, reports.measures.url, prepared.discarded)
         )
-        self._mailboxes.batch_done()
+        self.mailboxes.batch_done()
 
     def _begin_execution(self) -> None:
         """Begin the execution at the position that Spark continues from."""

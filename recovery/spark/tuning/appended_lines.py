@@ -22,11 +22,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from hashlib import sha256
 from typing import Any
 from weakref import WeakSet
 
+import msgspec
 from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
@@ -46,6 +46,7 @@ from recovery.spark.sources.appended import check_schema
 from recovery.spark.tuning.tuning import is_switched_on
 
 TACTIC = "appended-lines"
+MOST_OFFSETS = 8
 _CLASS, _SOURCE = "appended.DefaultSource", "tuning/AppendedLines.java"
 _installing = threading.Lock()
 _installed: WeakSet[Any] = WeakSet()
@@ -83,6 +84,8 @@ class JvmCallback:
     def __init__(self) -> None:
         self._streams: dict[str, tuple[Planner, int | None, threading.Lock]] = {}
         self._numbers = map(str, itertools.count(1))
+        self._offsets: dict[str, InputOffset] = {}
+        """The newest offsets by their texts, which are long if there are many files."""
 
     def apply(self, question: str) -> str | bytes:
         """Answer a question."""
@@ -127,19 +130,34 @@ class JvmCallback:
 
     def _latest(self, stream: str, start: str, limited: bool) -> str:
         def latest(planner: Planner, limit: int | None) -> str:
-            return json.dumps(planner.latest(json.loads(start), limit if limited else None))
+            after = planner.end_of_batch(self._offset(start), limit if limited else None)
+            if after is None:
+                return start
+            text = json.dumps(after.to_json())
+            self._offsets[text] = after
+            return text
 
         return self._planned(stream, latest)
 
     def _bytes(self, start: str, end: str) -> str:
-        before, after = (InputOffset.from_json(json.loads(each)) for each in (start, end))
-        return str(after.bytes_since(before))
+        return str(self._offset(end).bytes_since(self._offset(start)))
 
     def _tasks(self, stream: str, start: str, end: str) -> str:
         def tasks(planner: Planner, _: int | None) -> str:
-            return json.dumps([list(sent(each)) for each in planner.tasks(json.loads(start), json.loads(end))])
+            found = planner.tasks_between(self._offset(start), self._offset(end))
+            return json.dumps([list(sent(each)) for each in found])
 
         return self._planned(stream, tasks)
+
+    def _offset(self, text: str) -> InputOffset:
+        """Return the offset that a text is. Spark gives each back several times."""
+        found = self._offsets.get(text)
+        if found is None:
+            found = self._offsets[text] = InputOffset.from_json(json.loads(text))
+        while len(self._offsets) > MOST_OFFSETS:
+            # Streams of several threads may do this at the same time.
+            self._offsets.pop(next(iter(list(self._offsets))), None)
+        return found
 
     def _planned(self, stream: str, plan: Callable[[Planner, int | None], str]) -> str:
         planner, limit, lock = self._streams[stream]
@@ -169,7 +187,7 @@ def sent(slices: tuple[Slice, ...]) -> Iterator[dict[str, Any]]:
         yield {
             "path": whole.path,
             "file": display(whole.expected.path),
-            "expected": asdict(whole.expected),
+            "expected": msgspec.to_builtins(whole.expected),
             "begin": whole.begin,
             "end": whole.end,
             "after_unfinished": whole.after_unfinished,

@@ -30,6 +30,8 @@ class Mailboxes(Part):
         self._files = [definition.mailbox for definition in waiting]
         self._store = store
         self._lease = lease
+        self.due_ms: int | None = None
+        """When the next timeout is due, milliseconds since 1970, as of the last finished micro-batch; None: none is."""
         if _in_use.intersection(self._files):
             raise ConfigurationError(
                 "the frame runs already",
@@ -42,9 +44,9 @@ class Mailboxes(Part):
         """Write when the next timeout is due. Called before the first micro-batch, too."""
         if self._files:
             # A step that no longer declares timeouts may still hold some, which nothing handles.
-            due_ms = self._store.next_due_ms(self._lease, self._steps)
+            self.due_ms = self._store.next_due_ms(self._lease, self._steps)
             for mailbox in self._files:
-                write_mailbox(mailbox, due_ms, self._store.partition_count)
+                write_mailbox(mailbox, self.due_ms, self._store.partition_count)
 
     def end(self, error: BaseException | None) -> None:
         """Remove the mailboxes; harmless if they are not there."""

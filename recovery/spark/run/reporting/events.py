@@ -119,7 +119,8 @@ class RunSummary:
     discarded: what the requested rewind discarded; None: nothing. replica: what the replica has and lacks at the end;
     None: the run had none. lag: what the newest epoch lacked at the last look at the sources; None: no source says how
     much there is. lost_input: what was left out of each source whose loss was accepted, as text. replaced: the
-    partitions that came back because an owner was lost, each time. quarantined: rows in quarantine at the end.
+    partitions that came back because an owner was lost, each time. quarantined: rows in quarantine at the end. skipped:
+    why the run did not start Spark (`--if-new-input`); None: it did.
     """
 
     flow: str
@@ -141,6 +142,7 @@ class RunSummary:
     lost_input: dict[str, str] = field(default_factory=dict)
     replaced: list[dict[str, Any]] = field(default_factory=list)
     quarantined: int = 0
+    skipped: str | None = None
 
     def _repr_html_(self) -> str:
         return html_table(f"flow {self.flow}", [*rows_of(self), ("seconds", round(self.elapsed_s, 1))])

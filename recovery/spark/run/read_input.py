@@ -1,0 +1,42 @@
+"""What an execution has read, for the next run: which sources, up to where, and when the next timeout is due."""
+
+from __future__ import annotations
+
+from recovery.idle.note import FlowInput
+from recovery.idle.sources import noted_source
+from recovery.planning.sink_work import SinkWork
+from recovery.spark.run.execution import FlowRun
+
+
+def read_input(run: FlowRun) -> FlowInput:
+    """Return what an execution has read. It has ended without an error."""
+    bound = run.bound
+    sources = [noted_source(stream.format, stream.options) for stream in bound.streams]
+    return FlowInput(
+        flow=run.prepared.flow_id,
+        execution=run.execution.id,
+        epoch=run.reports.summary.last_epoch,
+        batch=run.closer.closed_batch,
+        sources=[each for each in sources if each is not None],
+        places=bound.sources.to_text(),
+        due_ms=run.mailboxes.due_ms,
+        why_not=_why_not(run, [
+            stream.format for stream, source in zip(bound.streams, sources, strict=True) if source is None
+        ]),
+    )  # fmt: skip
+
+
+def _why_not(run: FlowRun, unknown: list[str]) -> str:
+    """Return why only Spark knows whether there is something to do; empty: this package knows, too."""
+    work = run.delivery.work
+    if unknown:
+        return f"only Spark knows whether the source {unknown[0]} has new input"
+    if run.bound.tables:
+        return "only Spark knows whether an Iceberg table has new input"
+    if run.bound.keeps_native_state:
+        return "only Spark knows whether its own operators have something to do"
+    if isinstance(work, SinkWork) and work.waiting:
+        return "records wait at the sink"
+    if any(run.bound.sources.labels):
+        return "the flow's code names its sources"
+    return ""

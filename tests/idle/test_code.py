@@ -1,0 +1,113 @@
+"""What decides which sources a flow reads: what `CodeWatch` notes, and what voids the note."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from recovery.idle.code import CodeWatch, change_of
+
+FACTS = {"--master": "local[2]"}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A directory to work in, with what the flow's code reads."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "settings.json").write_text("1")
+    (tmp_path / "days").mkdir()
+    for path in (tmp_path / "settings.json", tmp_path / "days"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    return tmp_path
+
+
+def noted(code, *, jobs: int = 0):
+    """What a watch notes of this code, run as the flow's `build`."""
+    watch = CodeWatch(FACTS)
+    counts = iter([0, jobs])
+    watch.building(lambda _: code(), lambda _: 1, lambda _: next(counts))(None)
+    return watch.code()
+
+
+def test_what_code_has_read(here):
+    """A file, a directory, a variable: the same is no change; each other content is one."""
+
+    def code():
+        (here / "settings.json").read_text()
+        list((here / "days").iterdir())
+        os.environ.get("FLOW_DAY")
+
+    found = noted(code)
+    assert found.why_not == ""
+    assert change_of(found, FACTS) is None
+    assert change_of(found, {"--master": "yarn"}) == "--master is not as in the run before"
+    (here / "days/monday").touch()
+    assert change_of(found, FACTS) == f"{here / 'days'} has other files"
+    (here / "settings.json").write_text("2")
+    assert change_of(found, FACTS) == f"{here / 'settings.json'} has changed"
+    os.environ["FLOW_DAY"] = "monday"
+    try:
+        assert change_of(found, FACTS) == "the variable FLOW_DAY is not as in the run before"
+    finally:
+        del os.environ["FLOW_DAY"]
+
+
+def test_code_that_changes_variables_and_directory(here, monkeypatch):
+    """What counts is what the process was started with."""
+
+    def code():
+        os.environ["FLOW_DAY"] = "set by the flow"
+        assert os.environ["FLOW_DAY"]
+        os.chdir(here / "days")
+
+    monkeypatch.delenv("FLOW_DAY", raising=False)
+    found = noted(code)
+    os.chdir(here)
+    del os.environ["FLOW_DAY"]
+    assert change_of(found, FACTS) is None
+
+
+def connect():
+    with socket.socket() as listening, socket.socket() as asking:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        asking.connect(listening.getsockname())
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (connect, "connects to another process"),
+        (lambda: subprocess.run([sys.executable, "-c", ""], check=True), "starts a process"),
+        (lambda: (open("new.txt", "w").close(), open("new.txt").close()), "new.txt changed while"),  # noqa: PTH123
+    ],
+)  # fmt: skip
+def test_what_voids_a_note(here, code, why):
+    """Code whose result may differ the next time, though nothing that can be compared does."""
+    found = noted(code)
+    assert why in found.why_not
+    assert change_of(found, FACTS) == found.why_not
+
+
+def test_reading_through_spark_voids_a_note(here):
+    """What the JVM reads is not seen."""
+    assert "through Spark" in noted(lambda: None, jobs=1).why_not
+
+
+def test_a_database_that_code_reads(here):
+    """SQLite's files are files."""
+    with sqlite3.connect(here / "choice.db") as made:
+        made.execute("CREATE TABLE t (x)")
+    made.close()
+    os.utime(here / "choice.db", (1_700_000_000, 1_700_000_000))
+    found = noted(lambda: sqlite3.connect(here / "choice.db").close())
+    assert change_of(found, FACTS) is None
+    with sqlite3.connect(here / "choice.db") as changed:
+        changed.execute("INSERT INTO t VALUES (1)")
+    changed.close()
+    assert change_of(found, FACTS) == f"{here / 'choice.db'} has changed"
