@@ -1,7 +1,7 @@
 """Where the bytes come from that epochs write: by cause and by file, without Spark.
 
-The flow of `amplification` with `-s 0`: a micro-batch that brings every key, then some that change one key in a hundred,
-or each of few keys. Each is closed as an epoch, by the closer of a run over partitions and deltas as a run has them;
+The flow of `amplification` with `-s 0`: a micro-batch that brings every key, then some that change all keys, one in a
+hundred, or each of few keys. Each is closed as an epoch, by the closer of a run over partitions and deltas as a run has them;
 Spark's own log, and the rows that Spark would read and shuffle, are not written here.
 """
 
@@ -13,6 +13,7 @@ import resource
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,8 @@ def report(measurements: Sequence[Measurement], arguments: argparse.Namespace) -
         notes=[
             f"Bytes for each changed key: {arguments.batches} epochs after one of all keys; medians over "
             f"{arguments.repeat} rounds; {PARTITIONS} partitions. By cause: pages that became dirty, as "
-            "`write_bytes` of `/proc/self/io` counts them. By file: what SQLite wrote, in a run of its own; a page that "
-            "is written twice before the system writes it to the disk counts twice there.",
+            "`write_bytes` of `/proc/self/io` counts them. By file: what SQLite wrote, in a run of its own; a page "
+            "that is written twice before the system writes it to the disk counts twice there.",
             "`position`: the files of Spark's checkpoint that an epoch stores. `end`: closing the files. CPU is of "
             "deltas and epochs; resuming is planning, starting and reading a thousand states.",
         ],
@@ -184,10 +185,12 @@ class Flow:
         self._lease = execution.lease
         self._checkpoint = self.store.prepare(execution) / "checkpoint"
         restored = restore(self.store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), self._checkpoint)
-        self.store.start(execution, [self._step], plan.partitions)
+        settings = ClosingSettings(snapshot_interval_s=0.0, backup_interval_s=backup_interval_s, may_log=True)
+        kept_log = settings.keeps_log(plan, (), notes_made=False)
+        self.store.start(execution, [self._step], plan.partitions, keeps_log=kept_log)
         self._closer = EpochCloser(
             self.store, self._lease, plan, Capture(LocalHome(self._checkpoint), restored.held), (),
-            ClosingSettings(snapshot_interval_s=0.0, backup_interval_s=backup_interval_s, may_log=True),
+            replace(settings, kept_log=kept_log),
             ClosingHooks(may_close=lambda: None, on_closed=self._closed), clock,
         )  # fmt: skip
         self._clock = clock

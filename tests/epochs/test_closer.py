@@ -95,10 +95,18 @@ def test_the_error_of_a_contributor_ends_closing(store_dir, phase, epochs):
     assert execution.closed == ([1] if phase == "publish" else [])
 
 
-def test_epochs_are_logged_only_if_they_follow_closely_and_nothing_is_kept():
-    """A backup interval, a long snapshot interval, or the run itself rules it out."""
-    assert ClosingSettings(0, 0, may_log=True).logs
-    assert ClosingSettings(SHORT_S - 0.1, 0, may_log=True).logs
-    assert not ClosingSettings(SHORT_S, 0, may_log=True).logs
-    assert not ClosingSettings(0, 1, may_log=True).logs
-    assert not ClosingSettings(0, 0, may_log=False).logs
+@pytest.mark.parametrize(
+    ("interval_s", "kept_s", "may_log", "noted", "logs"),
+    [
+        (0, 0, True, False, True),
+        (SHORT_S - 0.1, 0, True, False, True),
+        (SHORT_S, 0, True, False, False),
+        (0, 1, True, False, True),
+        (0, 1, True, True, False),
+        (0, 0, True, True, True),
+        (0, 0, False, False, False),
+    ],
+)
+def test_epochs_are_logged_only_if_they_follow_closely(interval_s, kept_s, may_log, noted, logs):
+    """A long snapshot interval, backups that read the changes of the epochs that are kept, or the run rule it out."""
+    assert ClosingSettings(interval_s, kept_s, may_log).logs(notes_made=noted) is logs

@@ -27,7 +27,7 @@ import apsw
 from recovery.base.ids import NO_BATCH, BatchId, Lease, StepId
 from recovery.errors import LeaseLostError
 from recovery.storage.seam import BatchCount, Changes
-from recovery.storage.sqlite.epoch_log import Sealed
+from recovery.storage.sqlite.epoch_log import NEWEST, Sealed
 from recovery.storage.sqlite.file.connections import connect, open_database, use_log
 from recovery.storage.sqlite.file.statements import rows, snapshot, transaction, translated, value
 
@@ -35,6 +35,10 @@ TABLES = ("touched_0", "touched_1")
 PAGE_BYTES = 8192
 """Twice SQLite's default: a micro-batch that touches many keys searches a shallower tree; a micro-batch that touches
 few keys writes more."""
+
+LOG_PAGES = 16
+"""Pages in a delta's log before they move into its file. Then the log begins again from its start, so micro-batches
+that touch few keys write to the same pages of both files until the system writes these to the disk."""
 
 CACHE_BYTES = 16 << 20
 BASE_CACHE_BYTES = 2000 << 10
@@ -143,6 +147,11 @@ FROM (
     FROM carray(:packed)
 ) WHERE true
 {UPSERT}
+"""
+
+LOAD = f"""
+INSERT INTO {{table}}
+SELECT state_key, :batch, ser_change, timeout_ms, 0, NULL, NULL FROM ({NEWEST})
 """
 
 # The batch that wrote the restored value is not known any more. It only matters that it was earlier.
@@ -258,7 +267,7 @@ class Delta:
             with translated(path):
                 self._connection.pragma("synchronous", "OFF")
                 self._connection.pragma("cache_size", -(cache_bytes >> 10))
-                self._connection.pragma("wal_autocheckpoint", 4096)
+                self._connection.pragma("wal_autocheckpoint", LOG_PAGES)
             with translated(partition):
                 attach = self._connection.execute
                 open_database(partition, "?mode=ro", lambda uri: attach("ATTACH ? AS base", (uri,)))
@@ -355,6 +364,14 @@ class Delta:
             statement = self._meta().sql(NEXT_DUE)
             due: int | None = value(self._connection, statement, {"step": self._step})
             return due
+
+    def load_logged(self) -> None:
+        """Take over what the partition's log has of this step, as touched in an earlier epoch. To be called on a new
+        delta."""
+        with self._lock, translated(self._partition), transaction(self._connection):
+            self._connection.execute(LOAD.format(table=self._meta().active), {"step": self._step, "batch": NO_BATCH})
+            if self._connection.changes():
+                self._connection.execute("UPDATE meta SET pending = 1")
 
     def open(self, batch: BatchId) -> None:
         """Refuse batches earlier than `batch` from now on, and delete their counts."""

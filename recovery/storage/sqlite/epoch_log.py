@@ -70,6 +70,12 @@ SELECT state_key, ser_change, timeout_ms FROM (
 )
 """
 
+# All changes of one step in one epoch.
+OF_EPOCH = f"""
+SELECT state_key, ser_change, timeout_ms
+FROM ({CHANGED.format(changes="changes")} WHERE c.epoch = :epoch AND c.step_id = :step)
+"""
+
 _OF_CHANGE = row_digest_sql("c.step_id", "c.state_key", "c.epoch", "c.ser_change", "c.timeout_ms")
 _NEXT = "(SELECT min(n.epoch) FROM temp.changed AS n WHERE {0}.step_id = n.step_id AND {0}.state_key = n.state_key{1})"
 OVERLAY = f"""
@@ -211,15 +217,20 @@ def overlaid(connection: apsw.Connection, path: Path) -> Iterator[None]:
     if not is_logged(connection):
         yield
         return
-    problems = check_log(connection)
-    if problems:
-        raise CorruptPartitionError(problems[0], path=path)
+    check_sound(connection, path)
     load_digests(connection)
     connection.execute(OVERLAY).fetchall()
     try:
         yield
     finally:
         connection.execute(REMOVE_OVERLAY).fetchall()
+
+
+def check_sound(connection: apsw.Connection, path: Path, unread: Collection[StepId] = ()) -> None:
+    """Raise CorruptPartitionError if `check_log` finds a problem."""
+    problems = check_log(connection, unread)
+    if problems:
+        raise CorruptPartitionError(problems[0], path=path)
 
 
 def check_log(connection: apsw.Connection, unread: Collection[StepId] = ()) -> list[str]:
