@@ -1,8 +1,8 @@
 """Where the bytes come from that epochs write: by cause and by file, without Spark.
 
 The flow of `amplification` with `-s 0`: a micro-batch that brings every key, then some that change all keys, one in a
-hundred, or each of few keys. Each is closed as an epoch, by the closer of a run over partitions and deltas as a run has them;
-Spark's own log, and the rows that Spark would read and shuffle, are not written here.
+hundred, or each of few keys. Each is closed as an epoch, by the closer of a run over partitions and deltas as a run has
+them. Spark's own log, and the rows that Spark would read and shuffle, are not written here.
 """
 
 from __future__ import annotations

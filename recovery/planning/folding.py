@@ -34,6 +34,7 @@ class FoldLimits(NamedTuple):
     fold_s: float = FOLD_S
     fold_rows: int = FOLD_ROWS
     small_rows: int = SMALL_ROWS
+    share: float = FOLD_SHARE
 
     def reached(self, logged: int, held: int, waited_s: float, *, pauses: bool) -> bool:
         """Return whether `logged` changes are to be folded into `held` rows. waited_s: since the snapshots were written
@@ -42,7 +43,7 @@ class FoldLimits(NamedTuple):
             return True
         if not pauses and waited_s < self.fold_s:
             return False
-        return held < self.small_rows or logged >= min(held * FOLD_SHARE, LEFT_ROWS if pauses else LONG_ROWS)
+        return held < self.small_rows or logged >= min(held * self.share, LEFT_ROWS if pauses else LONG_ROWS)
 
 
 class LeftLog(NamedTuple):

@@ -125,12 +125,14 @@ class MiniRun:
         self.checkpoint = self.store.prepare(execution) / "checkpoint"
         restored = restore(self.store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), self.checkpoint)
         rows = self.look()
+        # A start keeps what is logged, however little is held.
         closing = ClosingSettings(
-            snapshot_interval_s=config.snapshot_interval_s, backup_interval_s=config.backup_interval_s, may_log=True
+            snapshot_interval_s=config.snapshot_interval_s,
+            backup_interval_s=config.backup_interval_s,
+            may_log=True,
+            limits=FoldLimits(small_rows=0, share=100.0),
         )
-        noted = config.replicate is not None or reads_made_keys(
-            config.path, config.backup_interval_s, clock.wall_ms()
-        )
+        noted = config.replicate is not None or reads_made_keys(config.path, config.backup_interval_s, clock.wall_ms())
         closing = replace(closing, kept_log=closing.keeps_log(plan, (), notes_made=noted))
         self.store.start(execution, [STEP], plan.partitions, keeps_log=closing.kept_log)
         if replicated is not None:
@@ -223,8 +225,9 @@ class MiniRun:
             if generator is not None:
                 # Epochs are logged, folded, or moved directly.
                 self.closer.limits = FoldLimits(
-                    generator.choice([0.0, 3600.0]), generator.choice([1, 1_000_000]), generator.choice([0, 1_000_000])
-                )
+                    generator.choice([0.0, 3600.0]), generator.choice([1, 1_000_000]), generator.choice([0, 1_000_000]),
+                    share=100.0,
+                )  # fmt: skip
             if self.closer.due():
                 if generator is None:
                     self.closer.close(lambda: True)

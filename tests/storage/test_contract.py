@@ -366,7 +366,7 @@ class TestClosing:
         assert run.store.driver_values(STEP) == {"a": "2"}
 
     def test_a_start_may_keep_what_is_logged(self, directory):
-        """Tasks read it and its timeouts, earlier epochs stay held, and epochs are logged over it and folded with it."""
+        """Tasks read it and its timeouts, earlier epochs stay held, epochs are logged over it and folded with it."""
         with Driver(directory) as run:
             run.apply(0, {"a": "0", "b": ("0", 7), "c": "0"})
             run.close(0)
