@@ -81,11 +81,12 @@ class ClosingSettings:
     kept_log: bool = False
     limits: FoldLimits = field(default_factory=lambda: LIMITS)
 
-    def logs(self, *, notes_made: bool) -> bool:
+    def logs(self, *, notes_made: bool, changed: float = 0.0) -> bool:
         """Whether most epochs are logged instead of moved into the snapshots. notes_made: somebody reads the changes of
-        the epochs that are kept, which are only in the snapshots."""
-        read = notes_made and self.backup_interval_s > 0
-        return self.may_log and self.snapshot_interval_s < SHORT_S and not read
+        the epochs that are kept, which are only in the snapshots. changed: the share of the state that an epoch
+        changes."""
+        moves = self.backup_interval_s > 0 and (notes_made or changed > self.limits.kept_share)
+        return self.may_log and self.snapshot_interval_s < SHORT_S and not moves
 
     def keeps_log(self, plan: ResumePlan, edits: Sequence[StepEdit], *, notes_made: bool) -> bool:
         """Whether a start with this plan keeps what is logged: the next epochs are logged, too, and it is not much."""
@@ -168,7 +169,7 @@ class EpochCloser:
         self.finished = plan.snapshot.batch_id if plan.snapshot else NO_BATCH
         self.sealed_batch = self.closed_batch = self.finished
         self.epoch = plan.resume_epoch
-        self.limits = settings.limits
+        self.limits = settings.limits.where_kept() if settings.backup_interval_s else settings.limits
         self._store = store
         self._lease = lease
         self._capture = capture
@@ -181,6 +182,8 @@ class EpochCloser:
         self._with_position: DriverRows = {}
         self._logged_rows, self._folded = left_log(plan) if settings.kept_log else (0, Epoch(plan.resume_epoch - 1))
         self._held_rows = held_rows(plan)
+        self._changed = 0.0
+        """The share of the state that the newest epoch has changed."""
         self._folded_s = -math.inf
         self._opened_s = clock.elapsed_s()
         self._background = ThreadPoolExecutor(1, thread_name_prefix="closing")
@@ -228,7 +231,7 @@ class EpochCloser:
                 return False
         captured = self._capture.take(batch, position)
         waited_s = self._clock.elapsed_s() - self._folded_s
-        logs = self._settings.logs(notes_made=self._hooks.notes_made())
+        logs = self._settings.logs(notes_made=self._hooks.notes_made(), changed=self._changed)
         folds = not logs or self.limits.reached(self._logged_rows, self._held_rows, waited_s, pauses=last)
         logged = self._is_pending() or (logs and not folds)
         self._store.seal(self._lease, batch, apart=folds or not logged)
@@ -343,8 +346,10 @@ class EpochCloser:
             ended.captured.release()
         self._epochs.add(ended.epoch, time, collected=not ended.logged)
         self.closed_batch = ended.batch
+        written = sum(each.written for each in closed)
+        self._changed = written / self._held_rows if self._held_rows else 0.0
         if ended.logged:
-            self._logged_rows += sum(each.written for each in closed)
+            self._logged_rows += written
         else:
             self._folded = ended.epoch
             self._held(each.sizes for each in closed)

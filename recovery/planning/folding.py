@@ -24,6 +24,9 @@ each change before it."""
 LEFT_ROWS = 100_000
 """As many changes are folded when the stream pauses or ends, however many rows are held: the next run reads them in
 0.2 s."""
+KEPT_SHARE = 1 / 8
+"""With a backup interval, epochs that change more of the held rows are moved: folding would write as many pages, since
+each epoch is kept, and would take longer by the logging."""
 SMALL_ROWS = 10_000
 """With fewer rows held, everything is folded when it is time: that is some hundred pages."""
 
@@ -35,6 +38,7 @@ class FoldLimits(NamedTuple):
     fold_rows: int = FOLD_ROWS
     small_rows: int = SMALL_ROWS
     share: float = FOLD_SHARE
+    kept_share: float = KEPT_SHARE
 
     def reached(self, logged: int, held: int, waited_s: float, *, pauses: bool) -> bool:
         """Return whether `logged` changes are to be folded into `held` rows. waited_s: since the snapshots were written
@@ -44,6 +48,10 @@ class FoldLimits(NamedTuple):
         if not pauses and waited_s < self.fold_s:
             return False
         return held < self.small_rows or logged >= min(held * self.share, LEFT_ROWS if pauses else LONG_ROWS)
+
+    def where_kept(self) -> FoldLimits:
+        """Return the limits of a run that keeps each epoch: folding repeats each, while the stream may have to wait."""
+        return self._replace(fold_rows=min(self.fold_rows, LONG_ROWS))
 
 
 class LeftLog(NamedTuple):

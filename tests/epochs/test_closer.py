@@ -11,6 +11,7 @@ from recovery.base.ids import NO_EPOCH
 from recovery.base.reserved import EPOCH_STEP
 from recovery.cli import main
 from recovery.epochs.closer import SHORT_S, ClosingSettings
+from recovery.planning.folding import KEPT_SHARE
 from recovery.storage.scan import scan
 from tests.faults.minirun import KEYS, STEP, MiniRun, run, states, totals
 from tests.stores import problems, state_at, window
@@ -101,20 +102,22 @@ def test_the_error_of_a_contributor_ends_closing(store_dir, phase, epochs):
 
 
 @pytest.mark.parametrize(
-    ("interval_s", "kept_s", "may_log", "noted", "logs"),
+    ("interval_s", "kept_s", "may_log", "noted", "changed", "logs"),
     [
-        (0, 0, True, False, True),
-        (SHORT_S - 0.1, 0, True, False, True),
-        (SHORT_S, 0, True, False, False),
-        (0, 1, True, False, True),
-        (0, 1, True, True, False),
-        (0, 0, True, True, True),
-        (0, 0, False, False, False),
+        (0, 0, True, False, 1.0, True),
+        (SHORT_S - 0.1, 0, True, False, 1.0, True),
+        (SHORT_S, 0, True, False, 0.0, False),
+        (0, 1, True, False, KEPT_SHARE, True),
+        (0, 1, True, False, KEPT_SHARE + 0.01, False),
+        (0, 1, True, True, 0.0, False),
+        (0, 0, True, True, 0.0, True),
+        (0, 0, False, False, 0.0, False),
     ],
 )
-def test_epochs_are_logged_only_if_they_follow_closely(interval_s, kept_s, may_log, noted, logs):
-    """A long snapshot interval, backups that read the changes of the epochs that are kept, or the run rule it out."""
-    assert ClosingSettings(interval_s, kept_s, may_log).logs(notes_made=noted) is logs
+def test_which_epochs_are_logged(interval_s, kept_s, may_log, noted, changed, logs):
+    """Those that follow closely. The run may rule it out, and so do, where epochs are kept, backups that read what each
+    has changed, and epochs that change much of the state."""
+    assert ClosingSettings(interval_s, kept_s, may_log).logs(notes_made=noted, changed=changed) is logs
 
 
 def logged_epochs(directory) -> list[int]:

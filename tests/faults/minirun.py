@@ -130,7 +130,7 @@ class MiniRun:
             snapshot_interval_s=config.snapshot_interval_s,
             backup_interval_s=config.backup_interval_s,
             may_log=True,
-            limits=FoldLimits(small_rows=0, share=100.0),
+            limits=FoldLimits(small_rows=0, share=100.0, kept_share=100.0),
         )
         noted = config.replicate is not None or reads_made_keys(config.path, config.backup_interval_s, clock.wall_ms())
         closing = replace(closing, kept_log=closing.keeps_log(plan, (), notes_made=noted))

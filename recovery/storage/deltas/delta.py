@@ -27,7 +27,7 @@ import apsw
 from recovery.base.ids import NO_BATCH, BatchId, Lease, StepId
 from recovery.errors import LeaseLostError
 from recovery.storage.seam import BatchCount, Changes
-from recovery.storage.sqlite.epoch_log import NEWEST, Sealed
+from recovery.storage.sqlite.epoch_log import Sealed, changes_of
 from recovery.storage.sqlite.file.connections import connect, open_database, use_log
 from recovery.storage.sqlite.file.statements import rows, snapshot, transaction, translated, value
 
@@ -150,8 +150,8 @@ FROM (
 """
 
 LOAD = f"""
-INSERT INTO {{table}}
-SELECT state_key, :batch, ser_change, timeout_ms, 0, NULL, NULL FROM ({NEWEST})
+INSERT INTO {{active}} VALUES (?, {NO_BATCH}, ?, ?, 0, NULL, NULL)
+ON CONFLICT (state_key) DO UPDATE SET after = excluded.after, after_timeout = excluded.after_timeout
 """
 
 # The batch that wrote the restored value is not known any more. It only matters that it was earlier.
@@ -369,8 +369,9 @@ class Delta:
         """Take over what the partition's log has of this step, as touched in an earlier epoch. To be called on a new
         delta."""
         with self._lock, translated(self._partition), transaction(self._connection):
-            self._connection.execute(LOAD.format(table=self._meta().active), {"step": self._step, "batch": NO_BATCH})
-            if self._connection.changes():
+            statement = self._meta().sql(LOAD)
+            for changes in changes_of(self._connection, self._step):
+                self._connection.executemany(statement, changes)
                 self._connection.execute("UPDATE meta SET pending = 1")
 
     def open(self, batch: BatchId) -> None:

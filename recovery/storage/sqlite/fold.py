@@ -135,7 +135,7 @@ def _fold_newest(connection: apsw.Connection, epoch: Epoch, sealed: Mapping[Step
     totals, sizes = CloseSums(), read_sizes(connection)
     for step, table in sealed.items():
         _fold_step(connection, totals, step, table, epoch, sizes.get(step, StepSize(0, 0)).rows)
-    for step in sorted(logged_steps(connection).difference(sealed)):
+    for step in sorted(logged_steps(connection).keys() - sealed.keys()):
         connection.execute(f"DELETE FROM temp.{DRIVER_TABLE}")
         connection.execute(f"INSERT INTO temp.{DRIVER_TABLE} {NEWEST}", {"step": step})
         held = sizes.get(step, StepSize(0, 0)).rows
