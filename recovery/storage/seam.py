@@ -255,11 +255,12 @@ class PartitionStore(Protocol):
         ...
 
     def checkpoint(self) -> None:
-        """Move what closing left in write-ahead logs into the files, as far as no reader is in the way. Never waits."""
+        """Move write-ahead logs that have become long into the files, as far as no reader is in the way. Never
+        waits."""
         ...
 
     def record(self, measure: Measure) -> None:
-        """Store a measure, which no rewind removes. Does not wait for the disk; the next `checkpoint` does. Must not
+        """Store a measure, which no rewind removes. Does not wait for the disk; the next `close` does. Must not
         run during `close`."""
         ...
 
