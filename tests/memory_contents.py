@@ -147,7 +147,7 @@ class Partition:
             raise CorruptPartitionError(f"it cannot start at epoch {execution.resume_epoch}", path=self.path)
         self.epochs = [each for each in self.epochs if each.epoch <= last]
         self.snapshots = {epoch: states for epoch, states in self.snapshots.items() if epoch <= last}
-        self.fold()
+        self.fold(self.collected if execution.backup_interval_s else Epoch(last))
         self.executions.append(execution)
         self.flow_id = execution.flow_id
 
@@ -164,7 +164,7 @@ class Partition:
         assert not (request.logged and (request.edits or request.state_rows)), "an epoch that edits cannot be logged"
         collected = 0
         if not request.logged:
-            self.fold()
+            self.fold(request.floor)
             collected = self.collect(request.floor)
         before = self.snapshot()
         changed = _changed(request, deltas)
@@ -203,17 +203,17 @@ class Partition:
         states_written = sum(len(written[step]) for step in counted)
         return ClosedPartition(states_written, count, sum(map(_size, written.values())), collected, 0.0, self.sizes())
 
-    def fold(self) -> int:
-        """Keep nothing but the newest epoch if it is only logged. Return the number of logged changes."""
+    def fold(self, floor: Epoch) -> int:
+        """Keep nothing before `floor` if the newest epoch is only logged. Return the number of logged changes."""
         newest = self.newest
         if newest is None or not newest.is_logged:
             return 0
         changes = sum(each.logged_rows or 0 for each in self.epochs)
-        states = self.snapshots[newest.epoch]
-        rows = sum(map(len, states.values()))
-        self.epochs = [replace(newest, live_rows=rows, logged_rows=None, logged_digest=None)]
-        self.snapshots = {newest.epoch: states}
-        self.collected = newest.epoch
+        for number, each in enumerate(self.epochs):
+            if each.is_logged:
+                rows = sum(map(len, self.snapshots[each.epoch].values()))
+                self.epochs[number] = replace(each, live_rows=rows, logged_rows=None, logged_digest=None)
+        self.collect(min(floor, newest.epoch))
         return changes
 
     def collect(self, floor: Epoch) -> int:

@@ -78,9 +78,14 @@ class MemoryPartitions:
             return self._scratch.path
 
     def start(
-        self, execution: Execution, steps: Sequence[StepId], planned: Sequence[PartitionDescription] = ()
+        self,
+        execution: Execution,
+        steps: Sequence[StepId],
+        planned: Sequence[PartitionDescription] = (),
+        *,
+        keeps_log: bool = False,
     ) -> None:
-        """See `PartitionStore.start`."""
+        """See `PartitionStore.start`. What is logged and what is folded are the same here but for their names."""
         with self._lock:
             # Partitions that lacked an epoch first, as in the real store: see `FilePartitions.start`.
             for index in sorted(range(self.partition_count), key=lambda i: planned[i].newest_epoch if planned else 0):
@@ -147,7 +152,7 @@ class MemoryPartitions:
                 delta.seal(request.batch, apart=not request.logged)
             return self._partitions[index].close(lease, request, deltas)
 
-    def fold(self, lease: Lease, epoch: Epoch) -> list[Mapping[str, StepSize]]:
+    def fold(self, lease: Lease, epoch: Epoch, floor: Epoch) -> list[Mapping[str, StepSize]]:
         """See `PartitionStore.fold`."""
         with self._lock:
             self.check(lease)
@@ -155,7 +160,7 @@ class MemoryPartitions:
                 assert not delta.pending, "what was logged is not set apart"
             for partition in self._partitions:
                 assert partition.folded_epoch == partition.newest_epoch or partition.newest_epoch == epoch
-                partition.fold()
+                partition.fold(floor)
             self._clear()
             return [partition.sizes() for partition in self._partitions]
 
@@ -169,7 +174,7 @@ class MemoryPartitions:
             collected = []
             for partition in self._partitions:
                 rows = partition.collect(floor)
-                collected.append(Collected(rows, partition.fold() if floor == partition.newest_epoch else 0))
+                collected.append(Collected(rows, partition.fold(floor) if floor == partition.newest_epoch else 0))
             return collected
 
     def begin_input(self, lease: Lease, content: str) -> None:

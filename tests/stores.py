@@ -144,6 +144,8 @@ class Driver:
         resume_epoch: int | None = None,
         scratch: Path | None = None,
         started_ms: int = 0,
+        keeps_log: bool = False,
+        backup_interval_s: float | None = None,
     ) -> None:
         self.directory = directory
         self._owner: OwnerProcess | None = None
@@ -159,6 +161,8 @@ class Driver:
         self.plan: ResumePlan = plan_resume(found, resume_epoch=resume_epoch)
         self.count = len(self.plan.partitions)
         self.execution = replace(new_execution(self.plan), started_ms=started_ms)
+        if backup_interval_s is not None:
+            self.execution = replace(self.execution, backup_interval_s=backup_interval_s)
         self.lease = self.execution.lease
         self.epoch = self.plan.resume_epoch
         if self.locations is not None:
@@ -167,7 +171,7 @@ class Driver:
             paths = [each.path for each in self.plan.partitions]
             self.store = memory or FilePartitions(paths, scratch or directory / "scratch")
         try:
-            self.store.start(self.execution, steps, self.plan.partitions)
+            self.store.start(self.execution, steps, self.plan.partitions, keeps_log=keeps_log)
         except BaseException:
             self.store.release()
             raise
@@ -264,11 +268,11 @@ class Driver:
         self.epoch += 1
         return [each.written for each in written]
 
-    def fold(self) -> None:
-        """Fold what is logged up to the newest epoch."""
+    def fold(self, floor: int | None = None) -> None:
+        """Fold what is logged up to the newest epoch. floor: the oldest epoch to keep; None: the newest."""
         [batch] = {each.newest.batch_id for each in self.store.describe() if each.newest}
         self.store.seal(self.lease, batch, apart=True)
-        self.store.fold(self.lease, self.epoch - 1)
+        self.store.fold(self.lease, self.epoch - 1, self.epoch - 1 if floor is None else floor)
 
 
 def new_execution(plan: ResumePlan, flow_id: str = "flow") -> Execution:

@@ -24,7 +24,7 @@ from benchmarks.harness.processes import ROOT, ChildFailedError, Usage, parse_st
 from benchmarks.harness.report import Report, replace_section
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 from benchmarks.session import Session
-from benchmarks.suite import amplification, day, python_state, scale, storage, throughput, wire
+from benchmarks.suite import amplification, day, python_state, scale, storage, throughput, wire, written
 from recovery import init_partitions
 from recovery.storage.store import OwnerAccess, Store
 
@@ -276,6 +276,22 @@ def test_cases_of_the_partitions_alone_check_their_own_result(
     assert answer["seconds"] > 0
     assert answer["live_bytes"] > 0
     assert (answer["written_bytes"] > 0) == (kind != "collect")
+
+
+@pytest.mark.parametrize("kept_s", [0.0, 3600.0])
+@pytest.mark.parametrize(
+    ("held", "touched", "most"), [(50_000, 500, 500), (500, 500, 600)], ids=["hundredth", "counters"]
+)
+def test_few_bytes_are_written_for_a_changed_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int, touched: int, most: int, kept_s: float
+) -> None:
+    """Partitions and SQLite's logs of them together, whatever else the machine does; and the states are right."""
+    monkeypatch.chdir(tmp_path)
+    given = {"held": held, "touched": touched, "batches": 6, "backup_interval_s": kept_s}
+    answer = written.measure(given)
+    assert answer["wrong"] == ""
+    assert 0 < sum(answer["files"][name] for name in written.FILES[:2]) < most * answer["touched"]
+    assert answer["causes"]["closing"] > 0
 
 
 @pytest.mark.parametrize("kind", ["files", "owner"])

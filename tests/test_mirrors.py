@@ -82,7 +82,8 @@ COVERED_BY = {
     "sinks/test_iceberg.py": """sinks.iceberg.columns sinks.iceberg.partitions sinks.iceberg.sink
         sinks.iceberg.table""",
     "storage/test_contract.py": "storage.owned storage.seam storage.spread",
-    "storage/test_deltas.py": "storage.connect storage.deltas.delta storage.sqlite.execution_deltas",
+    "storage/test_deltas.py": """storage.connect storage.deltas.delta storage.deltas.touched
+        storage.sqlite.execution_deltas""",
     "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe
         storage.sqlite.fold storage.sqlite.rewind storage.sqlite.snap_rows""",
     "owner/test_moving.py": """cli.moves storage.moving.arriving storage.moving.blocks storage.moving.departed

@@ -27,6 +27,8 @@ NOTHING, OURS, BYTEWAX = "nothing kept", "ours -s 0", "bytewax"
 VARIANTS: dict[str, dict[str, Any]] = {
     NOTHING: {"step": None, "store": None},
     OURS: {"step": "python", "store": None, "interval_s": 0},
+    "ours -s 0 -b 1h": {"step": "python", "store": None, "interval_s": 0, "backup_interval_s": 3600},
+    "ours-aggregate -s 0": {"step": "aggregate", "store": None, "interval_s": 0},
     "spark-rocksdb": {"step": None, "store": "rocksdb"},
     "spark-rocksdb, no changelog": {"step": None, "store": "rocksdb whole"},
 }
@@ -52,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batches", type=int, default=8, help="micro-batches after the first one, which brings all keys (default: 8)"
     )
+    keyed.add_contenders(parser, (*VARIANTS, BYTEWAX))
 
 
 def run(arguments: argparse.Namespace) -> Report:
@@ -62,7 +65,7 @@ def run(arguments: argparse.Namespace) -> Report:
         name: keyed_lines.generate(shape, arguments.work / "inputs")
         for name, shape in shapes(arguments.keys, arguments.batches).items()
     }
-    contenders = [each for name, lines in inputs.items() for each in _contenders(name, lines, arguments.work)]
+    contenders = [each for name, lines in inputs.items() for each in _contenders(name, lines, arguments)]
     by_files = {str(lines.files_directory): lines for lines in inputs.values()}
 
     def check(contender: Contender, answer: dict[str, Any], directory: Path) -> str | None:
@@ -74,11 +77,14 @@ def run(arguments: argparse.Namespace) -> Report:
     return report(arguments, keyed.rounds(arguments).measure(contenders, check))
 
 
-def _contenders(shape: str, lines: keyed_lines.KeyedLines, work: Path) -> list[Contender]:
-    """All of them on this input, which is in their names."""
-    named = {f"{name}: {shape}": given for name, given in VARIANTS.items()}
+def _contenders(shape: str, lines: keyed_lines.KeyedLines, arguments: argparse.Namespace) -> list[Contender]:
+    """Those that were chosen, on this input, which is in their names."""
+    chosen = arguments.contenders
+    named = {f"{name}: {shape}": given for name, given in VARIANTS.items() if name in chosen}
     made = micro_batches.contenders(MODULE, named, lines.files_directory, skip=SKIP, driver_memory="4g", counted=True)
-    bytewax = keyed.contender("bytewax-processes", lines, keyed.Setting(0, cores=CORES), work)
+    if BYTEWAX not in chosen:
+        return made
+    bytewax = keyed.contender("bytewax-processes", lines, keyed.Setting(0, cores=CORES), arguments.work)
     given = {**bytewax.arguments, "first": FIRST}
     return [
         *made,
@@ -92,7 +98,9 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
     rows, compared = [], []
     for name, shape in shapes(arguments.keys, arguments.batches).items():
         touched = keyed_lines.touched(shape, FIRST)
-        ours = summaries[f"{OURS}: {name}"]
+        ours = summaries.get(f"{OURS}: {name}")
+        if ours is None:
+            raise SystemExit(f"--contenders must have {OURS!r}: all others are compared with it")
         mine = [each for key, each in summaries.items() if key.endswith(f": {name}")]
         rows += [_row(each, ours, name, touched, shape.keys) for each in mine]
         written = ours.correct(_written)

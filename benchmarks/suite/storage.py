@@ -202,7 +202,7 @@ class Store:
 
         started_s = time.perf_counter()
         self.files.seal(self.lease, BatchId(self.batch), apart=True)
-        self.files.fold(self.lease, Epoch(self.batch + 1))
+        self.files.fold(self.lease, Epoch(self.batch + 1), Epoch(self.batch + 1))
         return time.perf_counter() - started_s
 
     def empty_log(self) -> None:
@@ -293,12 +293,12 @@ def _collect(held: int, touched: int) -> dict[str, Any]:
 def _raw(held: int, touched: int) -> dict[str, Any]:
     import apsw
 
-    from recovery.storage.deltas import delta as deltas
+    from recovery.storage.deltas.touched import CREATE_TOUCHED
     from recovery.storage.sqlite.file.connections import prepare_writer
     from recovery.storage.sqlite.file.tables import CREATE_TABLES
 
     source = apsw.Connection("touched.sqlite3")
-    source.execute(deltas.CREATE_TOUCHED.format(table="touched")).fetchall()
+    source.execute(CREATE_TOUCHED.format(table="touched")).fetchall()
     with source:
         source.executemany(
             "INSERT INTO touched VALUES (?, 1, ?, NULL, 0, NULL, NULL)",

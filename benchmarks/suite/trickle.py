@@ -160,7 +160,11 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     directory = Path("recovery")
     if arguments["step"]:
         init_partitions(directory, CORES)
-        config = RecoveryConfig(directory, snapshot_interval=arguments["interval_s"])
+        config = RecoveryConfig(
+            directory,
+            snapshot_interval=arguments["interval_s"],
+            backup_interval=arguments.get("backup_interval_s", 0),
+        )
         flow = files_flow(arguments["files"], arguments["step"])
         running = start(Flow(flow.name, flow.build, sink), config, spark=spark, trigger="available-now")
         query = running.streaming_query

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from recovery.base import faults
@@ -19,6 +19,7 @@ from recovery.checkpoint.capture import Capture, Captured
 from recovery.checkpoint.rows import Content
 from recovery.epochs.snapshot import SharedEpochs, SnapshotTime
 from recovery.errors import RecoveryError
+from recovery.planning.folding import LONG_ROWS, FoldLimits, held_rows, left_log
 from recovery.planning.health import Finding
 from recovery.planning.measures import ClosedPartition, StepSize
 from recovery.planning.resume import ResumePlan
@@ -28,11 +29,7 @@ from recovery.storage.seam import DriverRows, PartitionStore
 
 SHORT_S = 10.0
 """Epochs are logged if the snapshot interval is shorter than this."""
-FOLD_S = 30.0
-FOLD_ROWS = 8_000_000
-"""Limits of time and of logged changes after which a busy stream folds. These limits bound the work of the next run
-after a crash, which folds the log at some microseconds a change, and of each closing, which scans all that was touched
-since the last fold."""
+LIMITS = FoldLimits()
 IDLE_S = 0.2
 """Longer than the gap between two micro-batches when there is input."""
 
@@ -75,17 +72,27 @@ class ClosingSettings:
     """How often epochs end, and whether they may be logged.
 
     backup_interval_s: how long what a later epoch supersedes is kept. may_log: whether epochs may be logged if the
-    intervals allow it.
+    interval allows it. kept_log: whether the start has kept what earlier runs have logged. limits: when that is folded.
     """
 
     snapshot_interval_s: float
     backup_interval_s: float
     may_log: bool
+    kept_log: bool = False
+    limits: FoldLimits = field(default_factory=lambda: LIMITS)
 
-    @property
-    def logs(self) -> bool:
-        """Whether most epochs are logged instead of moved into the snapshots."""
-        return self.may_log and not self.backup_interval_s and self.snapshot_interval_s < SHORT_S
+    def logs(self, *, notes_made: bool, changed: float = 0.0) -> bool:
+        """Whether most epochs are logged instead of moved into the snapshots. notes_made: somebody reads the changes of
+        the epochs that are kept, which are only in the snapshots. changed: the share of the state that an epoch
+        changes."""
+        moves = self.backup_interval_s > 0 and (notes_made or changed > self.limits.kept_share)
+        return self.may_log and self.snapshot_interval_s < SHORT_S and not moves
+
+    def keeps_log(self, plan: ResumePlan, edits: Sequence[StepEdit], *, notes_made: bool) -> bool:
+        """Whether a start with this plan keeps what is logged: the next epochs are logged, too, and it is not much."""
+        left = left_log(plan).changes
+        much = self.limits.reached(left, held_rows(plan), 0.0, pauses=True) or left > LONG_ROWS
+        return left > 0 and not much and not edits and self.logs(notes_made=notes_made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +141,9 @@ class EpochCloser:
     4. Clear the sealed changes. The contributors publish: the sink shows the epoch's output.
     5. Move the partitions' write-ahead logs into their files.
 
-    With an interval shorter than `SHORT_S`, and no backup interval, most epochs are logged instead: 2 only appends
-    their changes to the partition (`recovery.storage.sqlite.close.log_epoch`), and the deltas keep them. Step 4
-    folds them all into the snapshots (`recovery.storage.sqlite.fold.fold`) once the snapshots were last written
-    `FOLD_S` ago, `FOLD_ROWS` are logged, or no further epoch is expected for now.
+    With an interval shorter than `SHORT_S` most epochs are logged instead: 2 only appends their changes to the
+    partition (`recovery.storage.sqlite.close.log_epoch`), and the deltas keep them. Step 4 folds them all into the
+    snapshots (`recovery.storage.sqlite.fold.fold`) when `recovery.planning.folding` says so.
 
     A crash before 3 leaves the epoch in some partitions only; the next run starts that epoch again in all of them. The
     names close.1 to close.5 are the crash points.
@@ -163,20 +169,21 @@ class EpochCloser:
         self.finished = plan.snapshot.batch_id if plan.snapshot else NO_BATCH
         self.sealed_batch = self.closed_batch = self.finished
         self.epoch = plan.resume_epoch
-        self.fold_s = FOLD_S
-        self.fold_rows = FOLD_ROWS
+        self.limits = settings.limits.where_kept() if settings.backup_interval_s else settings.limits
         self._store = store
         self._lease = lease
         self._capture = capture
         self._contributors = contributors
         self._interval_s = settings.snapshot_interval_s
-        self._logs = settings.logs
+        self._settings = settings
         self._hooks = hooks
         self._epochs = SharedEpochs(store, plan, clock, backup_interval_s=settings.backup_interval_s)
         self._declarations: Mapping[str, Content | None] = {}
         self._with_position: DriverRows = {}
-        self._logged_rows = 0
-        self._folded = Epoch(plan.resume_epoch - 1)
+        self._logged_rows, self._folded = left_log(plan) if settings.kept_log else (0, Epoch(plan.resume_epoch - 1))
+        self._held_rows = held_rows(plan)
+        self._changed = 0.0
+        """The share of the state that the newest epoch has changed."""
         self._folded_s = -math.inf
         self._opened_s = clock.elapsed_s()
         self._background = ThreadPoolExecutor(1, thread_name_prefix="closing")
@@ -195,7 +202,7 @@ class EpochCloser:
     def idle(self) -> bool:
         """Return whether to end the epoch without another micro-batch. Where epochs are logged, ending the epoch with
         the next micro-batch is cheaper, if one is likely to come soon."""
-        return not self._logs or self._clock.elapsed_s() - self._finished_s >= IDLE_S
+        return not self._settings.logs(notes_made=False) or self._clock.elapsed_s() - self._finished_s >= IDLE_S
 
     def due(self) -> bool:
         """Return whether there is something to close and the interval has passed."""
@@ -224,8 +231,9 @@ class EpochCloser:
                 return False
         captured = self._capture.take(batch, position)
         waited_s = self._clock.elapsed_s() - self._folded_s
-        folds = last or waited_s >= self.fold_s or self._logged_rows >= self.fold_rows
-        logged = self._logs and (self._is_pending() or not folds)
+        logs = self._settings.logs(notes_made=self._hooks.notes_made(), changed=self._changed)
+        folds = not logs or self.limits.reached(self._logged_rows, self._held_rows, waited_s, pauses=last)
+        logged = self._is_pending() or (logs and not folds)
         self._store.seal(self._lease, batch, apart=folds or not logged)
         faults.reach("close.1")
         self._begin(batch, captured, (), logged=logged, folds=logged and folds)
@@ -233,10 +241,11 @@ class EpochCloser:
         return True
 
     def close(self, alive: Callable[[], bool]) -> bool:
-        """End the epoch, and wait until it and the previous one are closed and everything logged is folded."""
+        """End the epoch, and wait until it and the previous one are closed. Fold what is logged, unless that is little
+        of much state."""
         ended = self.end_epoch(alive, last=True)
         self.wait()
-        if self._is_pending():
+        if self._is_pending() and self.limits.reached(self._logged_rows, self._held_rows, 0.0, pauses=True):
             self._store.seal(self._lease, self.sealed_batch, apart=True)
             self._fold(Epoch(self.epoch - 1))
         return ended
@@ -257,7 +266,8 @@ class EpochCloser:
         self._with_position = with_position or {}
         captured = self._capture.take(self.finished) if laid_out else None
         if captured is not None or steps.edits:
-            self._begin(self.finished, captured, steps.edits)
+            # The start has folded what was logged if there are edits.
+            self._begin(self.finished, captured, steps.edits, logged=self._is_pending())
             self.wait()
         if captured is not None:
             self._capture.saved(captured)
@@ -336,19 +346,27 @@ class EpochCloser:
             ended.captured.release()
         self._epochs.add(ended.epoch, time, collected=not ended.logged)
         self.closed_batch = ended.batch
+        written = sum(each.written for each in closed)
+        self._changed = written / self._held_rows if self._held_rows else 0.0
         if ended.logged:
-            self._logged_rows += sum(each.written for each in closed)
+            self._logged_rows += written
         else:
             self._folded = ended.epoch
+            self._held(each.sizes for each in closed)
         for each in self._contributors:
             each.closed(ended.batch)
 
     def _fold(self, epoch: Epoch) -> list[Mapping[str, StepSize]]:
-        sizes = self._store.fold(self._lease, epoch)
+        floor = self._epochs.time().floor
+        sizes = self._store.fold(self._lease, epoch, floor)
         self._folded = epoch
-        self._epochs.folded(epoch)
+        self._epochs.collected(floor)
         self._logged_rows = 0
+        self._held(sizes)
         return sizes
+
+    def _held(self, sizes: Iterable[Mapping[str, StepSize]]) -> None:
+        self._held_rows = sum(size.rows for steps in sizes for size in steps.values())
 
     def _checkpoint_logs(self) -> None:
         # 5

@@ -87,9 +87,9 @@ class SharedEpochs:
         if collected:
             self._collected = time.floor
 
-    def folded(self, epoch: Epoch) -> None:
-        """Note that all partitions have folded their logs up to `epoch`, and with that hold no earlier epoch."""
-        self._collected = epoch
+    def collected(self, floor: Epoch) -> None:
+        """Note that all partitions have collected up to `floor`."""
+        self._collected = max(self._collected, floor)
 
     def _divided(self, rows: Mapping[StepId, Mapping[str, T]]) -> list[dict[StepId, RowsView[T]]]:
         """Divide rows, by step and key, among the partitions."""

@@ -101,7 +101,7 @@ def states_at(path: Path, step: str, cut: Cut, *, in_order: bool = False) -> Ite
     Raises EpochNotHeldError if the partition does not hold the cut, or no longer; CorruptPartitionError; and
     StorageError if a run began meanwhile on a partition that nobody used.
     """
-    with _reading(path, cut) as connection:
+    with _reading(path, step, cut) as connection:
         _check_all_there(connection, path, step, cut)
         sql = AT.format(key="") + ("ORDER BY state_key" if in_order else "")
         yield from _states(connection, path, sql, {"step": step, "epoch": cut[0]})
@@ -111,7 +111,7 @@ def versions_of(path: Path, step: str, key: str, cut: Cut) -> list[KeyVersion]:
     """Return the values of a key that a partition still holds, up to a cut, oldest first. Raises like `states_at`."""
 
     def read(connection: apsw.Connection) -> list[KeyVersion]:
-        with _as_of(connection, path, cut):
+        with _as_of(connection, path, step, cut):
             _check_all_there(connection, path, step, cut)
             bindings = {"step": step, "epoch": cut[0], "key": key}
             found = rows(connection, VERSIONS, bindings)
@@ -129,7 +129,7 @@ def check_all_there(path: Path, step: str, cut: Cut) -> None:
     """
 
     def check(connection: apsw.Connection) -> None:
-        with _as_of(connection, path, cut):
+        with _as_of(connection, path, step, cut):
             _check_all_there(connection, path, step, cut)
 
     read_partition(path, check)
@@ -140,7 +140,7 @@ def few_states_at(path: Path, step: str, cut: Cut, keys: Sequence[str] | None = 
     meanwhile."""
 
     def read(connection: apsw.Connection) -> list[KeyState]:
-        with _as_of(connection, path, cut):
+        with _as_of(connection, path, step, cut):
             bindings = {"step": step, "epoch": cut[0]}
             if keys is None:
                 return list(_states(connection, path, AT.format(key=""), bindings))
@@ -153,13 +153,13 @@ def few_states_at(path: Path, step: str, cut: Cut, keys: Sequence[str] | None = 
 def sizes_at(path: Path, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
     """Yield the keys of a step in one partition as of a cut, with the size of each value in bytes. Values are not read,
     so their digests are not checked. Raises like `states_at`."""
-    with _reading(path, cut) as connection:
+    with _reading(path, step, cut) as connection:
         yield from connection.execute(SIZES, {"step": step, "epoch": cut[0]})
 
 
 def count_at(path: Path, step: str, cut: Cut) -> int:
     """Return the number of keys of a step in one partition as of a cut. Raises like `states_at`."""
-    with _reading(path, cut) as connection:
+    with _reading(path, step, cut) as connection:
         [(count,)] = rows(connection, COUNT, {"step": step, "epoch": cut[0]})
         return int(count)
 
@@ -167,7 +167,7 @@ def count_at(path: Path, step: str, cut: Cut) -> int:
 def changes_between(path: Path, step: str, first: Cut, last: Cut) -> Iterator[KeyChange]:
     """Yield the keys of a step in one partition whose value or timeout differs between two cuts. `first` is the older
     cut."""
-    with _reading(path, first, last) as connection:
+    with _reading(path, step, first, last) as connection:
         touched = rows(connection, TOUCHED, {"step": step, "first": first[0], "last": last[0]})
         for (key,) in touched:
             before, after = (_one(connection, path, step, cut, key) for cut in (first, last))
@@ -179,7 +179,7 @@ def has_step(path: Path, step: str) -> bool:
     """Return whether a partition has state of a step in its own newest snapshot."""
 
     def read(connection: apsw.Connection) -> bool:
-        with translated(path), snapshot(connection), overlaid(connection, path):
+        with translated(path), snapshot(connection), overlaid(connection, path, (step,)):
             return bool(rows(connection, "SELECT 1 FROM snaps WHERE step_id = ? LIMIT 1", (step,)))
 
     return read_partition(path, read)
@@ -200,20 +200,20 @@ def steps_in(path: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _reading(path: Path, *cuts: Cut) -> Iterator[apsw.Connection]:
-    with reading(path) as connection, _as_of(connection, path, *cuts):
+def _reading(path: Path, step: str, *cuts: Cut) -> Iterator[apsw.Connection]:
+    with reading(path) as connection, _as_of(connection, path, step, *cuts):
         yield connection
 
 
 @contextlib.contextmanager
-def _as_of(connection: apsw.Connection, path: Path, *cuts: Cut) -> Iterator[None]:
-    """Open a read transaction in which the partition holds all cuts, with loaded digests."""
+def _as_of(connection: apsw.Connection, path: Path, step: str, *cuts: Cut) -> Iterator[None]:
+    """Open a read transaction in which the partition holds all cuts, with loaded digests, for queries of one step."""
     with translated(path):
         load_digests(connection)
         with snapshot(connection):
             for cut in cuts:
                 _check_held(connection, path, cut)
-            with overlaid(connection, path):
+            with overlaid(connection, path, (step,)):
                 yield
 
 

@@ -99,9 +99,11 @@ class OwnerPartitions:
     def describe(self) -> list[PartitionDescription]:
         return [at_owner(self._owner, each) for each in self.ask(PartitionCalls.describe)]
 
-    def begin(self, execution: Execution, planned: Mapping[PartitionIndex, PartitionDescription | None]) -> None:
+    def begin(
+        self, execution: Execution, planned: Mapping[PartitionIndex, PartitionDescription | None], keeps_log: bool
+    ) -> None:
         self._owner.begun = BegunExecution(self._store_id, execution.lease)
-        self.ask(PartitionCalls.begin, execution, planned)
+        self.ask(PartitionCalls.begin, execution, planned, keeps_log)
 
     def make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None:
         self._owner.ask(OwnerCalls.make_deltas, execution, list(steps))
@@ -201,7 +203,12 @@ class OwnedPartitions:
         return self._own.scratch
 
     def start(
-        self, execution: Execution, steps: Sequence[StepId], planned: Sequence[PartitionDescription] = ()
+        self,
+        execution: Execution,
+        steps: Sequence[StepId],
+        planned: Sequence[PartitionDescription] = (),
+        *,
+        keeps_log: bool = False,
     ) -> None:
         """See `PartitionStore.start`. As in one directory, partitions that lacked an epoch come before those that hold
         it, wherever they are."""
@@ -214,7 +221,7 @@ class OwnedPartitions:
             def begin(location: Located, epoch: Epoch = epoch) -> None:
                 mine = {index: seen[index] for index in location.indexes if epoch_of(seen[index]) == epoch}
                 if mine:
-                    location.begin(execution, mine)
+                    location.begin(execution, mine, keeps_log)
 
             self._each(begin)
         self._each(lambda location: location.make_deltas(execution, steps))
@@ -245,9 +252,9 @@ class OwnedPartitions:
             self._each(lambda location: location.close(lease, [requests[index] for index in location.indexes]))
         )
 
-    def fold(self, lease: Lease, epoch: Epoch) -> list[Mapping[str, StepSize]]:
+    def fold(self, lease: Lease, epoch: Epoch, floor: Epoch) -> list[Mapping[str, StepSize]]:
         """See `PartitionStore.fold`."""
-        return self._in_order(self._all(PartitionCalls.fold, lease, epoch))
+        return self._in_order(self._all(PartitionCalls.fold, lease, epoch, floor))
 
     def collect(self, floor: Epoch) -> list[Collected]:
         """See `PartitionStore.collect`."""

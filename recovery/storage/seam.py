@@ -175,12 +175,19 @@ class PartitionStore(Protocol):
         ...
 
     def start(
-        self, execution: Execution, steps: Sequence[StepId], planned: Sequence[PartitionDescription] = ()
+        self,
+        execution: Execution,
+        steps: Sequence[StepId],
+        planned: Sequence[PartitionDescription] = (),
+        *,
+        keeps_log: bool = False,
     ) -> None:
-        """Begin an execution: abandon everything at or above its resume epoch. Safe to repeat.
+        """Begin an execution: abandon everything at or above its resume epoch, and fold what is logged. Safe to repeat.
 
-        planned: the partitions as the plan saw them. Raises LeaseLostError when a later execution began, or an epoch
-        was closed since planning: `start` never abandons an epoch that the plan does not know.
+        planned: the partitions as the plan saw them. keeps_log: what is logged stays so, and counts as touched since
+        the last fold. Then the first epoch has to be logged, too, unless everything is folded before. Raises
+        LeaseLostError when a later execution began, or an epoch was closed since planning: `start` never abandons an
+        epoch that the plan does not know.
         """
         ...
 
@@ -221,11 +228,11 @@ class PartitionStore(Protocol):
         """
         ...
 
-    def fold(self, lease: Lease, epoch: Epoch) -> list[Mapping[str, StepSize]]:
-        """Move all logged changes into the snapshots. `epoch` is closed in all partitions, and the newest one; earlier
-        epochs are not held afterwards. Partitions are folded in parallel, each in one transaction. Logged content must
-        have been set apart (see `seal`). Micro-batches may continue meanwhile. Returns the size of each step in each
-        partition. Repeatable. Raises LeaseLostError.
+    def fold(self, lease: Lease, epoch: Epoch, floor: Epoch) -> list[Mapping[str, StepSize]]:
+        """Move all logged changes into the snapshots. `epoch` is closed in all partitions, and the newest one; epochs
+        before `floor` are not held afterwards. Partitions are folded in parallel, each in one transaction. Logged
+        content must have been set apart (see `seal`). Micro-batches may continue meanwhile. Returns the size of each
+        step in each partition. Repeatable. Raises LeaseLostError.
         """
         ...
 
@@ -249,11 +256,12 @@ class PartitionStore(Protocol):
         ...
 
     def checkpoint(self) -> None:
-        """Move what closing left in write-ahead logs into the files, as far as no reader is in the way. Never waits."""
+        """Move write-ahead logs that have become long into the files, as far as no reader is in the way. Never
+        waits."""
         ...
 
     def record(self, measure: Measure) -> None:
-        """Store a measure, which no rewind removes. Does not wait for the disk; the next `checkpoint` does. Must not
+        """Store a measure, which no rewind removes. Does not wait for the disk; the next `close` does. Must not
         run during `close`."""
         ...
 

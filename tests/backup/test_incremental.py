@@ -76,7 +76,8 @@ class History:
         window = states_window(self.directory)
         resume = chance.choice(window) + 1 if window and chance.random() < 0.25 else None
         logged, notes = chance.random() < 0.15, chance.random() < 0.5
-        with Driver(self.directory, resume_epoch=resume) as run:
+        kept_s = chance.choice([0.0, 3600.0])
+        with Driver(self.directory, resume_epoch=resume, backup_interval_s=kept_s) as run:
             if chance.random() < 0.2:
                 self._batch += 1
                 run.close(self._batch, edits=[self._edit()], floor=self._floor(run), notes_made=notes)
@@ -100,7 +101,7 @@ class History:
                     at = {"measured_ms": 1000 * self._batch, "resume_s": 0.0}
                     run.store.record(Measure(execution=run.execution.number, epoch=run.epoch - 1, **at))
             if logged and chance.random() < 0.7 and run.epoch > run.execution.resume_epoch:
-                run.fold()
+                run.fold(chance.choice([None, self._floor(run)]))
             if not logged and chance.random() < 0.1:
                 run.store.collect(max(0, run.epoch - 1))
             run.store.checkpoint()

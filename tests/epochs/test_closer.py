@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
+from recovery.backup.note import LastBackup, note_backup
+from recovery.base.clock import SystemClock
 from recovery.base.ids import NO_EPOCH
 from recovery.base.reserved import EPOCH_STEP
+from recovery.cli import main
 from recovery.epochs.closer import SHORT_S, ClosingSettings
+from recovery.planning.folding import KEPT_SHARE
 from recovery.storage.scan import scan
-from tests.faults.minirun import MiniRun
+from tests.faults.minirun import KEYS, STEP, MiniRun, run, states, totals
+from tests.stores import problems, state_at, window
 
 INPUT = 3
 PROBE = "$probe"
@@ -95,10 +101,77 @@ def test_the_error_of_a_contributor_ends_closing(store_dir, phase, epochs):
     assert execution.closed == ([1] if phase == "publish" else [])
 
 
-def test_epochs_are_logged_only_if_they_follow_closely_and_nothing_is_kept():
-    """A backup interval, a long snapshot interval, or the run itself rules it out."""
-    assert ClosingSettings(0, 0, may_log=True).logs
-    assert ClosingSettings(SHORT_S - 0.1, 0, may_log=True).logs
-    assert not ClosingSettings(SHORT_S, 0, may_log=True).logs
-    assert not ClosingSettings(0, 1, may_log=True).logs
-    assert not ClosingSettings(0, 0, may_log=False).logs
+@pytest.mark.parametrize(
+    ("interval_s", "kept_s", "may_log", "noted", "changed", "logs"),
+    [
+        (0, 0, True, False, 1.0, True),
+        (SHORT_S - 0.1, 0, True, False, 1.0, True),
+        (SHORT_S, 0, True, False, 0.0, False),
+        (0, 1, True, False, KEPT_SHARE, True),
+        (0, 1, True, False, KEPT_SHARE + 0.01, False),
+        (0, 1, True, True, 0.0, False),
+        (0, 0, True, True, 0.0, True),
+        (0, 0, False, False, 0.0, False),
+    ],
+)
+def test_which_epochs_are_logged(interval_s, kept_s, may_log, noted, changed, logs):
+    """Those that follow closely. The run may rule it out, and so do, where epochs are kept, backups that read what each
+    has changed, and epochs that change much of the state."""
+    assert ClosingSettings(interval_s, kept_s, may_log).logs(notes_made=noted, changed=changed) is logs
+
+
+def logged_epochs(directory) -> list[int]:
+    """How many epochs each partition holds that are only logged."""
+    return [sum(each.is_logged for each in file.description.epochs) for file in scan(directory)]
+
+
+@pytest.mark.parametrize("kept", [0, 3600])
+def test_what_is_little_of_much_stays_logged(store_dir, kept):
+    """A run leaves it, the next one goes on over it and may go back within it, and an edit of the state folds it."""
+    assert run(store_dir, INPUT, 3, backup_interval=kept) == [1, 2, 3]
+    assert logged_epochs(store_dir) == [2, 2]
+    assert run(store_dir, INPUT, 5, backup_interval=kept) == [4, 5]
+    assert logged_epochs(store_dir) == [4, 4]
+    assert states(store_dir) == totals(INPUT, 5)
+    assert problems(store_dir) == []
+    first = MiniRun(store_dir, INPUT, backup_interval=kept, resume_after=2)
+    assert first.next_batch == 2
+    first.batch()
+    first.finish()
+    assert states(store_dir) == totals(INPUT, 3)
+    assert window(store_dir) == (0, 1, 2, 3)
+    result = CliRunner().invoke(main, ["state", "set", str(store_dir), "--step", STEP, "--key", "new", "7", "--yes"])
+    assert result.exit_code == 0, result.output
+    assert logged_epochs(store_dir) == [0, 0]
+    assert states(store_dir) == totals(INPUT, 3) | {"new": "7"}
+    assert window(store_dir) == ((0, 1, 2, 3, 4) if kept else (3, 4))
+    for epoch in window(store_dir)[:4] if kept else [3]:
+        assert {key: text for (_, key), (text, _) in state_at(store_dir, epoch).items() if key in KEYS} == totals(
+            INPUT, epoch
+        )
+    assert problems(store_dir) == []
+
+
+def test_backups_that_read_changes_end_logging(store_dir):
+    """Once a backup has stored what changed, what is logged is folded, and epochs are moved, noted for the next one."""
+    run(store_dir, INPUT, 2, backup_interval=3600)
+    note_backup(store_dir, LastBackup(SystemClock().wall_ms(), 2, "dest", incremental=True))
+    run(store_dir, INPUT, 4, backup_interval=3600)
+    assert logged_epochs(store_dir) == [0, 0]
+    assert window(store_dir) == (0, 1, 2, 3, 4)
+    assert states(store_dir) == totals(INPUT, 4)
+
+
+def test_a_backup_during_a_run_ends_logging(store_dir):
+    """The epoch that ends next is still logged; then all are folded."""
+    execution = MiniRun(store_dir, INPUT, backup_interval=3600)
+    for _ in range(3):
+        execution.batch()
+    assert logged_epochs(store_dir) == [1, 1]
+    note_backup(store_dir, LastBackup(SystemClock().wall_ms(), 2, "dest", incremental=True))
+    execution.batch()
+    assert logged_epochs(store_dir) == [0, 0]
+    execution.finish()
+    assert window(store_dir) == (0, 1, 2, 3, 4)
+    assert states(store_dir) == totals(INPUT, 4)
+    assert problems(store_dir) == []

@@ -82,7 +82,7 @@ def test_an_epoch_that_collects_nothing_keeps_the_last_floor():
     assert logged.floor == 1
     shared.add(4, logged, collected=False)
     assert shared.time(collects=False).floor == 1
-    shared.folded(4)
+    shared.collected(4)
     assert shared.time(collects=False).floor == 4
     shared.add(5, shared.time()._replace(floor=5))
     assert shared.time(collects=False).floor == 5

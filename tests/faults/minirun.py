@@ -7,11 +7,13 @@ what a real run does, in its order and with its crash points, a hundred times as
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -30,6 +32,7 @@ from recovery.checkpoint.restore import restore
 from recovery.epochs.closer import ClosingHooks, ClosingSettings, Contributor, DriverRows, EpochClosed, EpochCloser
 from recovery.epochs.execution import new_execution, what_ended
 from recovery.errors import RecoveryError
+from recovery.planning.folding import FoldLimits
 from recovery.planning.steps import StepPlan
 from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
@@ -122,7 +125,16 @@ class MiniRun:
         self.checkpoint = self.store.prepare(execution) / "checkpoint"
         restored = restore(self.store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), self.checkpoint)
         rows = self.look()
-        self.store.start(execution, [STEP], plan.partitions)
+        # A start keeps what is logged, however little is held.
+        closing = ClosingSettings(
+            snapshot_interval_s=config.snapshot_interval_s,
+            backup_interval_s=config.backup_interval_s,
+            may_log=True,
+            limits=FoldLimits(small_rows=0, share=100.0, kept_share=100.0),
+        )
+        noted = config.replicate is not None or reads_made_keys(config.path, config.backup_interval_s, clock.wall_ms())
+        closing = replace(closing, kept_log=closing.keeps_log(plan, (), notes_made=noted))
+        self.store.start(execution, [STEP], plan.partitions, keeps_log=closing.kept_log)
         if replicated is not None:
             replicated.begun(execution)
         delivery.rollback()
@@ -148,11 +160,7 @@ class MiniRun:
             plan,
             Capture(LocalHome(self.checkpoint), restored.held),
             (delivery, FlowLoads(None, clock), *contributors),
-            ClosingSettings(
-                snapshot_interval_s=config.snapshot_interval_s,
-                backup_interval_s=config.backup_interval_s,
-                may_log=True,
-            ),
+            closing,
             ClosingHooks(
                 may_close=may_close,
                 on_closed=on_closed,
@@ -216,8 +224,10 @@ class MiniRun:
                 faults.reach("start.5")
             if generator is not None:
                 # Epochs are logged, folded, or moved directly.
-                self.closer.fold_s = generator.choice([0.0, 3600.0])
-                self.closer.fold_rows = generator.choice([1, 1_000_000])
+                self.closer.limits = FoldLimits(
+                    generator.choice([0.0, 3600.0]), generator.choice([1, 1_000_000]), generator.choice([0, 1_000_000]),
+                    share=100.0,
+                )  # fmt: skip
             if self.closer.due():
                 if generator is None:
                     self.closer.close(lambda: True)
@@ -292,15 +302,17 @@ def run(directory: Path, number: int, batches: int, choices: int | None = None, 
 
 
 def states(directory: Path) -> dict[str, str]:
-    """The states of the newest closed epoch, read past the package."""
-    found: dict[str, str] = {}
+    """The states of the newest closed epoch, those that are only logged included, read past the package."""
+    found: dict[str, str | None] = {}
     for path in sorted(directory.glob("part-*.sqlite3")):
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
         found.update(
             connection.execute("SELECT state_key, ser_change FROM snaps WHERE step_id = ?", (STEP,)).fetchall()
         )
+        for (content,) in connection.execute("SELECT content FROM changes WHERE step_id = ? ORDER BY epoch", (STEP,)):
+            found.update((key, value) for key, value, _ in json.loads(content))
         connection.close()
-    return found
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def die_at(point: str, visit: int = 1) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from recovery import DiscardSink, RecoveryConfig, init_partitions, start
 from recovery.epochs import closer as closing
+from recovery.planning.folding import FoldLimits
 from recovery.storage.scan import read_step
 from tests.shares import some
 from tests.spark.support import add_up, run_to_end, set_to, states, totals_step
@@ -298,7 +299,7 @@ def idle(query) -> bool:
 def test_epochs_that_follow_closely(spark, feed, tmp_path, monkeypatch, fold_s):
     """Each is closed after its micro-batch; they are logged, and folded now and then and in the end. What a reader is
     told meanwhile is the newest, and what the next run goes on from is all of it."""
-    monkeypatch.setattr(closing, "FOLD_S", fold_s)
+    monkeypatch.setattr(closing, "LIMITS", FoldLimits(fold_s=fold_s))
     directory = tmp_path / "db"
     logged, read = [], []
 

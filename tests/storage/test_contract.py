@@ -245,7 +245,7 @@ class TestStart:
                 lambda: late.store.open(late.lease, 0),
                 lambda: late.store.check(late.lease),
                 lambda: late.close(-1),
-                lambda: late.store.fold(late.lease, 0),
+                lambda: late.store.fold(late.lease, 0, 0),
                 lambda: late.store.begin_input(late.lease, "x"),
             )
             for call in late_calls:
@@ -331,21 +331,74 @@ class TestClosing:
             run.close(batch, logged=True)
         run.store.seal(run.lease, 2)
         run.apply(3, {"a": "3"})
-        sizes = run.store.fold(run.lease, 3)
-        assert run.store.fold(run.lease, 3) == sizes
+        sizes = run.store.fold(run.lease, 3, 3)
+        assert run.store.fold(run.lease, 3, 3) == sizes
         assert sum(each[STEP].rows for each in sizes if STEP in each) == 4
         assert epochs(run) == [[3], [3]]
         assert [each.newest.is_logged for each in run.store.describe()] == [False, False]
         assert run.store.driver_values(STEP) == {"a": "2", "k0": "1", "k1": "1", "k2": "1"}
         assert run.read(4, "a") == {"a": "3"}
 
-    def test_an_epoch_that_is_not_logged_folds_those_that_are(self, run):
-        """Earlier epochs are not held afterwards."""
+    @pytest.mark.parametrize(("floor", "held"), [(3, [3]), (2, [2, 3]), (0, [1, 2, 3])])
+    def test_folding_keeps_what_is_not_collected(self, run, floor, held):
+        """Each epoch from the floor on is as if it had not been logged, and can be gone back to."""
+        for batch in range(3):
+            run.apply(batch, {"a": str(batch), f"k{batch}": "1", f"k{batch - 1}": None})
+            run.close(batch, logged=True)
+        for _ in range(2):
+            run.fold(floor)
+            assert epochs(run) == [held, held]
+            assert not any(each.is_logged for found in run.store.describe() for each in found.epochs)
+            for epoch in held:
+                values = {"a": str(epoch - 1), f"k{epoch - 1}": "1"}
+                assert run.store.driver_values(STEP, epoch + 1) == values
+        run.apply(3, {"a": "3"})
+        run.close(3, floor=floor)
+        assert run.store.driver_values(STEP) == {"a": "3", "k2": "1"}
+
+    @pytest.mark.parametrize(("floor", "held"), [(2, [2, 3]), (0, [1, 2, 3])])
+    def test_an_epoch_that_is_not_logged_folds_those_that_are(self, run, floor, held):
+        """Epochs before the floor are not held afterwards."""
         for batch, logged in enumerate((True, True, False)):
             run.apply(batch, {"a": str(batch)})
-            run.close(batch, logged=logged)
-        assert epochs(run) == [[2, 3], [2, 3]]
+            run.close(batch, logged=logged, floor=floor)
+        assert epochs(run) == [held, held]
         assert run.store.driver_values(STEP) == {"a": "2"}
+
+    def test_a_start_may_keep_what_is_logged(self, directory):
+        """Tasks read it and its timeouts, earlier epochs stay held, epochs are logged over it and folded with it."""
+        with Driver(directory) as run:
+            run.apply(0, {"a": "0", "b": ("0", 7), "c": "0"})
+            run.close(0)
+            run.apply(1, {"a": "1", "b": ("1", 9), "c": None})
+            run.close(1, logged=True, driver_rows={OTHER: {"at": "1"}})
+        with Driver(directory, keeps_log=True) as run:
+            assert run.read(2, "abc") == {"a": "1", "b": "1", "c": None}
+            assert (run.due(2, 8), run.due(2, 9)) == ([], ["b"])
+            assert run.store.next_due_ms(run.lease) == 9
+            run.apply(2, {"c": "2"})
+            run.apply(3, {"a": "early"})
+            run.close(2, logged=True)
+            assert run.store.driver_values(STEP) == {"a": "1", "b": "1", "c": "2"}
+            run.close(3, logged=True)
+            run.fold()
+            assert epochs(run) == [[4], [4]]
+            assert run.store.driver_values(STEP) == {"a": "early", "b": "1", "c": "2"}
+            assert run.store.driver_values(OTHER) == {"at": "1"}
+
+    def test_going_back_within_what_a_start_keeps(self, directory):
+        """The log is cut off, and the rest is kept."""
+        with Driver(directory) as run:
+            for batch in range(3):
+                run.apply(batch, {"a": str(batch), f"k{batch}": "1"})
+                run.close(batch, logged=batch > 0)
+        with Driver(directory, resume_epoch=3, keeps_log=True) as run:
+            assert run.read(2, ["a", "k0", "k1", "k2"]) == {"a": "1", "k0": "1", "k1": "1", "k2": None}
+            run.apply(2, {"a": "new"})
+            run.close(2, logged=True)
+            run.fold(0)
+            assert run.store.driver_values(STEP, 3) == {"a": "1", "k0": "1", "k1": "1"}
+            assert run.store.driver_values(STEP) == {"a": "new", "k0": "1", "k1": "1"}
 
     def test_what_was_logged_must_be_set_apart_before_it_is_folded(self, run):
         run.apply(0, {"a": "1"})
@@ -354,7 +407,7 @@ class TestClosing:
         # An owner's defect arrives as a typed error.
         kind = StorageError if isinstance(run.directory, SpreadDirectory) else AssertionError
         with pytest.raises((kind, AssertionError), match="set apart"):
-            run.store.fold(run.lease, 1)
+            run.store.fold(run.lease, 1, 1)
 
 
 class TestFacts:

@@ -106,7 +106,7 @@ def test_what_tasks_write_meanwhile_is_of_the_next_epoch(store_dir, apart):
         run.close(0, logged=True)
         assert texts(store_dir, 1) == {"a": "0", "b": "0"}
         if apart:
-            run.store.fold(run.lease, 1)
+            run.store.fold(run.lease, 1, 1)
         run.close(3, logged=True)
         assert texts(store_dir, 2) == {"a": "3", "b": "2"}
         run.fold()
@@ -191,7 +191,7 @@ def test_closing_and_folding_again_changes_nothing(store_dir):
         assert [each.written for each in again] == [each.written for each in first]
         run.epoch += 1
         run.fold()
-        run.store.fold(run.lease, 1)
+        run.store.fold(run.lease, 1, 1)
         assert found(store_dir) == {"a": "0"}
         assert problems(store_dir) == []
 

@@ -87,16 +87,20 @@ class Histories(RuleBasedStateMachine):
         self.logged: list[set[int]] = [set() for _ in range(COUNT)]
         self.start()
 
-    def start(self, resume_epoch: int | None = None):
-        self.run = Driver(self.directory, STEPS, resume_epoch=resume_epoch)
+    def start(self, resume_epoch: int | None = None, *, edits: bool = False):
+        # What is logged is kept, or folded with or without the epochs before.
+        keeps, window = not edits and len(self.told) % 3 == 0, len(self.told) % 3 == 1
+        self.run = Driver(
+            self.directory, STEPS, resume_epoch=resume_epoch, keeps_log=keeps, backup_interval_s=float(window)
+        )
         newest = self.run.epoch - 1
         self.snapshots = {epoch: state for epoch, state in self.snapshots.items() if epoch <= newest}
         self.ids = {epoch: name for epoch, name in self.ids.items() if epoch <= newest}
         self.touched_now: set = set()
-        self.touched_unfolded: set = set()
         self.logged = [{epoch for epoch in each if epoch <= newest} for each in self.logged]
-        # What is logged is folded at the start.
-        self.folded([index for index, each in enumerate(self.logged) if newest in each])
+        self.touched_unfolded: set = set().union(*(self.touched[epoch] for epoch in set().union(*self.logged)))
+        if not keeps:
+            self.folded([index for index, each in enumerate(self.logged) if newest in each], 0 if window else newest)
         self.sealed: tuple[int, State, set, bool] | None = None
         self.batch = self.closed_batch = self.batches[newest]
         self.fenced = self.worked = False
@@ -195,7 +199,7 @@ class Histories(RuleBasedStateMachine):
         else:
             touched = touched | self.touched_unfolded
             if any(self.logged):
-                self.folded(range(COUNT))
+                self.folded(range(COUNT), floor)
             assert sum(written) <= len(touched) + 1
         self.closed(epoch, cut | {(DRIVER_STEP, "position"): (position, None)}, batch, touched)
         self.written, self.sealed = True, None
@@ -215,18 +219,24 @@ class Histories(RuleBasedStateMachine):
         return self.sealed is None and any(self.logged) and self.batch <= self.closed_batch + 1
 
     @precondition(lambda self: self.may_fold())
-    @rule()
-    def fold(self):
-        self.run.fold()
-        self.folded(range(COUNT))
+    @rule(back=st.integers(0, 3))
+    def fold(self, back=0):
+        floor = max(self.run.epoch - 1 - back, 0)
+        self.run.fold(floor)
+        self.folded(range(COUNT), floor)
+        self.forget(floor)
         self.written = True
-        self.run.store.fold(self.run.lease, self.run.epoch - 1)
+        self.run.store.fold(self.run.lease, self.run.epoch - 1, floor)
 
-    def folded(self, indexes) -> None:
-        """Note that partitions hold nothing but their newest epoch any more."""
+    def folded(self, indexes, floor: int) -> None:
+        """Note that partitions have folded, and hold nothing but their newest epoch any more if that is the floor."""
         if not indexes:
             return
+        self.touched_unfolded = set()
         newest = max(self.snapshots)
+        if floor < newest:
+            self.logged = [set() if index in indexes else each for index, each in enumerate(self.logged)]
+            return
         for index in range(COUNT):
             if index in indexes:
                 self.older[index], self.logged[index] = {}, set()
@@ -234,7 +244,6 @@ class Histories(RuleBasedStateMachine):
                 self.older[index] |= {epoch: self.ids[epoch] for epoch in self.snapshots if epoch < newest}
         self.collected = newest
         self.snapshots = {newest: self.snapshots[newest]}
-        self.touched_unfolded = set()
 
     def closed(self, epoch: int, state: State, batch: int, touched: set) -> None:
         """Note an epoch under a name of its own: epochs of other timelines have the same numbers."""
@@ -286,7 +295,7 @@ class Histories(RuleBasedStateMachine):
             if logged:
                 self.logged[index] = self.logged[index] | {epoch}
             elif self.logged[index]:
-                self.folded([index])
+                self.folded([index], 0)
         if closed == COUNT:
             self.closed(epoch, cut | {(DRIVER_STEP, "position"): (position, None)}, batch, touched)
         self.stop(killed=True)
@@ -347,7 +356,7 @@ class Histories(RuleBasedStateMachine):
     def edit_steps(self, drop):
         """Drop the last step, or give its state to one that has none; before any batch, as a run does."""
         self.stop(killed=False)
-        self.start()
+        self.start(edits=True)
         old, new = STEPS[2], STEPS[0]
         state = self.newest()
         if not drop and any(step == new for step, _ in state):

@@ -16,7 +16,7 @@ from recovery.errors import CorruptPartitionError, LeaseLostError, StateValueErr
 from recovery.planning.resume import plan_resume
 from recovery.storage.scan import scan
 from recovery.storage.seam import StepEdit
-from recovery.storage.sqlite import close, describe, fold, rewind, snap_rows
+from recovery.storage.sqlite import describe, fold, rewind, snap_rows
 from recovery.storage.sqlite.columns import COLUMNS
 from recovery.storage.sqlite.file.statements import transaction
 from recovery.storage.sqlite.file.tables import CREATE_ALL
@@ -558,7 +558,7 @@ class TestCost:
             # 8 superseded, 8 written, 1 discarded, 1 epoch, 1 size.
             assert writer.total_changes() - before == 19
 
-    @pytest.mark.parametrize("sql", [close.SUPERSEDE, snap_rows.WRITE, snap_rows.DISCARD, snap_rows.WRITTEN])
+    @pytest.mark.parametrize("sql", [snap_rows.SUPERSEDE, snap_rows.WRITE, snap_rows.DISCARD, snap_rows.WRITTEN])
     def test_closing_scans_nothing_but_the_delta(self, store_dir, sql):
         """The statements that close an epoch look up every touched key; none reads through the snapshot."""
         with Driver(store_dir) as run:

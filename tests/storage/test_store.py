@@ -427,8 +427,9 @@ class TestCopies:
         assert window(store_dir) == (0, 1, 2, 3)
         assert problems(store_dir) == []
 
-    def test_an_old_file_with_a_newer_log_beside_it_is_never_believed(self, store_dir):
+    def test_an_old_file_with_a_newer_log_beside_it_is_never_believed(self, store_dir, monkeypatch):
         """A restore that leaves the log of the file it replaced gives an error or a state that was once closed."""
+        monkeypatch.setattr("recovery.storage.sqlite.store.CHECKPOINT_BYTES", 0)
         keys = [f"k{number}" for number in range(400)]
         with Driver(store_dir) as run:
             run.apply(0, dict.fromkeys(keys, "1"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from recovery.backup.note import reads_made_keys
@@ -170,7 +171,8 @@ class FlowRun:
         if isinstance(home, HadoopHome):
             home.put()
         steps = [*(s.definition.step_id for s in bound.steps), *self.quarantine.ids]
-        store.start(self.execution, steps, plan.partitions)
+        self.settings = self._closing_settings()
+        store.start(self.execution, steps, plan.partitions, keeps_log=self.settings.kept_log)
         self.access = self.parts.add(TaskAccess(self.spark.sparkContext, store, self.execution, scratch, config))
         with storage_errors(scratch):
             discard_earlier(address, plan.store_id, (each.lease for each in plan.partitions[0].executions))
@@ -206,11 +208,7 @@ class FlowRun:
             Capture(self.home, restored.held, restored.stale, sources=bound.sources.numbers),
             # The loads come last: a mark that somebody sets while the sink prepares does not replace the epoch's.
             (self.delivery, self.loads),
-            ClosingSettings(
-                snapshot_interval_s=NEVER if prepared.temporary else prepared.config.snapshot_interval_s,
-                backup_interval_s=prepared.backup_interval_s,
-                may_log=not bound.keeps_native_state,
-            ),
+            self.settings,
             ClosingHooks(
                 may_close=self._may_close,
                 on_closed=self._on_closed,
@@ -220,6 +218,17 @@ class FlowRun:
             ),
             self.clock,
         )
+
+    def _closing_settings(self) -> ClosingSettings:
+        """How this run closes epochs, and whether its start keeps what earlier runs have logged."""
+        prepared = self.prepared
+        found = ClosingSettings(
+            snapshot_interval_s=NEVER if prepared.temporary else prepared.config.snapshot_interval_s,
+            backup_interval_s=prepared.backup_interval_s,
+            may_log=not self.bound.keeps_native_state,
+        )
+        kept_log = found.keeps_log(prepared.plan, self._steps.edits, notes_made=self._notes_made())
+        return replace(found, kept_log=kept_log)
 
     def _may_close(self) -> None:
         for part in self.parts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,53 +15,25 @@ from recovery.planning.measures import ClosedPartition, StepSize
 from recovery.planning.values import ClosedEpoch, StepEdit
 from recovery.storage.seam import CloseRequest
 from recovery.storage.sqlite.describe import closed_epoch, insert_epoch, next_epoch_after
-from recovery.storage.sqlite.digests import MODULUS, SUM_SQL, combine, row_digest_sql
+from recovery.storage.sqlite.digests import MODULUS
 from recovery.storage.sqlite.epoch_log import (
     Logged,
     Sealed,
     append_rows,
     append_touched,
 )
-from recovery.storage.sqlite.file.statements import rows, transaction, translated
-from recovery.storage.sqlite.file.tables import ROW_BYTES
+from recovery.storage.sqlite.file.statements import transaction, translated
 from recovery.storage.sqlite.fold import collect, fold_into_snaps
-from recovery.storage.sqlite.measures import change_sizes, read_sizes
+from recovery.storage.sqlite.measures import read_sizes
 from recovery.storage.sqlite.snap_rows import (
-    DISCARD,
     DRIVER_TABLE,
-    SCAN_SHARE,
-    WRITE,
-    WRITTEN,
     CloseSums,
     create_driver_table,
     live_rows_of,
+    move,
+    move_rows,
+    sums_after,
 )
-
-# `{table}` holds the keys that the epoch touched, each with its value and timeout after the epoch.
-SUPERSEDE = """
-INSERT INTO superseded
-SELECT :epoch, :step, m.state_key, s.snap_epoch, s.ser_change, s.timeout_ms, s.digest
-FROM {table} AS m CROSS JOIN snaps AS s WHERE s.step_id = :step AND s.state_key = m.state_key
-"""
-# The same with a row, without snap_epoch, for each key that the epoch makes.
-ABSENT_DIGEST = row_digest_sql(":step", "m.state_key", "NULL", "NULL", "NULL")
-SUPERSEDE_AND_NOTE = f"""
-INSERT INTO superseded
-SELECT :epoch, :step, m.state_key, s.snap_epoch, s.ser_change, s.timeout_ms, coalesce(s.digest, {ABSENT_DIGEST})
-FROM {{table}} AS m LEFT JOIN snaps AS s ON s.step_id = :step AND s.state_key = m.state_key
-WHERE s.digest IS NOT NULL OR m.after IS NOT NULL
-"""
-# The same for a step to which nothing else in the epoch has written, by reading the whole step in order. A row costs a
-# quarter of a search, so this is faster once a third of the rows was touched.
-WRITTEN_OF_STEP = f"""
-SELECT {SUM_SQL}, coalesce(sum({ROW_BYTES}), 0) FROM snaps WHERE step_id = :step AND snap_epoch = :epoch
-"""
-# Rows that the epoch superseded, by step.
-SUPERSEDED = f"""
-SELECT step_id, {SUM_SQL}, sum({ROW_BYTES}) FROM superseded WHERE until_epoch = ? GROUP BY step_id
-"""
-NOTED = "SELECT step_id, count(*) FROM superseded WHERE until_epoch = ? AND snap_epoch IS NULL GROUP BY step_id"
-NOTED_DIGESTS = f"SELECT {SUM_SQL} FROM superseded WHERE until_epoch = ? AND snap_epoch IS NULL"
 
 
 def close_epoch(
@@ -92,7 +64,7 @@ def close_epoch(
             if before is not None and before.epoch == request.epoch:
                 return _closed_before(connection, before)
             if before is not None and before.is_logged:
-                before = fold_into_snaps(connection, path, before.epoch, {})
+                before = fold_into_snaps(connection, path, before.epoch, {}, request.floor)
             faults.reach("close.2.checked")
             # 2
             began_s = elapsed_s()
@@ -103,20 +75,21 @@ def close_epoch(
             totals = CloseSums(notes_made=request.notes_made)
             sizes = read_sizes(connection)
             for step, table in sealed.items():
-                _move(connection, totals, step, table, request.epoch, sizes.get(step, StepSize(0, 0)).rows)
+                move(connection, totals, step, table, request.epoch, sizes.get(step, StepSize(0, 0)).rows)
             faults.reach("close.2.snaps")
             # 4
             for step, values in request.driver_rows.items():
                 given = ((key, value, None) for key, value in values.items())
-                _move_rows(connection, totals, step, given, request.epoch)
+                move_rows(connection, totals, step, given, request.epoch)
             for step, states in request.state_rows.items():
                 edited = ((key, *state) for key, state in states.items())
-                _move_rows(connection, totals, step, edited, request.epoch)
+                move_rows(connection, totals, step, edited, request.epoch)
             for edit in request.edits:
                 _edit_step(connection, totals, edit, request.epoch)
             faults.reach("close.2.driver")
             # 5
-            insert_epoch(connection, _closing_row(connection, before, lease, request, totals))
+            live, superseded = sums_after(connection, totals, before, request.epoch)
+            insert_epoch(connection, closed_epoch(lease, request, totals.written, live, superseded=superseded))
             faults.reach("close.2.epochs")
             sizes = read_sizes(connection)
         # 6
@@ -169,45 +142,6 @@ def log_epoch(
     return ClosedPartition(states, total.written, total.size_bytes, 0, 0.0, sizes)
 
 
-def _move(
-    connection: apsw.Connection, totals: CloseSums, step: StepId, table: str, epoch: Epoch, held: int | None = None
-) -> None:
-    """Write a table's rows of a step. held: the number of the step's rows before, if this is the epoch's first write to
-    the step."""
-    bindings = {"epoch": epoch, "step": step}
-
-    def execute(sql: str) -> Any:
-        return connection.execute(sql.format(table=table), bindings).fetchall()
-
-    execute(SUPERSEDE_AND_NOTE if totals.notes_made else SUPERSEDE)
-    execute(WRITE)
-    wrote = connection.changes()
-    execute(DISCARD)
-    if not wrote:
-        return
-    most = held is not None and wrote > SCAN_SHARE * held
-    [(written, high, low, size_bytes)] = execute(WRITTEN_OF_STEP if most else WRITTEN)
-    totals.written += written
-    if not step.startswith(RESERVED_PREFIX):
-        totals.states += written
-    totals.size_bytes += size_bytes
-    totals.gain(step, written, size_bytes)
-    totals.digest += combine(high, low)
-
-
-def _move_rows(
-    connection: apsw.Connection,
-    totals: CloseSums,
-    step: StepId,
-    given: Iterable[tuple[str, str | bytes | None, int | None]],
-    epoch: Epoch,
-) -> None:
-    """Write keys with value and timeout, read one by one from `given`, which need not fit in memory."""
-    connection.execute(f"DELETE FROM temp.{DRIVER_TABLE}")
-    connection.executemany(f"INSERT INTO temp.{DRIVER_TABLE} VALUES (?, ?, ?)", given)
-    _move(connection, totals, step, f"temp.{DRIVER_TABLE}", epoch)
-
-
 def _edit_step(connection: apsw.Connection, totals: CloseSums, edit: StepEdit, epoch: Epoch) -> None:
     """Drop, rename or convert a step: write its rows in the new form, and discard them under the old id."""
     if edit.new is not None:
@@ -223,40 +157,14 @@ def _edit_step(connection: apsw.Connection, totals: CloseSums, edit: StepEdit, e
         )
         if edit.convert is not None:
             connection.create_scalar_function("convert_state", None, 2)
-        _move(connection, totals, edit.new, f"temp.{DRIVER_TABLE}", epoch)
+        move(connection, totals, edit.new, f"temp.{DRIVER_TABLE}", epoch)
     if edit.new == edit.old:
         return
     connection.execute(f"DELETE FROM temp.{DRIVER_TABLE}")
     connection.execute(
         f"INSERT INTO temp.{DRIVER_TABLE} SELECT state_key, NULL, NULL FROM snaps WHERE step_id = ?", (edit.old,)
     )
-    _move(connection, totals, edit.old, f"temp.{DRIVER_TABLE}", epoch)
-
-
-def _closing_row(
-    connection: apsw.Connection,
-    before: ClosedEpoch | None,
-    lease: Lease,
-    request: CloseRequest,
-    totals: CloseSums,
-) -> ClosedEpoch:
-    """Return the row of the epoch. The row's sums are those of the previous live rows, minus superseded, plus written
-    ones. Also updates the steps' sizes."""
-    superseded = digest = 0
-    for step, count, high, low, size_bytes in rows(connection, SUPERSEDED, (request.epoch,)):
-        superseded, digest = superseded + count, digest + combine(high, low)
-        totals.gain(step, -count, -(size_bytes or 0))
-    live_rows, live_digest = live_rows_of(before)
-    live_rows, live_digest = live_rows - superseded + totals.written, live_digest - digest + totals.digest
-    if totals.notes_made:
-        # A noted key was not live before.
-        for step, count in rows(connection, NOTED, (request.epoch,)):
-            totals.gain(step, count, 0)
-        [(count, high, low)] = rows(connection, NOTED_DIGESTS, (request.epoch,))
-        live_rows, live_digest = live_rows + count, live_digest + combine(high, low)
-    change_sizes(connection, totals.changes)
-    live = live_rows, live_digest % MODULUS
-    return closed_epoch(lease, request, totals.written, live, superseded=(superseded, digest % MODULUS))
+    move(connection, totals, edit.old, f"temp.{DRIVER_TABLE}", epoch)
 
 
 def _closed_before(connection: apsw.Connection, closed: ClosedEpoch) -> ClosedPartition:

@@ -16,11 +16,10 @@ from recovery.planning.values import ClosedEpoch, Execution, PartitionDescriptio
 from recovery.storage.seam import CloseRequest
 from recovery.storage.sqlite.columns import checked_rows, columns_of
 from recovery.storage.sqlite.digests import record_digest
-from recovery.storage.sqlite.epoch_log import (
-    overlaid,
-)
+from recovery.storage.sqlite.epoch_log import logged_steps, overlaid
 from recovery.storage.sqlite.file.opening import has_changes
 from recovery.storage.sqlite.file.statements import rows, snapshot, translated, value
+from recovery.storage.sqlite.measures import counted_rows
 
 PARTS = f"SELECT {columns_of('parts')} FROM parts"
 COMMITS = f"SELECT {columns_of('commits')} FROM commits"
@@ -141,9 +140,20 @@ def check_lease(connection: apsw.Connection, path: Path, lease: Lease) -> None:
 
 def known_steps(connection: apsw.Connection, path: Path, resume_epoch: Epoch | None = None) -> set[StepId]:
     """Return the step ids that have rows, in the newest snapshot or as the resume epoch will find it."""
-    with translated(path), snapshot(connection), overlaid(connection, path):
-        found = rows(connection, *((STEPS,) if resume_epoch is None else (STEPS_BEFORE, {"epoch": resume_epoch})))
-        return {StepId(row[0]) for row in found}
+    with translated(path), snapshot(connection):
+        # A step with more rows than changes keeps some of them, whatever the changes are.
+        unsure = {
+            step
+            for step, changes in logged_steps(connection).items()
+            if changes >= (counted_rows(connection, step) or 0)
+        }
+        with overlaid(connection, path, unsure):
+            return _steps(connection, resume_epoch)
+
+
+def _steps(connection: apsw.Connection, resume_epoch: Epoch | None) -> set[StepId]:
+    found = rows(connection, *((STEPS,) if resume_epoch is None else (STEPS_BEFORE, {"epoch": resume_epoch})))
+    return {StepId(row[0]) for row in found}
 
 
 def step_values(
@@ -151,7 +161,7 @@ def step_values(
 ) -> Iterator[tuple[str, Any]]:
     """Yield all keys and values of a step, as of the newest closed epoch or as the resume epoch will find them. Keys
     and values are read lazily."""
-    with translated(path), snapshot(connection), overlaid(connection, path):
+    with translated(path), snapshot(connection), overlaid(connection, path, (step,)):
         if resume_epoch is not None:
             yield from connection.execute(VALUES_BEFORE, {"step": step, "epoch": resume_epoch})
         else:

@@ -55,6 +55,9 @@ WHERE CASE WHEN json_valid(content) THEN json_type(content) <> 'array' OR json_a
     ELSE true END
 """
 
+CONTENT = "SELECT content FROM changes WHERE step_id = ? ORDER BY epoch, number"
+_Change = tuple[str, str | dict[str, str] | None, int | None]
+
 CHANGED = """
 SELECT c.epoch, c.step_id, each.value ->> 0 AS state_key,
     iif(json_type(each.value, '$[1]') = 'object', unhex(each.value ->> '$[1].hex'), each.value ->> 1) AS ser_change,
@@ -70,6 +73,12 @@ SELECT state_key, ser_change, timeout_ms FROM (
 )
 """
 
+# All changes of one step in one epoch.
+OF_EPOCH = f"""
+SELECT state_key, ser_change, timeout_ms
+FROM ({CHANGED.format(changes="changes")} WHERE c.epoch = :epoch AND c.step_id = :step)
+"""
+
 _OF_CHANGE = row_digest_sql("c.step_id", "c.state_key", "c.epoch", "c.ser_change", "c.timeout_ms")
 _NEXT = "(SELECT min(n.epoch) FROM temp.changed AS n WHERE {0}.step_id = n.step_id AND {0}.state_key = n.state_key{1})"
 OVERLAY = f"""
@@ -78,7 +87,8 @@ CREATE TEMP TABLE changed (
     PRIMARY KEY (step_id, state_key, epoch)
 ) STRICT, WITHOUT ROWID;
 
-INSERT INTO temp.changed {CHANGED.format(changes="main.changes")};
+INSERT INTO temp.changed {CHANGED.format(changes="main.changes")}
+WHERE c.step_id IN (SELECT value FROM json_each(:steps));
 
 CREATE TEMP VIEW snaps AS
 SELECT step_id, state_key, snap_epoch, ser_change, timeout_ms, digest FROM main.snaps AS s
@@ -198,28 +208,53 @@ def is_logged(connection: apsw.Connection) -> bool:
     return has_changes(connection) and value(connection, found) is not None
 
 
-def logged_steps(connection: apsw.Connection) -> set[StepId]:
-    """Return the steps that have logged changes."""
-    return {StepId(step) for (step,) in rows(connection, "SELECT DISTINCT step_id FROM changes")}
+def logged_steps(connection: apsw.Connection) -> dict[StepId, int]:
+    """Return the steps that have logged changes, each with the number of its changes."""
+    if not has_changes(connection):
+        return {}
+    found = rows(connection, "SELECT step_id, sum(row_count) FROM changes GROUP BY step_id")
+    return {StepId(step): changes for step, changes in found}
+
+
+def changes_of(connection: apsw.Connection, step: StepId) -> Iterator[list[tuple[str, str | bytes | None, int | None]]]:
+    """Yield the logged changes of a step, the oldest first, in lists of a chunk each: key, value, timeout. Raises
+    CorruptPartitionError for a chunk that cannot be read."""
+    for (content,) in connection.execute(CONTENT, (step,)):
+        try:
+            found = msgspec.json.decode(content, type=list[_Change])
+            yield [
+                (key, bytes.fromhex(value["hex"]) if isinstance(value, dict) else value, at) for key, value, at in found
+            ]
+        except (msgspec.DecodeError, KeyError, ValueError) as error:
+            raise CorruptPartitionError(f"a row of changes cannot be read: {error}") from None
 
 
 @contextlib.contextmanager
-def overlaid(connection: apsw.Connection, path: Path) -> Iterator[None]:
+def overlaid(connection: apsw.Connection, path: Path, steps: Collection[str] | None = None) -> Iterator[None]:
     """Let queries of `snaps` and `superseded` return the same rows as if everything was folded. To be used inside a
     transaction that only reads. The cost is proportional to the log. Raises CorruptPartitionError if the log is
-    damaged."""
+    damaged.
+
+    steps: only the rows of these steps are laid over, because the queries are of no others; None: of all.
+    """
     if not is_logged(connection):
         yield
         return
-    problems = check_log(connection)
-    if problems:
-        raise CorruptPartitionError(problems[0], path=path)
+    check_sound(connection, path)
     load_digests(connection)
-    connection.execute(OVERLAY).fetchall()
+    laid = logged_steps(connection) if steps is None else steps
+    connection.execute(OVERLAY, {"steps": msgspec.json.encode(list(laid)).decode()}).fetchall()
     try:
         yield
     finally:
         connection.execute(REMOVE_OVERLAY).fetchall()
+
+
+def check_sound(connection: apsw.Connection, path: Path, unread: Collection[StepId] = ()) -> None:
+    """Raise CorruptPartitionError if `check_log` finds a problem."""
+    problems = check_log(connection, unread)
+    if problems:
+        raise CorruptPartitionError(problems[0], path=path)
 
 
 def check_log(connection: apsw.Connection, unread: Collection[StepId] = ()) -> list[str]:

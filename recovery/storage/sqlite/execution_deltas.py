@@ -30,13 +30,15 @@ class ExecutionDeltas(dict[StepId, list[Delta]]):
         files: Watch,
         partitions: Iterable[tuple[PartitionIndex, Path, apsw.Connection]],
     ) -> None:
-        """Create a step's deltas in the directory `scratch`, and attach each to the writer of its partition."""
+        """Create a step's deltas in the directory `scratch`, each with what its partition has logged of the step, and
+        attach each to the writer of its partition."""
         deltas = self.setdefault(step, [])
         for index, base, writer in partitions:
             path = delta_path(scratch, step, index)
             create_delta(path, lease)
             # Kept open, because closing a file's last connection moves its whole log into it.
             deltas.append(Delta(path, base, lease, step))
+            deltas[-1].load_logged()
             files.add(path)
             files.add(beside(path, "-wal"))
             files.add(beside(path, "-shm"))

@@ -11,14 +11,25 @@ import apsw
 
 from recovery.base import faults
 from recovery.base.ids import NO_EPOCH, Epoch, Lease, StepId
-from recovery.errors import CorruptPartitionError, LeaseLostError
+from recovery.errors import LeaseLostError
 from recovery.planning.measures import StepSize
 from recovery.planning.values import ClosedEpoch
-from recovery.storage.sqlite.describe import COMMITS, folded_epoch, insert_epoch, is_newest, newest_epoch, set_collected
+from recovery.storage.sqlite.describe import (
+    COMMITS,
+    EPOCHS,
+    LOGGED,
+    closed_epochs,
+    folded_epoch,
+    insert_epoch,
+    is_newest,
+    newest_epoch,
+    set_collected,
+)
 from recovery.storage.sqlite.digests import MODULUS, combine
 from recovery.storage.sqlite.epoch_log import (
     NEWEST,
-    check_log,
+    OF_EPOCH,
+    check_sound,
     logged_steps,
 )
 from recovery.storage.sqlite.file.statements import rows, transaction, translated, value
@@ -33,13 +44,15 @@ from recovery.storage.sqlite.snap_rows import (
     WRITTEN,
     CloseSums,
     create_driver_table,
+    move,
+    sums_after,
 )
 
 
 def fold(
-    connection: apsw.Connection, path: Path, lease: Lease, epoch: Epoch, sealed: Mapping[StepId, str]
+    connection: apsw.Connection, path: Path, lease: Lease, epoch: Epoch, sealed: Mapping[StepId, str], floor: Epoch
 ) -> Mapping[str, StepSize]:
-    """Bring `snaps` to an epoch that all partitions have closed, and stop holding earlier epochs. One transaction.
+    """Bring `snaps` to an epoch that all partitions have closed, and collect up to `floor`. One transaction.
     Repeatable. Returns the size of each step.
 
     `sealed` names the table of each step's delta, which has everything touched since the last fold; for other steps
@@ -53,7 +66,7 @@ def fold(
             newest = newest_epoch(connection)
             if newest is not None and newest.is_logged:
                 assert newest.epoch == epoch, f"epoch {epoch} cannot be folded: the newest here is {newest.epoch}"
-                fold_into_snaps(connection, path, epoch, sealed)
+                fold_into_snaps(connection, path, epoch, sealed, floor)
             sizes = read_sizes(connection)
         faults.reach("fold.2.committed")
     return sizes
@@ -67,22 +80,62 @@ def fold_log(connection: apsw.Connection, path: Path, epoch: Epoch) -> int:
         return 0
     changes = int(value(connection, "SELECT sum(row_count) FROM logged") or 0)
     create_driver_table(connection)
-    fold_into_snaps(connection, path, epoch, {})
+    fold_into_snaps(connection, path, epoch, {}, epoch)
     return changes
 
 
-def fold_into_snaps(connection: apsw.Connection, path: Path, epoch: Epoch, sealed: Mapping[StepId, str]) -> ClosedEpoch:
+def fold_into_snaps(
+    connection: apsw.Connection, path: Path, epoch: Epoch, sealed: Mapping[StepId, str], floor: Epoch
+) -> ClosedEpoch:
     """Fold as `fold` does, inside a transaction, and return the epoch. Raises CorruptPartitionError if the log is
     damaged."""
-    problems = check_log(connection, sealed)
-    if problems:
-        raise CorruptPartitionError(problems[0], path=path)
+    keeps = floor < epoch
+    check_sound(connection, path, () if keeps else sealed)
+    return _fold_each(connection, floor) if keeps else _fold_newest(connection, epoch, sealed)
+
+
+def _fold_each(connection: apsw.Connection, floor: Epoch) -> ClosedEpoch:
+    """Do for each logged epoch, in order, what closing it without the log would have done, so all of them are still
+    held. Then collect up to `floor`."""
+    epochs = closed_epochs(rows(connection, EPOCHS.format(where="")), rows(connection, LOGGED))
+    before = next((each for each in reversed(epochs) if not each.is_logged), None)
+    for closed in epochs:
+        if not closed.is_logged:
+            continue
+        totals = CloseSums()
+        for (step,) in rows(connection, "SELECT DISTINCT step_id FROM changes WHERE epoch = ?", (closed.epoch,)):
+            connection.execute(f"DELETE FROM temp.{DRIVER_TABLE}")
+            connection.execute(f"INSERT INTO temp.{DRIVER_TABLE} {OF_EPOCH}", {"epoch": closed.epoch, "step": step})
+            move(connection, totals, StepId(step), f"temp.{DRIVER_TABLE}", closed.epoch)
+        live, superseded = sums_after(connection, totals, before, closed.epoch)
+        for table in ("changes", "logged", "epochs"):
+            connection.execute(f"DELETE FROM {table} WHERE epoch = ?", (closed.epoch,))
+        before = replace(
+            closed,
+            written=totals.written,
+            live_rows=live[0],
+            live_digest=live[1],
+            superseded_rows=superseded[0],
+            superseded_digest=superseded[1],
+            logged_rows=None,
+            logged_digest=None,
+        )
+        insert_epoch(connection, before)
+    faults.reach("fold.2.snaps")
+    collect(connection, floor)
+    faults.reach("fold.2.epochs")
+    assert before is not None
+    return before
+
+
+def _fold_newest(connection: apsw.Connection, epoch: Epoch, sealed: Mapping[StepId, str]) -> ClosedEpoch:
+    """Write the newest logged value of each key, and stop holding earlier epochs."""
     connection.execute("DELETE FROM superseded")
     faults.reach("fold.2.collected")
     totals, sizes = CloseSums(), read_sizes(connection)
     for step, table in sealed.items():
         _fold_step(connection, totals, step, table, epoch, sizes.get(step, StepSize(0, 0)).rows)
-    for step in sorted(logged_steps(connection).difference(sealed)):
+    for step in sorted(logged_steps(connection).keys() - sealed.keys()):
         connection.execute(f"DELETE FROM temp.{DRIVER_TABLE}")
         connection.execute(f"INSERT INTO temp.{DRIVER_TABLE} {NEWEST}", {"step": step})
         held = sizes.get(step, StepSize(0, 0)).rows

@@ -4,7 +4,7 @@
 and after a rewind, and reading the size of the state needs no scan. A full check compares the two.
 
 `measures` are facts, like operational state: only in part-0, and no rewind removes them. Measures are written without
-waiting for the disk, after an epoch is closed and before its log is moved into the file, which also syncs them.
+waiting for the disk, after an epoch is closed; the next epoch syncs them, or moving the log into the file.
 """
 
 from __future__ import annotations

@@ -12,9 +12,7 @@ from recovery.errors import CorruptPartitionError, LeaseLostError
 from recovery.planning.values import Execution, PartitionDescription
 from recovery.storage.sqlite.describe import COMMITS, bind, folded_epoch, insert_execution, newest_epoch
 from recovery.storage.sqlite.digests import MODULUS, SUM_SQL, combine
-from recovery.storage.sqlite.epoch_log import (
-    is_logged,
-)
+from recovery.storage.sqlite.epoch_log import check_sound, is_logged
 from recovery.storage.sqlite.file.statements import rows, transaction, translated, value
 from recovery.storage.sqlite.file.tables import ROW_BYTES
 from recovery.storage.sqlite.fold import fold_into_snaps
@@ -44,21 +42,31 @@ FROM temp.undo WHERE snap_epoch < ?
 
 
 def start(
-    connection: apsw.Connection, path: Path, execution: Execution, planned: PartitionDescription | None = None
+    connection: apsw.Connection,
+    path: Path,
+    execution: Execution,
+    planned: PartitionDescription | None = None,
+    *,
+    keeps_log: bool = False,
 ) -> None:
     """Begin an execution: abandon everything at or above its resume epoch, fold the log, and record the execution.
     Repeatable.
 
-    planned: the partition as the plan saw it. The cost is proportional to the abandoned and the logged changes; if
-    abandoned epochs made keys, to the whole state. Raises LeaseLostError if a later execution began, or an epoch was
-    closed since the plan was made.
+    planned: the partition as the plan saw it. keeps_log: check the log instead of folding it. The cost is proportional
+    to the abandoned and the logged changes; if abandoned epochs made keys, to the whole state. Raises LeaseLostError if
+    a later execution began, or an epoch was closed since the plan was made.
     """
     with translated(path), transaction(connection):
-        begin(connection, path, execution, planned)
+        begin(connection, path, execution, planned, keeps_log=keeps_log)
 
 
 def begin(
-    connection: apsw.Connection, path: Path, execution: Execution, planned: PartitionDescription | None = None
+    connection: apsw.Connection,
+    path: Path,
+    execution: Execution,
+    planned: PartitionDescription | None = None,
+    *,
+    keeps_log: bool = False,
 ) -> None:
     """Do what `start` does, inside the caller's transaction."""
     newest = value(connection, "SELECT max(ex_num) FROM exs") or 0
@@ -86,10 +94,13 @@ def begin(
         raise CorruptPartitionError(
             f"it cannot start at epoch {execution.resume_epoch}: its newest epoch is {last}", path=path
         )
-    if is_logged(connection):
-        # All partitions hold the epoch, so none has to go back to an earlier one.
+    if keeps_log:
+        check_sound(connection, path)
+    elif is_logged(connection):
         create_driver_table(connection)
-        fold_into_snaps(connection, path, Epoch(last), {})
+        # All partitions hold the epoch, so none has to go back to an earlier one, unless the user wants to.
+        floor = Epoch(collected if execution.backup_interval_s else last)
+        fold_into_snaps(connection, path, Epoch(last), {}, floor)
     insert_execution(connection, execution)
     bind(connection, execution.flow_id)
 

@@ -42,6 +42,10 @@ from recovery.storage.sqlite.file.watched_files import Watch, check_opened
 from recovery.storage.sqlite.measures import add_measure
 
 CACHE_BYTES = 256 << 20
+CHECKPOINT_BYTES = 1 << 20
+"""How much of a log is in use before `FilePartitions.checkpoint` moves it into its file: a page that small epochs write
+again and again is moved once. Every user of the file finds the newest pages in the log, and a crash leaves them
+there."""
 MAX_THREADS = 16
 
 # A database in use is a file, its log and the log's index. The writer has the partition open, and each delta. The
@@ -135,7 +139,12 @@ class FilePartitions:
         return self._each(lambda index: describe.describe(self._writers[index], self.paths[index]))
 
     def start(
-        self, execution: Execution, steps: Sequence[StepId], planned: Sequence[PartitionDescription] = ()
+        self,
+        execution: Execution,
+        steps: Sequence[StepId],
+        planned: Sequence[PartitionDescription] = (),
+        *,
+        keeps_log: bool = False,
     ) -> None:
         """Begin an execution: abandon everything at or above its resume epoch, and remove the scratch files of earlier
         executions. Safe to repeat."""
@@ -145,7 +154,8 @@ class FilePartitions:
         seen: dict[PartitionIndex, PartitionDescription | None] = dict.fromkeys(self.indexes)
         seen.update(zip(self.indexes, planned, strict=bool(planned)))
         for epoch in sorted({epoch_of(each) for each in seen.values()}):
-            self.begin(execution, {index: each for index, each in seen.items() if epoch_of(each) == epoch})
+            mine = {index: each for index, each in seen.items() if epoch_of(each) == epoch}
+            self.begin(execution, mine, keeps_log)
         self.make_deltas(execution, steps)
 
     def allow(self, steps: Sequence[StepId]) -> None:
@@ -162,12 +172,18 @@ class FilePartitions:
         needed = len(self.paths) * (FILES_PER_PARTITION + FILES_PER_DELTA * len(steps))
         allow_open_files(needed + min(MOST_KEPT, len(self.paths)) * FILES_PER_DELTA)
 
-    def begin(self, execution: Execution, planned: Mapping[PartitionIndex, PartitionDescription | None]) -> None:
+    def begin(
+        self,
+        execution: Execution,
+        planned: Mapping[PartitionIndex, PartitionDescription | None],
+        keeps_log: bool = False,
+    ) -> None:
         """Begin an execution in some partitions. planned: as the plan saw them, if there is one; see
         `PartitionStore.start`."""
 
         def begin_one(place: int) -> None:
-            rewind.start(self._writers[place], self.paths[place], execution, planned[self.indexes[place]])
+            found = planned[self.indexes[place]]
+            rewind.start(self._writers[place], self.paths[place], execution, found, keeps_log=keeps_log)
             faults.reach("start.3.partition")
 
         self._each(begin_one, [self.indexes.index(index) for index in planned])
@@ -274,20 +290,20 @@ class FilePartitions:
         tables = {step: each.table for step, each in sealed.items()}
         return close.close_epoch(writer, path, lease, request, tables, self._clock.elapsed_s)
 
-    def fold(self, lease: Lease, epoch: Epoch) -> list[Mapping[str, StepSize]]:
+    def fold(self, lease: Lease, epoch: Epoch, floor: Epoch) -> list[Mapping[str, StepSize]]:
         faults.reach("fold.1")
         self.check(lease)
-        folded = self._each(lambda index: self.fold_partition(index, lease, epoch))
+        folded = self._each(lambda index: self.fold_partition(index, lease, epoch, floor))
         self.check(lease)
         faults.reach("fold.3")
         self._each(self._deltas.clear_apart)
         faults.reach("fold.4")
         return folded
 
-    def fold_partition(self, index: int, lease: Lease, epoch: Epoch) -> Mapping[str, StepSize]:
+    def fold_partition(self, index: int, lease: Lease, epoch: Epoch, floor: Epoch) -> Mapping[str, StepSize]:
         """Fold the log of one partition."""
         tables = self._deltas.set_apart(index)
-        return fold.fold(self._writers[index], self.paths[index], lease, epoch, tables)
+        return fold.fold(self._writers[index], self.paths[index], lease, epoch, tables, floor)
 
     def begin_input(self, lease: Lease, content: str) -> None:
         def keep(index: int) -> None:
@@ -314,6 +330,8 @@ class FilePartitions:
     def checkpoint(self) -> None:
         self._open_files.check()
         for path in self.paths:
+            if self._open_files.log_bytes(beside(path, "-wal")) < CHECKPOINT_BYTES:
+                continue
             # A separate connection, because another thread may be using the writer.
             connection = open_partition(path, "rw")
             try:

@@ -81,6 +81,11 @@ class Watch:
         connection.set_wal_hook(committed)
         self._files.append(watched)
 
+    def log_bytes(self, path: Path) -> int:
+        """Return how much of a watched log is in use, as of the last commit of its connection."""
+        path = path.absolute()
+        return max((watched.least_bytes for watched in self._files if watched.path == path), default=0)
+
     def identities(self, paths: Sequence[Path]) -> list[Identity]:
         """Return device and inode of watched files."""
         known = {watched.path: (watched.device, watched.inode) for watched in self._files}

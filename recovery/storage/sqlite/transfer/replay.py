@@ -15,9 +15,10 @@ from pathlib import Path
 
 import apsw
 
-from recovery.base.ids import Epoch
+from recovery.base.ids import NO_EPOCH, Epoch
 from recovery.errors import CorruptPartitionError
 from recovery.planning.measures import outdated
+from recovery.planning.values import ClosedEpoch
 from recovery.storage.sqlite.describe import newest_epoch
 from recovery.storage.sqlite.digests import MODULUS, SUM_SQL, combine, load_digests, row_digest_sql
 from recovery.storage.sqlite.epoch_log import is_logged
@@ -62,6 +63,9 @@ SELECT step_id, {SUM_SQL}, sum({ROW_BYTES}) FROM superseded
 WHERE until_epoch = :epoch AND snap_epoch IS NOT NULL GROUP BY step_id
 """
 SUPERSEDED = f"SELECT {SUM_SQL} FROM superseded WHERE until_epoch = :epoch"
+SUMS_THERE = f"""
+SELECT live_rows, live_digest, superseded_rows, superseded_digest FROM {ATTACHED}.epochs WHERE link = ? AND epoch = ?
+"""
 FIRST_MEASURE = f"SELECT min(measure_id) FROM {ATTACHED}.measures"
 LINKS = f"SELECT link, after_epoch, after_rows, after_digest, collected FROM {ATTACHED}.links ORDER BY link"
 
@@ -125,9 +129,9 @@ def _replay(
     # replay.1
     if value(connection, "SELECT max(epoch) FROM main.epochs WHERE epoch > ?", (after,)):
         abandon(connection, file, Epoch(after + 1))
-    if is_logged(connection):
-        fold_into_snaps(connection, file, after, {})
     newest = newest_epoch(connection)
+    if is_logged(connection):
+        newest = _fold_as_there(connection, file, link, after)
     if (newest.epoch if newest else 0, *live_rows_of(newest)) != (after, after_rows, after_digest):
         raise CorruptPartitionError(
             f"link {link} continues epoch {after}, and does not follow what lies before it", path=file
@@ -168,3 +172,16 @@ def _repeat(
     change_sizes(connection, sizes)
     [(superseded, high, low)] = rows(connection, SUPERSEDED, {"epoch": epoch})
     return (count, digest), (superseded, combine(high, low))
+
+
+def _fold_as_there(connection: apsw.Connection, file: Path, link: int, epoch: Epoch) -> ClosedEpoch:
+    """Fold the log as the partition did later, and return the newest epoch. The partition has kept each epoch of the
+    log or only the newest, which the sums in the link's row of that epoch show."""
+    connection.execute("SAVEPOINT folding")
+    folded = fold_into_snaps(connection, file, epoch, {}, NO_EPOCH)
+    sums = folded.live_rows, folded.live_digest, folded.superseded_rows, folded.superseded_digest
+    if rows(connection, SUMS_THERE, (link, epoch)) != [sums]:
+        connection.execute("ROLLBACK TO folding")
+        folded = fold_into_snaps(connection, file, epoch, {}, epoch)
+    connection.execute("RELEASE folding")
+    return folded
