@@ -12,6 +12,7 @@ HEIGHT = 150
 TOP = 22
 POINTS = 240
 LANE = 20
+"""Pixels; the style sheet gives names of lanes the same height."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,24 +106,23 @@ def lane_chart(
     rows: Sequence[Sequence[Bar]],
     links: Sequence[LaneLink] = (),
     band: tuple[float, float] | None = None,
-    lane: int = LANE,
 ) -> str:
     """Return a chart with a row of bars for each lane. band: a part of the width that is shaded in all lanes."""
-    height = lane * len(rows) + 6
+    height = LANE * len(rows) + 6
     shade = ""
     if band is not None:
         start, end = 100 * band[0], 100 * max(band[1] - band[0], 0.002)
         shade = f'<rect class="band" x="{start:.3f}%" width="{end:.3f}%" y="0" height="{height}" rx="4"/>'
     rules = "".join(
-        f'<line class="rule" x1="0" x2="100%" y1="{lane * i + lane / 2 + 3}" y2="{lane * i + lane / 2 + 3}"/>'
+        f'<line class="rule" x1="0" x2="100%" y1="{LANE * i + LANE / 2 + 3}" y2="{LANE * i + LANE / 2 + 3}"/>'
         for i in range(len(rows))
     )
     joined = "".join(
         f'<line class="link {link.style}" x1="{100 * link.at:.3f}%" x2="{100 * link.at:.3f}%" '
-        f'y1="{lane * link.above + lane / 2 + 3}" y2="{lane * link.below + lane / 2 + 3}"/>'
+        f'y1="{LANE * link.above + LANE / 2 + 3}" y2="{LANE * link.below + LANE / 2 + 3}"/>'
         for link in links
     )
-    bars = "".join(_bar(bar, 3 + lane * row, lane) for row, bars in enumerate(rows) for bar in bars)
+    bars = "".join(_bar(bar, 3 + LANE * row) for row, bars in enumerate(rows) for bar in bars)
     return (
         f'<svg class="lanes" width="100%" height="{height}" role="img" aria-label="{escaped(title)}">'
         f"{shade}{rules}{joined}{bars}</svg>"
@@ -152,17 +152,17 @@ def share_bar(share: float) -> str:
     )
 
 
-def _bar(bar: Bar, y: float, lane: int) -> str:
+def _bar(bar: Bar, y: float) -> str:
     said = f'data-t="{_lines(bar.label)}"'
     if bar.end <= bar.start:
         return (
-            f'<circle class="{bar.style}" cx="{100 * bar.start:.3f}%" cy="{y + lane / 2}" r="4" {said}>'
+            f'<circle class="{bar.style}" cx="{100 * bar.start:.3f}%" cy="{y + LANE / 2}" r="4" {said}>'
             f"<title>{_lines(bar.label)}</title></circle>"
         )
-    height = min(12, lane - 6)
+    height = min(12, LANE - 6)
     return (
         f'<rect class="{bar.style}" x="{100 * bar.start:.3f}%" width="{100 * (bar.end - bar.start):.3f}%" '
-        f'y="{y + (lane - height) / 2}" height="{height}" rx="3" {said}><title>{_lines(bar.label)}</title></rect>'
+        f'y="{y + (LANE - height) / 2}" height="{height}" rx="3" {said}><title>{_lines(bar.label)}</title></rect>'
     )
 
 
