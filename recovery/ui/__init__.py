@@ -1,0 +1,1 @@
+"""`recovery ui`: pages and JSON that show flows while they run. Reads only."""
