@@ -11,16 +11,17 @@ from recovery.report.text import escaped
 HEIGHT = 150
 TOP = 22
 POINTS = 240
-LANE = 20
+LANE, BAR = 20, 12
 """Pixels; the style sheet gives names of lanes the same height."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measured value and its label."""
+    """One measured value and its label; href: where it leads to."""
 
     value: float
     label: str
+    href: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,14 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A piece of a lane: its start and end as shares of the width, its class in the style sheet, and its label."""
+    """A piece of a lane: its start and end as shares of the width, its class in the style sheet, its label, and where
+    it leads to."""
 
     start: float
     end: float
     style: str
     label: str
+    href: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +91,11 @@ def line_chart(
     values = [point.value for point in buckets] if len(buckets) > 1 else [point.value for point in buckets] * 2
     path = " ".join(f"{x:.1f},{plot * (1 - v / top):.2f}" for x, v in zip(xs, values, strict=True))
     hover = "".join(
-        f'<rect class="hit" x="{100 * index / len(buckets):.3f}%" width="{100 / len(buckets):.3f}%" y="{TOP}" '
-        f'height="{plot}" data-t="{_lines(point.label)}"/>'
+        _linked(
+            f'<rect class="hit" x="{100 * index / len(buckets):.3f}%" width="{100 / len(buckets):.3f}%" y="{TOP}" '
+            f'height="{plot}" data-t="{_lines(point.label)}"/>',
+            point.href,
+        )
         for index, point in enumerate(buckets)
     )
     return (
@@ -155,15 +161,21 @@ def share_bar(share: float) -> str:
 def _bar(bar: Bar, y: float) -> str:
     said = f'data-t="{_lines(bar.label)}"'
     if bar.end <= bar.start:
-        return (
+        shape = (
             f'<circle class="{bar.style}" cx="{100 * bar.start:.3f}%" cy="{y + LANE / 2}" r="4" {said}>'
             f"<title>{_lines(bar.label)}</title></circle>"
         )
-    height = min(12, LANE - 6)
-    return (
-        f'<rect class="{bar.style}" x="{100 * bar.start:.3f}%" width="{100 * (bar.end - bar.start):.3f}%" '
-        f'y="{y + (LANE - height) / 2}" height="{height}" rx="3" {said}><title>{_lines(bar.label)}</title></rect>'
-    )
+    else:
+        shape = (
+            f'<rect class="{bar.style}" x="{100 * bar.start:.3f}%" width="{100 * (bar.end - bar.start):.3f}%" '
+            f'y="{y + (LANE - BAR) / 2}" height="{BAR}" rx="3" {said}><title>{_lines(bar.label)}</title></rect>'
+        )
+    return _linked(shape, bar.href)
+
+
+def _linked(shape: str, href: str | None) -> str:
+    """Return a shape that leads to a page. The keyboard passes over it: a table beside the chart has the same links."""
+    return shape if href is None else f'<a href="{escaped(href)}" tabindex="-1" aria-hidden="true">{shape}</a>'
 
 
 def _lines(label: str) -> str:
