@@ -99,7 +99,7 @@ def line_chart(
         for index, point in enumerate(buckets)
     )
     return (
-        f'<svg class="chart" width="100%" height="{HEIGHT + 1}" role="img" aria-label="{escaped(title)}">'
+        f'<svg class="chart" width="100%" height="{HEIGHT + 1}" role="{_role(hover)}" aria-label="{escaped(title)}">'
         f"{grid}{starts}"
         f'<svg y="{TOP}" width="100%" height="{plot}" viewBox="0 0 {width} {plot}" preserveAspectRatio="none">'
         f'<polygon class="area" points="0,{plot} {path} {width},{plot}"/><polyline class="line" points="{path}"/></svg>'
@@ -130,7 +130,7 @@ def lane_chart(
     )
     bars = "".join(_bar(bar, 3 + LANE * row) for row, bars in enumerate(rows) for bar in bars)
     return (
-        f'<svg class="lanes" width="100%" height="{height}" role="img" aria-label="{escaped(title)}">'
+        f'<svg class="lanes" width="100%" height="{height}" role="{_role(bars)}" aria-label="{escaped(title)}">'
         f"{shade}{rules}{joined}{bars}</svg>"
     )
 
@@ -171,6 +171,11 @@ def _bar(bar: Bar, y: float) -> str:
             f'y="{y + (LANE - BAR) / 2}" height="{BAR}" rx="3" {said}><title>{_lines(bar.label)}</title></rect>'
         )
     return _linked(shape, bar.href)
+
+
+def _role(shapes: str) -> str:
+    """Return what a chart is to a screen reader: a picture, unless something in it leads to a page."""
+    return "group" if "<a " in shapes else "img"
 
 
 def _linked(shape: str, href: str | None) -> str:

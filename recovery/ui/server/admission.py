@@ -20,7 +20,7 @@ class Admission:
     def __init__(self, tokens: Callable[[], Sequence[bytes]], signed_in: SignedIn, prefix: str) -> None:
         self._tokens = tokens
         self._signed_in = signed_in
-        self._prefix = prefix
+        self.prefix = prefix
 
     @property
     def is_needed(self) -> bool:
@@ -39,7 +39,7 @@ class Admission:
         shown = next((token for token in tokens if is_token(given, [token])), None)
         if shown is None:
             return page(onward, True)
-        answer = RedirectResponse(f"{self._prefix}{onward}", 303)
+        answer = RedirectResponse(f"{self.prefix}{onward}", 303)
         answer.headers["set-cookie"] = self._signed_in.cookie(shown, secure=is_secure(request))
         return answer
 
