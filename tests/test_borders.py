@@ -33,6 +33,9 @@ LAYERS = (
     "operational",
     "backup importing operators partitioning pipeline",
     "replication report runnable",
+    "ui.facts",
+    "ui.api ui.server",
+    "ui.pages",
     "spark.clusters",
     "spark.jvm",
     "spark.steps",
@@ -61,6 +64,9 @@ LIBRARIES = {
     "apsw": "storage",
     "obstore": "places.documents",
     "fcntl": "host.locks host.cloned",
+    "starlette": "ui",
+    "uvicorn": "ui.server",
+    "jinja2": "ui.pages",
 }
 """Which rooms may import a library."""
 
