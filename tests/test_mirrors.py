@@ -179,7 +179,7 @@ COVERED_BY = {
     "cli/test_config_options.py": "cli.option setting",
     "cli/test_output.py": "cli.common cli.init cli.output_errors cli.status",
     "operational/test_runs.py": "cli.runs host.processes",
-    "report/test_commands.py": "cli.advise cli.plan cli.report cli.verify report.lag",
+    "report/test_commands.py": "cli.advise cli.plan cli.report cli.verify report.lag report.plan report.status",
     "host/test_signals.py": "cli.signals",
     "host/test_durable.py": "cli.demo demo.story",
     "cli/test_reader_gone.py": "__main__",

@@ -72,7 +72,7 @@ def list_(directory: Path, wanted: Wanted, access: OwnerAccess, as_json: bool) -
     """
     found = wanted.keys(store_to_read(directory, access).at())
     if as_json:
-        print_json([_key_json(each) for each in found])
+        print_json([each.as_json() for each in found])
         return
     if not found:
         say("nothing is in quarantine")
@@ -176,25 +176,12 @@ def _counts(keys: Sequence[WaitingKey]) -> str:
 
 def _done(chosen: Sequence[WaitingKey], epoch: Epoch | None, what: str, as_json: bool) -> None:
     if as_json:
-        print_json({"epoch": epoch, "keys": [_key_json(each) for each in chosen]})
+        print_json({"epoch": epoch, "keys": [each.as_json() for each in chosen]})
     elif not chosen:
         say("nothing of that is in quarantine")
     else:
         closed = "" if epoch is None else f"epoch {epoch} closed: "
         say(f"{closed}{what} {_counts(chosen)}")
-
-
-def _key_json(each: WaitingKey) -> dict[str, Any]:
-    note = each.note
-    return {
-        "step": each.step,
-        "key": each.key,
-        "rows": note.rows,
-        "since_ms": note.since_ms,
-        "replays": each.replays,
-        "error": note.error,
-        "overdue_ms": note.overdue_ms,
-    }
 
 
 def _say_entry(entry: dict[str, Any]) -> None:

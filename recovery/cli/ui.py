@@ -66,7 +66,7 @@ def ui(
         raise click.UsageError("--owner and --place are those of one DIR: start another server for each such DIR.")
     try:
         from recovery.ui.facts.flows import Flows, FlowSource
-        from recovery.ui.pages.app import application
+        from recovery.ui.server.app import application
         from recovery.ui.server.service import UiSettings, serve
     except ModuleNotFoundError as error:
         raise ConfigurationError(

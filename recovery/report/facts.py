@@ -24,12 +24,13 @@ from recovery.operational.steps.quarantine import WaitingRows, steps_now
 from recovery.operators.held import held_operators, held_rows
 from recovery.planning.advice import Known
 from recovery.planning.health import Finding, HealthTarget, findings, unsaved_s
-from recovery.planning.lag import InputLag
+from recovery.planning.lag import LAG_ADVICE, InputLag
+from recovery.planning.lanes import Lane, lanes
 from recovery.planning.measures import Measure, StepSize, summed
-from recovery.planning.owner_facts import SeenOwner, owner_findings
+from recovery.planning.owner_facts import OWNER_ADVICE, SeenOwner, owner_findings
 from recovery.planning.replica import ReplicaLag, Shipped, lag_of
 from recovery.planning.resume import ResumePlan, plan_resume
-from recovery.planning.values import FoundFile, PartitionDescription
+from recovery.planning.values import ClosedEpoch, FoundFile, PartitionDescription
 from recovery.storage.lock import lock_holder
 from recovery.storage.origin import Origin
 from recovery.storage.scan import links_of
@@ -264,6 +265,30 @@ def largest(store: Store, facts: Facts, limit: int) -> list[tuple[str, str, int]
         except RecoveryError:
             continue
     return sorted(states, key=lambda state: (-state[2], state[0], state[1]))[:limit]
+
+
+def lanes_of(facts: Facts) -> list[Lane]:
+    """Return a lane for each execution, in the order of their numbers."""
+    executions = {run.number: run for d in facts.described for run in d.executions}
+    return lanes(list(executions.values()), _closed(facts), _newest(facts))
+
+
+def _newest(facts: Facts) -> ClosedEpoch | None:
+    if facts.plan is not None:
+        return facts.plan.snapshot
+    return max((d.newest for d in facts.described if d.newest), key=lambda e: e.clock_ms, default=None)
+
+
+def _closed(facts: Facts) -> set[tuple[int, int]]:
+    """Return every known epoch, with the number of its execution."""
+    held = {(e.execution.number, e.epoch) for d in facts.described for e in d.epochs}
+    return held | {(measure.execution, measure.epoch) for measure in facts.epochs}
+
+
+def advice_of(finding: Finding) -> str | None:
+    """Return what to do about a target of health that is not met; None: it is met, or `recovery advise` says it."""
+    advice = {**OWNER_ADVICE, **LAG_ADVICE}.get(finding.target.name)
+    return advice if finding.level.severity else None
 
 
 def known(facts: Facts, cores: int) -> Known:

@@ -1,1 +1,1 @@
-"""`recovery ui`: pages and JSON that show flows while they run. Reads only."""
+"""What `recovery ui` serves: pages for people, and JSON for programs, of recovery directories that it only reads."""

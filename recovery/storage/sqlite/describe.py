@@ -15,11 +15,10 @@ from recovery.planning.values import ClosedEpoch, Execution, PartitionDescriptio
 from recovery.storage.seam import CloseRequest
 from recovery.storage.sqlite.columns import checked_rows, columns_of
 from recovery.storage.sqlite.digests import record_digest
-from recovery.storage.sqlite.epoch_log import (
-    overlaid,
-)
+from recovery.storage.sqlite.epoch_log import logged_steps, overlaid
 from recovery.storage.sqlite.file.opening import has_changes
 from recovery.storage.sqlite.file.statements import rows, snapshot, translated, value
+from recovery.storage.sqlite.measures import counted_rows
 
 PARTS = f"SELECT {columns_of('parts')} FROM parts"
 COMMITS = f"SELECT {columns_of('commits')} FROM commits"
@@ -119,9 +118,26 @@ def check_lease(connection: apsw.Connection, path: Path, lease: Lease) -> None:
 
 def known_steps(connection: apsw.Connection, path: Path, resume_epoch: Epoch | None = None) -> set[StepId]:
     """Return the step ids that have rows, in the newest snapshot or as the resume epoch will find it."""
-    with translated(path), snapshot(connection), overlaid(connection, path):
-        found = rows(connection, *((STEPS,) if resume_epoch is None else (STEPS_BEFORE, {"epoch": resume_epoch})))
-        return {StepId(row[0]) for row in found}
+    with translated(path), snapshot(connection):
+        if resume_epoch is not None:
+            with overlaid(connection, path):
+                return {StepId(step) for (step,) in rows(connection, STEPS_BEFORE, {"epoch": resume_epoch})}
+        found = {StepId(step) for (step,) in rows(connection, STEPS)}
+        for step in logged_steps(connection):
+            if _has_rows(connection, path, step):
+                found.add(step)
+            else:
+                found.discard(step)
+        return found
+
+
+def _has_rows(connection: apsw.Connection, path: Path, step: StepId) -> bool:
+    """Return whether a step with logged changes has rows in the newest snapshot."""
+    changes = int(value(connection, "SELECT sum(row_count) FROM changes WHERE step_id = ?", (step,)) or 0)
+    if (counted_rows(connection, step) or 0) > changes:
+        return True
+    with overlaid(connection, path, step):
+        return bool(rows(connection, "SELECT 1 FROM snaps WHERE step_id = ? LIMIT 1", (step,)))
 
 
 def step_values(
@@ -129,7 +145,7 @@ def step_values(
 ) -> Iterator[tuple[str, Any]]:
     """Yield all keys and values of a step, as of the newest closed epoch or as the resume epoch will find them. Keys
     and values are read lazily."""
-    with translated(path), snapshot(connection), overlaid(connection, path):
+    with translated(path), snapshot(connection), overlaid(connection, path, step):
         if resume_epoch is not None:
             yield from connection.execute(VALUES_BEFORE, {"step": step, "epoch": resume_epoch})
         else:

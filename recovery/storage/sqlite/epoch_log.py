@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,14 +73,20 @@ SELECT state_key, ser_change, timeout_ms FROM (
 
 _OF_CHANGE = row_digest_sql("c.step_id", "c.state_key", "c.epoch", "c.ser_change", "c.timeout_ms")
 _NEXT = "(SELECT min(n.epoch) FROM temp.changed AS n WHERE {0}.step_id = n.step_id AND {0}.state_key = n.state_key{1})"
-OVERLAY = f"""
+CREATE_CHANGED = """
 CREATE TEMP TABLE changed (
     epoch INTEGER, step_id TEXT, state_key TEXT, ser_change ANY, timeout_ms INTEGER,
     PRIMARY KEY (step_id, state_key, epoch)
-) STRICT, WITHOUT ROWID;
-
-INSERT INTO temp.changed {CHANGED.format(changes="main.changes")};
-
+) STRICT, WITHOUT ROWID
+"""
+LOGGED_CHANGES = CHANGED.format(changes="main.changes")
+INSERT_KEY = f"""
+INSERT INTO temp.changed {LOGGED_CHANGES}
+WHERE c.step_id = :step AND instr(c.content, :text) AND each.value ->> 0 = :key
+"""
+PLAIN = re.compile(r"[ !#-\[\]-~]*")
+"""Keys that JSON writes as they are, between quotes."""
+OVERLAY = f"""
 CREATE TEMP VIEW snaps AS
 SELECT step_id, state_key, snap_epoch, ser_change, timeout_ms, digest FROM main.snaps AS s
 WHERE NOT EXISTS (SELECT 1 FROM temp.changed AS c WHERE c.step_id = s.step_id AND c.state_key = s.state_key)
@@ -199,15 +206,23 @@ def is_logged(connection: apsw.Connection) -> bool:
 
 
 def logged_steps(connection: apsw.Connection) -> set[StepId]:
-    """Return the steps that have logged changes."""
+    """Return the steps that have logged changes. Files of older versions have none."""
+    if not has_changes(connection):
+        return set()
     return {StepId(step) for (step,) in rows(connection, "SELECT DISTINCT step_id FROM changes")}
 
 
 @contextlib.contextmanager
-def overlaid(connection: apsw.Connection, path: Path) -> Iterator[None]:
+def overlaid(
+    connection: apsw.Connection, path: Path, step: str | None = None, keys: Sequence[str] | None = None
+) -> Iterator[None]:
     """Let queries of `snaps` and `superseded` return the same rows as if everything was folded. To be used inside a
-    transaction that only reads. The cost is proportional to the log. Raises CorruptPartitionError if the log is
-    damaged."""
+    transaction that only reads. Raises CorruptPartitionError if the log is damaged.
+
+    step: the queries are about this step only; None: about all. keys: about these keys of it; None: about all. All of
+    the log is compared with its digests; parsed are only the chunks of the step and, with keys, of these only those
+    with the text of such a key.
+    """
     if not is_logged(connection):
         yield
         return
@@ -215,6 +230,14 @@ def overlaid(connection: apsw.Connection, path: Path) -> Iterator[None]:
     if problems:
         raise CorruptPartitionError(problems[0], path=path)
     load_digests(connection)
+    connection.execute(CREATE_CHANGED).fetchall()
+    if step is None:
+        connection.execute(f"INSERT INTO temp.changed {LOGGED_CHANGES}").fetchall()
+    elif keys is None or not all(PLAIN.fullmatch(key) for key in keys):
+        connection.execute(f"INSERT INTO temp.changed {LOGGED_CHANGES} WHERE c.step_id = ?", (step,)).fetchall()
+    else:
+        for key in dict.fromkeys(keys):
+            connection.execute(INSERT_KEY, {"step": step, "key": key, "text": f'"{key}"'}).fetchall()
     connection.execute(OVERLAY).fetchall()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The application: its routes, and what a request that fails gets."""
+"""The routes of the pages, and what a request that fails gets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import anyio
 from anyio import to_thread
 from jinja2 import Environment
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -22,8 +21,6 @@ from recovery.ui.facts.flows import Flow, Flows
 from recovery.ui.facts.limits import one_request
 from recovery.ui.pages.rendering import Links, environment, static_file
 from recovery.ui.pages.views import VIEWS, Asked, Query, View
-from recovery.ui.server.admission import Admission
-from recovery.ui.server.gate import SIGN_IN
 
 _log = logging.getLogger("recovery")
 
@@ -42,21 +39,25 @@ class Made(NamedTuple):
 class Pages:
     """The pages about flows, as routes of an application."""
 
-    def __init__(self, flows: Flows, admission: Admission) -> None:
+    def __init__(self, flows: Flows, prefix: str) -> None:
+        """prefix: what links begin with."""
         self._flows = flows
-        self._admission = admission
-        self._templates: Environment = environment(admission.prefix)
-        self._links = Links(admission.prefix)
+        self._templates: Environment = environment(prefix)
+        self._links = Links(prefix)
         self._limit: anyio.CapacityLimiter | None = None
 
     def routes(self) -> list[Route]:
         """Return the routes of all pages."""
         return [
             Route("/", self._home),
-            Route(SIGN_IN, self._sign_in, methods=["GET", "POST"]),
             Route("/static/{name}", self._static),
             *(Route(f"/flows/{{flow}}/{view.name}", partial(self._page, view)) for view in VIEWS),
         ]
+
+    def sign_in(self, onward: str, refused: bool) -> Response:
+        """Return the form to sign in. onward: the path to go on to; refused: whether a token was wrong."""
+        text = self._render("sign_in.html", title="Sign in", onward=onward, refused=refused)
+        return HTMLResponse(text, 401 if refused else 200)
 
     async def refused(self, request: Request, error: Exception) -> Response:
         """Return the page that says why there is none."""
@@ -67,16 +68,6 @@ class Pages:
         if len(self._flows) == 1:
             return RedirectResponse(self._links.page(next(iter(self._flows)).name), 307)
         return await self._made(request, self._list)
-
-    async def _sign_in(self, request: Request) -> Response:
-        if not self._admission.is_needed:
-            return RedirectResponse(self._links.top(), 303)
-
-        def form(onward: str, refused: bool) -> Response:
-            text = self._render("sign_in.html", title="Sign in", onward=onward, refused=refused)
-            return HTMLResponse(text, 401 if refused else 200)
-
-        return await self._admission.answer(request, form)
 
     async def _static(self, request: Request) -> Response:
         try:
@@ -128,12 +119,6 @@ class Pages:
     @staticmethod
     def _html(made: Made) -> Response:
         return HTMLResponse(made.text.encode(errors="backslashreplace"), made.status)
-
-
-def application(flows: Flows, admission: Admission) -> Starlette:
-    """Return the application that shows flows."""
-    pages = Pages(flows, admission)
-    return Starlette(routes=pages.routes(), exception_handlers={HTTPException: pages.refused})
 
 
 def status_of(error: RecoveryError) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recovery.ui.facts.flows import Flows, FlowSource
-from recovery.ui.pages.app import application
+from recovery.ui.server.app import application
 from recovery.ui.server.service import UiService, UiSettings
 
 AXE = "node_modules/axe-core/axe.min.js"
