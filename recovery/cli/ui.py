@@ -72,7 +72,7 @@ def ui(
         raise ConfigurationError(
             f"recovery ui needs the package {error.name}",
             cause="This package was installed without its extra ui.",
-            remedy="pip install 'starlette>=1.0' 'uvicorn>=0.35' 'jinja2>=3.1', or install this package with its extra ui",
+            remedy="pip install 'starlette>=1.0' 'uvicorn>=0.35' 'jinja2>=3.1', or this package with the extra.",
         ) from error
     flows = Flows([FlowSource(each, access, place, thresholds) for each in given])
     settings = UiSettings(

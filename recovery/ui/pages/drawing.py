@@ -25,12 +25,14 @@ LEGEND = legend(
 )
 
 
-def time_line(epochs: Sequence[Row], executions: Sequence[Row], window: Sequence[int], href: Callable[[Row], str]) -> Markup:
+def time_line(
+    epochs: Sequence[Row], executions: Sequence[Row], window: Sequence[int], href: Callable[[Row], str]
+) -> Markup:
     """Return a lane for each execution with the epochs that it closed, of these epochs. href: where an epoch leads."""
     if not epochs:
         return Markup("")
-    low = min(each["epoch"] for each in epochs)
-    high = max(each["epoch"] for each in epochs)
+    low: int = min(each["epoch"] for each in epochs)
+    high: int = max(each["epoch"] for each in epochs)
     width = high - low + 1
 
     def at(epoch: int) -> float:
@@ -42,7 +44,9 @@ def time_line(epochs: Sequence[Row], executions: Sequence[Row], window: Sequence
     for lane, run in enumerate(newest_first):
         bars = [_epoch_bar(each, at, href(each)) for each in epochs if each["execution"] == run["number"]]
         rows.append(bars or [Bar(at(run["first_epoch"]), at(run["first_epoch"]), "idle", _run_text(run))])
-        names.append(f'<span class="when">{escaped(short_moment_text(run["started_ms"]))}</span><b>#{run["number"]}</b>')
+        names.append(
+            f'<span class="when">{escaped(short_moment_text(run["started_ms"]))}</span><b>#{run["number"]}</b>'
+        )
         above = lane_of.get(run["parent"]) if run["parent"] is not None else lane_of.get(run["number"] - 1)
         if above is not None and low <= run["first_epoch"] <= high:
             links.append(LaneLink(at(run["first_epoch"]), above, lane, "rewind" if run["rewound"] else "onward"))
@@ -56,7 +60,9 @@ def time_line(epochs: Sequence[Row], executions: Sequence[Row], window: Sequence
 def _epoch_bar(each: Row, at: Callable[[int], float], href: str) -> Bar:
     took = "" if each["duration_s"] is None else f", {format_seconds(each['duration_s'])} after the one before"
     fate = "abandoned" if each["is_abandoned"] else "held" if each["is_held"] else "no longer held"
-    label = f"epoch {each['epoch']:,}, execution {each['execution']}\nclosed {moment_text(each['closed_ms'])}{took}\n{fate}"
+    label = (
+        f"epoch {each['epoch']:,}, execution {each['execution']}\nclosed {moment_text(each['closed_ms'])}{took}\n{fate}"
+    )
     # A gap shows where one epoch ends.
     start, end = at(each["epoch"]), at(each["epoch"] + 1)
     return Bar(start, start + (end - start) * 0.92, "gone" if each["is_abandoned"] else "lived", label, href)

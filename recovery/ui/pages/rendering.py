@@ -112,7 +112,9 @@ def _block(text: str, size: int) -> Markup:
     lines = Markup("\n").join(Markup(escaped(line)) for line in text[:LONGEST_VALUE].split("\n"))
     note = Markup("")
     if size > LONGEST_VALUE:
-        note = Markup('<p class="note">Cut: {} of {} characters are shown.</p>').format(f"{LONGEST_VALUE:,}", f"{size:,}")
+        note = Markup('<p class="note">Cut: {} of {} characters are shown.</p>').format(
+            f"{LONGEST_VALUE:,}", f"{size:,}"
+        )
     return Markup('<pre tabindex="0"><bdi>{}</bdi></pre>{}').format(lines, note)
 
 

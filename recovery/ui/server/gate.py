@@ -29,9 +29,7 @@ _HOST = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?", re.ASCI
 class Gate:
     """An ASGI application before another one: prefix, host, method, token and headers."""
 
-    def __init__(
-        self, app: ASGIApp, prefix: str, tokens: Callable[[], Sequence[bytes]], signed_in: SignedIn
-    ) -> None:
+    def __init__(self, app: ASGIApp, prefix: str, tokens: Callable[[], Sequence[bytes]], signed_in: SignedIn) -> None:
         """prefix: what all paths begin with; empty: nothing. tokens: each is accepted; none: the host is checked."""
         self._app = app
         self._prefix = prefix
@@ -105,7 +103,9 @@ def is_foreign(method: str, headers: Headers) -> bool:
     leads here is none."""
     if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
         return False
-    return method == "POST" or not (headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document")
+    return method == "POST" or not (
+        headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    )
 
 
 def is_secure(request: Request) -> bool:

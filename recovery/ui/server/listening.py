@@ -31,7 +31,7 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to count."""
         super().connection_made(transport)
-        self._looked_at = None
+        self._looked_at: object = None
         self._look = self.loop.call_later(REQUEST_S, self._close_silent)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -102,5 +102,5 @@ def _changing(tls: Callable[[], ssl.SSLContext | None]) -> ssl.SSLContext | None
         connection.context = tls() or first
 
     # Called for every connection, also for one that names no host.
-    first.sni_callback = hand_over  # type: ignore[assignment]
+    first.sni_callback = hand_over
     return first

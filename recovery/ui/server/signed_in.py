@@ -1,7 +1,7 @@
 """Who has signed in: a cookie that this process alone can make, valid as long as the token is.
 
-The cookie is the end of its validity with a proof of it. The key of the proof is this process's own, so the server keeps
-nothing, and its restart signs everybody out.
+The cookie is the end of its validity with a proof of it. The key of the proof is this process's own, so the server
+keeps nothing, and its restart signs everybody out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SignedIn:
 
 def is_token(given: bytes, tokens: Sequence[bytes]) -> bool:
     """Whether a client has shown one of the tokens, in a time that does not depend on where they differ."""
-    return any([hmac.compare_digest(given, token) for token in tokens])
+    return any(hmac.compare_digest(given, token) for token in tokens)
 
 
 def _same(one: str, other: str) -> bool:

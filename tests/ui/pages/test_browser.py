@@ -1,4 +1,4 @@
-"""The pages in a real browser: they move while one watches, can be used without a mouse, and say what the commands say."""
+"""The pages in a real browser: they move while one watches, need no mouse, and say what the commands say."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("jinja2", reason="the extra ui has it")
 
 from recovery.ui.pages.views import VIEWS
 from tests.report.support import clock, long_history, run_epochs
@@ -44,21 +42,21 @@ def test_a_page_moves_while_one_watches(make_store, browser):
             tab = Tab(browser, url)
             tab.open(f"flows/{directory.name}/")
             assert tab.text("#epoch") == "1"
-            tab.page.evaluate("window.same = true")
+            tab.page.evaluate("window.same = true; document.querySelector('main').dataset.every = 200")
             tab.page.locator("#around a").first.focus()
             run.apply(1, {"a": "2"})
             run.close(1)
-            tab.page.wait_for_function("document.getElementById('epoch').textContent === '2'", timeout=30_000)
+            wait_until(lambda: tab.text("#epoch") == "2")
             assert tab.page.evaluate("window.same && document.activeElement.getAttribute('href')").endswith("/steps")
             tab.page.get_by_role("button", name="Pause").press("Enter")
             run.apply(2, {"a": "3"})
             run.close(2)
-            tab.page.wait_for_timeout(4500)
+            tab.page.wait_for_timeout(700)
             assert tab.text("#epoch") == "2"
             tab.page.get_by_role("button", name="Continue").press("Enter")
-            tab.page.wait_for_function("document.getElementById('epoch').textContent === '3'", timeout=30_000)
-            tab.check()
-        tab.page.wait_for_function("document.getElementById('watched').textContent.includes('has not answered')")
+            wait_until(lambda: tab.text("#epoch") == "3")
+            assert tab.problems() == []
+        wait_until(lambda: "has not answered" in tab.text("#watched"))
         tab.page.close()
 
 
@@ -97,7 +95,7 @@ def test_the_keyboard_is_enough(make_store, browser):
         keys.press("Enter")
         tab.page.wait_for_url("**epoch=*")
         assert tab.text("#value pre") == '"old"'
-        tab.check()
+        assert tab.problems() == []
         tab.page.close()
 
 
@@ -111,7 +109,12 @@ def test_every_page_for_everybody(make_store, browser):
         pytest.skip("RECOVERY_AXE names no folder of npm with axe-core")
     base = f"flows/{directory.name}/"
     paths = [view.name for view in VIEWS if view.below is None]
-    paths += [f"key?step={STEP}&key=k1", f"keys?step={STEP}", "epoch?epoch=30&execution=5", "compare?epoch_a=20&epoch_b=30"]
+    paths += [
+        f"key?step={STEP}&key=k1",
+        f"keys?step={STEP}",
+        "epoch?epoch=30&execution=5",
+        "compare?epoch_a=20&epoch_b=30",
+    ]
     with served(directory) as url:
         for width, scheme in ((390, "dark"), (1280, "light"), (3840, "dark")):
             tab = Tab(browser, url, width=width, scheme=scheme)
@@ -119,9 +122,11 @@ def test_every_page_for_everybody(make_store, browser):
                 tab.open(base + path)
                 assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)
                 tab.page.evaluate(f"{axe}\n;0")
-                found = tab.page.evaluate("axe.run().then((all) => all.violations.map((each) => each.id + each.nodes[0].html))")
+                found = tab.page.evaluate(
+                    "axe.run().then((all) => all.violations.map((each) => each.id + each.nodes[0].html))"
+                )
                 assert found == [], (path, scheme)
-            tab.check()
+            assert tab.problems() == []
             tab.page.close()
 
 
@@ -229,7 +234,9 @@ def test_a_live_flow(tmp_path, browser):
         tab.open(f"flows/db/compare?epoch_a={held[0]}&epoch_b={held[-1]}")
         said = command("diff", directory, directory, "--epoch-a", held[0], "--epoch-b", held[-1], code=1)
         cells = tab.page.locator("tr", has_text="count").first.locator("td").all_inner_texts()
-        assert [int(each) for each in cells[1:4]] == [said["steps"]["count"][each] for each in ("changed", "only_in_a", "only_in_b")]
+        assert [int(each) for each in cells[1:4]] == [
+            said["steps"]["count"][each] for each in ("changed", "only_in_a", "only_in_b")
+        ]
         for epoch in (held[0], held[-1]):
             tab.open(f"flows/db/key?step=count&key=be&epoch={epoch}")
             state = command("state", "get", directory, "--step", "count", "--key", "be", "--epoch", epoch)
@@ -241,7 +248,7 @@ def test_a_live_flow(tmp_path, browser):
         tab.open("flows/db/plan?lost=1")
         assert problem["error"] in tab.text("#plan")
         assert problem["remedy"] in tab.text("#plan")
-        tab.check()
+        assert tab.problems() == []
         tab.page.close()
 
 

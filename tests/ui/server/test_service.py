@@ -5,11 +5,8 @@ from __future__ import annotations
 import socket
 import ssl
 
+import httpx
 import pytest
-
-httpx = pytest.importorskip("httpx", reason="the test extra has it")
-pytest.importorskip("uvicorn", reason="the extra ui has it")
-
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -102,11 +99,13 @@ class TestWithoutAToken:
             )
             assert not {"server", "set-cookie", "access-control-allow-origin"} & set(answer.headers)
 
-    @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1:1", "127.0.0.5", "[::1]:80", "localhost."])
+    @pytest.mark.parametrize(
+        "host", ["localhost", "LOCALHOST:99", "127.0.0.1:1", "127.0.0.5", "[::1]:80", "localhost."]
+    )
     def test_names_of_this_host_are_answered(self, serve, host):
         assert serve().client().get("/a", headers={"host": host}).status_code == 200
 
-    @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "192.168.0.7", "", "127.0.0.1.nip.io", "@"])
+    @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "192.168.0.7", "", "127.0.0.1.x", "@"])
     def test_other_names_are_refused(self, serve, host):
         """A name that leads to 127.0.0.1 is not this host's: DNS rebinding."""
         answer = serve().client().get("/a", headers={"host": host})

@@ -4,7 +4,6 @@
   if (!main) return;
   const button = document.getElementById("watch");
   const said = document.getElementById("watched");
-  const every = Number(main.dataset.every);
   let stopped = false;
   let timer = 0;
   const shown = new Map();
@@ -59,7 +58,7 @@
         }
       }
       next();
-    }, every);
+    }, Number(main.dataset.every));
   };
 
   button.hidden = false;
