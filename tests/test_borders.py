@@ -65,6 +65,9 @@ LIBRARIES = {
     "apsw": "storage",
     "obstore": "places.documents",
     "fcntl": "host.locks host.cloned",
+    "starlette": "ui",
+    "uvicorn": "ui.server",
+    "jinja2": "ui.pages",
 }
 """Which rooms may import a library."""
 

@@ -32,7 +32,7 @@ MARK = (
     '<rect x="1" y="14" width="7" height="4" rx="2" fill="var(--accent)" opacity=".35"/></svg>'
 )
 HATCH = (
-    '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs><pattern id="hatch" width="6" '
+    '<svg class="defs" width="0" height="0" aria-hidden="true"><defs><pattern id="hatch" width="6" '
     'height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="6" height="6" '
     'fill="var(--card)"/><rect width="2.5" height="6" fill="var(--gone)"/></pattern></defs></svg>'
 )
