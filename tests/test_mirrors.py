@@ -80,6 +80,9 @@ COVERED_BY = {
     "spark/test_kafka_sink.py": "sinks.kafka.rows",
     "sinks/test_iceberg.py": """sinks.iceberg.columns sinks.iceberg.partitions sinks.iceberg.sink
         sinks.iceberg.table""",
+    "ui/api/test_answering.py": """ui.api.openapi ui.api.routes ui.api.schemas ui.facts.compare ui.facts.copies
+        ui.facts.epochs ui.facts.flows ui.facts.limits ui.facts.now ui.facts.plans ui.facts.sources ui.facts.steps
+        ui.facts.waiting""",
     "storage/test_contract.py": "storage.owned storage.seam storage.spread",
     "storage/test_deltas.py": "storage.connect storage.deltas.delta storage.sqlite.execution_deltas",
     "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe

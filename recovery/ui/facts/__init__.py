@@ -1,7 +1,7 @@
 """What each page of `recovery ui` shows, and each route under /api/ answers, as JSON values.
 
-Each module has one function for each page, which takes a `Flow` (`flows`) and returns a dict. The values come from the
-functions that the commands' --json prints; nothing is computed a second time here. Every function only reads, raises
+Each module has one function for each page, which takes a `ShownFlow` (`flows`) and returns a dict. The values come from
+the functions behind the commands' --json; nothing is computed a second time here. Every function only reads, raises
 only errors of `recovery.errors`, and is bounded in rows, bytes and time (`limits`).
 
     now.flow_facts            status --json, with the rate of rows, the newest micro-batch and advice

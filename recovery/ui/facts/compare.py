@@ -10,13 +10,13 @@ from recovery.operational.steps.comparison import KeyDifference, diff_snapshots
 from recovery.operators.held import operators_in
 from recovery.planning.comparing import ABSENT, Comparison
 from recovery.storage.snapshot import Snapshot
-from recovery.ui.facts.flows import Flow
+from recovery.ui.facts.flows import ShownFlow
 from recovery.ui.facts.limits import check_time, rows_wanted, shown_value
 
 
 def compare_facts(
-    flow: Flow,
-    other: Flow | None = None,
+    flow: ShownFlow,
+    other: ShownFlow | None = None,
     *,
     epoch_a: int | None = None,
     epoch_b: int | None = None,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from recovery.planning.measures import Measure
-from recovery.ui.facts.flows import Flow, Look
+from recovery.ui.facts.flows import Look, ShownFlow
 from recovery.ui.facts.limits import page_of
 
 
-def copy_facts(flow: Flow, *, after: int | None = None, limit: int | None = None) -> dict[str, Any]:
+def copy_facts(flow: ShownFlow, *, after: int | None = None, limit: int | None = None) -> dict[str, Any]:
     """Return {"last_backup", "replica", "standby", "hydrating", "origins", "loss", "place"}; but for the last two as in
     `status --json`.
 

@@ -14,7 +14,7 @@ from recovery.planning.lanes import Lane
 from recovery.planning.measures import Measure, measure_json
 from recovery.planning.values import ClosedEpoch
 from recovery.report.facts import lanes_of
-from recovery.ui.facts.flows import Flow, Look
+from recovery.ui.facts.flows import Look, ShownFlow
 from recovery.ui.facts.limits import rows_wanted
 
 SHOWN_RUNS = 20
@@ -34,7 +34,7 @@ class _Known(NamedTuple):
         return 0 if self.measure is None else self.measure.measured_ms
 
 
-def epoch_facts(flow: Flow, *, before: str | None = None, limit: int | None = None) -> dict[str, Any]:
+def epoch_facts(flow: ShownFlow, *, before: str | None = None, limit: int | None = None) -> dict[str, Any]:
     """Return a range of the epochs, the newest first: {"epochs": […], "next", "executions", "runs", "backup",
     "replica"}. before: the `next` of the page before.
 
@@ -103,7 +103,7 @@ def _lane(lane: Lane) -> dict[str, Any]:
     }
 
 
-def _runs(flow: Flow, look: Look) -> list[dict[str, Any]]:
+def _runs(flow: ShownFlow, look: Look) -> list[dict[str, Any]]:
     """Return the newest runs; none if they cannot be read, which is said by the commands that check documents."""
     try:
         history = RunHistory(documents_of(look.store, flow.clock, RetryPolicy()), flow.clock)

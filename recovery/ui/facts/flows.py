@@ -71,7 +71,7 @@ class Look:
         return snapshot_of(self.gathered.found, self.store.reader, self.store.directory, epoch)
 
 
-class Flow:
+class ShownFlow:
     """One flow: its name, and the look that its requests share. Any thread may call it."""
 
     def __init__(self, name: str, source: FlowSource, clock: Clock | None = None) -> None:
@@ -190,22 +190,22 @@ class Flows:
         read."""
         if not sources:
             raise ConfigurationError("no directory is given", cause="", remedy="Name at least one recovery directory.")
-        self._flows: dict[str, Flow] = {}
+        self._flows: dict[str, ShownFlow] = {}
         for source in sources:
             base = source.directory.absolute().name or "flow"
             name, number = base, 1
             while name in self._flows:
                 number += 1
                 name = f"{base}-{number}"
-            self._flows[name] = Flow(name, source, clock)
+            self._flows[name] = ShownFlow(name, source, clock)
 
-    def __iter__(self) -> Iterator[Flow]:
+    def __iter__(self) -> Iterator[ShownFlow]:
         return iter(self._flows.values())
 
     def __len__(self) -> int:
         return len(self._flows)
 
-    def named(self, name: str | None) -> Flow:
+    def named(self, name: str | None) -> ShownFlow:
         """Return a flow; None: the only one. Raises StateNotFoundError with the names that there are."""
         if name is None and len(self._flows) == 1:
             return next(iter(self._flows.values()))
@@ -226,7 +226,7 @@ class Flows:
             flow.release()
 
 
-def _line(flow: Flow) -> dict[str, Any]:
+def _line(flow: ShownFlow) -> dict[str, Any]:
     """Return one flow in the list of all."""
     named = {"name": flow.name, "directory": str(flow.source.directory)}
     try:

@@ -12,7 +12,7 @@ from recovery.operational.steps.step_history import History, Version, content, k
 from recovery.operational.targets import StepTarget
 from recovery.planning.comparing import ABSENT
 from recovery.storage.snapshot import Snapshot
-from recovery.ui.facts.flows import Flow, Look
+from recovery.ui.facts.flows import Look, ShownFlow
 from recovery.ui.facts.limits import MOST_PAGE_BYTES, MOST_ROWS, is_half_over, rows_wanted, shown_value
 
 ATTEMPTS = 5
@@ -21,7 +21,7 @@ ATTEMPTS = 5
 T = TypeVar("T")
 
 
-def key_facts(flow: Flow, step: str, key: str, *, epoch: int | None = None) -> dict[str, Any]:
+def key_facts(flow: ShownFlow, step: str, key: str, *, epoch: int | None = None) -> dict[str, Any]:
     """Return the state of a key at an epoch, None: the newest: {"step", "key", "found", "state": {"value",
     "value_bytes", "is_cut", "timeout_ms", "epoch"}}. state.epoch: the epoch that wrote the value; state: None if the
     key has none. Costs a search. Raises EpochNotHeldError, and StateNotFoundError for a step without any state."""
@@ -39,7 +39,7 @@ def key_facts(flow: Flow, step: str, key: str, *, epoch: int | None = None) -> d
     return _reading(flow, epoch, read)
 
 
-def history_facts(flow: Flow, step: str, key: str, *, with_input: bool = True) -> dict[str, Any]:
+def history_facts(flow: ShownFlow, step: str, key: str, *, with_input: bool = True) -> dict[str, Any]:
     """Return what `history --json --input` prints, the newest `MOST_ROWS` versions of it: {"step", "key",
     "oldest_epoch", "newest_epoch", "versions", "left_out"}. The value of a version is shown as in `key_facts`. Raises
     StateNotFoundError for a step or key without any version."""
@@ -84,7 +84,7 @@ class _Place(NamedTuple):
 
 
 def page_facts(
-    flow: Flow,
+    flow: ShownFlow,
     step: str,
     *,
     prefix: str = "",
@@ -142,7 +142,7 @@ def after_prefix(prefix: str) -> str | None:
     return None
 
 
-def _reading(flow: Flow, epoch: int | None, read: Callable[[Look, Snapshot], T]) -> T:
+def _reading(flow: ShownFlow, epoch: int | None, read: Callable[[Look, Snapshot], T]) -> T:
     """Read at an epoch, None: the newest. If a run collects the newest epoch meanwhile, the next one counts; an epoch
     that the look does not know may have been closed since."""
     look = flow.look()

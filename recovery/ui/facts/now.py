@@ -6,13 +6,13 @@ from typing import Any
 
 from recovery.planning.measures import Measure
 from recovery.report.facts import advice_of
-from recovery.ui.facts.flows import Flow, Look
+from recovery.ui.facts.flows import Look, ShownFlow
 from recovery.ui.facts.limits import page_of
 
 SHOWN_EXECUTIONS = 10
 
 
-def flow_facts(flow: Flow) -> dict[str, Any]:
+def flow_facts(flow: ShownFlow) -> dict[str, Any]:
     """Return what `status --json` prints, with the newest executions only and without the list of partitions, which
     `partition_facts` has; besides:
 
@@ -43,7 +43,7 @@ def _rate(look: Look, newest: Measure | None) -> dict[str, float | None]:
     return {"epoch_s": seconds, "rows_per_s": newest.input_rows / seconds if seconds > 0 else None}
 
 
-def partition_facts(flow: Flow, *, after: int | None = None, limit: int | None = None) -> dict[str, Any]:
+def partition_facts(flow: ShownFlow, *, after: int | None = None, limit: int | None = None) -> dict[str, Any]:
     """Return a range of the partitions as `status --json` prints them: {"partitions": […], "next"}. after: the number
     of the last one on the page before."""
     look = flow.look()

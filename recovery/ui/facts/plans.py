@@ -7,12 +7,12 @@ from typing import Any
 
 from recovery.planning.values import FoundFile
 from recovery.report.plan import PlanFacts
-from recovery.ui.facts.flows import Flow
+from recovery.ui.facts.flows import ShownFlow
 from recovery.ui.facts.limits import page_of
 
 
 def plan_facts(
-    flow: Flow,
+    flow: ShownFlow,
     *,
     lost: Collection[int] = (),
     resume_after: int | None = None,

@@ -11,11 +11,11 @@ from recovery.base.reserved import SINK_STEP
 from recovery.errors import EpochNotHeldError
 from recovery.operational.steps.epoch_input import epoch_input, position_of
 from recovery.sinks.delivery import NOTE_KEY
-from recovery.ui.facts.flows import Flow
+from recovery.ui.facts.flows import ShownFlow
 from recovery.ui.facts.limits import shown_value
 
 
-def source_facts(flow: Flow) -> dict[str, Any]:
+def source_facts(flow: ShownFlow) -> dict[str, Any]:
     """Return {"sources": […], "input", "lag", "sink"} as of the newest epoch.
 
     sources: {"source", "position"}: the number of the source in the plan, and its position as Spark records it. input:

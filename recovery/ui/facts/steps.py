@@ -7,7 +7,7 @@ from typing import Any
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.planning.measures import Measure
 from recovery.report.facts import largest
-from recovery.ui.facts.flows import Flow, Look
+from recovery.ui.facts.flows import Look, ShownFlow
 
 POINTS = 100
 """The most points of growth of a step."""
@@ -16,7 +16,7 @@ LARGEST_OF = 200_000
 LARGEST = 10
 
 
-def step_facts(flow: Flow) -> dict[str, Any]:
+def step_facts(flow: ShownFlow) -> dict[str, Any]:
     """Return {"steps": […], "operators": […]}.
 
     steps: {"step", "declaration", "keys", "bytes", "growth", "quarantine", "largest"}. declaration: as in `status

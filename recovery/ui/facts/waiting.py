@@ -8,7 +8,7 @@ from recovery.operational.backends.owned import documents_of
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.manager import StateManager
 from recovery.operational.steps.quarantine import Wanted, entries_of, entry_json
-from recovery.ui.facts.flows import Flow
+from recovery.ui.facts.flows import ShownFlow
 from recovery.ui.facts.limits import MOST_PAGE_BYTES, check_time, page_of, size_of
 
 MOST_ENTRIES = 20
@@ -16,7 +16,7 @@ MOST_ENTRIES = 20
 
 
 def quarantine_facts(
-    flow: Flow,
+    flow: ShownFlow,
     *,
     step: str | None = None,
     key: str | None = None,
@@ -41,14 +41,14 @@ def quarantine_facts(
     return flow.answer(look, {"keys": rows, "count": len(found), "next": following, "entries": entries}, at.cut)
 
 
-def owner_facts(flow: Flow) -> dict[str, Any]:
+def owner_facts(flow: ShownFlow) -> dict[str, Any]:
     """Return {"owners", "replaced", "notes"}: as in `status --json`, and which copies were not used."""
     look = flow.look()
     facts = {"owners": look.status["owners"], "replaced": look.status["replaced"], "notes": list(look.store.notes)}
     return flow.answer(look, facts)
 
 
-def mark_facts(flow: Flow, *, after: int | None = None, limit: int | None = None) -> dict[str, Any]:
+def mark_facts(flow: ShownFlow, *, after: int | None = None, limit: int | None = None) -> dict[str, Any]:
     """Return a range of what `hwm list --json` prints: {"marks": […], "count", "next"}."""
     look = flow.look()
     backend = documents_of(look.store, flow.clock, RetryPolicy())

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from recovery.errors import ConfigurationError, EpochNotHeldError, RecoveryError, StateNotFoundError, UnknownStepError
 from recovery.storage.verify import damage_behind
-from recovery.ui.facts.flows import Flow, Flows
+from recovery.ui.facts.flows import Flows, ShownFlow
 from recovery.ui.facts.limits import one_request
 from recovery.ui.pages.rendering import Links, environment, static_file
 from recovery.ui.pages.views import VIEWS, Asked, Query, View
@@ -97,7 +97,7 @@ class Pages:
     def _list(self) -> Made:
         return Made(self._render("flows.html", title="Flows", facts=self._flows.list_facts()))
 
-    def _draw(self, view: View, flow: Flow, query: Query) -> Made:
+    def _draw(self, view: View, flow: ShownFlow, query: Query) -> Made:
         around = {"title": view.title, "flow": flow.name, "view": view, "views": VIEWS, "query": query}
         try:
             with one_request():

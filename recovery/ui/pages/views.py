@@ -11,7 +11,7 @@ from recovery.errors import ConfigurationError, StateNotFoundError
 from recovery.ui.facts.compare import compare_facts
 from recovery.ui.facts.copies import copy_facts
 from recovery.ui.facts.epochs import epoch_facts
-from recovery.ui.facts.flows import Flow, Flows
+from recovery.ui.facts.flows import Flows, ShownFlow
 from recovery.ui.facts.keys import history_facts, key_facts, page_facts
 from recovery.ui.facts.now import flow_facts, partition_facts
 from recovery.ui.facts.plans import plan_facts
@@ -63,7 +63,7 @@ def _number(text: str, name: str) -> int:
 class Asked:
     """What a reader asks for: a flow, the flows beside it, the query, and how links are made."""
 
-    flow: Flow
+    flow: ShownFlow
     flows: Flows
     query: Query
     links: Links

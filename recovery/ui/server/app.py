@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from recovery.ui.api.app import api_routes
 from recovery.ui.facts.flows import Flows
 from recovery.ui.pages.app import Pages
 from recovery.ui.server.admission import Admission
@@ -23,5 +24,5 @@ def application(flows: Flows, admission: Admission) -> Starlette:
             return RedirectResponse(f"{admission.prefix}/", 303)
         return await admission.answer(request, pages.sign_in)
 
-    routes = [Route(SIGN_IN, sign_in, methods=["GET", "POST"]), *pages.routes()]
+    routes = [Route(SIGN_IN, sign_in, methods=["GET", "POST"]), *api_routes(flows), *pages.routes()]
     return Starlette(routes=routes, exception_handlers={HTTPException: pages.refused})
