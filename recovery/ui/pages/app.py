@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from recovery.errors import ConfigurationError, EpochNotHeldError, RecoveryError, StateNotFoundError, UnknownStepError
+from recovery.errors import RecoveryError, StateNotFoundError
 from recovery.storage.verify import damage_behind
 from recovery.ui.facts.flows import Flows, ShownFlow
 from recovery.ui.facts.limits import one_request
@@ -119,10 +119,3 @@ class Pages:
     @staticmethod
     def _html(made: Made) -> Response:
         return HTMLResponse(made.text.encode(errors="backslashreplace"), made.status)
-
-
-def status_of(error: RecoveryError) -> int:
-    """Return the HTTP status of a page that shows an error."""
-    if isinstance(error, ConfigurationError):
-        return 400
-    return 404 if isinstance(error, StateNotFoundError | EpochNotHeldError | UnknownStepError) else 500
