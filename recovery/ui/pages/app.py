@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from recovery.errors import RecoveryError, StateNotFoundError
 from recovery.storage.verify import damage_behind
+from recovery.ui.api.answering import status_of
 from recovery.ui.facts.flows import Flows, ShownFlow
 from recovery.ui.facts.limits import one_request
 from recovery.ui.pages.rendering import Links, environment, static_file
