@@ -37,6 +37,7 @@ LAYERS = (
     "ui.api",
     "ui.pages",
     "ui.server",
+    "ui.beside",
     "spark.clusters",
     "spark.jvm",
     "spark.steps",

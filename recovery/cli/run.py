@@ -47,6 +47,7 @@ FOR_FLOWS = {
     "kafka_group": "a pipeline closes no epochs",
     "replicate": "a pipeline closes no epochs",
     "replace_from": "the partitions of a lost owner come back by recovery restore --missing",
+    "ui": "recovery ui DIR shows its directory",
     "metrics_port": "`recovery runs` shows what a pipeline did",
 }
 """Options that a pipeline refuses, and why."""
