@@ -80,7 +80,7 @@ COVERED_BY = {
     "spark/test_kafka_sink.py": "sinks.kafka.rows",
     "sinks/test_iceberg.py": """sinks.iceberg.columns sinks.iceberg.partitions sinks.iceberg.sink
         sinks.iceberg.table""",
-    "ui/beside/test_process.py": "spark.run.parts.showing ui.beside.__main__ ui.beside.serving",
+    "ui/beside/test_process.py": "ui.beside.__main__ ui.beside.serving",
     "ui/api/test_answering.py": """ui.api.openapi ui.api.routes ui.api.schemas ui.facts.compare ui.facts.copies
         ui.facts.epochs ui.facts.flows ui.facts.limits ui.facts.now ui.facts.plans ui.facts.sources ui.facts.steps
         ui.facts.waiting""",
