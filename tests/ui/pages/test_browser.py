@@ -247,6 +247,9 @@ def test_a_live_flow(tmp_path, browser):
         tab.open("flows/db/plan?lost=1")
         assert problem["error"] in tab.text("#plan")
         assert problem["remedy"] in tab.text("#plan")
+        for name in ("db", "forked", "wider"):
+            for view in VIEWS:
+                assert view.below is not None or tab.open(f"flows/{name}/{view.name}").status == 200, view.name
         assert tab.problems() == []
         tab.page.close()
 
