@@ -208,7 +208,7 @@ def test_copies_at_a_place(make_store, tmp_path, pages):
 def test_partitions_at_an_owner(make_store, tmp_path):
     """The pages are those of files, with what the owner says of itself. A lost owner is an error on the page."""
     directory = make_store(2)
-    run_epochs(directory, 3, clock())
+    run_epochs(directory, 5, clock())
     token = token_file(tmp_path)
     here, there = spread(directory, [(0,), (1,)])
     owner = Served(there, token)
