@@ -75,8 +75,12 @@ def answer(flows: Flows, path: str, query: str = "") -> ApiResponse:
 
 def refused(error: RecoveryError) -> ApiResponse:
     """Return an error as an answer."""
-    found = (STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
-    return ApiResponse.of(next(found, 409), {"version": VERSION, **error.as_json()})
+    return ApiResponse.of(status_of(error), {"version": VERSION, **error.as_json()})
+
+
+def status_of(error: RecoveryError) -> int:
+    """Return HTTP's status for an error."""
+    return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 409)
 
 
 def _answered(flows: Flows, path: str, query: str) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from recovery.errors import ConfigurationError, EpochNotHeldError, RecoveryError, StateNotFoundError, UnknownStepError
+from recovery.errors import RecoveryError, StateNotFoundError
 from recovery.storage.verify import damage_behind
+from recovery.ui.api.answering import status_of
 from recovery.ui.facts.flows import Flows, ShownFlow
 from recovery.ui.facts.limits import one_request
 from recovery.ui.pages.rendering import Links, environment, static_file
@@ -29,14 +30,14 @@ AT_ONCE = 4
 """Pages that are made at the same time: the others wait, so a crowd cannot take all processors from a run."""
 
 
-class Made(NamedTuple):
+class DrawnPage(NamedTuple):
     """A page that was made: its HTML, and its status."""
 
     text: str
     status: int = 200
 
 
-class Pages:
+class FlowPages:
     """The pages about flows, as routes of an application."""
 
     def __init__(self, flows: Flows, prefix: str) -> None:
@@ -84,7 +85,7 @@ class Pages:
             raise HTTPException(404, error.found) from None
         return await self._made(request, partial(self._draw, view, flow, Query(request.query_params)))
 
-    async def _made(self, request: Request, make: Callable[[], Made]) -> Response:
+    async def _made(self, request: Request, make: Callable[[], DrawnPage]) -> Response:
         # The event loop has begun by now.
         self._limit = self._limit or anyio.CapacityLimiter(AT_ONCE)
         try:
@@ -94,10 +95,10 @@ class Pages:
             made = self._error_page(500, "The page could not be made. The log of the server says why.")
         return self._html(made)
 
-    def _list(self) -> Made:
-        return Made(self._render("flows.html", title="Flows", facts=self._flows.list_facts()))
+    def _list(self) -> DrawnPage:
+        return DrawnPage(self._render("flows.html", title="Flows", facts=self._flows.list_facts()))
 
-    def _draw(self, view: View, flow: ShownFlow, query: Query) -> Made:
+    def _draw(self, view: View, flow: ShownFlow, query: Query) -> DrawnPage:
         around = {"title": view.title, "flow": flow.name, "view": view, "views": VIEWS, "query": query}
         try:
             with one_request():
@@ -106,23 +107,16 @@ class Pages:
             found = error if isinstance(error, RecoveryError) else damage_behind(error)
             if found is None:
                 raise
-            return Made(self._render("error.html", **around, error=found.as_json()), status_of(found))
-        return Made(self._render(view.template, **around, **shown))
+            return DrawnPage(self._render("error.html", **around, error=found.as_json()), status_of(found))
+        return DrawnPage(self._render(view.template, **around, **shown))
 
     def _render(self, template: str, **shown: Any) -> str:
         return self._templates.get_template(template).render(**shown)
 
-    def _error_page(self, status: int, found: str) -> Made:
+    def _error_page(self, status: int, found: str) -> DrawnPage:
         shown = {"error": {"found": found, "path": None, "cause": "", "remedy": "", "error": None}}
-        return Made(self._render("alone.html", title="Not shown", **shown), status)
+        return DrawnPage(self._render("alone.html", title="Not shown", **shown), status)
 
     @staticmethod
-    def _html(made: Made) -> Response:
+    def _html(made: DrawnPage) -> Response:
         return HTMLResponse(made.text.encode(errors="backslashreplace"), made.status)
-
-
-def status_of(error: RecoveryError) -> int:
-    """Return the HTTP status of a page that shows an error."""
-    if isinstance(error, ConfigurationError):
-        return 400
-    return 404 if isinstance(error, StateNotFoundError | EpochNotHeldError | UnknownStepError) else 500

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from urllib.parse import parse_qs
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from recovery.ui.server import gate
 from recovery.ui.server.gate import is_secure
 from recovery.ui.server.signed_in import SignedIn, is_token
 
@@ -38,6 +40,7 @@ class Admission:
         given = form.get("token", [""])[0].strip().encode("latin-1", "replace")
         shown = next((token for token in tokens if is_token(given, [token])), None)
         if shown is None:
+            await asyncio.sleep(gate.GUESS_S)
             return page(onward, True)
         answer = RedirectResponse(f"{self.prefix}{onward}", 303)
         answer.headers["set-cookie"] = self._signed_in.cookie(shown, secure=is_secure(request))

@@ -10,14 +10,14 @@ from starlette.routing import Route
 
 from recovery.ui.api.app import api_routes
 from recovery.ui.facts.flows import Flows
-from recovery.ui.pages.app import Pages
+from recovery.ui.pages.app import FlowPages
 from recovery.ui.server.admission import Admission
 from recovery.ui.server.gate import SIGN_IN
 
 
 def application(flows: Flows, admission: Admission) -> Starlette:
     """Return the application that shows flows."""
-    pages = Pages(flows, admission.prefix)
+    pages = FlowPages(flows, admission.prefix)
 
     async def sign_in(request: Request) -> Response:
         if not admission.is_needed:

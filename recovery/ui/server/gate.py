@@ -7,6 +7,7 @@ to show the token or the cookie of who has signed in; a foreign page has neither
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Sequence
 from urllib.parse import quote
@@ -23,6 +24,8 @@ from recovery.ui.server.signed_in import SignedIn, is_token
 SIGN_IN = "/sign-in"
 STATIC = "/static/"
 API = "/api/"
+GUESS_S = 1.0
+"""After this time a wrong token is answered."""
 _HOST = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?", re.ASCII)
 
 
@@ -53,6 +56,8 @@ class Gate:
         # Starlette's routes match what follows root_path, and its links begin with it.
         scope = {**scope, "root_path": self._prefix, "path": f"{self._prefix}{path}"}
         refused = self._refused(scope, path)
+        if refused is not None and refused.status_code == 401:
+            await asyncio.sleep(GUESS_S)
         await (refused or self._app)(scope, receive, sent)
 
     def _path(self, path: str) -> str | None:
@@ -78,7 +83,7 @@ class Gate:
             return PlainTextResponse("this server answers no requests that pages of other sites make\n", 403)
         if not tokens or path == SIGN_IN or path.startswith(STATIC) or self._is_known(headers, tokens):
             return None
-        if path.startswith(API):
+        if path.startswith(API) or "authorization" in headers:
             return _unauthorized()
         asked = (scope.get("raw_path") or b"").decode("latin-1").removeprefix(self._prefix) or "/"
         query = scope["query_string"].decode("latin-1")

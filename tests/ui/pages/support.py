@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from recovery.storage.store import OwnerAccess
 from recovery.ui.facts.flows import Flows, FlowSource
 from recovery.ui.server.app import application
 from recovery.ui.server.service import UiService, UiSettings
 
+FILES = OwnerAccess()
 AXE = "node_modules/axe-core/axe.min.js"
 
 
 @contextmanager
-def served(*directories: Path, place: str | None = None, **settings):
+def served(*directories: Path, place: str | None = None, access: OwnerAccess = FILES, **settings):
     """The address of the pages of directories, until the block ends."""
-    flows = Flows([FlowSource(each, place=place) for each in directories])
+    flows = Flows([FlowSource(each, access, place) for each in directories])
     service = UiService(lambda admission: application(flows, admission), UiSettings(**settings), lambda _line: None)
     try:
         yield service.url

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 
 import httpx
 import pytest
@@ -13,7 +14,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from recovery.errors import ConfigurationError
-from recovery.ui.server import listening
+from recovery.ui.server import gate, listening
 from recovery.ui.server.admission import Admission
 from recovery.ui.server.headers import POLICY
 from recovery.ui.server.service import UiService, UiSettings
@@ -63,7 +64,8 @@ class Served:
 
 
 @pytest.fixture
-def serve():
+def serve(monkeypatch):
+    monkeypatch.setattr(gate, "GUESS_S", 0.0)
     made = []
 
     def start(**settings):
@@ -151,6 +153,18 @@ class TestWithAToken:
             assert found.text == "page a"
         for shown in ("Bearer wrong", f"Basic {TOKEN}", "Bearer", f"Bearer {TOKEN}x", "Bearer \xff"):
             assert client.get("/api/a", headers={"authorization": shown.encode("latin-1")}).status_code == 401
+
+    def test_guessing_takes_time(self, serve, token, monkeypatch):
+        """A wrong token is answered later; nobody else waits for that."""
+        client = serve(token_file=token).client()
+        monkeypatch.setattr(gate, "GUESS_S", 0.3)
+        for guess in (
+            lambda: client.get("/api/a", headers={"authorization": "Bearer wrong"}),
+            lambda: client.post("/sign-in", data={"token": "wrong"}),
+        ):
+            began_s = time.monotonic()
+            assert guess().status_code == 401
+            assert time.monotonic() - began_s >= 0.3
 
     def test_browsers_sign_in(self, serve, token):
         """And go on to the page that they asked for."""

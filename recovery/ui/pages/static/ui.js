@@ -1,5 +1,7 @@
 // Keeps a page up to date: fetches the same page again, and replaces the parts that differ.
 (() => {
+  const current = document.querySelector("nav.pages [aria-current]");
+  if (current) current.scrollIntoView({ block: "nearest", inline: "center" });
   const main = document.querySelector("main[data-every]");
   if (!main) return;
   const button = document.getElementById("watch");
