@@ -121,13 +121,13 @@ class ShownFlow:
     def _waiting(self, lock: threading.Lock) -> Iterator[None]:
         """Hold a lock while one caller reads what all wait for. Raises LookLimitError after `LOOK_S`, also for that
         caller."""
-        if not lock.acquire(timeout=LOOK_S):
-            raise LookLimitError("another look has not ended yet", path=self.source.directory)
-        try:
-            with limited(LOOK_S):
+        with limited(LOOK_S):
+            if not lock.acquire(timeout=LOOK_S):
+                raise LookLimitError("another look has not ended yet", path=self.source.directory)
+            try:
                 yield
-        finally:
-            lock.release()
+            finally:
+                lock.release()
 
     def _age_s(self, look: Look) -> float:
         return self.clock.elapsed_s() - look.ended_s
