@@ -20,6 +20,11 @@ class RunPages(Part):
         self._process = PagesProcess(config.path, at, access, dict(config.thresholds))
         self._is_over = False
 
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
     def ready(self) -> None:
         """Say where the pages are. Raises what `PagesProcess.ready` raises."""
         _say(f"pages at {self._process.ready()}")

@@ -3,20 +3,54 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import urllib.error
 import urllib.request
 
 import pytest
 
 from recovery import ConfigurationError, RecoveryConfig, init_partitions, start
+from recovery.base.clock import SystemClock
+from recovery.spark.run.parts.showing import RunPages
+from recovery.spark.run.prepare import Prepared
+from recovery.storage.store import OwnerAccess
 from tests.spark.support import totals_step
 from tests.stores import problems
+from tests.waiting import wait_until
 
 
 def ask(url: str) -> dict:
     with urllib.request.urlopen(url, timeout=60) as answer:
         return json.loads(answer.read())
+
+
+def test_a_run_that_is_prepared_has_its_pages(store_dir, capfd):
+    """Beside the lock of the directory; the end of the parts ends them. Nothing of Spark is needed."""
+    prepared = Prepared(RecoveryConfig(store_dir, ui=":0"), "flow", SystemClock())
+    try:
+        for part in prepared.parts:
+            part.ready()
+        [url] = re.findall(r"recovery: pages at (\S+)", capfd.readouterr().err)
+        assert ask(f"{url}api/flows/{store_dir.name}")["lock"]["purpose"] == "flow flow"
+    finally:
+        assert prepared.parts.end() is None
+    with pytest.raises(urllib.error.URLError):
+        ask(f"{url}api/flows")
+
+
+def test_pages_that_end_do_not_end_the_run(store_dir, capfd):
+    """The run says so once, with what shows the directory again."""
+    pages = RunPages(RecoveryConfig(store_dir), ":0", OwnerAccess())
+    try:
+        pages.ready()
+        os.kill(pages.pid, signal.SIGKILL)
+        wait_until(lambda: (pages.closed(), "has ended (signal 9)" in (said := capfd.readouterr().err), said)[1])
+        pages.closed()
+        assert capfd.readouterr().err == ""
+    finally:
+        pages.end(None)
 
 
 def test_a_run_shows_itself_until_it_ends(spark, feed, tmp_path, capfd):
