@@ -24,14 +24,15 @@ def is_stopped() -> bool:
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Stop the work of this thread after so many seconds: `is_stopped` then says so. Within another limit, the present
-    one counts."""
+    """Stop the work of this thread after so many seconds: `is_stopped` then says so. Within another limit, the inner
+    one counts, and its time does not count for the outer one."""
     before: float | None = getattr(_of_thread, "until_s", None)
-    _of_thread.until_s = time.monotonic() + seconds
+    began_s = time.monotonic()
+    _of_thread.until_s = began_s + seconds
     try:
         yield
     finally:
-        _of_thread.until_s = before
+        _of_thread.until_s = None if before is None else before + time.monotonic() - began_s
 
 
 def time_left_s() -> float | None:

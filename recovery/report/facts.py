@@ -52,6 +52,7 @@ class Facts:
     lag: what an epoch of the newest execution lacked of the input when its run last looked; None: there was no look.
     quarantine: what waits there, by step.
     waiting: what the run that has the directory waits for; None: there is no run, or it does not wait.
+    at: the newest snapshot that all partitions hold; None: no run can resume from the files.
     operator_count, operator_rows: Spark's own operators that have state, and the rows in it; None: not known of all.
     """
 
@@ -76,6 +77,7 @@ class Facts:
     waiting: Waiting | None = None
     owners: tuple[SeenOwner, ...] = ()
     quarantine: Mapping[str, WaitingRows] = field(default_factory=dict)
+    at: Snapshot | None = None
 
     @property
     def described(self) -> list[PartitionDescription]:
@@ -109,6 +111,7 @@ def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int, *, owners
     except RecoveryError as error:
         problem = error
     sizes, measures = _contents(store, found, problems)
+    at = None if plan is None else Snapshot.newest(plan, store.reader)
     operators, operator_rows = _operators(store, sizes, measures) if problem is None else (0, None)
     backup, replica = last_backup(home), last_replica(home)
     behind = _behind(replica, found, now_ms)
@@ -136,7 +139,8 @@ def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int, *, owners
         lag=_of_newest(last_input_lag(home), found),
         waiting=waiting,
         owners=tuple(owners),
-        quarantine={} if plan is None else _quarantine(store, plan, sizes, problems),
+        quarantine={} if at is None else _quarantine(at, sizes, problems),
+        at=at,
     )
     return replace(facts, health=_health(facts, targets))
 
@@ -163,14 +167,14 @@ def _health(facts: Facts, targets: Sequence[HealthTarget]) -> tuple[Finding, ...
 
 
 def _quarantine(
-    store: Store, plan: ResumePlan, sizes: Mapping[str, Mapping[str, StepSize] | None], problems: list[str]
+    at: Snapshot, sizes: Mapping[str, Mapping[str, StepSize] | None], problems: list[str]
 ) -> Mapping[str, WaitingRows]:
     """Return what waits in quarantine at the newest epoch, by step. Adds to `problems`."""
-    if plan.snapshot is None:
+    if not at.epoch:
         return {}
     named = (quarantined_step(step) for each in sizes.values() for step in each or ())
     try:
-        return steps_now(Snapshot.of(plan, plan.snapshot.cut, store.reader), filter(None, named))
+        return steps_now(at, filter(None, named))
     except EpochNotHeldError:
         # A run has closed the next epoch meanwhile; the next look shows what that has.
         return {}

@@ -17,7 +17,6 @@ from recovery.operators.held import operators_at
 from recovery.planning.explain import shown_path
 from recovery.planning.health import worst
 from recovery.planning.measures import StepSize, measure_json
-from recovery.planning.resume import common_cuts
 from recovery.planning.values import FoundFile
 from recovery.report.facts import Facts
 from recovery.storage.hydration import HydrationProgress, hydrating
@@ -43,12 +42,12 @@ def status_json(store: Store, gathered: Facts) -> dict[str, Any]:
     }
 
 
-def newest(store: Store, gathered: Facts) -> Snapshot:
+def newest(gathered: Facts) -> Snapshot:
     """Return the newest snapshot that all partitions held when they were read. Raises why no run could resume."""
-    if gathered.plan is None:
+    if gathered.at is None:
         assert gathered.problem is not None
         raise gathered.problem
-    return Snapshot.of(gathered.plan, max(common_cuts(gathered.plan.partitions)), store.reader)
+    return gathered.at
 
 
 def _directory(store: Store, gathered: Facts) -> dict[str, Any]:
@@ -112,7 +111,7 @@ def schemas_at(at: Snapshot) -> dict[str, Any]:
 
 def _read(store: Store, gathered: Facts, read: Callable[[Snapshot], T]) -> T | None:
     """Read something at the newest epoch. If a run collects that epoch meanwhile, the next epoch counts."""
-    at = newest(store, gathered)
+    at = newest(gathered)
     for left in reversed(range(READ_ATTEMPTS)):
         try:
             return read(at)

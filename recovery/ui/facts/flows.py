@@ -17,13 +17,13 @@ from recovery.planning.resume import Cut
 from recovery.planning.values import ClosedEpoch
 from recovery.report.facts import Facts, gather
 from recovery.report.status import newest, status_json
-from recovery.storage.snapshot import Snapshot, snapshot_of
+from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import OwnerAccess, Store
 from recovery.wire.looking import seen_owners
 
 VERSION = 1
 """The version of the answers: a later one may drop or change a field; a field that is added keeps the version."""
-LOOK_S = 60.0
+LOOK_S = 180.0
 """How long one look may take, and how long a request waits for it."""
 PLACE_S = 30.0
 """How long a list of backups serves."""
@@ -49,26 +49,27 @@ class FlowSource:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was read of a store at one time. status: what `status --json` prints. at: the newest snapshot that all
-    partitions hold; None: no run can resume, and `status` says why."""
+    """What was read of a store at one time. status: what `status --json` prints."""
 
     store: Store
     gathered: Facts
     status: Mapping[str, Any]
-    at: Snapshot | None
     took_s: float
     ended_s: float
 
     @property
+    def at(self) -> Snapshot | None:
+        """The newest snapshot that all partitions hold; None: no run can resume, and `status` says why."""
+        return self.gathered.at
+
+    @property
     def snapshot(self) -> Snapshot:
         """The newest snapshot. Raises the error for which no run can resume."""
-        return newest(self.store, self.gathered) if self.at is None else self.at
+        return newest(self.gathered)
 
     def at_epoch(self, epoch: int | None) -> Snapshot:
         """Return the snapshot of a held epoch; None: the newest. Raises EpochNotHeldError."""
-        if epoch is None:
-            return self.snapshot
-        return snapshot_of(self.gathered.found, self.store.reader, self.store.directory, epoch)
+        return self.snapshot if epoch is None else self.snapshot.at(epoch, self.store.directory)
 
 
 class ShownFlow:
@@ -120,13 +121,13 @@ class ShownFlow:
     def _waiting(self, lock: threading.Lock) -> Iterator[None]:
         """Hold a lock while one caller reads what all wait for. Raises LookLimitError after `LOOK_S`, also for that
         caller."""
-        if not lock.acquire(timeout=LOOK_S):
-            raise LookLimitError("another look has not ended yet", path=self.source.directory)
-        try:
-            with limited(LOOK_S):
+        with limited(LOOK_S):
+            if not lock.acquire(timeout=LOOK_S):
+                raise LookLimitError("another look has not ended yet", path=self.source.directory)
+            try:
                 yield
-        finally:
-            lock.release()
+            finally:
+                lock.release()
 
     def _age_s(self, look: Look) -> float:
         return self.clock.elapsed_s() - look.ended_s
@@ -139,9 +140,8 @@ class ShownFlow:
         seen = seen_owners(store.owners, self.clock)
         gathered = gather(store, self._targets, self.clock.wall_ms(), owners=seen)
         status = status_json(store, gathered)
-        at = None if gathered.plan is None else newest(store, gathered)
         ended_s = self.clock.elapsed_s()
-        return Look(store, gathered, status, at, ended_s - began_s, ended_s)
+        return Look(store, gathered, status, ended_s - began_s, ended_s)
 
     def answer(self, look: Look, facts: Mapping[str, Any], cut: Cut | None = None) -> dict[str, Any]:
         """Return facts with what every answer has: the version, the flow, the epoch that is shown and its age. cut: of

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.errors import ConfigurationError, EpochNotHeldError, StateNotFoundError
+from recovery.operational.steps.epoch_input import epoch_input
 from recovery.operational.steps.step_history import History, Version, content, key_history
 from recovery.operational.targets import StepTarget
 from recovery.planning.comparing import ABSENT
 from recovery.storage.snapshot import Snapshot
 from recovery.ui.facts.flows import Look, ShownFlow
-from recovery.ui.facts.limits import MOST_PAGE_BYTES, MOST_ROWS, is_half_over, rows_wanted, shown_value
+from recovery.ui.facts.limits import MOST_PAGE_BYTES, MOST_ROWS, check_time, is_half_over, rows_wanted, shown_value
 
+INPUTS = 50
+"""The most versions with what their epochs read: each takes some reads."""
 ATTEMPTS = 5
 """How often a newest epoch is looked for that a run then collects."""
 
@@ -39,19 +43,24 @@ def key_facts(flow: ShownFlow, step: str, key: str, *, epoch: int | None = None)
     return _reading(flow, epoch, read)
 
 
-def history_facts(flow: ShownFlow, step: str, key: str, *, with_input: bool = True) -> dict[str, Any]:
+def history_facts(flow: ShownFlow, step: str, key: str) -> dict[str, Any]:
     """Return what `history --json --input` prints, the newest `MOST_ROWS` versions of it: {"step", "key",
-    "oldest_epoch", "newest_epoch", "versions", "left_out"}. The value of a version is shown as in `key_facts`. Raises
-    StateNotFoundError for a step or key without any version."""
+    "oldest_epoch", "newest_epoch", "versions", "left_out"}. The value of a version is shown as in `key_facts`, and the
+    newest `INPUTS` versions have the input of their epochs. Raises StateNotFoundError for a step or key without any
+    version."""
 
     def read(look: Look, at: Snapshot) -> dict[str, Any]:
         target = StepTarget(look.store, step, flow.clock, at=at)
         try:
-            found = key_history(target, step, key, with_input=with_input, whole=False)
+            found = key_history(target, step, key, whole=False)
         except StateNotFoundError:
             _check_step(look, step)
             raise
-        return flow.answer(look, _history(found), at.cut)
+        versions = list(found.versions)
+        for number in range(max(0, len(versions) - INPUTS), len(versions)):
+            check_time()
+            versions[number] = replace(versions[number], input=epoch_input(at, versions[number].epoch))
+        return flow.answer(look, _history(replace(found, versions=tuple(versions))), at.cut)
 
     return _reading(flow, None, read)
 
