@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from recovery.errors import ConfigurationError, StateNotFoundError
@@ -194,8 +193,8 @@ def _owners(asked: Asked) -> Mapping[str, Any]:
     }
 
 
-def _only_facts(facts: Callable[..., Mapping[str, Any]], asked: Asked) -> Mapping[str, Any]:
-    return {"facts": facts(asked.flow)}
+def _sources(asked: Asked) -> Mapping[str, Any]:
+    return {"facts": source_facts(asked.flow)}
 
 
 def _copies(asked: Asked) -> Mapping[str, Any]:
@@ -216,7 +215,7 @@ VIEWS = (
     View("keys", "Keys", "keys.html", _keys, below="steps"),
     View("key", "A key", "key.html", _key, every_ms=5000),
     View("compare", "Compare", "compare.html", _compare),
-    View("sources", "Input and output", "sources.html", partial(_only_facts, source_facts), every_ms=5000),
+    View("sources", "Input and output", "sources.html", _sources, every_ms=5000),
     View("copies", "Copies", "copies.html", _copies, every_ms=10_000),
     View("plan", "Plan", "plan.html", _plan, every_ms=10_000),
     View("quarantine", "Quarantine", "quarantine.html", _quarantine, every_ms=10_000),

@@ -5,14 +5,24 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from urllib.parse import quote
 
 import httpx
+import msgspec
 import pytest
 
+from recovery.backup.note import LastBackup, LastReplaced, LastReplica, Waiting
 from recovery.cli import main
+from recovery.operational.steps.epoch_input import FileRange, SourceInput
+from recovery.operational.steps.quarantine import WaitingKey, WaitingRows
+from recovery.planning.lag import InputLag, SourceLag
+from recovery.planning.sink_work import SinkWork
+from recovery.storage.origin import Origin
 from recovery.storage.store import OwnerAccess, Store
+from recovery.ui.pages import views
 from recovery.ui.pages.views import VIEWS
+from recovery.values.quarantine import KeyNote
 from tests.owner.served import Served, spread, token_file
 from tests.report.support import STARTED_MS, clock, long_history, run_epochs
 from tests.report.test_page import EVIL, Page
@@ -170,6 +180,53 @@ def test_a_field_shows_what_it_sends(make_store, pages):
         attributes = page.attributes
         place = attributes.index(("name", "key"))
         assert dict(attributes[place : place + 3])["value"] == sent
+
+
+ROWS = WaitingRows(keys=2, rows=3, since_ms=STARTED_MS, replays=True)
+RARE = {
+    "waiting": msgspec.to_builtins(Waiting(execution=1, since_ms=STARTED_MS, what="for executors <b>")),
+    "replica": {**msgspec.to_builtins(LastReplica("s3://b", 3, 1, STARTED_MS, "no route <b>", STARTED_MS)),
+                "lag_epochs": 2, "lag_s": 20.0},
+    "last_backup": msgspec.to_builtins(LastBackup(STARTED_MS, 3, "/copies<b>", chain=4)),
+    "replaced": msgspec.to_builtins(LastReplaced(STARTED_MS, 3, "/p", ["h1:1"], {"part-0.sqlite3": "h2:1"}, 1)),
+    "origins": [Origin("fork", "s", 1, STARTED_MS, 2, "/from<b>").as_json()],
+    "lag": InputLag(
+        execution=1, epoch=3, seen_ms=STARTED_MS, group="g", problem="refused <b>",
+        sources=(SourceLag(source="b:9092", topic="t<b>", unit="record", behind=3, seconds=2.0, most="1"),),
+    ).as_json(),
+    "quarantine": {"step<b>": asdict(ROWS)},
+    "links": {"part-0.sqlite3": "/disk<b>"},
+    "unreadable": ["part-9: <b>"],
+    "standby": {"source": "/place<b>", "backup": "b", "epoch": 3, "closed_ms": STARTED_MS, "incomplete": []},
+    "hydrating": [{"file": "part-0.sqlite3", "from": "s3://b<b>", "there_bytes": 1, "total_bytes": 2}],
+    "lock": {"pid": 1, "host": "h<b>"}, "running_since_ms": STARTED_MS,
+    "input": [SourceInput("0", (FileRange("/logs<b>", 0, 5),)).as_json(), SourceInput("1", None).as_json()],
+    "sink": {"note": {"value": {"a": "<b>"}, "value_bytes": 9, "is_cut": False},
+             "work": msgspec.to_builtins(SinkWork(staged=2))},
+    "keys": [WaitingKey("step", "key<b>", KeyNote(3, 0, 1, STARTED_MS, "ValueError: <b>"), True).as_json()],
+    "entries": [{"step": "step", "key": "k", "number": 0, "batch": 4, "at_ms": STARTED_MS, "attempts": 2,
+                 "timed_out": False, "error": {"message": "<b>"}, "rows": [{"value": "<b>"}]}],
+    "notes": ["a copy <b>"],
+}  # fmt: skip
+"""Facts that a small store does not have, as their own classes write them."""
+
+
+def test_rare_facts(make_store, pages, monkeypatch):
+    """Each page has a place for them, and their text stays text."""
+    directory = make_store(2)
+    run_epochs(directory, 3, clock())
+    for name in ("flow_facts", "source_facts", "copy_facts", "owner_facts", "quarantine_facts"):
+        whole = getattr(views, name)
+
+        def more(flow, *arguments, whole=whole, **options):
+            facts = whole(flow, *arguments, **options)
+            return {**facts, **{key: value for key, value in RARE.items() if key in facts}}
+
+        monkeypatch.setattr(views, name, more)
+    client = pages(directory)
+    for name, rare in (("", 10), ("copies", 5), ("sources", 4), ("owners", 1), ("quarantine", 4)):
+        page = client.get(f"flows/{directory.name}/{name}")
+        assert page.text.count("<b>") >= rare, (name, page.text)
 
 
 ODD_QUERIES = (
