@@ -47,7 +47,7 @@ class Setting:
 
     interval_s: of its snapshots; None: without recovery. Spark's own state stores write every micro-batch.
     backup_s: how long ours and Bytewax keep what is superseded. replicates: ours ships each closed epoch.
-    partitions: of a recovery directory; None: as many as cores.
+    partitions: of a recovery directory; None: as many as cores. pages: of the flow that are open.
     """
 
     interval_s: float | None = 10
@@ -56,6 +56,7 @@ class Setting:
     partitions: int | None = None
     driver_memory: str = "4g"
     replicates: bool = False
+    pages: int = 0
 
 
 def contender(name: str, lines: keyed_lines.KeyedLines, setting: Setting, work: Path, label: str = "") -> Contender:
@@ -82,6 +83,7 @@ def contender(name: str, lines: keyed_lines.KeyedLines, setting: Setting, work: 
         "function": variant in ("function", "readme"),
         "step": variant if variant in ("arrow", "aggregate", "quarantine") else "python",
         "owners": 2 if variant == "owners" else 0,
+        "pages": setting.pages,
         "rocksdb": variant in ("rocksdb", "java"),
         "java": variant == "java",
         "classes": spark_java.compiled(python, work / "classes") if variant == "java" else None,

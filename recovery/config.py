@@ -256,6 +256,12 @@ class RecoveryConfig:
         "The address at which to serve metrics.",
         "--metrics-host", variable="RECOVERY_METRICS_HOST",
     )  # fmt: skip
+    ui: str | None = setting(
+        None,
+        "Serve [pages and JSON](ui.md#beside-a-run) about the run at this address of the loopback interface, from a "
+        "process that ends with the run; port 0: a free one.",
+        "--ui", form="[HOST]:PORT",
+    )  # fmt: skip
     state_backend: str | None = setting(
         None,
         "Where operational state and the [run history](operational-state.md#run-history) are: file://, s3://, azure:// "

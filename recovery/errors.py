@@ -8,6 +8,7 @@ RecoveryError                     10
 ├── HistoryLossError              15  a shorter backup interval than the last run's
 ├── RewindRepeatedError           16  the same rewind a second time
 ├── QuarantineError               17  more rows would wait in quarantine than may, or some for a step without one
+├── LookLimitError                18  a look would read for longer than it may
 ├── NoPartitionsError             20
 ├── MissingPartitionsError        21
 ├── InconsistentPartitionsError   22
@@ -223,6 +224,15 @@ class QuarantineError(RecoveryError):
     default_remedy = (
         "See what failed: python -m recovery quarantine list DIR. Correct the step, or give a larger --quarantine."
     )
+
+
+class LookLimitError(RecoveryError):
+    """A look, such as a request to `recovery ui`, would read for longer than it may; it changed nothing."""
+
+    exit_code = 18
+    restart = True
+    default_cause = "There is much to read, or the machine is busy. Each look is bounded, so that none slows a run."
+    default_remedy = "Ask for less (a step, a prefix, fewer rows), or run the command that has no such limit."
 
 
 class NoPartitionsError(RecoveryError):

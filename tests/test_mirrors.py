@@ -81,6 +81,10 @@ COVERED_BY = {
     "spark/test_kafka_sink.py": "sinks.kafka.rows",
     "sinks/test_iceberg.py": """sinks.iceberg.columns sinks.iceberg.partitions sinks.iceberg.sink
         sinks.iceberg.table""",
+    "ui/beside/test_process.py": "ui.beside.__main__ ui.beside.serving",
+    "ui/api/test_answering.py": """ui.api.openapi ui.api.routes ui.api.schemas ui.facts.compare ui.facts.copies
+        ui.facts.epochs ui.facts.flows ui.facts.now ui.facts.plans ui.facts.sources ui.facts.steps
+        ui.facts.waiting""",
     "storage/test_contract.py": "storage.owned storage.seam storage.spread",
     "storage/test_deltas.py": """storage.connect storage.deltas.delta storage.deltas.touched
         storage.sqlite.execution_deltas""",
@@ -183,7 +187,10 @@ COVERED_BY = {
     "cli/test_config_options.py": "cli.option setting",
     "cli/test_output.py": "cli.common cli.init cli.output_errors cli.status",
     "operational/test_runs.py": "cli.runs host.processes",
-    "report/test_commands.py": "cli.advise cli.plan cli.report cli.verify report.lag",
+    "report/test_commands.py": "cli.advise cli.plan cli.report cli.verify report.lag report.plan report.status",
+    "ui/pages/test_app.py": "cli.ui ui.pages.drawing ui.pages.rendering ui.pages.views ui.server.app",
+    "ui/server/test_service.py": """ui.server.admission ui.server.gate ui.server.headers ui.server.listening
+        ui.server.prefix ui.server.signed_in""",
     "host/test_signals.py": "cli.signals",
     "host/test_durable.py": "cli.demo demo.story",
     "cli/test_reader_gone.py": "__main__",

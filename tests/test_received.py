@@ -139,6 +139,7 @@ ELSEWHERE = {
     "spark/steps/ticks.py": "a file in the run's private directory",
     "spark/tasks/retries.py": "a file in the run's private directory",
     "report/page.py": "a part of this package",
+    "ui/pages/rendering.py": "a part of this package",
     "spark/jvm/java_sources.py": "a part of this package",
     # The system's own files.
     "base/clock.py": "/proc", "host/identity.py": "/proc", "host/peers.py": "/proc", "host/processes.py": "/proc",

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from benchmarks.contenders.changed_rows import Changes
 from benchmarks.contenders.owners import serving
+from benchmarks.contenders.readers import watching
 from benchmarks.harness.processes import spent
 from recovery import (
     DiscardSink,
@@ -120,7 +121,8 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         flow = Flow(flow.name, flow.build, changes.write)
     spark = create_session(flow.name, master=arguments["master"], conf=arguments["conf"])
 
-    with serving(directory, arguments.get("owners", 0)) as reaching:
+    pages = arguments.get("pages", 0)
+    with watching(directory, pages) as looks, serving(directory, arguments.get("owners", 0)) as reaching:
         started_s = time.perf_counter()
         interval_s = arguments["interval_s"]
         config = None
@@ -153,6 +155,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         "snapshot_s": summary.snapshot_s,
         "replica": summary.replica,
         "shipping_s": shipping_s,
+        "looks": looks,
         "versions": found,
         "state_bytes": sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()),
     }

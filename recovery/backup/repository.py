@@ -34,6 +34,7 @@ import json
 from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from recovery.backup.catalog import Backup, Catalog, entries_of, exists, identity_of, read_manifest, stage
 from recovery.backup.heads import Heads
@@ -86,6 +87,46 @@ class Listing:
         those of all that its writer found."""
         newest = "" if self.newest is None else self.newest.id
         return [entry.name for entry in self.unreadable if identity_of(entry.name) > newest]
+
+    def as_json(self, shown: str) -> dict[str, Any]:
+        """Return the backups as JSON values. shown: how the place is named."""
+        return {
+            "destination": shown,
+            "backups": [manifest_json(manifest) for manifest in self.manifests],
+            "unfinished": [entry.name for entry in self.unreadable],
+            "unread": self.unread,
+            "lines": lines_json(self.lines),
+        }
+
+
+def manifest_json(manifest: Manifest) -> dict[str, Any]:
+    """Return a finished backup as JSON values."""
+    return {
+        "id": manifest.id,
+        "store_id": manifest.store_id,
+        "flow": manifest.flow_id,
+        "taken_ms": manifest.started_ms,
+        "finished_ms": manifest.finished_ms,
+        "epoch": manifest.epoch,
+        "term": manifest.term,
+        "partitions": len(manifest.copies),
+        "bytes": sum(copy.description.size_bytes for copy in manifest.copies),
+        "objects": [name for copy in manifest.copies for name, _ in copy.objects],
+    }
+
+
+def lines_json(lines: Sequence[Manifest]) -> list[dict[str, Any]]:
+    """Return the last backup of each line as JSON values; the last of them is the latest backup, which counts."""
+    return [
+        {
+            "backup": each.id,
+            "epoch": each.epoch,
+            "term": each.term,
+            "host": each.host,
+            "taken_ms": each.started_ms,
+        }
+        for each in lines
+    ]
 
 
 @dataclass(frozen=True, slots=True)

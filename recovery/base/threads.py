@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -17,7 +19,32 @@ _of_thread = threading.local()
 def is_stopped() -> bool:
     """Whether the caller no longer waits for this thread's work. Long work asks this from time to time."""
     stop: threading.Event | None = getattr(_of_thread, "stop", None)
-    return stop is not None and stop.is_set()
+    return (stop is not None and stop.is_set()) or is_late()
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Stop the work of this thread after so many seconds: `is_stopped` then says so. Within another limit, the inner
+    one counts, and its time does not count for the outer one."""
+    before: float | None = getattr(_of_thread, "until_s", None)
+    began_s = time.monotonic()
+    _of_thread.until_s = began_s + seconds
+    try:
+        yield
+    finally:
+        _of_thread.until_s = None if before is None else before + time.monotonic() - began_s
+
+
+def time_left_s() -> float | None:
+    """Return how many seconds of `limited` are left to this thread; None: its time is not limited."""
+    until_s: float | None = getattr(_of_thread, "until_s", None)
+    return None if until_s is None else until_s - time.monotonic()
+
+
+def is_late() -> bool:
+    """Whether the time of `limited` is over."""
+    left_s = time_left_s()
+    return left_s is not None and left_s <= 0
 
 
 def each(work: Callable[[T], R], items: Iterable[T], *, at_once: int, name: str) -> list[R]:

@@ -23,6 +23,7 @@ COMMANDS = {
     "diff": "diff",
     "advise": "advise:advise_command",
     "report": "report",
+    "ui": "ui",
     "gc": "gc",
     "backup": "backup",
     "restore": "restore",

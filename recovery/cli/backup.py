@@ -31,7 +31,7 @@ from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import ParsedType, option
 from recovery.cli.output_errors import of_output
 from recovery.cli.owners import looked_at, owner_options
-from recovery.cli.restore_output import lines_facts, lines_text
+from recovery.cli.restore_output import lines_text
 from recovery.cli.signals import answering
 from recovery.cli.tables import table
 from recovery.errors import BackupTargetError, ConfigurationError, NoBackupError, RecoveryError, StorageError
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     # These import Arrow, which other commands need not wait for.
     from recovery.backup.catalog import Catalog
     from recovery.backup.make import Made
-    from recovery.backup.manifest import Manifest
     from recovery.backup.repository import Listing, Pruned
     from recovery.backup.writer import Writer
     from recovery.places.protocol import Place
@@ -261,9 +260,11 @@ def _or_say_why(once: Callable[[], RecoveryError | None], as_json: bool) -> None
 
 
 def _made_facts(target: Place, made: Made, removed: Pruned | None, unpruned: RecoveryError | None) -> dict[str, Any]:
+    from recovery.backup.repository import manifest_json
+
     return {
         "destination": target.shown,
-        **_facts(made.manifest),
+        **manifest_json(made.manifest),
         "stored": made.stored,
         "changes_stored": made.linked,
         "unchanged": made.reused,
@@ -326,15 +327,7 @@ def _show(target: Place, listing: Listing, as_json: bool) -> None:
     if not listing.manifests and not listing.unreadable:
         _check_place(target)
     if as_json:
-        print_json(
-            {
-                "destination": target.shown,
-                "backups": [_facts(manifest) for manifest in listing.manifests],
-                "unfinished": [entry.name for entry in listing.unreadable],
-                "unread": listing.unread,
-                "lines": lines_facts(listing.lines),
-            }
-        )
+        print_json(listing.as_json(target.shown))
         return
     chains = any(copy.changes for manifest in listing.manifests for copy in manifest.copies)
     rows = [
@@ -377,18 +370,3 @@ def _check_place(target: Place) -> None:
             cause="This is a recovery directory, not a backup destination.",
             remedy="Name the destination that backups were written to.",
         )
-
-
-def _facts(manifest: Manifest) -> dict[str, Any]:
-    return {
-        "id": manifest.id,
-        "store_id": manifest.store_id,
-        "flow": manifest.flow_id,
-        "taken_ms": manifest.started_ms,
-        "finished_ms": manifest.finished_ms,
-        "epoch": manifest.epoch,
-        "term": manifest.term,
-        "partitions": len(manifest.copies),
-        "bytes": sum(copy.description.size_bytes for copy in manifest.copies),
-        "objects": [name for copy in manifest.copies for name, _ in copy.objects],
-    }

@@ -19,7 +19,6 @@ from recovery.cli.checkpoint_progress import CheckpointProgress
 from recovery.cli.common import Summaries, directory_argument, format_size, json_option, print_json, say
 from recovery.cli.operational import directory_and
 from recovery.cli.operators import (
-    operators_at,
     operators_text,
     print_state,
     session,
@@ -31,7 +30,7 @@ from recovery.cli.option import option
 from recovery.cli.owners import owner_options, store_at, store_to_read
 from recovery.cli.settings import settings_options
 from recovery.operators.exporting import ExportedCheckpoint, export
-from recovery.operators.held import held_files
+from recovery.operators.held import held_files, operators_at
 from recovery.operators.importing import Imported, import_checkpoint
 from recovery.storage.store import OwnerAccess
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from recovery.operational.steps.comparison import (
     positions,
 )
 from recovery.operators.choose import WantedState, choose_operator
-from recovery.operators.held import held_operators
+from recovery.operators.held import held_operators, operators_in
 from recovery.planning.comparing import ABSENT, Comparison
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import OwnerAccess
@@ -138,7 +138,7 @@ def diff(
             found = diff_snapshots(one, other, steps, pattern, comparison, every_key=every_key, observe=observe)
         else:
             found = opened.enter_context(_of_operator(a, b, one, other, wanted, comparison, pattern, conf))
-        uncompared = [] if steps or operator is not None else _operators(one, other)
+        uncompared = [] if steps or operator is not None else operators_in(one, other)
         if uncompared and not found.counts:
             raise _only_operators(uncompared, b.shown)
         write = opened.enter_context(differences_file(output))
@@ -147,12 +147,12 @@ def diff(
             if len(shown) < limit:
                 shown.append(each)
     if as_json:
-        print_json(_facts(a, b, found, shown, uncompared))
+        print_json(found.as_json(a.shown, b.shown, shown, uncompared))
     else:
         _say_found(a, b, found, shown, output, others=one.paths != other.paths)
         if uncompared:
             say(f"\nnot compared: Spark's own {_named(uncompared)}; --operator N compares one")
-    if _differ(found):
+    if found.differ:
         raise SystemExit(DIFFERENT)
 
 
@@ -164,24 +164,6 @@ def _as_files(a: Readable, b: Readable, access: OwnerAccess) -> tuple[Readable, 
 
 def _on(line: StatusLine) -> Observer:
     return lambda step, keys: line.show(one_line(f"{step}: {counted(keys, 'key')} read"))
-
-
-def _differ(found: Diff) -> bool:
-    return any(each.differ for each in found.counts.values())
-
-
-def _facts(
-    a: Readable, b: Readable, found: Diff, shown: Sequence[KeyDifference], uncompared: list[int]
-) -> dict[str, Any]:
-    return {
-        "a": {"directory": a.shown, "epoch": found.epoch_a}, "b": {"directory": b.shown, "epoch": found.epoch_b},
-        "equal": not _differ(found), "same_position": found.same_position,
-        "compared_since_epoch": found.since,
-        "sources": [each.as_json() for each in found.sources],
-        "steps": {step: _counts(each) for step, each in found.counts.items()},
-        "operators_not_compared": uncompared,
-        "differences": [each.as_json() for each in shown],
-    }  # fmt: skip
 
 
 def _say_found(
@@ -208,7 +190,7 @@ def _of_operator(
     conf: Mapping[str, str],
 ) -> Iterator[Diff]:
     """Compare one of Spark's own operators, in a session that ends with the context."""
-    there = one if wanted.operator in _operators(one) and wanted.operator not in _operators(other) else other
+    there = one if wanted.operator in operators_in(one) and wanted.operator not in operators_in(other) else other
     choose_operator(held_operators(there), wanted, there.epoch)
     counts = StepCounts()
     with session(conf) as spark:
@@ -218,11 +200,6 @@ def _of_operator(
         yield Diff(
             one.epoch, other.epoch, tuple(positions(one, other)), None, {f"operator {wanted.operator}": counts}, found
         )
-
-
-def _operators(*snapshots: Snapshot) -> list[int]:
-    """Return the numbers of Spark's own operators that have state in any of these snapshots."""
-    return sorted({each.number for at in snapshots for each in held_operators(at)})
 
 
 def _only_operators(numbers: list[int], shown: str) -> ConfigurationError:
@@ -267,11 +244,6 @@ def _excerpt(position: str | None, same: int) -> str:
     begin = 0 if len(position) <= MOST_CHARS else max(0, same - MOST_CHARS // 3)
     end = begin + MOST_CHARS
     return f"{'…' if begin else ''}{position[begin:end]}{'…' if end < len(position) else ''}"
-
-
-def _counts(counts: StepCounts) -> dict[str, Any]:
-    equal = {} if counts.equal is None else {"equal": counts.equal}
-    return {**equal, **{name.replace(" ", "_").lower(): count for name, count in counts.counts.items()}}
 
 
 def _table(counts: dict[str, StepCounts]) -> str:

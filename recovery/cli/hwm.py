@@ -14,8 +14,8 @@ from recovery.cli.operational import directory_and, open_state, state_options
 from recovery.cli.option import option
 from recovery.cli.tables import table
 from recovery.errors import StateNotFoundError, StateValueError
-from recovery.operational.marks import Mark, is_future
-from recovery.operational.values import dumps, loads, to_json
+from recovery.operational.marks import is_future
+from recovery.operational.values import dumps, loads
 
 # A value may begin with a minus.
 VALUES = {"ignore_unknown_options": True}
@@ -37,7 +37,7 @@ def list_(words: tuple[str, ...], pattern: str | None, environment: str, as_json
     directory, _ = directory_and(words, ())
     found = open_state(directory, environment).list_hwms(pattern)
     if as_json:
-        print_json([_facts(mark) for mark in found])
+        print_json([mark.as_json() for mark in found])
         return
     now = datetime.now(tz=UTC)
     rows = (
@@ -61,7 +61,7 @@ def get(words: tuple[str, ...], environment: str, as_json: bool) -> None:
             remedy="List what exists: python -m recovery hwm list DIR",
         )
     if as_json:
-        print_json(_facts(found[0]))
+        print_json(found[0].as_json())
     else:
         echo_json(dumps(found[0].value))
 
@@ -83,7 +83,7 @@ def set_(words: tuple[str, ...], force: bool, environment: str, as_json: bool) -
     if is_future(value, datetime.now(tz=UTC)):
         tell(f"the mark {key} is in the future: until then loads skip new rows")
     if as_json:
-        print_json(next(_facts(mark) for mark in state.list_hwms() if mark.key == key))
+        print_json(next(mark.as_json() for mark in state.list_hwms() if mark.key == key))
 
 
 @hwm.command()
@@ -122,17 +122,6 @@ def _is_too_great(text: str) -> bool:
         return text.lstrip("-")[:1].isdigit() and math.isinf(float(text))
     except ValueError:
         return False
-
-
-def _facts(mark: Mark) -> dict[str, Any]:
-    return {
-        "key": mark.key,
-        "value": to_json(mark.value),
-        "type": type(mark.value).__name__,
-        "changed_ms": mark.changed_ms,
-        "version": mark.version,
-        "pipeline": mark.pipeline,
-    }
 
 
 def _note(value: Any, now: datetime) -> str:

@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from msgspec import to_builtins
 
 from recovery.cli.common import format_size, print_json, say
 from recovery.cli.option import option
 from recovery.cli.owners import to_read
 from recovery.cli.tables import table
-from recovery.errors import ConfigurationError, RecoveryError, StateNotFoundError
+from recovery.errors import ConfigurationError, StateNotFoundError
 from recovery.operators.choose import WantedState, choose_operator
-from recovery.operators.held import held_measure, held_operators, held_schemas
+from recovery.operators.held import held_operators
 from recovery.planning.health import NOT_MEASURED, format_bytes
-from recovery.planning.measures import OperatorWork
-from recovery.storage.snapshot import Snapshot, snapshot_at
+from recovery.storage.snapshot import snapshot_at
 from recovery.storage.store import OwnerAccess
 
 if TYPE_CHECKING:
@@ -78,32 +76,6 @@ def session(conf: Mapping[str, str]) -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
-
-
-def operators_at(at: Snapshot) -> list[dict[str, Any]]:
-    """Return the stateful operators that have state in a snapshot, with the schemas of their stores or variables, their
-    number of rows and their work in the epoch; None if it is unknown."""
-    operators = held_operators(at)
-    measure, schemas = None, {}
-    if operators:
-        schemas = held_schemas(at)
-        # The numbers are for people; commands that check the files report damage.
-        with contextlib.suppress(RecoveryError, ValueError):
-            measure = held_measure(at, at.measures())
-    rows, native = (measure.operators, measure.native or {}) if measure is not None else ({}, {})
-    return [
-        {
-            **each.as_json(),
-            "schemas": schemas.get(each.number),
-            "rows": rows.get(each.number),
-            "work": _work(native.get(each.number)),
-        }
-        for each in operators
-    ]
-
-
-def _work(work: OperatorWork | None) -> dict[str, Any] | None:
-    return None if work is None else {**to_builtins(work), "update_latency_s": work.latency_s}
 
 
 def operators_text(operators: Sequence[Mapping[str, Any]]) -> str:

@@ -15,7 +15,7 @@ from recovery.base.printable import one_line
 from recovery.cli.common import say, tell
 from recovery.cli.config_options import config_option
 from recovery.cli.tables import table
-from recovery.planning.copies import Location
+from recovery.planning.copies import Location, copies_json
 from recovery.planning.owner_facts import SeenOwner
 from recovery.storage.copied import files_of
 from recovery.storage.store import OwnerAccess, Store
@@ -92,29 +92,9 @@ def to_read(directory: Path, access: OwnerAccess) -> Path:
     return click.get_current_context().with_resource(files_of(store_to_read(directory, access)))
 
 
-def shown_path(path: Path, directory: Path) -> str:
-    """Return a file's name; with its location if it is elsewhere."""
-    return path.name if path.parent == directory else str(path)
-
-
-def copies_facts(asked: Sequence[Location]) -> list[dict[str, Any]]:
-    """Return what each location has as plain values."""
-    return [
-        {
-            "location": location.name,
-            "file": each.path.name,
-            "store_id": each.store_id,
-            "execution": max((run.number for run in each.executions), default=0),
-            "newest_epoch": each.newest_epoch,
-        }
-        for location in asked
-        for each in location.partitions
-    ]
-
-
 def say_copies(asked: Sequence[Location]) -> None:
     """Print what each location has."""
-    facts = copies_facts(asked)
+    facts = copies_json(asked)
     rows = [
         (each["location"], each["file"], each["store_id"], each["execution"], each["newest_epoch"]) for each in facts
     ]

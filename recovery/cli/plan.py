@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -19,16 +17,16 @@ from recovery.cli.common import (
     tell_error,
 )
 from recovery.cli.config_options import rewind_options
-from recovery.cli.owners import copies_facts, owner_options, say_copies, say_links, shown_path, store_at
+from recovery.cli.owners import owner_options, say_copies, say_links, store_at
 from recovery.cli.tables import table
 from recovery.config import RecoveryConfig
 from recovery.errors import RecoveryError
-from recovery.operational.backends.owned import origins_of
-from recovery.operational.steps.input_again import input_again
-from recovery.planning.explain import Explanation, explain
+from recovery.planning.copies import copies_json
+from recovery.planning.explain import Explanation, shown_path
 from recovery.planning.going_back import after_text, discarded
-from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.planning.resume import ResumePlan
 from recovery.planning.values import FoundFile
+from recovery.report.plan import PlanFacts
 from recovery.storage.scan import links_of
 from recovery.storage.store import OwnerAccess, Store
 
@@ -50,40 +48,28 @@ def plan(
     """
     store = store_at(directory, access)
     found = _found(store, as_json)
-    files = explain(found, format_time)
     rewind_to = RecoveryConfig(directory, resume_after=resume_after, resume_epoch=resume_epoch).rewind_to
-    try:
-        planned = plan_resume(found, resume_epoch=rewind_to)
-    except RecoveryError as error:
-        if as_json:
-            print_json(
-                {**error.as_json(), "directory": str(directory), "files": [_facts(each, directory) for each in files]}
-            )
-        else:
-            say(_files_text(files, directory))
-            tell_error(error)
-        raise SystemExit(error.exit_code) from error
-    origins = origins_of(store)
-    again = None
-    # What cannot be read is the run's error, and the plan is of use without this.
-    with contextlib.suppress(RecoveryError):
-        again = input_again(store, planned)
+    facts = PlanFacts(store, found, rewind_to=rewind_to)
     if as_json:
-        print_json({
-            **_plan_facts(directory, planned, files), "unused": list(store.notes), "links": links_of(directory),
-            "reads_again": None if again is None else again.as_json(),
-            "origins": [each.as_json() for each in origins],
-        })  # fmt: skip
+        print_json(facts.as_json())
+    planned = facts.planned
+    if planned is None:
+        assert facts.problem is not None
+        if not as_json:
+            say(_files_text(facts.files, directory))
+            tell_error(facts.problem)
+        raise SystemExit(facts.problem.exit_code) from facts.problem
+    if as_json:
         return
     say(_summary(planned))
-    if again is not None:
-        say(one_line(again.text()))
-    for origin in origins:
+    if facts.again is not None:
+        say(one_line(facts.again.text()))
+    for origin in facts.origins:
         say(one_line(origin.text(format_time)))
     say_links(links_of(directory))
     say()
     notes = {v.path: v.note for v in planned.verdicts}
-    say(_files_text(files, directory, notes if rewind_to is not None else {}))
+    say(_files_text(facts.files, directory, notes if rewind_to is not None else {}))
     for note in store.notes:
         say(one_line(note))
 
@@ -96,7 +82,7 @@ def _found(store: Store, as_json: bool) -> list[FoundFile]:
         if not store.asked:
             raise
         if as_json:
-            print_json({**error.as_json(), "directory": str(store.directory), "files": copies_facts(store.asked)})
+            print_json({**error.as_json(), "directory": str(store.directory), "files": copies_json(store.asked)})
         else:
             say_copies(store.asked)
             tell_error(error)
@@ -135,42 +121,3 @@ def _files_text(files: Sequence[Explanation], directory: Path, notes: dict[Path,
     lines = [table(("file", "oldest", "newest", "closed", "verdict"), rows)]
     fixes = [one_line(f"{shown_path(each.path, directory)}: {each.fix}") for each in files if each.fix]
     return "\n".join([*lines, *([""] if fixes else []), *fixes])
-
-
-def _plan_facts(directory: Path, planned: ResumePlan, files: Sequence[Explanation]) -> dict[str, Any]:
-    snapshot, gone = planned.snapshot, discarded(planned)
-    verdicts = {v.path: v for v in planned.verdicts}
-    return {
-        "directory": str(directory),
-        "store_id": planned.store_id,
-        "flow": planned.flow_id,
-        "resume_epoch": planned.resume_epoch,
-        "resume_after": planned.resume_epoch - 1,
-        "discards": None if gone is None else gone.as_json(),
-        "after_batch": snapshot.batch_id if snapshot else None,
-        "closed_ms": snapshot.closed_ms if snapshot else None,
-        "execution": planned.execution_number,
-        "window": list(planned.window),
-        "files": [
-            {
-                **_facts(each, directory),
-                "behind": verdicts[each.path].behind,
-                "limits": verdicts[each.path].limits,
-                "note": verdicts[each.path].note,
-            }
-            for each in files
-        ],
-    }
-
-
-def _facts(each: Explanation, directory: Path) -> dict[str, Any]:
-    return {
-        "file": shown_path(each.path, directory),
-        "role": each.role.value,
-        "oldest_epoch": each.oldest,
-        "newest_epoch": each.newest_epoch,
-        "closed_ms": each.newest.closed_ms if each.newest else None,
-        "behind_ms": each.behind_ms,
-        "note": each.note,
-        "fix": each.fix,
-    }

@@ -85,7 +85,7 @@ def list_(directory: Path, wanted: Wanted, access: OwnerAccess, as_json: bool) -
     """
     found = wanted.keys(store_to_read(directory, access).at())
     if as_json:
-        print_json([_key_json(each) for each in found])
+        print_json([each.as_json() for each in found])
     elif not found:
         say("nothing is in quarantine")
     else:
@@ -255,7 +255,7 @@ def _done(
     chosen: Sequence[WaitingKey], epoch: Epoch | None, what: str, as_json: bool, more: dict[str, Any] | None = None
 ) -> None:
     if as_json:
-        print_json({**(more or {}), "epoch": epoch, "keys": [_key_json(each) for each in chosen]})
+        print_json({**(more or {}), "epoch": epoch, "keys": [each.as_json() for each in chosen]})
     elif not chosen:
         say("nothing of that is in quarantine")
     else:
@@ -274,7 +274,7 @@ def _tried_json(tried: TriedKey) -> dict[str, Any]:
         for each in tried.entries
     ]
     counts: dict[str, int] = {outcome: tried.rows(outcome) for outcome in OUTCOMES}
-    return {**_key_json(tried.key), **counts, "new_error": tried.error, "entries": entries}
+    return {**tried.key.as_json(), **counts, "new_error": tried.error, "entries": entries}
 
 
 def _tried_text(tried: Sequence[TriedKey]) -> str:
@@ -289,19 +289,6 @@ def _tried_text(tried: Sequence[TriedKey]) -> str:
     behind = f", {waits:,} behind those that fail" if waits else ""
     summary = f"of {_counts([each.key for each in tried])}, {passes:,} would pass and {fails:,} fail{behind}"
     return f"{table(('step', 'key', *OUTCOMES, 'error'), rows)}\n{summary}"
-
-
-def _key_json(each: WaitingKey) -> dict[str, Any]:
-    note = each.note
-    return {
-        "step": each.step,
-        "key": each.key,
-        "rows": note.rows,
-        "since_ms": note.since_ms,
-        "replays": each.replays,
-        "error": note.error,
-        "overdue_ms": note.overdue_ms,
-    }
 
 
 def _say_entry(entry: dict[str, Any]) -> None:

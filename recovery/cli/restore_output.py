@@ -94,6 +94,8 @@ def reads_facts(plan: RestorePlan, source: Source, lazy: bool) -> dict[str, Any]
 
 def plan_facts(plan: RestorePlan, source: Source, now_ms: int) -> dict[str, Any]:
     """Return the plan of a restore, for programs (`--json`)."""
+    from recovery.backup.repository import lines_json
+
     return {
         "source": source.shown,
         "store_id": plan.resume.store_id,
@@ -121,7 +123,7 @@ def plan_facts(plan: RestorePlan, source: Source, now_ms: int) -> dict[str, Any]
         ],
         "problems": source.problems,
         "unread": source.unread,
-        "lines": lines_facts(source.lines),
+        "lines": lines_json(source.lines),
     }
 
 
@@ -133,20 +135,6 @@ def lines_text(lines: Sequence[Manifest]) -> list[str]:
             f"{each.term}, holds what the latest backup {lines[-1].id} does not continue"
         )
         for each in lines[:-1]
-    ]
-
-
-def lines_facts(lines: Sequence[Manifest]) -> list[dict[str, Any]]:
-    """Return the last backup of each line for programs; the last of them is the latest backup, which counts."""
-    return [
-        {
-            "backup": each.id,
-            "epoch": each.epoch,
-            "term": each.term,
-            "host": each.host,
-            "taken_ms": each.started_ms,
-        }
-        for each in lines
     ]
 
 

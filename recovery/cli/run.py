@@ -53,6 +53,7 @@ FOR_FLOWS = {
     "if_new_input": "the nodes of a pipeline look for new rows themselves",
     "replicate": "a pipeline closes no epochs",
     "replace_from": "the partitions of a lost owner come back by recovery restore --missing",
+    "ui": "recovery ui DIR shows its directory",
     "metrics_port": "`recovery runs` shows what a pipeline did",
 }
 """Options that a pipeline refuses, and why."""

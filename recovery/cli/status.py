@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import msgspec
 
-from recovery.backup.note import last_replaced
-from recovery.backup.standby.document import facts_of
 from recovery.base.clock import SystemClock
 from recovery.base.intervals import format_interval
 from recovery.base.printable import one_line
-from recovery.base.reserved import DECLARATIONS_STEP, RESERVED_PREFIX, quarantined_step
 from recovery.base.wording import counted, listed
 from recovery.cli.common import (
     directory_argument,
@@ -28,26 +22,19 @@ from recovery.cli.common import (
     style,
 )
 from recovery.cli.config_options import threshold_option
-from recovery.cli.operators import operators_at, operators_text
-from recovery.cli.owners import owner_options, owners_text, say_links, shown_path, store_at
+from recovery.cli.operators import operators_text
+from recovery.cli.owners import owner_options, owners_text, say_links, store_at
 from recovery.cli.tables import table
-from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with_path
+from recovery.errors import with_path
 from recovery.host.processes import describe_holder
 from recovery.planning.going_back import after_text
 from recovery.planning.health import Finding, Level, parse_targets, worst
 from recovery.planning.lag import InputLag
-from recovery.planning.measures import StepSize, measure_json
 from recovery.planning.owner_facts import SeenOwner
-from recovery.planning.resume import plan_resume
 from recovery.planning.sink_work import SinkWork
-from recovery.planning.values import FoundFile
 from recovery.report.facts import Facts, gather
-from recovery.storage.hydration import HydrationProgress, hydrating
-from recovery.storage.lock import lock_holder
-from recovery.storage.scan import links_of
-from recovery.storage.snapshot import Snapshot
-from recovery.storage.store import OwnerAccess, Store
-from recovery.values.declaration import Declaration, shown
+from recovery.report.status import status_json
+from recovery.storage.store import OwnerAccess
 from recovery.wire.looking import seen_owners
 
 READ_ATTEMPTS = 5
@@ -70,14 +57,7 @@ def status(directory: Path, thresholds: dict[str, str], access: OwnerAccess, as_
     store, clock = store_at(directory, access), SystemClock()
     owners = seen_owners(store.owners, clock)
     gathered = gather(store, parse_targets(thresholds), clock.wall_ms(), owners=owners)
-    facts = {
-        **collect_status(store, list(gathered.found), gathered.sizes),
-        "origins": [each.as_json() for each in gathered.origins],
-        "standby": facts_of(directory),
-        "owners": [each.as_json() for each in owners],
-        "replaced": None if (found := last_replaced(directory)) is None else msgspec.structs.asdict(found),
-        **collect_health(gathered),
-    }
+    facts = status_json(store, gathered)
     if as_json:
         print_json(facts)
         return
@@ -210,118 +190,9 @@ def _say_hydration(parts: Sequence[Mapping[str, Any]]) -> None:
         say(f"a lazy restore has fetched {format_size(there)} of {format_size(total)} from {place}")
 
 
-def collect_status(
-    store: Store, found: list[FoundFile], sizes: Mapping[str, Mapping[str, StepSize] | None]
-) -> dict[str, Any]:
-    """Return all facts of a directory as plain values. `sizes`: the sizes of each file's steps, by file name."""
-    directory = store.directory
-    described = [file.description for file in found if file.description is not None]
-    facts: dict[str, Any] = {
-        "directory": str(directory),
-        "store_id": described[0].store_id if described else None,
-        "flow": next((d.flow_id for d in described if d.flow_id), None),
-        "lock": lock_holder(directory),
-        "links": links_of(directory),
-        "hydrating": [_progress(each) for each in hydrating(directory)],
-        "partitions": [_partition(store, file, sizes.get(file.path.name)) for file in found],
-        "resume_epoch": None,
-        "resume_after": None,
-        "window": [],
-        "steps": [],
-        "schemas": {},
-        "operators": [],
-        "executions": _executions(found),
-        "problem": None,
-    }
-    try:
-        plan = plan_resume(found)
-        facts["resume_epoch"], facts["window"] = plan.resume_epoch, list(plan.window)
-        facts["resume_after"] = plan.resume_epoch - 1
-        facts["operators"] = _read(store, operators_at) or []
-        facts["schemas"] = _read(store, _schemas) or {}
-    except RecoveryError as error:
-        facts["problem"] = error.as_json()
-    try:
-        facts["steps"] = store.newest_steps(described)
-    except RecoveryError as error:
-        facts["problem"] = facts["problem"] or error.as_json()
-    return facts
-
-
-def _progress(found: HydrationProgress) -> dict[str, Any]:
-    """Return how much of a partition a lazy restore has fetched."""
-    # Only such a directory needs what reaches places of backups.
-    from recovery.places.secrets import shown_address
-
-    return {
-        "file": found.path.name,
-        "from": shown_address(found.place),
-        "there_bytes": found.there_bytes,
-        "total_bytes": found.total_bytes,
-    }
-
-
-def _schemas(at: Snapshot) -> dict[str, Any]:
-    """Return what each step declares: its key columns, and the form of its state for programs and for people."""
-    found = {}
-    for key, value in at.values(DECLARATIONS_STEP).items():
-        if quarantined_step(key) is not None:
-            # A step that the flow does not have any more: only its rows in quarantine are left.
-            continue
-        # A later version may declare more; the commands that need it report it.
-        with suppress(ValueError):
-            declared = Declaration.from_text(value)
-            found[key] = {
-                "key": [{"name": name, "type": kind} for name, kind in declared.key],
-                "state": declared.state,
-                "text": shown(declared.state),
-            }
-    return found
-
-
-def _read(store: Store, read: Callable[[Snapshot], T]) -> T | None:
-    """Read something at the newest epoch. If a run collects that epoch meanwhile, the next epoch counts."""
-    for left in reversed(range(READ_ATTEMPTS)):
-        try:
-            return read(store.at())
-        except EpochNotHeldError:
-            continue
-        except StorageError:
-            # A run may have begun to write to the file that was read.
-            if not left:
-                raise
-    return None
-
-
-def collect_health(facts: Facts) -> dict[str, Any]:
-    """Return what was measured, and how it compares with its targets."""
-    last = facts.epochs[-1] if facts.epochs else None
-    return {
-        "level": str(worst(facts.health)),
-        "health": [each.as_json() for each in facts.health],
-        "state_bytes": facts.state_bytes,
-        "sizes": {step: {"rows": size.rows, "bytes": size.size_bytes} for step, size in facts.steps.items()},
-        "last_backup": None if facts.backup is None else msgspec.structs.asdict(facts.backup),
-        "replica": _replica(facts),
-        "lag": None if facts.lag is None else facts.lag.as_json(),
-        "quarantine": {step: asdict(each) for step, each in facts.quarantine.items()},
-        "waiting": None if facts.waiting is None else msgspec.structs.asdict(facts.waiting),
-        "measured_epochs": len(facts.epochs),
-        "last_epoch": None if last is None else measure_json(last),
-        "unreadable": list(facts.problems),
-    }
-
-
 def _sink_text(work: SinkWork) -> str:
     transactions = f"{counted(work.transactions, 'transaction')} of {work.transaction_s:.2f} s"
     return f"sink: in the newest epoch {work.as_text()}; {transactions}"
-
-
-def _replica(facts: Facts) -> dict[str, Any] | None:
-    if facts.replica is None or facts.replica_lag is None:
-        return None
-    lag = facts.replica_lag
-    return {**msgspec.structs.asdict(facts.replica), "lag_epochs": lag.epochs, "lag_s": lag.seconds}
 
 
 def _replica_text(replica: Mapping[str, Any]) -> str:
@@ -358,51 +229,3 @@ def health_text(found: Sequence[Finding]) -> str:
         return f"health: {style(level, colour)}, nothing measured"
     watched = [each for each in found if each.value is not None or each.target.warning is not None]
     return f"health: {style(level, colour)}: {' · '.join(map(str, watched))}"
-
-
-def _partition(store: Store, file: FoundFile, sizes: Mapping[str, StepSize] | None) -> dict[str, Any]:
-    d = file.description
-    if d is None:
-        assert file.error is not None
-        return {"file": file.path.name, "error": file.error.as_json()}
-    newest = d.newest.live_rows if d.newest else 0
-    # A file of an older version does not separate steps from the run's own rows.
-    keys = newest if sizes is None else sum(s.rows for step, s in sizes.items() if not step.startswith(RESERVED_PREFIX))
-    return {
-        "file": shown_path(file.path, store.directory),
-        "error": None,
-        "index": d.index,
-        "oldest_epoch": d.oldest_epoch,
-        "newest_epoch": d.newest_epoch,
-        "folded_epoch": d.folded_epoch,
-        "last_execution": d.newest.execution.number if d.newest else None,
-        "batch_id": d.newest.batch_id if d.newest else None,
-        "closed_ms": d.newest.closed_ms if d.newest else None,
-        "keys": keys,
-        "size_bytes": d.size_bytes,
-        "log_bytes": store.reader(d).log_bytes(),
-    }
-
-
-def _executions(found: list[FoundFile]) -> list[dict[str, Any]]:
-    known: dict[tuple[int, str], dict[str, Any]] = {}
-    for file in found:
-        for e in file.description.executions if file.description else ():
-            held = sum(c.execution == e.lease for c in file.description.epochs) if file.description else 0
-            known.setdefault(
-                (e.number, e.id),
-                {
-                    "number": e.number,
-                    "id": e.id,
-                    "flow": e.flow_id,
-                    "started_ms": e.started_ms,
-                    "resume_epoch": e.resume_epoch,
-                    "snapshot_interval_s": e.snapshot_interval_s,
-                    "backup_interval_s": e.backup_interval_s,
-                    "host": e.host,
-                    "pid": e.pid,
-                    "version": e.version,
-                    "epochs": held,
-                },
-            )
-    return [known[key] for key in sorted(known)]

@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 
 from recovery.cli.common import directory_argument, json_option, print_json, say, tell_error
-from recovery.cli.owners import owner_options, say_links, shown_path, store_at
+from recovery.cli.owners import owner_options, say_links, store_at
 from recovery.cli.tables import table
 from recovery.errors import CorruptPartitionError, RecoveryError
+from recovery.planning.explain import shown_path
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.storage.hydration import refuse_hydrating

@@ -42,6 +42,17 @@ class Mark:
     version: int
     pipeline: str | None = None
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the mark as JSON values."""
+        return {
+            "key": self.key,
+            "value": to_json(self.value),
+            "type": type(self.value).__name__,
+            "changed_ms": self.changed_ms,
+            "version": self.version,
+            "pipeline": self.pipeline,
+        }
+
 
 def parse_batch(batch: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the keys and values of `[{"key": …, "value": …}, …]`. Raises ConfigurationError, also for a repeated

@@ -225,12 +225,22 @@ class DocumentTarget:
 class StepTarget:
     """The `StateTarget` of a flow's steps, at the newest epoch or at a held one. Writing makes a new epoch."""
 
-    def __init__(self, store: Store, step: str, clock: Clock, *, epoch: int | None = None, force: bool = False) -> None:
+    def __init__(
+        self,
+        store: Store,
+        step: str,
+        clock: Clock,
+        *,
+        epoch: int | None = None,
+        force: bool = False,
+        at: Snapshot | None = None,
+    ) -> None:
+        """at: a snapshot of the store that the caller has; None: that of the epoch, by default the newest."""
         self._store = store
         self._step = step
         self._clock = clock
         self._force = force
-        self.snapshot: Snapshot = store.at(epoch)
+        self.snapshot: Snapshot = store.at(epoch) if at is None else at
 
     @property
     def location(self) -> str:

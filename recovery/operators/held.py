@@ -3,8 +3,12 @@ checkpoint."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from msgspec import to_builtins
 
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.checkpoint.directories import CheckpointTransfer, Observer, ignore
@@ -12,9 +16,9 @@ from recovery.checkpoint.restore import RestoredCheckpoint, restore
 from recovery.checkpoint.rows import Content, file_of, row_objection
 from recovery.checkpoint.state_stores.operators import StatefulOperator, operators_of
 from recovery.checkpoint.state_stores.state_schemas import Schema, state_schemas
-from recovery.errors import CorruptPartitionError, EpochNotHeldError, SparkCheckpointError
+from recovery.errors import CorruptPartitionError, EpochNotHeldError, RecoveryError, SparkCheckpointError
 from recovery.host.storage_errors import storage_errors
-from recovery.planning.measures import Measure, operators_measured
+from recovery.planning.measures import Measure, OperatorWork, operators_measured
 from recovery.storage.snapshot import Snapshot
 
 
@@ -36,6 +40,37 @@ def held_files(at: Snapshot) -> dict[str, int]:
 def held_operators(at: Snapshot) -> tuple[StatefulOperator, ...]:
     """Return the stateful operators that have state in a snapshot; reads one small file of each."""
     return operators_of(held_files(at), _reader(at))
+
+
+def operators_at(at: Snapshot) -> list[dict[str, Any]]:
+    """Return the stateful operators that have state in a snapshot, with the schemas of their stores or variables, their
+    number of rows and their work in the epoch; None if it is unknown."""
+    operators = held_operators(at)
+    measure, schemas = None, {}
+    if operators:
+        schemas = held_schemas(at)
+        # The numbers are for people; commands that check the files report damage.
+        with contextlib.suppress(RecoveryError, ValueError):
+            measure = held_measure(at, at.measures())
+    rows, native = (measure.operators, measure.native or {}) if measure is not None else ({}, {})
+    return [
+        {
+            **each.as_json(),
+            "schemas": schemas.get(each.number),
+            "rows": rows.get(each.number),
+            "work": _work(native.get(each.number)),
+        }
+        for each in operators
+    ]
+
+
+def _work(work: OperatorWork | None) -> dict[str, Any] | None:
+    return None if work is None else {**to_builtins(work), "update_latency_s": work.latency_s}
+
+
+def operators_in(*snapshots: Snapshot) -> list[int]:
+    """Return the numbers of Spark's own operators that have state in any of these snapshots, sorted."""
+    return sorted({each.number for at in snapshots for each in held_operators(at)})
 
 
 def held_schemas(at: Snapshot) -> dict[int, dict[str, Schema]]:

@@ -23,7 +23,7 @@ from recovery.base.ids import Lease
 from recovery.errors import ConfigurationError, RecoveryError, StorageError, error_named
 from recovery.host.children import end, exit_text, own_module
 from recovery.metrics.memory import resident_bytes
-from recovery.owner.serving import Failed, Ready, ShownCertificate, Task, port_of
+from recovery.owner.serving import WAITING, Failed, Ready, ShownCertificate, Task, port_of
 from recovery.wire.address import DEADLINE_S, location, owner_address
 
 START_S = 60.0
@@ -33,8 +33,6 @@ PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
 STEADY_S = 30.0
 """A process that ran for this long is started again without a pause."""
-WAITING = 512
-"""Connections that wait to be accepted."""
 
 
 class OwnerProcess:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 import threading
 import time
@@ -20,9 +19,8 @@ from recovery.errors import ConfigurationError, NoPartitionsError, RecoveryError
 from recovery.host.open_files import allow_open_files
 from recovery.host.signals import StopSignals
 from recovery.metrics.endpoint import HEALTH, READY, MetricsEndpoint
-from recovery.owner.process import WAITING
 from recovery.owner.runs import OwnedRuns
-from recovery.owner.serving import FILES_OF_DELTAS, STACK_BYTES, port_of
+from recovery.owner.serving import FILES_OF_DELTAS, STACK_BYTES, listening, port_of
 from recovery.owner.spool import ALL_BYTES, SpoolMemory
 from recovery.owner.watch.credentials import CredentialFiles
 from recovery.owner.watch.facts import facts_of, status_of, text
@@ -83,7 +81,7 @@ class OwnerService:
             raise _plain_text(location(host, port))
         allow_open_files(MOST_CONNECTIONS + MOST_UNPROVEN + FILES_OF_DELTAS * len(named))
         self._log, self._clock = log, clock or SystemClock()
-        self._listener = _listening(host, port)
+        self._listener = listening(host, port)
         self.port = port_of(self._listener.fileno())
         self.served = self._directories(named, scratch)
         """The runs of each directory, and what the server has of it."""
@@ -284,15 +282,3 @@ def _plain_text(where: str) -> ConfigurationError:
         remedy="Give one (--tls-cert FILE --tls-key FILE), or listen on the loopback interface; or say "
         "that the network is yours alone: --insecure",
     )
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(place, family=family, backlog=WAITING)
-    except OSError as error:
-        raise ConfigurationError(
-            f"nothing can listen at {location(host, port)}: {error.strerror or error}",
-            cause="The port is in use, or the address is not one of this host.",
-            remedy="Give another address: --at HOST:PORT",
-        ) from error

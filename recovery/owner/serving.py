@@ -19,17 +19,20 @@ import msgspec
 
 from recovery.base.credentials.server_certificate import CertificateFiles, RenewedCertificate
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
-from recovery.errors import RecoveryError
+from recovery.errors import ConfigurationError, RecoveryError
 from recovery.host.children import tell_parent
 from recovery.host.open_files import allow_open_files
 from recovery.owner.tasks import TaskService
 from recovery.wire import server
+from recovery.wire.address import location
 from recovery.wire.served import ServedDirectory
 from recovery.wire.service import Service, Tasks
 
 STACK_BYTES = 1 << 20
 """Of a thread: the default would reserve 8 MiB for each connection."""
 FILES_OF_DELTAS = 1024
+WAITING = 512
+"""Connections that wait to be accepted."""
 LOOK_S = 1.0
 """How often the process looks whether its driver still runs, should something else hold its standard input open."""
 
@@ -143,6 +146,19 @@ def port_of(listener: int) -> int:
     with socket.socket(fileno=os.dup(listener)) as found:
         port: int = found.getsockname()[1]
         return port
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at a host, as a user wrote it, without its brackets. Raises ConfigurationError."""
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(place, family=family, backlog=WAITING)
+    except (OSError, UnicodeError) as error:
+        raise ConfigurationError(
+            f"nothing can listen at {location(host, port)}: {getattr(error, 'strerror', None) or error}",
+            cause="The port is in use, or the address is not one of this host.",
+            remedy="Give another address: --at HOST:PORT",
+        ) from error
 
 
 def _wait(driver: int) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from recovery.base.ids import ExecutionNumber, PartitionIndex
 from recovery.base.wording import counted
@@ -232,3 +233,18 @@ def _went_different_ways(one: Copy, other: Copy, number: ExecutionNumber) -> Dup
 def _note(copy: Copy, best: Copy) -> str:
     kind = "equal copy" if copy.age == best.age else "older copy"
     return f"{copy.location}: {kind} of part-{copy.partition.index}.sqlite3, not used"
+
+
+def copies_json(asked: Sequence[Location]) -> list[dict[str, Any]]:
+    """Return what each location has as plain values."""
+    return [
+        {
+            "location": location.name,
+            "file": each.path.name,
+            "store_id": each.store_id,
+            "execution": max((run.number for run in each.executions), default=0),
+            "newest_epoch": each.newest_epoch,
+        }
+        for location in asked
+        for each in location.partitions
+    ]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from recovery.base.ids import NO_EPOCH, Epoch
 from recovery.base.intervals import format_interval
@@ -66,6 +67,24 @@ class Explanation:
         if self.oldest is None:
             return None
         return self.newest.epoch if self.newest is not None else NO_EPOCH
+
+    def as_json(self, directory: Path) -> dict[str, Any]:
+        """Return the explanation as JSON values. directory: that of the store."""
+        return {
+            "file": shown_path(self.path, directory),
+            "role": self.role.value,
+            "oldest_epoch": self.oldest,
+            "newest_epoch": self.newest_epoch,
+            "closed_ms": self.newest.closed_ms if self.newest else None,
+            "behind_ms": self.behind_ms,
+            "note": self.note,
+            "fix": self.fix,
+        }
+
+
+def shown_path(path: Path, directory: Path) -> str:
+    """Return a file's name; with its location if it is elsewhere."""
+    return path.name if path.parent == directory else str(path)
 
 
 def explain(found: Sequence[FoundFile], show_time: ShowTime) -> tuple[Explanation, ...]:

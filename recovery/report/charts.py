@@ -11,15 +11,17 @@ from recovery.report.text import escaped
 HEIGHT = 150
 TOP = 22
 POINTS = 240
-LANE = 20
+LANE, BAR = 20, 12
+"""Pixels; the style sheet gives names of lanes the same height."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measured value and its label."""
+    """One measured value and its label; href: where it leads to."""
 
     value: float
     label: str
+    href: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,14 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A piece of a lane: its start and end as shares of the width, its class in the style sheet, and its label."""
+    """A piece of a lane: its start and end as shares of the width, its class in the style sheet, its label, and where
+    it leads to."""
 
     start: float
     end: float
     style: str
     label: str
+    href: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +91,15 @@ def line_chart(
     values = [point.value for point in buckets] if len(buckets) > 1 else [point.value for point in buckets] * 2
     path = " ".join(f"{x:.1f},{plot * (1 - v / top):.2f}" for x, v in zip(xs, values, strict=True))
     hover = "".join(
-        f'<rect class="hit" x="{100 * index / len(buckets):.3f}%" width="{100 / len(buckets):.3f}%" y="{TOP}" '
-        f'height="{plot}" data-t="{_lines(point.label)}"/>'
+        _linked(
+            f'<rect class="hit" x="{100 * index / len(buckets):.3f}%" width="{100 / len(buckets):.3f}%" y="{TOP}" '
+            f'height="{plot}" data-t="{_lines(point.label)}"/>',
+            point.href,
+        )
         for index, point in enumerate(buckets)
     )
     return (
-        f'<svg class="chart" width="100%" height="{HEIGHT + 1}" role="img" aria-label="{escaped(title)}">'
+        f'<svg class="chart" width="100%" height="{HEIGHT + 1}" role="{_role(hover)}" aria-label="{escaped(title)}">'
         f"{grid}{starts}"
         f'<svg y="{TOP}" width="100%" height="{plot}" viewBox="0 0 {width} {plot}" preserveAspectRatio="none">'
         f'<polygon class="area" points="0,{plot} {path} {width},{plot}"/><polyline class="line" points="{path}"/></svg>'
@@ -105,26 +112,25 @@ def lane_chart(
     rows: Sequence[Sequence[Bar]],
     links: Sequence[LaneLink] = (),
     band: tuple[float, float] | None = None,
-    lane: int = LANE,
 ) -> str:
     """Return a chart with a row of bars for each lane. band: a part of the width that is shaded in all lanes."""
-    height = lane * len(rows) + 6
+    height = LANE * len(rows) + 6
     shade = ""
     if band is not None:
         start, end = 100 * band[0], 100 * max(band[1] - band[0], 0.002)
         shade = f'<rect class="band" x="{start:.3f}%" width="{end:.3f}%" y="0" height="{height}" rx="4"/>'
     rules = "".join(
-        f'<line class="rule" x1="0" x2="100%" y1="{lane * i + lane / 2 + 3}" y2="{lane * i + lane / 2 + 3}"/>'
+        f'<line class="rule" x1="0" x2="100%" y1="{LANE * i + LANE / 2 + 3}" y2="{LANE * i + LANE / 2 + 3}"/>'
         for i in range(len(rows))
     )
     joined = "".join(
         f'<line class="link {link.style}" x1="{100 * link.at:.3f}%" x2="{100 * link.at:.3f}%" '
-        f'y1="{lane * link.above + lane / 2 + 3}" y2="{lane * link.below + lane / 2 + 3}"/>'
+        f'y1="{LANE * link.above + LANE / 2 + 3}" y2="{LANE * link.below + LANE / 2 + 3}"/>'
         for link in links
     )
-    bars = "".join(_bar(bar, 3 + lane * row, lane) for row, bars in enumerate(rows) for bar in bars)
+    bars = "".join(_bar(bar, 3 + LANE * row) for row, bars in enumerate(rows) for bar in bars)
     return (
-        f'<svg class="lanes" width="100%" height="{height}" role="img" aria-label="{escaped(title)}">'
+        f'<svg class="lanes" width="100%" height="{height}" role="{_role(bars)}" aria-label="{escaped(title)}">'
         f"{shade}{rules}{joined}{bars}</svg>"
     )
 
@@ -152,18 +158,29 @@ def share_bar(share: float) -> str:
     )
 
 
-def _bar(bar: Bar, y: float, lane: int) -> str:
+def _bar(bar: Bar, y: float) -> str:
     said = f'data-t="{_lines(bar.label)}"'
     if bar.end <= bar.start:
-        return (
-            f'<circle class="{bar.style}" cx="{100 * bar.start:.3f}%" cy="{y + lane / 2}" r="4" {said}>'
+        shape = (
+            f'<circle class="{bar.style}" cx="{100 * bar.start:.3f}%" cy="{y + LANE / 2}" r="4" {said}>'
             f"<title>{_lines(bar.label)}</title></circle>"
         )
-    height = min(12, lane - 6)
-    return (
-        f'<rect class="{bar.style}" x="{100 * bar.start:.3f}%" width="{100 * (bar.end - bar.start):.3f}%" '
-        f'y="{y + (lane - height) / 2}" height="{height}" rx="3" {said}><title>{_lines(bar.label)}</title></rect>'
-    )
+    else:
+        shape = (
+            f'<rect class="{bar.style}" x="{100 * bar.start:.3f}%" width="{100 * (bar.end - bar.start):.3f}%" '
+            f'y="{y + (LANE - BAR) / 2}" height="{BAR}" rx="3" {said}><title>{_lines(bar.label)}</title></rect>'
+        )
+    return _linked(shape, bar.href)
+
+
+def _role(shapes: str) -> str:
+    """Return what a chart is to a screen reader: a picture, unless something in it leads to a page."""
+    return "group" if "<a " in shapes else "img"
+
+
+def _linked(shape: str, href: str | None) -> str:
+    """Return a shape that leads to a page. The keyboard passes over it: a table beside the chart has the same links."""
+    return shape if href is None else f'<a href="{escaped(href)}" tabindex="-1" aria-hidden="true">{shape}</a>'
 
 
 def _lines(label: str) -> str:

@@ -24,12 +24,13 @@ from recovery.operational.steps.quarantine import WaitingRows, steps_now
 from recovery.operators.held import held_operators, held_rows
 from recovery.planning.advice import Known
 from recovery.planning.health import Finding, HealthTarget, findings, unsaved_s
-from recovery.planning.lag import InputLag
+from recovery.planning.lag import LAG_ADVICE, InputLag
+from recovery.planning.lanes import Lane, lanes
 from recovery.planning.measures import Measure, StepSize, summed
-from recovery.planning.owner_facts import SeenOwner, owner_findings
+from recovery.planning.owner_facts import OWNER_ADVICE, SeenOwner, owner_findings
 from recovery.planning.replica import ReplicaLag, Shipped, lag_of
 from recovery.planning.resume import ResumePlan, plan_resume
-from recovery.planning.values import FoundFile, PartitionDescription
+from recovery.planning.values import ClosedEpoch, FoundFile, PartitionDescription
 from recovery.storage.lock import lock_holder
 from recovery.storage.origin import Origin
 from recovery.storage.scan import links_of
@@ -51,6 +52,7 @@ class Facts:
     lag: what an epoch of the newest execution lacked of the input when its run last looked; None: there was no look.
     quarantine: what waits there, by step.
     waiting: what the run that has the directory waits for; None: there is no run, or it does not wait.
+    at: the newest snapshot that all partitions hold; None: no run can resume from the files.
     operator_count, operator_rows: Spark's own operators that have state, and the rows in it; None: not known of all.
     """
 
@@ -75,6 +77,7 @@ class Facts:
     waiting: Waiting | None = None
     owners: tuple[SeenOwner, ...] = ()
     quarantine: Mapping[str, WaitingRows] = field(default_factory=dict)
+    at: Snapshot | None = None
 
     @property
     def described(self) -> list[PartitionDescription]:
@@ -108,6 +111,7 @@ def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int, *, owners
     except RecoveryError as error:
         problem = error
     sizes, measures = _contents(store, found, problems)
+    at = None if plan is None else Snapshot.newest(plan, store.reader)
     operators, operator_rows = _operators(store, sizes, measures) if problem is None else (0, None)
     backup, replica = last_backup(home), last_replica(home)
     behind = _behind(replica, found, now_ms)
@@ -135,7 +139,8 @@ def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int, *, owners
         lag=_of_newest(last_input_lag(home), found),
         waiting=waiting,
         owners=tuple(owners),
-        quarantine={} if plan is None else _quarantine(store, plan, sizes, problems),
+        quarantine={} if at is None else _quarantine(at, sizes, problems),
+        at=at,
     )
     return replace(facts, health=_health(facts, targets))
 
@@ -162,14 +167,14 @@ def _health(facts: Facts, targets: Sequence[HealthTarget]) -> tuple[Finding, ...
 
 
 def _quarantine(
-    store: Store, plan: ResumePlan, sizes: Mapping[str, Mapping[str, StepSize] | None], problems: list[str]
+    at: Snapshot, sizes: Mapping[str, Mapping[str, StepSize] | None], problems: list[str]
 ) -> Mapping[str, WaitingRows]:
     """Return what waits in quarantine at the newest epoch, by step. Adds to `problems`."""
-    if plan.snapshot is None:
+    if not at.epoch:
         return {}
     named = (quarantined_step(step) for each in sizes.values() for step in each or ())
     try:
-        return steps_now(Snapshot.of(plan, plan.snapshot.cut, store.reader), filter(None, named))
+        return steps_now(at, filter(None, named))
     except EpochNotHeldError:
         # A run has closed the next epoch meanwhile; the next look shows what that has.
         return {}
@@ -264,6 +269,30 @@ def largest(store: Store, facts: Facts, limit: int) -> list[tuple[str, str, int]
         except RecoveryError:
             continue
     return sorted(states, key=lambda state: (-state[2], state[0], state[1]))[:limit]
+
+
+def lanes_of(facts: Facts) -> list[Lane]:
+    """Return a lane for each execution, in the order of their numbers."""
+    executions = {run.number: run for d in facts.described for run in d.executions}
+    return lanes(list(executions.values()), _closed(facts), _newest(facts))
+
+
+def _newest(facts: Facts) -> ClosedEpoch | None:
+    if facts.plan is not None:
+        return facts.plan.snapshot
+    return max((d.newest for d in facts.described if d.newest), key=lambda e: e.clock_ms, default=None)
+
+
+def _closed(facts: Facts) -> set[tuple[int, int]]:
+    """Return every known epoch, with the number of its execution."""
+    held = {(e.execution.number, e.epoch) for d in facts.described for e in d.epochs}
+    return held | {(measure.execution, measure.epoch) for measure in facts.epochs}
+
+
+def advice_of(finding: Finding) -> str | None:
+    """Return what to do about a target of health that is not met; None: it is met, or `recovery advise` says it."""
+    advice = {**OWNER_ADVICE, **LAG_ADVICE}.get(finding.target.name)
+    return advice if finding.level.severity else None
 
 
 def known(facts: Facts, cores: int) -> Known:

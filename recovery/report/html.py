@@ -14,9 +14,9 @@ def section(title: str, lead: str, *parts: str) -> str:
     return f'<section><h2>{escaped(title)}</h2><p class="lead">{escaped(lead)}</p>{"".join(parts)}</section>'
 
 
-def lane_box(names: Iterable[str], chart: str, lane: int, left: str, right: str, *, scroll: bool) -> str:
+def lane_box(names: Iterable[str], chart: str, left: str, right: str, *, scroll: bool) -> str:
     """Return a chart of lanes with their names at the left and its ends below."""
-    labels = "".join(f'<div style="height:{lane}px">{name}</div>' for name in names)
+    labels = "".join(f"<div>{name}</div>" for name in names)
     box = f'<div class="lane-box"><div class="names">{labels}</div><div class="picture">{chart}</div></div>'
     if scroll:
         box = f'<div class="scroll" tabindex="0">{box}</div>'

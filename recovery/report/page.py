@@ -13,10 +13,9 @@ from recovery.errors import with_path
 from recovery.planning.advice import Advice
 from recovery.planning.going_back import after_text
 from recovery.planning.health import Finding, Level, format_bytes, format_seconds, worst
-from recovery.planning.lanes import Lane, lanes
-from recovery.planning.values import ClosedEpoch
+from recovery.planning.lanes import Lane
 from recovery.report.charts import meter, share_bar
-from recovery.report.facts import Facts
+from recovery.report.facts import Facts, lanes_of
 from recovery.report.html import joined, section
 from recovery.report.lag import lag_section
 from recovery.report.owners import owners_section
@@ -34,7 +33,7 @@ MARK = (
     '<rect x="1" y="14" width="7" height="4" rx="2" fill="var(--accent)" opacity=".35"/></svg>'
 )
 HATCH = (
-    '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs><pattern id="hatch" width="6" '
+    '<svg class="defs" width="0" height="0" aria-hidden="true"><defs><pattern id="hatch" width="6" '
     'height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="6" height="6" '
     'fill="var(--card)"/><rect width="2.5" height="6" fill="var(--gone)"/></pattern></defs></svg>'
 )
@@ -50,9 +49,7 @@ def page(
     quarantine at an older epoch; None: not known."""
     flow = next((d.flow_id for d in facts.described if d.flow_id), None)
     title = flow or facts.directory.name or str(facts.directory)
-    executions = {run.number: run for d in facts.described for run in d.executions}
-    newest = _newest(facts)
-    drawn = lanes(list(executions.values()), _closed(facts), newest)
+    drawn = lanes_of(facts)
     parts = [
         _alarm(facts),
         _tiles(facts, drawn),
@@ -79,18 +76,6 @@ def page(
         "with their offset from UTC.</footer>\n"
         f'<div id="tip" role="status"></div>\n<script>\n{script}</script>\n</body>\n</html>\n'
     )
-
-
-def _newest(facts: Facts) -> ClosedEpoch | None:
-    if facts.plan is not None:
-        return facts.plan.snapshot
-    return max((d.newest for d in facts.described if d.newest), key=lambda e: e.clock_ms, default=None)
-
-
-def _closed(facts: Facts) -> set[tuple[int, int]]:
-    """Return every known epoch, with the number of its execution."""
-    held = {(e.execution.number, e.epoch) for d in facts.described for e in d.epochs}
-    return held | {(measure.execution, measure.epoch) for measure in facts.epochs}
 
 
 def _header(facts: Facts, title: str) -> str:

@@ -64,7 +64,7 @@ def partitions_section(facts: Facts) -> str:
     return section(
         "Partitions",
         lead,
-        lane_box(names, chart, 20, _before(low), f"epoch {high:,}", scroll=len(shown) > 28),
+        lane_box(names, chart, _before(low), f"epoch {high:,}", scroll=len(shown) > 28),
         more,
         details("Partitions as a table", table(("file", "oldest", "newest", "closed", "size", "verdict"), cells)),
     )

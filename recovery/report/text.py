@@ -8,14 +8,21 @@ import unicodedata
 LONGEST = 120
 
 
-def escaped(text: object) -> str:
-    """Return the text as HTML that shows it literally, in elements and in quoted attributes.
+def visible(text: object) -> str:
+    """Return the text with nothing in it that a reader does not see.
 
     Control characters become their pictures, invalid Unicode its escape; direction marks appear as codes, so no key
     can reverse the text beside it.
     """
-    shown = "".join(_visible(each) for each in str(text))
-    return html.escape(shown.encode(errors="backslashreplace").decode(), quote=True)
+    whole = str(text)
+    if whole.isascii() and whole.isprintable():
+        return whole
+    return "".join(_visible(each) for each in whole).encode(errors="backslashreplace").decode()
+
+
+def escaped(text: object) -> str:
+    """Return the `visible` text as HTML that shows it literally, in elements and in quoted attributes."""
+    return html.escape(visible(text), quote=True)
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:

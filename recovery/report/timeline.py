@@ -54,7 +54,7 @@ def timeline_section(facts: Facts, drawn: Sequence[Lane]) -> str:
     return section(
         "Timeline",
         lead,
-        lane_box(names, chart, 20, "epoch 1", f"epoch {total:,}", scroll=len(drawn) > 28),
+        lane_box(names, chart, "epoch 1", f"epoch {total:,}", scroll=len(drawn) > 28),
         marks,
         _executions_table(drawn),
     )

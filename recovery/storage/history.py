@@ -13,8 +13,9 @@ from recovery.base.ids import NO_EPOCH
 from recovery.base.wording import counted, were
 from recovery.errors import CorruptPartitionError, EpochNotHeldError
 from recovery.planning.resume import BEGINNING, Cut
+from recovery.storage.sqlite.describe import STEPS
 from recovery.storage.sqlite.digests import SNAPS_DIGEST, load_digests
-from recovery.storage.sqlite.epoch_log import overlaid
+from recovery.storage.sqlite.epoch_log import logged_steps, overlaid
 from recovery.storage.sqlite.file.reading import read_partition, reading
 from recovery.storage.sqlite.file.statements import rows, snapshot, translated
 from recovery.storage.sqlite.measures import counted_rows
@@ -27,10 +28,13 @@ WHERE step_id = :step AND (snap_epoch <= :epoch OR digest IS NOT {SNAPS_DIGEST})
 UNION ALL
 SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST} FROM (
     SELECT step_id, state_key, min(until_epoch), snap_epoch, ser_change, timeout_ms, digest FROM superseded
-    WHERE until_epoch > :epoch AND step_id = :step {{key}} GROUP BY state_key
+    WHERE until_epoch > :epoch AND step_id = :step {{key}} {{held}} GROUP BY state_key
 ) WHERE snap_epoch <= :epoch OR digest IS NOT {SNAPS_DIGEST}
 """
 ONE_KEY = "AND state_key = :key"
+# A search for each held epoch: without the list, SQLite reads all keys that were superseded after the epoch.
+HELD = "AND until_epoch IN (SELECT epoch FROM epochs)"
+RANGE = "AND state_key >= :begin AND (:end IS NULL OR state_key < :end)"
 # The same without the values: SQLite knows their length without reading them.
 SIZES = """
 SELECT state_key, octet_length(ser_change) FROM snaps WHERE step_id = :step AND snap_epoch <= :epoch
@@ -44,7 +48,7 @@ COUNT = f"SELECT count(*) FROM ({SIZES})"
 # All values of a key that were written up to the epoch.
 VERSIONS = f"""
 SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST}, until_epoch FROM superseded
-WHERE step_id = :step AND state_key = :key AND snap_epoch <= :epoch
+WHERE step_id = :step AND state_key = :key AND snap_epoch <= :epoch {HELD}
 UNION ALL
 SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST}, NULL FROM snaps
 WHERE step_id = :step AND state_key = :key AND snap_epoch <= :epoch
@@ -60,6 +64,21 @@ UNION
 SELECT state_key FROM snaps WHERE step_id = :step AND snap_epoch > :first AND snap_epoch <= :last
 ORDER BY state_key
 """
+# As many seeks as there are steps, and steps in each held epoch. The steps in the log come besides.
+EVERY_STEP = f"""
+WITH RECURSIVE before(epoch, id) AS (
+    SELECT epoch, (SELECT min(step_id) FROM superseded WHERE until_epoch = epoch) FROM epochs
+    UNION ALL
+    SELECT epoch, (SELECT min(step_id) FROM superseded WHERE until_epoch = epoch AND step_id > id)
+    FROM before WHERE id IS NOT NULL
+)
+SELECT id FROM before WHERE id IS NOT NULL UNION SELECT id FROM ({STEPS}) ORDER BY 1
+"""
+ANY_ROW = """
+SELECT 1 FROM (SELECT step_id FROM snaps UNION ALL SELECT step_id FROM superseded) WHERE step_id = :step LIMIT 1
+"""
+FEW = 8
+"""The most keys for which the log is searched; for more, it is read as a whole."""
 SUPERSEDED_THERE = """
 SELECT until_epoch, count(*) FROM main.superseded WHERE until_epoch > :epoch GROUP BY until_epoch ORDER BY until_epoch
 """
@@ -103,7 +122,7 @@ def states_at(path: Path, step: str, cut: Cut, *, in_order: bool = False) -> Ite
     """
     with _reading(path, step, cut) as connection:
         _check_all_there(connection, path, step, cut)
-        sql = AT.format(key="") + ("ORDER BY state_key" if in_order else "")
+        sql = AT.format(key="", held="") + ("ORDER BY state_key" if in_order else "")
         yield from _states(connection, path, sql, {"step": step, "epoch": cut[0]})
 
 
@@ -111,8 +130,7 @@ def versions_of(path: Path, step: str, key: str, cut: Cut) -> list[KeyVersion]:
     """Return the values of a key that a partition still holds, up to a cut, oldest first. Raises like `states_at`."""
 
     def read(connection: apsw.Connection) -> list[KeyVersion]:
-        with _as_of(connection, path, step, cut):
-            _check_all_there(connection, path, step, cut)
+        with _as_of(connection, path, cut, step=step, keys=[key]):
             bindings = {"step": step, "epoch": cut[0], "key": key}
             found = rows(connection, VERSIONS, bindings)
             states = (_checked(path, step, *row[:5]) for row in found)
@@ -129,7 +147,7 @@ def check_all_there(path: Path, step: str, cut: Cut) -> None:
     """
 
     def check(connection: apsw.Connection) -> None:
-        with _as_of(connection, path, step, cut):
+        with _as_of(connection, path, cut, step=step):
             _check_all_there(connection, path, step, cut)
 
     read_partition(path, check)
@@ -140,12 +158,35 @@ def few_states_at(path: Path, step: str, cut: Cut, keys: Sequence[str] | None = 
     meanwhile."""
 
     def read(connection: apsw.Connection) -> list[KeyState]:
-        with _as_of(connection, path, step, cut):
+        with _as_of(connection, path, cut, step=step, keys=keys if keys is not None and len(keys) <= FEW else None):
             bindings = {"step": step, "epoch": cut[0]}
             if keys is None:
-                return list(_states(connection, path, AT.format(key=""), bindings))
-            sql = AT.format(key=ONE_KEY)
+                return list(_states(connection, path, AT.format(key="", held=""), bindings))
+            sql = AT.format(key=ONE_KEY, held=HELD)
             return [state for key in keys for state in _states(connection, path, sql, {**bindings, "key": key})]
+
+    return read_partition(path, read)
+
+
+def page_at(
+    path: Path, step: str, cut: Cut, begin: str, end: str | None, limit: int, most_bytes: int
+) -> list[KeyState]:
+    """Return the first states of a step from a key on, in the order of their keys, as of a cut: at most `limit`, and
+    none after their values together have `most_bytes`. end: the keys are less than this one; None: all. Reads again if
+    a run began meanwhile."""
+
+    def read(connection: apsw.Connection) -> list[KeyState]:
+        with _as_of(connection, path, cut, step=step):
+            sql = f"{AT.format(key=RANGE, held='')} ORDER BY state_key LIMIT :limit"
+            bindings = {"step": step, "epoch": cut[0], "begin": begin, "end": end, "limit": limit}
+            found: list[KeyState] = []
+            sum_bytes = 0
+            for state in _states(connection, path, sql, bindings):
+                found.append(state)
+                sum_bytes += len(state.value)
+                if sum_bytes >= most_bytes:
+                    break
+            return found
 
     return read_partition(path, read)
 
@@ -187,33 +228,39 @@ def has_step(path: Path, step: str) -> bool:
 
 def steps_in(path: Path) -> list[str]:
     """Return the steps that have rows in any snapshot that is held, sorted, including reserved ones."""
-    sql = "SELECT DISTINCT step_id FROM snaps UNION SELECT DISTINCT step_id FROM superseded ORDER BY 1"
 
     def read(connection: apsw.Connection) -> list[str]:
-        with translated(path), snapshot(connection), overlaid(connection, path):
-            found = [step for (step,) in rows(connection, sql)]
+        with translated(path), snapshot(connection):
+            found = [step for (step,) in rows(connection, EVERY_STEP)]
+            for step in logged_steps(connection).keys() - set(found):
+                # A step whose keys the log only discards has no rows.
+                with overlaid(connection, path, (step,)):
+                    found += [step for _ in rows(connection, ANY_ROW, {"step": step})]
         if not all(isinstance(step, str) for step in found):
             raise CorruptPartitionError("a step id in it is not text", path=path)
-        return found
+        return sorted(found)
 
     return read_partition(path, read)
 
 
 @contextlib.contextmanager
 def _reading(path: Path, step: str, *cuts: Cut) -> Iterator[apsw.Connection]:
-    with reading(path) as connection, _as_of(connection, path, step, *cuts):
+    with reading(path) as connection, _as_of(connection, path, *cuts, step=step):
         yield connection
 
 
 @contextlib.contextmanager
-def _as_of(connection: apsw.Connection, path: Path, step: str, *cuts: Cut) -> Iterator[None]:
-    """Open a read transaction in which the partition holds all cuts, with loaded digests, for queries of one step."""
+def _as_of(
+    connection: apsw.Connection, path: Path, *cuts: Cut, step: str, keys: Sequence[str] | None = None
+) -> Iterator[None]:
+    """Open a read transaction in which the partition holds all cuts, with loaded digests. step, keys: of which the
+    queries ask; None: of all keys."""
     with translated(path):
         load_digests(connection)
         with snapshot(connection):
             for cut in cuts:
                 _check_held(connection, path, cut)
-            with overlaid(connection, path, (step,)):
+            with overlaid(connection, path, (step,), keys):
                 yield
 
 
@@ -249,7 +296,8 @@ def _check_all_there(connection: apsw.Connection, path: Path, step: str, cut: Cu
 
 
 def _one(connection: apsw.Connection, path: Path, step: str, cut: Cut, key: str) -> KeyState | None:
-    found = list(_states(connection, path, AT.format(key=ONE_KEY), {"step": step, "epoch": cut[0], "key": key}))
+    sql = AT.format(key=ONE_KEY, held=HELD)
+    found = list(_states(connection, path, sql, {"step": step, "epoch": cut[0], "key": key}))
     return found[0] if found else None
 
 

@@ -40,6 +40,10 @@ class OwnerReader:
         wanted = None if keys is None else list(keys)
         return [self._state(row) for row in self._rows(OwnerCalls.few_states, StepId(step), cut, wanted)]
 
+    def page(self, step: str, cut: Cut, begin: str, end: str | None, limit: int, most_bytes: int) -> list[KeyState]:
+        found = self._rows(OwnerCalls.page, StepId(step), cut, begin, end, limit, most_bytes)
+        return [self._state(row) for row in found]
+
     def key_sizes(self, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
         return self._rows(OwnerCalls.key_sizes, StepId(step), cut)
 
@@ -128,6 +132,11 @@ class Looks:
 
     def few_states(self, name: str, step: StepId, cut: Cut, keys: list[str] | None) -> Iterator[list[StateRow]]:
         return _streamed(self._reader(name).few_states(step, cut, keys))
+
+    def page(
+        self, name: str, step: StepId, cut: Cut, begin: str, end: str | None, limit: int, most_bytes: int
+    ) -> Iterator[list[StateRow]]:
+        return _streamed(self._reader(name).page(step, cut, begin, end, limit, most_bytes))
 
     def key_sizes(self, name: str, step: StepId, cut: Cut) -> Iterator[list[tuple[str, int]]]:
         with _closed(self._reader(name).key_sizes(step, cut)) as found:

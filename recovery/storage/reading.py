@@ -35,6 +35,11 @@ class PartitionReader(Protocol):
         """Return the states of these keys of a step as of a cut, in one list; None: of all keys of a step with few."""
         ...
 
+    def page(self, step: str, cut: Cut, begin: str, end: str | None, limit: int, most_bytes: int) -> list[KeyState]:
+        """Return the first states of a step from the key `begin` on, as of a cut: at most `limit`, in the order of
+        their keys, and none after their values together have `most_bytes`. end: only keys less than this one."""
+        ...
+
     def key_sizes(self, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
         """Yield the keys of a step as of a cut, with the size of each value in bytes. Values are not read."""
         ...
@@ -100,6 +105,9 @@ class FileReader:
 
     def few_states(self, step: str, cut: Cut, keys: Sequence[str] | None = None) -> list[KeyState]:
         return history.few_states_at(self.path, step, cut, keys)
+
+    def page(self, step: str, cut: Cut, begin: str, end: str | None, limit: int, most_bytes: int) -> list[KeyState]:
+        return history.page_at(self.path, step, cut, begin, end, limit, most_bytes)
 
     def key_sizes(self, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
         return history.sizes_at(self.path, step, cut)

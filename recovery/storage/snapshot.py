@@ -42,11 +42,32 @@ class Snapshot:
     @classmethod
     def of(cls, plan: ResumePlan, cut: Cut, reader: ReaderOf) -> Snapshot:
         """Return the snapshot of a cut that all partitions of a plan hold."""
+        return cls._among(plan, frozenset(common_cuts(plan.partitions)), cut, reader)
+
+    @classmethod
+    def newest(cls, plan: ResumePlan, reader: ReaderOf) -> Snapshot:
+        """Return the newest snapshot that all partitions of a plan hold."""
+        cuts = frozenset(common_cuts(plan.partitions))
+        return cls._among(plan, cuts, max(cuts), reader)
+
+    @classmethod
+    def _among(cls, plan: ResumePlan, cuts: frozenset[Cut], cut: Cut, reader: ReaderOf) -> Snapshot:
         held = plan.partitions
         snapshot = next((closed for closed in held[0].epochs if closed.cut == cut), None)
         parts = timeline(held[0].executions, snapshot)
-        cuts = frozenset(common_cuts(held))
         return cls(tuple(map(reader, held)), cut, held[0].epochs, tuple(held[0].executions), cuts, parts)
+
+    def at(self, epoch: int, directory: Path) -> Snapshot:
+        """Return the snapshot of another epoch that the partitions shared. directory: named in errors. Raises
+        EpochNotHeldError."""
+        for cut in self.cuts:
+            if cut[0] == epoch:
+                snapshot = next((closed for closed in self.epochs if closed.cut == cut), None)
+                return replace(self, cut=cut, timeline=timeline(self.executions, snapshot))
+        raise EpochNotHeldError(
+            f"epoch {epoch} is not held: the partitions share epochs {min(self.cuts)[0]} to {max(self.cuts)[0]}",
+            path=directory,
+        )
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -148,15 +169,8 @@ def snapshot_at(directory: Path, epoch: int | None = None) -> Snapshot:
 def snapshot_of(found: Sequence[FoundFile], reader: ReaderOf, directory: Path, epoch: int | None = None) -> Snapshot:
     """Return what `snapshot_at` does, of these files. directory: named in errors about all of them."""
     plan = plan_resume(found)
-    cuts = common_cuts(plan.partitions)
-    if epoch is None:
-        return Snapshot.of(plan, max(cuts), reader)
-    for cut in cuts:
-        if cut[0] == epoch:
-            return Snapshot.of(plan, cut, reader)
-    raise EpochNotHeldError(
-        f"epoch {epoch} is not held: the partitions share epochs {min(cuts)[0]} to {max(cuts)[0]}", path=directory
-    )
+    newest = Snapshot.newest(plan, reader)
+    return newest if epoch is None else newest.at(epoch, directory)
 
 
 def snapshots_at(directory: Path, epoch: int | None, since: int | None) -> tuple[Snapshot, Snapshot | None]:

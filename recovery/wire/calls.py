@@ -169,6 +169,12 @@ class OwnerCalls(Protocol):
         """Return the states of these keys of a step in one file as of a cut, those that it has; None: all."""
         ...
 
+    def page(
+        self, name: str, step: StepId, cut: Cut, begin: str, end: str | None, limit: int, most_bytes: int
+    ) -> Iterator[list[StateRow]]:
+        """Return the first states of a step in one file from a key on, as of a cut."""
+        ...
+
     def key_sizes(self, name: str, step: StepId, cut: Cut) -> Iterator[list[tuple[str, int]]]:
         """Return the keys of a step in one file as of a cut, with the size of each value in bytes."""
         ...

@@ -32,6 +32,7 @@ CHANGES = {
     "diff": ("no", "yes"),
     "advise": ("no", "yes"),
     "report": ("writes a page", "yes"),
+    "ui": ("no", "yes"),
     "gc": ("yes", "no"),
     "backup": ("makes a backup at DEST", "yes"),
     "restore": ("makes DIR, or partitions at owners", "no"),

@@ -88,6 +88,11 @@ READS: dict[str, Callable[[Snapshot, Snapshot], Any]] = {
     "states in order": lambda at, _: list(at.states_in_order("count")),
     "some": lambda at, _: at.some("count", [*KEYS, "none"]),
     "values": lambda at, _: (at.values(CHECKPOINT_STEP), at.values("count", KEYS[:3])),
+    "page": lambda at, _: [
+        reader.page("count", at.cut, begin, end, limit, most_bytes)
+        for reader in at.readers
+        for begin, end, limit, most_bytes in (("", None, 99, 1 << 30), ("k1", "k2", 3, 1 << 30), ("", None, 99, 1))
+    ],
     "sizes": lambda at, _: sorted(at.sizes("count")),
     "count": lambda at, _: [at.count(step) for step in (*STEPS, "none")],
     "versions": lambda at, _: [at.versions("count", key) for key in SOME],
@@ -128,7 +133,7 @@ def test_an_epoch_that_is_not_held(place):
     at = place.store.at(1)
     for index in range(3):
         alter(place.path(index), "DELETE FROM epochs WHERE epoch = 1")
-    for read in ("states", "some", "sizes", "count", "versions", "changes", "nothing lost"):
+    for read in ("states", "some", "page", "sizes", "count", "versions", "changes", "nothing lost"):
         with pytest.raises(EpochNotHeldError):
             READS[read](at, at)
 

@@ -243,7 +243,8 @@ from recovery.errors import StorageError
 from recovery.planning.resume import plan_resume
 from recovery.storage.scan import scan
 from recovery.storage.verify import PartitionCheck
-from recovery.cli.status import collect_status
+from recovery.report.facts import gather
+from recovery.report.status import status_json
 from recovery.storage.store import Store
 from recovery.storage.snapshot import snapshot_at
 os.setgid(65534); os.setuid(65534)
@@ -251,7 +252,8 @@ try:
     plan = plan_resume(scan(Path(sys.argv[1])))
     assert all(PartitionCheck(d.path).run().problems == () for d in plan.partitions)
     found = [state.key for state in snapshot_at(Path(sys.argv[1])).states("count")]
-    problem = collect_status(Store(Path(sys.argv[1])), scan(Path(sys.argv[1])), {})["problem"]
+    store = Store(Path(sys.argv[1]))
+    problem = status_json(store, gather(store, [], 0))["problem"]
     print(plan.resume_epoch, problem, len(found))
 except StorageError as error:
     print(error.path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,11 @@ class StepCounts:
         """Whether any key differs."""
         return any(self.counts.values())
 
+    def as_json(self) -> dict[str, int]:
+        """Return the counts as JSON values; without the equal keys, if they were not counted."""
+        equal = {} if self.equal is None else {"equal": self.equal}
+        return {**equal, **{name.replace(" ", "_").lower(): count for name, count in self.counts.items()}}
+
 
 @dataclass(frozen=True, slots=True)
 class Diff:
@@ -85,6 +90,24 @@ class Diff:
     def same_position(self) -> bool:
         """Whether two snapshots have read the same input of each source."""
         return all(each.same for each in self.sources)
+
+    @property
+    def differ(self) -> bool:
+        """Whether any key differs, once `differences` is exhausted."""
+        return any(each.differ for each in self.counts.values())
+
+    def as_json(self, a: str, b: str, shown: Sequence[KeyDifference], uncompared: Sequence[int]) -> dict[str, Any]:
+        """Return what was found as JSON values, once `differences` is exhausted. a, b: how the two are named. shown:
+        the differences to show. uncompared: the numbers of Spark's own operators, which were not compared."""
+        return {
+            "a": {"directory": a, "epoch": self.epoch_a}, "b": {"directory": b, "epoch": self.epoch_b},
+            "equal": not self.differ, "same_position": self.same_position,
+            "compared_since_epoch": self.since,
+            "sources": [each.as_json() for each in self.sources],
+            "steps": {step: each.as_json() for step, each in self.counts.items()},
+            "operators_not_compared": list(uncompared),
+            "differences": [each.as_json() for each in shown],
+        }  # fmt: skip
 
 
 def diff(

@@ -45,6 +45,19 @@ class WaitingKey:
     replays: bool
     entries: tuple[tuple[int, int], ...] = ()
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the key and what waits for it as JSON values."""
+        note = self.note
+        return {
+            "step": self.step,
+            "key": self.key,
+            "rows": note.rows,
+            "since_ms": note.since_ms,
+            "replays": self.replays,
+            "error": note.error,
+            "overdue_ms": note.overdue_ms,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

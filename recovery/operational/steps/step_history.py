@@ -106,16 +106,17 @@ def history(
     return key_history(StepTarget(store, step, SystemClock()), step, key, with_input=with_input)
 
 
-def key_history(target: StepTarget, step: str, key: str, *, with_input: bool = False) -> History:
+def key_history(target: StepTarget, step: str, key: str, *, with_input: bool = False, whole: bool = True) -> History:
     """Return every version of a key that a directory holds. Only reads; a run may be active. with_input: add what each
-    epoch read.
+    epoch read. whole: also check that the key's partition has all rows of the step, which reads all keys there.
 
     Raises the errors of planning and reading, and StateNotFoundError for a step or key without any version.
     """
     at = target.snapshot
-    unknown = unknown_step(target, step)
-    if unknown is not None:
+    if whole and (unknown := unknown_step(target, step)) is not None:
         raise unknown
+    if whole:
+        at.check_all_there(step, key)
     found = at.versions(step, key)
     if not found:
         raise StateNotFoundError(
@@ -128,7 +129,9 @@ def key_history(target: StepTarget, step: str, key: str, *, with_input: bool = F
 def mark_history(target: StepTarget, environment: str, key: str, *, with_input: bool = False) -> History:
     """Return every version of a high-water mark that epochs of a directory moved; without versions if none did. Raises
     the errors of planning and reading."""
-    found = target.snapshot.versions(EPOCH_STEP, f"{escape(environment)}/{key}")
+    name = f"{escape(environment)}/{key}"
+    target.snapshot.check_all_there(EPOCH_STEP, name)
+    found = target.snapshot.versions(EPOCH_STEP, name)
     return _history(target.snapshot, EPOCH_STEP, key, found, _mark_value, with_input)
 
 

@@ -33,6 +33,7 @@ from recovery.spark.run.parts.checking import BackgroundCheck
 from recovery.spark.run.parts.part import RunParts
 from recovery.spark.run.parts.recording import RunRecord
 from recovery.spark.run.parts.replicating import REPLICATED_KEEPS_S, ReplicatedClosing, begin_replication, take_over
+from recovery.spark.run.parts.showing import RunPages
 from recovery.spark.run.until import check_fork, find_until
 from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.initialize import init_partitions
@@ -88,6 +89,8 @@ class Prepared:
             if self.config.metrics_port is not None:
                 self.endpoint = MetricsEndpoint(self.config.metrics_host, self.config.metrics_port)
                 self.parts.add_end("metrics", self.endpoint.close)
+            if self.config.ui is not None:
+                self.parts.add(RunPages(self.config, self.config.ui, self.access))
             faults.reach("start.1")
             self._plan()
             faults.reach("start.2")

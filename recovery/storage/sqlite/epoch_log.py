@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Collection, Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,15 +83,23 @@ FROM ({CHANGED.format(changes="changes")} WHERE c.epoch = :epoch AND c.step_id =
 
 _OF_CHANGE = row_digest_sql("c.step_id", "c.state_key", "c.epoch", "c.ser_change", "c.timeout_ms")
 _NEXT = "(SELECT min(n.epoch) FROM temp.changed AS n WHERE {0}.step_id = n.step_id AND {0}.state_key = n.state_key{1})"
-OVERLAY = f"""
+CREATE_CHANGED = """
 CREATE TEMP TABLE changed (
     epoch INTEGER, step_id TEXT, state_key TEXT, ser_change ANY, timeout_ms INTEGER,
     PRIMARY KEY (step_id, state_key, epoch)
-) STRICT, WITHOUT ROWID;
-
+) STRICT, WITHOUT ROWID
+"""
+INSERT_STEPS = f"""
 INSERT INTO temp.changed {CHANGED.format(changes="main.changes")}
-WHERE c.step_id IN (SELECT value FROM json_each(:steps));
-
+WHERE c.step_id IN (SELECT value FROM json_each(:steps))
+"""
+INSERT_KEY = f"""
+INSERT INTO temp.changed {CHANGED.format(changes="main.changes")}
+WHERE c.step_id = :step AND instr(c.content, :text) AND each.value ->> 0 = :key
+"""
+PLAIN = re.compile(r"[ !#-\[\]-~]*")
+"""Keys that JSON writes as they are, between quotes."""
+OVERLAY = f"""
 CREATE TEMP VIEW snaps AS
 SELECT step_id, state_key, snap_epoch, ser_change, timeout_ms, digest FROM main.snaps AS s
 WHERE NOT EXISTS (SELECT 1 FROM temp.changed AS c WHERE c.step_id = s.step_id AND c.state_key = s.state_key)
@@ -230,20 +240,32 @@ def changes_of(connection: apsw.Connection, step: StepId) -> Iterator[list[tuple
 
 
 @contextlib.contextmanager
-def overlaid(connection: apsw.Connection, path: Path, steps: Collection[str] | None = None) -> Iterator[None]:
+def overlaid(
+    connection: apsw.Connection,
+    path: Path,
+    steps: Collection[str] | None = None,
+    keys: Collection[str] | None = None,
+) -> Iterator[None]:
     """Let queries of `snaps` and `superseded` return the same rows as if everything was folded. To be used inside a
-    transaction that only reads. The cost is proportional to the log. Raises CorruptPartitionError if the log is
-    damaged.
+    transaction that only reads. Raises CorruptPartitionError if the log is damaged.
 
-    steps: only the rows of these steps are laid over, because the queries are of no others; None: of all.
+    steps, keys: the queries are about these steps, and about these keys of each; None: about all. All of the log is
+    compared with its digests; laid over are only the chunks of the steps and, with keys, of these only those with the
+    text of such a key.
     """
     if not is_logged(connection):
         yield
         return
     check_sound(connection, path)
     load_digests(connection)
-    laid = logged_steps(connection) if steps is None else steps
-    connection.execute(OVERLAY, {"steps": msgspec.json.encode(list(laid)).decode()}).fetchall()
+    laid = list(logged_steps(connection) if steps is None else steps)
+    connection.execute(CREATE_CHANGED).fetchall()
+    if keys is None or not all(PLAIN.fullmatch(key) for key in keys):
+        connection.execute(INSERT_STEPS, {"steps": msgspec.json.encode(laid).decode()}).fetchall()
+    else:
+        for step, key in product(laid, dict.fromkeys(keys)):
+            connection.execute(INSERT_KEY, {"step": step, "key": key, "text": f'"{key}"'}).fetchall()
+    connection.execute(OVERLAY).fetchall()
     try:
         yield
     finally:

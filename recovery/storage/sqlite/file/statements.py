@@ -10,7 +10,8 @@ from typing import Any
 
 import apsw
 
-from recovery.errors import CorruptPartitionError, RecoveryError, StorageError
+from recovery.base.threads import is_late
+from recovery.errors import CorruptPartitionError, LookLimitError, RecoveryError, StorageError
 
 BUSY_TIMEOUT_MS = 60_000
 """How long a statement waits for a lock of another connection."""
@@ -75,6 +76,10 @@ def translated(path: Path) -> Iterator[None]:
         error.path = error.path or os.fspath(path)
         raise
     except RecoveryError:
+        raise
+    except apsw.InterruptError as error:
+        if is_late():
+            raise LookLimitError("it takes longer than one look may", path=path) from error
         raise
     except _CORRUPT as error:
         raise CorruptPartitionError(f"SQLite says: {error}", path=path) from error

@@ -156,7 +156,7 @@ def test_the_order_of_ends_is_that_of_the_page(spark, feed, tmp_path, order):
     added, ended = order
     feed.add([("a", 1)])
     init_partitions(tmp_path / "db", 2)
-    begin(spark, feed, tmp_path / "db", metrics_port=0, replicate=tmp_path / "copy").await_termination()
+    begin(spark, feed, tmp_path / "db", metrics_port=0, ui=":0", replicate=tmp_path / "copy").await_termination()
     assert ended == added[::-1]
     assert ended == documented()[:-1]
     added.clear()
@@ -164,7 +164,9 @@ def test_the_order_of_ends_is_that_of_the_page(spark, feed, tmp_path, order):
     frame = feed.frame(spark).transform(totals_step(update=waiting))
     start(frame, None, sink=DiscardSink(), name="test", trigger="available-now").await_termination()
     assert ended == added[::-1]
-    assert ended == [name for name in documented() if name not in ("metrics", "replication", "run history", "lag")]
+    assert ended == [
+        name for name in documented() if name not in ("metrics", "pages", "replication", "run history", "lag")
+    ]
 
 
 class Refusing(DiscardSink):

@@ -1,0 +1,88 @@
+"""`recovery ui DIR…`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from recovery.base.printable import one_line
+from recovery.cli.common import DIRECTORY
+from recovery.cli.config_options import FILE, threshold_option
+from recovery.cli.option import option
+from recovery.cli.owners import owner_options
+from recovery.errors import ConfigurationError
+from recovery.storage.store import OwnerAccess
+
+
+@click.command()
+@click.argument("directories", metavar="[DIR]...", nargs=-1, type=DIRECTORY)
+@option("--place", metavar="ADDRESS", without="only what DIR notes of its backups",
+        help="Where backups of DIR are, as of [backup](#backup): the page of copies lists them.")  # fmt: skip
+@option("--at", metavar="[HOST]:PORT", envvar="RECOVERY_UI_AT", default=":4050", show_default=True,
+        help="Where to listen; without a host, at the loopback interface; port 0 takes a free one. Another interface "
+             "needs --view-token-file, and --tls-cert or --insecure.")  # fmt: skip
+@option("--view-token-file", type=FILE, envvar="RECOVERY_VIEW_TOKEN_FILE", without="all users of this machine get in",
+        help="A file with a secret of at least 16 bytes, which readers show: in the form of the page, or as "
+             "[Authorization: Bearer](ui.md#who-gets-in). It must not be the token of the owners. A second line is "
+             "accepted, too.")  # fmt: skip
+@option("--tls-cert", type=FILE, without="no TLS", help="The certificate of this host, a PEM file.")
+@option("--tls-key", type=FILE, help="The key of the certificate that --tls-cert names, a PEM file.")
+@option("--prefix", metavar="/PATH", default="", without="none",
+        help="What all paths begin with, for [a proxy that has other pages, too](ui.md#behind-a-proxy).")  # fmt: skip
+@option("--insecure", is_flag=True,
+        help="Listen on another interface than loopback without TLS: the token and states cross the network in plain "
+             "text.")  # fmt: skip
+@threshold_option
+@owner_options
+def ui(
+    directories: tuple[Path, ...],
+    place: str | None,
+    at: str,
+    view_token_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    prefix: str,
+    insecure: bool,
+    thresholds: dict[str, str],
+    access: OwnerAccess,
+) -> None:
+    """Serve pages that show flows while they run.
+
+    The pages show what runs, the time line, each step's keys, copies, and what a run would resume from. The command
+    only reads, also during runs, and until SIGTERM or Ctrl-C. On SIGHUP it reads the token and the certificate again.
+
+    Several directories are a list of flows; the name of each is the last part of its path. --owner and --place are
+    those of one DIR. The command needs the extra `ui`.
+    """
+    # The variable names one directory, whatever its characters.
+    named = os.environ.get("RECOVERY_DIRECTORY")
+    given = directories or ((DIRECTORY.convert(named, None, None),) if named else ())
+    if not given:
+        raise click.UsageError("Give DIR, or several.")
+    if len(given) > 1 and (access.owners or place is not None):
+        raise click.UsageError("--owner and --place are those of one DIR: start another server for each such DIR.")
+    try:
+        from recovery.ui.facts.flows import Flows, FlowSource
+        from recovery.ui.server.app import application
+        from recovery.ui.server.service import UiSettings, serve
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"recovery ui needs the package {error.name}",
+            cause="This package was installed without its extra ui.",
+            remedy="pip install 'starlette>=1.0' 'uvicorn>=0.35' 'jinja2>=3.1', or this package with the extra.",
+        ) from error
+    flows = Flows([FlowSource(each, access, place, thresholds) for each in given])
+    settings = UiSettings(
+        at, view_token_file, tls_cert, tls_key, prefix, insecure, access.token_file if access.owners else None
+    )
+    try:
+        serve(lambda admission: application(flows, admission), settings, _say)
+    finally:
+        flows.release()
+
+
+def _say(text: str) -> None:
+    click.echo(f"recovery ui: {one_line(text)}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""JSON for programs, under /api/: routes (`routes`), their answers (`answering`), and the OpenAPI file (`openapi`)."""

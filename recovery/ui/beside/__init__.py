@@ -1,0 +1,1 @@
+"""The pages of a run, in a process beside it: `recovery run --ui`."""

@@ -1,0 +1,83 @@
+"""The bounds of one request: rows, bytes and seconds. What is beyond a bound is said, never left out silently."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from recovery.base.threads import is_stopped, limited, time_left_s
+from recovery.errors import ConfigurationError, LookLimitError
+
+T = TypeVar("T")
+
+REQUEST_S = 10.0
+"""How long one request may read."""
+MOST_ROWS = 1_000
+"""The most keys, epochs or partitions in one answer."""
+ROWS = 100
+"""As many, if nobody asks for more or fewer."""
+MOST_VALUE_BYTES = 256 << 10
+"""A value is shown up to here, and the answer then says how long it is."""
+MOST_PAGE_BYTES = 4 << 20
+"""A page of keys ends where it has this much."""
+
+
+@contextmanager
+def one_request() -> Iterator[None]:
+    """Bound the reading within. Raises LookLimitError after `REQUEST_S`."""
+    with limited(REQUEST_S):
+        yield
+
+
+def check_time() -> None:
+    """Raise LookLimitError if the time of the request is over."""
+    if is_stopped():
+        raise LookLimitError("it takes longer than one request may")
+
+
+def is_half_over() -> bool:
+    """Whether half of the request's time is over: what can go on in another request ends here."""
+    left_s = time_left_s()
+    return left_s is not None and left_s < REQUEST_S / 2
+
+
+def size_of(content: Any) -> int:
+    """Return the bytes of a value's JSON."""
+    return len(json.dumps(content, ensure_ascii=False).encode(errors="surrogatepass"))
+
+
+def page_of(rows: Sequence[T], after: int | None, limit: int | None) -> tuple[list[T], int | None]:
+    """Return the rows after the first `after`, and how many rows there are up to their end; None: there are no more.
+    Raises ConfigurationError."""
+    begin, wanted = after or 0, rows_wanted(limit)
+    if begin < 0:
+        raise ConfigurationError(
+            f"after={begin} is no place in a list", cause="", remedy="Give the `next` of another answer."
+        )
+    end = begin + wanted
+    return list(rows[begin:end]), end if end < len(rows) else None
+
+
+def rows_wanted(limit: int | None) -> int:
+    """Return how many rows an answer has. Raises ConfigurationError for a number outside 1 to `MOST_ROWS`."""
+    if limit is None:
+        return ROWS
+    if not 1 <= limit <= MOST_ROWS:
+        raise ConfigurationError(
+            f"limit={limit} is not between 1 and {MOST_ROWS:,}",
+            cause="Each answer has a bounded number of rows.",
+            remedy="Ask for fewer rows, and follow `next`.",
+        )
+    return limit
+
+
+def shown_value(content: Any) -> dict[str, Any]:
+    """Return a value as an answer shows it: whole as `value`, or the beginning of its JSON as `beginning`; and the
+    bytes of its JSON."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    size_bytes = len(text.encode(errors="surrogatepass"))
+    if size_bytes <= MOST_VALUE_BYTES:
+        return {"value": content, "value_bytes": size_bytes, "is_cut": False}
+    return {"beginning": text[: MOST_VALUE_BYTES // 4], "value_bytes": size_bytes, "is_cut": True}

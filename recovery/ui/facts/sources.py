@@ -1,0 +1,50 @@
+"""The input and the output: how far each source is read, what it lacks, and what the sink has done."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from recovery.base.reserved import SINK_STEP
+from recovery.errors import EpochNotHeldError
+from recovery.operational.steps.epoch_input import epoch_input, position_of
+from recovery.sinks.delivery import NOTE_KEY
+from recovery.ui.facts.flows import ShownFlow
+from recovery.ui.facts.limits import shown_value
+
+
+def source_facts(flow: ShownFlow) -> dict[str, Any]:
+    """Return {"sources": […], "input", "lag", "sink"} as of the newest epoch.
+
+    sources: {"source", "position"}: the number of the source in the plan, and its position as Spark records it. input:
+    what the newest epoch read, as in `history --json --input`; None: not known. lag: as in `status --json`. sink:
+    {"note", "work"}: what the sink has recorded with the epoch, and what it has done since the epoch before; None: it
+    records or counts nothing.
+    """
+    look = flow.look()
+    at = look.snapshot
+    try:
+        positions = position_of(at)
+        read = epoch_input(at, at.epoch)
+        note = at.state(SINK_STEP, NOTE_KEY)
+    except EpochNotHeldError:
+        look = flow.look_again(look)
+        at = look.snapshot
+        positions, read, note = position_of(at), epoch_input(at, at.epoch), at.state(SINK_STEP, NOTE_KEY)
+    newest = look.gathered.epochs[-1] if look.gathered.epochs else None
+    work = None if newest is None or newest.sink is None else msgspec.to_builtins(newest.sink)
+    return flow.answer(look, {
+        "sources": [{"source": name, "position": shown_value(_json(text))} for name, text in positions.items()],
+        "input": None if read is None else [each.as_json() for each in read],
+        "lag": look.status["lag"],
+        "sink": {"note": None if note is None else shown_value(_json(note.value)), "work": work},
+    }, at.cut)  # fmt: skip
+
+
+def _json(text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text if isinstance(text, str) else text.decode(errors="replace")

@@ -1,0 +1,136 @@
+"""Templates become text: nothing from a directory is markup, and nothing of it is invisible."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from recovery.base.intervals import format_interval
+from recovery.base.wording import counted, listed, moment_text, short_moment_text
+from recovery.planning.health import format_bytes, format_seconds
+from recovery.report.page import HATCH, MARK
+from recovery.report.text import escaped, format_count, shortened, visible
+
+LONGEST_VALUE = 4000
+"""Characters of a value that a page shows; the rest is a note."""
+
+STATIC = {
+    "style.css": ("recovery.report", "text/css"),
+    "tip.js": ("recovery.report", "text/javascript"),
+    "ui.css": ("recovery.ui.pages", "text/css"),
+    "ui.js": ("recovery.ui.pages", "text/javascript"),
+}
+"""Each file that pages name, with the package that has the file, and its type."""
+_NAMES = {"tip.js": "script.js", "ui.css": "static/ui.css", "ui.js": "static/ui.js"}
+
+
+@functools.cache
+def static_file(name: str) -> tuple[bytes, str, str]:
+    """Return the content of a static file, its type, and a text that changes with the content. Raises KeyError."""
+    package, kind = STATIC[name]
+    content = (files(package) / _NAMES.get(name, name)).read_bytes()
+    return content, f"{kind}; charset=utf-8", hashlib.sha256(content).hexdigest()[:16]
+
+
+class Links:
+    """Addresses of pages, as links in pages have them."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def static(self, name: str) -> str:
+        """Return the address of a static file."""
+        return f"{self._prefix}/static/{name}?v={static_file(name)[2]}"
+
+    def top(self, path: str = "/", **query: object) -> str:
+        """Return the address of a page that is about no flow or about several."""
+        return f"{self._prefix}{path}{_query(query)}"
+
+    def page(self, flow: str, page: str = "", **query: object) -> str:
+        """Return the address of a flow's page. query: what it shows; None is left out."""
+        return f"{self._prefix}/flows/{quote(flow, safe='', errors='surrogatepass')}/{page}{_query(query)}"
+
+
+def _query(given: dict[str, object]) -> str:
+    found = {name.rstrip("_"): str(value) for name, value in given.items() if value is not None}
+    return f"?{urlencode(found, errors='surrogatepass')}" if found else ""
+
+
+def environment(prefix: str) -> Environment:
+    """Return what renders templates. prefix: what links begin with."""
+    made = Environment(
+        loader=PackageLoader("recovery.ui.pages"),
+        autoescape=True,
+        finalize=_finalized,
+        undefined=StrictUndefined,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals.update(links=Links(prefix), mark=Markup(MARK), hatch=Markup(HATCH))
+    made.filters.update(
+        count=_or_dash(lambda value: f"{value:,}"),
+        roughly=_or_dash(format_count),
+        size=_or_dash(format_bytes),
+        seconds=_or_dash(format_seconds),
+        interval=_or_dash(lambda value: format_interval(max(0, round(value)))),
+        moment=_or_dash(moment_text),
+        short_moment=_or_dash(short_moment_text),
+        counted=counted,
+        listed=listed,
+        shortened=shortened,
+        typed=typed,
+        json_text=json_text,
+        tojson_short=lambda value: shortened(json.dumps(value, ensure_ascii=False), 200),
+        value_text=value_text,
+    )
+    return made
+
+
+def json_text(value: Any) -> Markup:
+    """Return a value as lines of JSON, of a long one the beginning with a note."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
+    return _block(text if not isinstance(value, str) else json.dumps(text, ensure_ascii=False), len(text))
+
+
+def value_text(row: Mapping[str, Any]) -> Markup:
+    """Return the value of a row, which facts may have cut, as lines of JSON."""
+    if row.get("is_cut"):
+        return _block(row.get("beginning", ""), row["value_bytes"])
+    return json_text(row["value"])
+
+
+def _block(text: str, size: int) -> Markup:
+    lines = Markup("\n").join(Markup(escaped(line)) for line in text[:LONGEST_VALUE].split("\n"))
+    note = Markup("")
+    if size > LONGEST_VALUE:
+        note = Markup('<p class="note">Cut: {} of {} characters are shown.</p>').format(
+            f"{LONGEST_VALUE:,}", f"{size:,}"
+        )
+    return Markup('<pre tabindex="0"><bdi>{}</bdi></pre>{}').format(lines, note)
+
+
+def typed(text: str | None) -> Markup:
+    """Return a text as the value of a field of a form, unchanged; empty if a field cannot have it or would hide it: a
+    reader who sends the form again must mean what the field shows."""
+    return Markup("") if text is None or visible(text) != text else escape(text)
+
+
+def _finalized(value: Any) -> Any:
+    """Return a value as a template prints it: markup that charts made as it is, everything else as visible text."""
+    if value is None:
+        return "–"
+    return value if isinstance(value, Markup) else visible(value)
+
+
+def _or_dash(shown: Any) -> Any:
+    """Return a filter that shows an absent value as a dash."""
+    return lambda value: "–" if value is None else shown(value)

@@ -1,0 +1,75 @@
+// Keeps a page up to date: fetches the same page again, and replaces the parts that differ.
+(() => {
+  const current = document.querySelector("nav.pages [aria-current]");
+  if (current) current.scrollIntoView({ block: "nearest", inline: "center" });
+  const main = document.querySelector("main[data-every]");
+  if (!main) return;
+  const button = document.getElementById("watch");
+  const said = document.getElementById("watched");
+  let stopped = false;
+  let timer = 0;
+  const shown = new Map();
+
+  const openOf = (part) => [...part.querySelectorAll("details")].map((each) => each.open);
+
+  const replace = (before, after) => {
+    const open = openOf(before);
+    const within = before.contains(document.activeElement) ? document.activeElement : null;
+    // Somebody types here; a later look replaces it.
+    if (within && within.matches("input, select, textarea")) return false;
+    const scrolled = [...before.querySelectorAll(".scroll, .table")].map((each) => each.scrollTop);
+    const href = within && within.getAttribute("href");
+    const number = within ? [...before.querySelectorAll("a, summary, [tabindex]")].indexOf(within) : -1;
+    before.replaceChildren(...after.childNodes);
+    before.querySelectorAll("[data-t] > title").forEach((title) => title.remove());
+    before.querySelectorAll("details").forEach((each, index) => { if (open[index]) each.open = true; });
+    before.querySelectorAll(".scroll, .table").forEach((each, index) => { each.scrollTop = scrolled[index] || 0; });
+    if (!within) return true;
+    const links = [...before.querySelectorAll("a, summary, [tabindex]")];
+    (links.find((each) => href && each.getAttribute("href") === href) || links[number] || main).focus();
+    return true;
+  };
+
+  const look = async () => {
+    if (document.hidden) return;
+    const answer = await fetch(location.href, { headers: { accept: "text/html" }, credentials: "same-origin" });
+    // Signed out: the server leads to the form.
+    if (answer.redirected) { location.reload(); return; }
+    const found = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const parts = found.querySelectorAll("[data-part]");
+    if (!answer.ok && !parts.length) throw new Error("no page");
+    parts.forEach((after) => {
+      const before = document.getElementById(after.id);
+      const text = after.innerHTML;
+      if (before && shown.get(after.id) !== text && !stopped && replace(before, after)) shown.set(after.id, text);
+    });
+    document.body.classList.remove("stale");
+    if (said.dataset.stale) { said.textContent = "up to date"; delete said.dataset.stale; }
+  };
+
+  const next = () => {
+    clearTimeout(timer);
+    if (stopped) return;
+    timer = setTimeout(async () => {
+      try {
+        await look();
+      } catch {
+        if (!said.dataset.stale) {
+          said.dataset.stale = "1";
+          said.textContent = "the server has not answered since " + new Date().toLocaleTimeString();
+        }
+      }
+      next();
+    }, Number(main.dataset.every));
+  };
+
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    stopped = !stopped;
+    button.textContent = stopped ? "Continue" : "Pause";
+    said.textContent = stopped ? "paused" : "up to date";
+    next();
+  });
+  document.addEventListener("visibilitychange", next);
+  next();
+})();

@@ -1,0 +1,1 @@
+"""The server of `recovery ui`: who gets in, where it listens, and what each answer carries."""
