@@ -133,6 +133,7 @@ class Pooler:
             auth_file = {self.home}/users
             pool_mode = transaction
             default_pool_size = 2
+            server_login_retry = 1
         """.replace("            ", "")
             + f"\n{settings}\n"
         )
