@@ -16,7 +16,7 @@ def some(values: Iterable[object], *by_default: object) -> list[object]:
 
 def a_third(*parameters: Iterable[object]) -> list[object]:
     """All combinations of these parameters' values for `parametrize`: a third of them runs always, in which any two
-    values of two parameters meet that have three values or more; the others are long."""
+    values of two parameters meet if there are three or more parameters; the others are long."""
     numbered = itertools.product(*(enumerate(values) for values in parameters))
     return [
         pytest.param(*(value for _, value in each), marks=[] if sum(n for n, _ in each) % 3 == 0 else pytest.mark.long)

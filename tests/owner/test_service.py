@@ -38,7 +38,7 @@ from recovery.owner.service import OwnerService
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.store import OwnerAccess, Store
-from recovery.wire import server
+from recovery.wire import run_client, server
 from recovery.wire.calls import OwnerCalls, PartitionCalls
 from recovery.wire.run_client import Owner
 from tests.owner.served import PATIENCE_S, TOKEN, Served, invoked, spread, token_file
@@ -205,6 +205,7 @@ class TestHolding:
 
     def test_a_silent_run_loses_the_directory(self, service, monkeypatch):
         """Frozen for long, it finds that another one has begun."""
+        monkeypatch.setattr(run_client, "CLASSIFY_S", 0.5)
         monkeypatch.setattr(server, "HOLD_S", 0.3)
         monkeypatch.setattr(server, "PROGRESS_S", 0.05)
         run = service.client()
