@@ -45,7 +45,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 MEMORY = Path("/dev/shm")
 """A file system in memory, where there is one."""
 ROOM_BYTES = 8 << 30
-"""What tests leave in directories for temporary files while they run is a tenth of this."""
+"""With less, files of tests stay on the disk: in memory they would take the room of processes that tests start."""
 
 
 def has_room() -> bool:
