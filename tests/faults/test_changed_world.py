@@ -40,7 +40,7 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "upsert": UpsertTarget,
 }
 SOURCES: dict[str, Callable[[Path], Source]] = {"files": FilesSource, "topic": TopicSource}
-BY_DEFAULT = {("files", "files"), ("topic", "delta")}
+BY_DEFAULT = {("topic", "files")}
 PAIRS = [
     pytest.param(*pair, marks=[] if pair in BY_DEFAULT else [pytest.mark.long])
     for pair in itertools.product(SOURCES, TARGETS)

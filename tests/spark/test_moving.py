@@ -98,6 +98,7 @@ def newest_batch(run) -> int:
     return max(map(int, re.findall(r"^batch (\d+)$", run.text(), re.MULTILINE)), default=-1)
 
 
+@pytest.mark.long
 def test_partitions_move_while_a_run_goes_on(fleet):
     """To an owner that the run does not know, then away from another one, which may be stopped; the run goes on in one
     session, and nothing is lost or counted twice."""
