@@ -364,6 +364,8 @@ def test_what_is_left_is_removed(places):
     kept.mkdir()
     places.owners[2].end(signal.SIGTERM)
     places.owners[2].start()
+    # It listens before it removes anything, and answers afterwards.
+    wait_until_free(places)
     assert not left.exists()
     assert kept.is_dir()
 
