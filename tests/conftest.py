@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 import signal
 import sys
@@ -41,6 +42,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
+MEMORY = Path("/dev/shm")
+"""A file system in memory, where there is one."""
+ROOM_BYTES = 8 << 30
+"""With less, files of tests stay on the disk: in memory they would take the room of processes that tests start."""
+
+
+def has_room() -> bool:
+    """Whether files in memory may take the place of files on a disk."""
+    if not MEMORY.is_dir() or shutil.disk_usage(MEMORY).free < ROOM_BYTES:
+        return False
+    found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return found is not None and int(found[1]) << 10 >= ROOM_BYTES
+
+
+# Tests sync thousands of small files, which takes long on a disk that others use too. TMPDIR decides otherwise.
+if "TMPDIR" not in os.environ and has_room():
+    os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+
 StoreMaker = Callable[[int], Path]
 
 BEGUN = time.monotonic()
@@ -63,8 +82,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def store_maker() -> Iterator[StoreMaker]:
     """Makes recovery directories in memory where there is some: copies of one that `init` made, so they are cheap."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="recovery-", dir=memory if memory.is_dir() else None) as name:
+    with tempfile.TemporaryDirectory(prefix="recovery-", dir=MEMORY if MEMORY.is_dir() else None) as name:
         root = Path(name)
         made = 0
 

@@ -16,6 +16,7 @@ from recovery.appended.files import LocalFiles
 from recovery.appended.planner import Planner
 from recovery.errors import InputRewrittenError
 from tests.appended.test_rotation import Query, tick
+from tests.shares import a_third
 
 LOGROTATE = shutil.which("logrotate", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 pytestmark = pytest.mark.skipif(LOGROTATE is None, reason="logrotate is not installed")
@@ -41,6 +42,8 @@ PATHS: dict[str, Callable[[Path], Path | str]] = {
     "glob of names": lambda log: f"{log.parent}/*.log",
     "glob of generations": lambda log: f"{log.parent}/app.log*",
 }
+FIRST = ["with lines", "empty", "absent"]
+"""The log when the first run begins."""
 SCHEDULES = {
     "filled and rotated": "write rotate run write run",
     "rotated twice": "write rotate write rotate write run write run",
@@ -128,10 +131,7 @@ def may_be_compressed_unseen(log: Log, rotations: int) -> bool:
     return rotations >= 1 and "compress" in log.style
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("path_of", PATHS)
-@pytest.mark.parametrize("first", ["with lines", "empty", "absent"])
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(("style", "first", "path_of", "schedule"), a_third(STYLES, FIRST, PATHS, SCHEDULES))
 def test_every_line_comes_once_or_the_run_is_refused(
     tmp_path: Path, style: str, first: str, path_of: str, schedule: str
 ) -> None:

@@ -16,7 +16,7 @@ from recovery.operational.manager import StateManager
 from recovery.storage.initialize import init_partitions
 from tests.backup.support import work
 from tests.cli.test_repeated import call, contents
-from tests.owner.served import Served, recovery, spread, token_file
+from tests.owner.served import Served, invoked, recovery, spread, token_file
 from tests.stores import Driver
 
 OF_TIME = {"since_ms", "elapsed_s", "age_ms", "store_id", "origin", "nonce"}
@@ -145,11 +145,11 @@ def test_gc_at_owners(tmp_path: Path) -> None:
         words = ["gc", db, "-b", "0", "--json", "--token-file", token]
         words += [word for owner in owners for word in ("--owner", owner.at)]
         before = contents(db, *away)
-        said = recovery(*words, "--dry-run")
+        said = invoked(*words, "--dry-run")
         assert said.returncode == 0, said.stderr
         # An owner that sends copies makes its scratch directory, and leaves it empty.
         assert contents(db, *away) == before
-        done = recovery(*words)
+        done = invoked(*words)
         assert {**json.loads(done.stdout), "dry_run": True} == json.loads(said.stdout)
 
 

@@ -49,6 +49,7 @@ def all_commands(command: click.Command = main, words: tuple[str, ...] = ()) -> 
     return [list(words), *(found for name, one in below.items() for found in all_commands(one, (*words, name)))]
 
 
+@pytest.mark.long
 def test_help_of_every_command():
     """Ends with 141, silently."""
     commands = [[*words, "--help"] for words in all_commands()] + [["--version"]]

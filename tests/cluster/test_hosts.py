@@ -89,12 +89,14 @@ def other_python() -> str | None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(other_python() is None, reason="no second version of Python: RECOVERY_TEST_OTHER_PYTHON names one")
 def test_another_python_at_executors(lab, db):
     """Both versions are named and the setting to give; no epoch is closed, and the next run is exact."""
+    python = other_python()
+    if python is None:
+        pytest.skip("no second version of Python: RECOVERY_TEST_OTHER_PYTHON names one")
     ours = "{}.{}".format(*sys.version_info)
-    theirs = subprocess.run([other_python(), "-V"], capture_output=True, text=True, check=True, timeout=60).stdout
-    run = lab.run("cluster.py:counts(100, 1)", db, "-s", "0", PYSPARK_PYTHON=other_python())
+    theirs = subprocess.run([python, "-V"], capture_output=True, text=True, check=True, timeout=60).stdout
+    run = lab.run("cluster.py:counts(100, 1)", db, "-s", "0", PYSPARK_PYTHON=python)
     assert run.wait() == 51, run.text()
     assert f"Python workers run Python {'.'.join(theirs.split()[1].split('.')[:2])}" in run.text()
     assert f"the driver runs Python {ours}" in run.text()

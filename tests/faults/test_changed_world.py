@@ -7,6 +7,7 @@ as they were; once the change is undone, the same command is exact.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -25,7 +26,6 @@ from tests.faults.minirun import CLOSE_POINTS, START_POINTS, states
 from tests.faults.sources import FilesSource, TopicSource
 from tests.faults.targets import DeltaTarget, FilesTarget, UpsertTarget
 from tests.faults.worlds import Source, Target, attempt, changed, everything, forked
-from tests.shares import some
 from tests.stores import paths_of, problems, window
 
 POINTS = [
@@ -40,6 +40,11 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "upsert": UpsertTarget,
 }
 SOURCES: dict[str, Callable[[Path], Source]] = {"files": FilesSource, "topic": TopicSource}
+BY_DEFAULT = {("topic", "files")}
+PAIRS = [
+    pytest.param(*pair, marks=[] if pair in BY_DEFAULT else [pytest.mark.long])
+    for pair in itertools.product(SOURCES, TARGETS)
+]
 
 
 def nothing() -> None:
@@ -233,8 +238,7 @@ def check_history(home: Path, source: str, target: str, seed: int, moves: int) -
         pytest.param(int(os.environ.get("RECOVERY_TEST_WORLDS", "250")), id="many", marks=pytest.mark.long),
     ],
 )
-@pytest.mark.parametrize("target", some(TARGETS, "files", "delta"))
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("source", "target"), PAIRS)
 def test_every_ending_is_exact_or_refused(store_maker, source, target, histories):
     seed = int(os.environ.get("RECOVERY_TEST_SEED", time.time_ns() % 1_000_000))
     print(f"replay with: RECOVERY_TEST_SEED={seed} python -m pytest {__file__} -k {source}-{target}")

@@ -17,7 +17,7 @@ from recovery.cli import main
 from recovery.errors import all_errors
 from tests.faults.test_hostile_files import template as template
 from tests.hostile import forge, lenient, make_right
-from tests.owner.served import Served, recovery, spread, token_file
+from tests.owner.served import Served, invoked, spread, token_file
 from tests.shares import some
 from tests.stores import STEP, paths_of
 
@@ -100,7 +100,7 @@ AT_OWNERS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", some([0, 1], 1))
 @pytest.mark.parametrize("wrong", some(WRONG, *BY_DEFAULT))
 def test_a_wrong_row_at_an_owner_is_the_same_error_with_the_address_of_that_owner(
     template: Path, tmp_path: Path, wrong: str, index: int
@@ -119,7 +119,7 @@ def test_a_wrong_row_at_an_owner_is_the_same_error_with_the_address_of_that_owne
         codes = {}
         for command in AT_OWNERS:
             words = [{"DB": str(db), "TO": str(tmp_path / "to")}.get(word, word) for word in command.split()]
-            done = recovery(*words, "--token-file", token, *where)
+            done = invoked(*words, "--token-file", token, *where)
             assert "Traceback" not in done.stderr, (command, done.stderr)
             assert done.returncode in TYPED, (command, done.stderr)
             assert "owner of the partitions failed" not in done.stderr, (command, done.stderr)

@@ -11,6 +11,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from recovery.cli import main
 from tests.stores import ROOT
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -95,8 +98,18 @@ def token_file(directory: Path) -> Path:
     return path
 
 
+def invoked(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Call a command in this process, which takes a tenth of a process's time: one that neither starts Spark nor is
+    killed."""
+    words = [*map(str, arguments)]
+    done = CliRunner().invoke(main, words, env=environment, prog_name="python -m recovery")
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
+
+
 def recovery(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Call a command as users do."""
+    """Call a command as users do, in a process; see `invoked`."""
     return subprocess.run(
         [sys.executable, "-m", "recovery", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},

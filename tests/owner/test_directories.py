@@ -33,7 +33,7 @@ from recovery.wire import server
 from recovery.wire.address import owner_address
 from recovery.wire.calls import OwnerCalls
 from recovery.wire.client import OwnerTaskStore
-from tests.owner.served import Served, recovery, token_file
+from tests.owner.served import Served, invoked, token_file
 from tests.stores import KEY, STEP, Driver, ServedPlace, SpreadDirectory, state_at
 from tests.waiting import wait_until
 
@@ -385,8 +385,8 @@ class TestProcess:
         owner = Served(words, token, beside=[birds])
         access = ("--owner", owner.at_of(birds), "--token-file", token)
         try:
-            assert recovery("serve", "--check", owner.at_of(words), "--token-file", token).returncode == 0
-            found = recovery("status", own, *access, "--json")
+            assert invoked("serve", "--check", owner.at_of(words), "--token-file", token).returncode == 0
+            found = invoked("status", own, *access, "--json")
             shown = json.loads(found.stdout)
             assert [each["owner"] for each in shown["owners"]] == [owner.at_of(birds)]
             assert [each["file"] for each in shown["partitions"]] == [
@@ -395,16 +395,16 @@ class TestProcess:
             for command in ("report DIR -o PAGE", "advise DIR", "verify DIR", "gc DIR", "runs DIR", "hwm set DIR m 1",
                             "backup DIR COPY", "plan DIR"):  # fmt: skip
                 stands = {"DIR": own, "PAGE": tmp_path / "page.html", "COPY": tmp_path / "copy"}
-                done = recovery(*(stands.get(word, word) for word in command.split()), *access)
+                done = invoked(*(stands.get(word, word) for word in command.split()), *access)
                 assert done.returncode == 0, done.stderr
             assert owner.at_of(birds) in (tmp_path / "page.html").read_text()
             bare = f"127.0.0.1:{owner.port}"
             for at in (bare, f"{bare}/fish"):
-                refused = recovery("status", own, "--owner", at, "--token-file", token)
+                refused = invoked("status", own, "--owner", at, "--token-file", token)
                 assert refused.returncode == 48, refused.stderr
                 assert "birds, words" in refused.stderr
                 assert refused.stderr.startswith(f"error: {at}: ") or at in refused.stderr
-                assert recovery("serve", "--check", at, "--token-file", token).returncode == 48
+                assert invoked("serve", "--check", at, "--token-file", token).returncode == 48
             assert owner.stop() == 0
             assert "Traceback" not in owner.text()
         finally:
@@ -422,7 +422,7 @@ class TestProcess:
         for each in ("db", "sub/db"):
             (tmp_path / each).mkdir(parents=True)
         monkeypatch.chdir(tmp_path)
-        found = recovery("serve", *words, "--at", "127.0.0.1:0", "--token-file", token)
+        found = invoked("serve", *words, "--at", "127.0.0.1:0", "--token-file", token)
         assert found.returncode == code, found.stderr
         assert said in found.stderr
         assert "Traceback" not in found.stderr

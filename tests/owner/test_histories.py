@@ -67,6 +67,7 @@ def impatient(monkeypatch):
     patient_for(20.0)
 
 
+@pytest.mark.long
 def test_a_history_of_replaced_owners(store_maker, tmp_path, impatient):
     """Owners that are killed, frozen, or lost with their disks are replaced from the replica, and come back stale."""
     [history] = played(store_maker, tmp_path, range(101, 102), ReplacingHistory)

@@ -34,6 +34,7 @@ from recovery.storage.documents import change_states, home
 from recovery.storage.moving.mover import MoveResult
 from recovery.storage.moving.task import MoveTask, to_targets
 from recovery.storage.store import OwnerAccess, Store
+from recovery.wire import run_client
 from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import DocumentCalls, OwnerCalls
 from recovery.wire.messages import as_error
@@ -41,7 +42,7 @@ from recovery.wire.move_calls import MoveCalls, MoveRequest
 from recovery.wire.run_client import Owner
 from tests.faults.minirun import MiniRun, child, die_at, run, states, totals, wait
 from tests.owner.histories import UNHURRIED, ForkedOwner, History, play
-from tests.owner.served import recovery, spread, token_file
+from tests.owner.served import invoked, spread, token_file
 from tests.shares import seeds, some
 from tests.stores import problems
 from tests.waiting import wait_until
@@ -175,7 +176,7 @@ def test_a_run_finds_owners_of_all_partitions(places):
 
 
 @pytest.mark.parametrize("point", DRIVER)
-@pytest.mark.parametrize("order", some([(0, 1), (1, 0), (2, 1, 0), (0, 1, 2)], (0, 1), (0, 1, 2)))
+@pytest.mark.parametrize("order", some([(0, 1), (1, 0), (2, 1, 0), (0, 1, 2)], (0, 1)))
 def test_the_command_is_killed(places, point, order):
     """Wherever it is: the next run is exact with any owners named in any order, and so is the same move again."""
     places.run(3)
@@ -194,7 +195,7 @@ def test_the_command_is_killed(places, point, order):
 
 
 @pytest.mark.parametrize("point", [*SOURCE, *TARGET])
-@pytest.mark.parametrize("order", [(0, 1), (0, 1, 2)])
+@pytest.mark.parametrize("order", some([(0, 1), (0, 1, 2)], (0, 1, 2)))
 def test_an_owner_is_killed(places, point, order):
     """The source or the target: the move says so; the next run is exact, and so is the same move again."""
     places.run(3)
@@ -268,11 +269,18 @@ def test_an_owner_that_has_the_note_refuses_documents(places):
 # ---- refused
 
 
-def refused(places: Places, kind: type[RecoveryError], match: str, targets: dict[int, int], *numbers: int) -> None:
+def refused(
+    places: Places,
+    kind: type[RecoveryError],
+    match: str,
+    targets: dict[int, int],
+    *numbers: int,
+    deadline_s: float = 10.0,
+) -> None:
     """The move is refused, and nothing has changed."""
     before = places.content()
     with pytest.raises(kind, match=match):
-        places.move(targets, *numbers, deadline_s=10.0)
+        places.move(targets, *numbers, deadline_s=deadline_s)
     assert places.content() == before
     assert [path for place in places.places for path in place.glob(".move-*")] == []
 
@@ -282,7 +290,7 @@ def test_what_is_refused(places, tmp_path):
     places.run(3)
     refused(places, MissingPartitionsError, "has part-9", {9: 2})
     places.owners[2].end(signal.SIGTERM)
-    refused(places, OwnerUnreachableError, "was not reached", {3: 2})
+    refused(places, OwnerUnreachableError, "was not reached", {3: 2}, deadline_s=2.0)
     another = tmp_path / "another"
     init_partitions(another, 4)
     shutil.copy(another / "part-3.sqlite3", places.places[3])
@@ -356,6 +364,8 @@ def test_what_is_left_is_removed(places):
     kept.mkdir()
     places.owners[2].end(signal.SIGTERM)
     places.owners[2].start()
+    # It listens before it removes anything, and answers afterwards.
+    wait_until_free(places)
     assert not left.exists()
     assert kept.is_dir()
 
@@ -401,27 +411,27 @@ def named(places: Places) -> list[object]:
     return ["--owner", places.ats[0], "--owner", places.ats[1], "--token-file", places.token]
 
 
-def test_the_commands_as_users_give_them(places):
+def test_the_commands_as_users_give_them(places, monkeypatch):
     """Without a run: a plan that changes nothing, a move, a balance, a drain, refusals; and facts for programs."""
     places.run(3)
     before = places.content()
-    shown = recovery("owners", "move", "part-3", "1", "--to", places.ats[2], *named(places), "--dry-run")
+    shown = invoked("owners", "move", "part-3", "1", "--to", places.ats[2], *named(places), "--dry-run")
     assert (shown.returncode, places.content()) == (0, before), shown.stderr
     assert [line.split(",")[0] for line in shown.stdout.splitlines()] == [
         f"part-1 from {places.ats[1]} to {places.ats[2]}", f"part-3 from {places.ats[0]} to {places.ats[2]}",
     ]  # fmt: skip
-    done = recovery("owners", "move", "part-3.sqlite3", "--to", places.ats[2], *named(places), "--json")
+    done = invoked("owners", "move", "part-3.sqlite3", "--to", places.ats[2], *named(places), "--json")
     facts = json.loads(done.stdout)
     assert facts["moved"] == facts["moves"]
     assert [facts["moved"][0][name] for name in ("partition", "from", "to")] == [
         "part-3.sqlite3", places.ats[0], places.ats[2],
     ]  # fmt: skip
-    again = recovery("owners", "move", "3", "--to", places.ats[2], *named(places))
+    again = invoked("owners", "move", "3", "--to", places.ats[2], *named(places))
     assert (again.returncode, again.stdout) == (0, "nothing to move\n")
     weights = f"{places.ats[0]}=1,{places.ats[1]}=0,{places.ats[2]}=1"
-    assert recovery("owners", "balance", "--weights", weights, *named(places)).returncode == 0
+    assert invoked("owners", "balance", "--weights", weights, *named(places)).returncode == 0
     assert [len(names) for names in places.files()] == [2, 0, 2]
-    drained = recovery("owners", "drain", places.ats[2], *named(places))
+    drained = invoked("owners", "drain", places.ats[2], *named(places))
     assert drained.returncode == 0, drained.stderr
     assert drained.stdout.splitlines()[-1].startswith("moved 2 partitions in ")
     assert places.files()[2] == []
@@ -432,7 +442,8 @@ def test_the_commands_as_users_give_them(places):
         (["balance", "--weights", "h1", *named(places)], 2, "'h1' is no weight"),
         (["move", "1", "--to", "127.0.0.1:1", *named(places)], 47, "127.0.0.1:1 was not reached"),
     ):
-        refusal = recovery("owners", *words)
+        monkeypatch.setattr("recovery.cli.owners.LOOK_S", 2.0)
+        refusal = invoked("owners", *words)
         assert refusal.returncode == code, refusal.stderr
         assert text in refusal.stderr
     places.run(5)
@@ -442,8 +453,9 @@ def test_the_commands_as_users_give_them(places):
 # ---- requests to a run
 
 
-def test_a_request_needs_a_run_and_there_is_one_at_a_time(places):
+def test_a_request_needs_a_run_and_there_is_one_at_a_time(places, monkeypatch):
     """Otherwise the request is refused, and the command that asks tries again or moves the partitions itself."""
+    monkeypatch.setattr(run_client, "STILL_S", 0.1)
     owner = places.access().connect(5.0)[0]
     request = MoveRequest("0" * 16, {3: places.owners[2].at})
     try:
@@ -466,7 +478,7 @@ def test_a_request_needs_a_run_and_there_is_one_at_a_time(places):
         # The next run does not do what the one before was asked.
         execution = MiniRun(places.places[0], INPUT, **places.settings())
         try:
-            time.sleep(2.5)
+            time.sleep(0.5)
             assert all(each.request is None for each in execution.prepared.places.owners)
             assert owner.ask(MoveCalls.move_request, request.move_id) is None
             owner.ask(MoveCalls.request_move, request)

@@ -30,7 +30,7 @@ from recovery.wire.calls import OwnerCalls
 from recovery.wire.frames import HELLO_BYTES, Channel, Kind
 from recovery.wire.looking import seen, seen_owners
 from recovery.wire.traffic import MOST_TEXTS
-from tests.owner.served import ROOT, TOKEN, Served, recovery, token_file
+from tests.owner.served import ROOT, TOKEN, Served, invoked, token_file
 from tests.stores import Driver, ServedPlace, SpreadDirectory
 from tests.waiting import wait_until
 from tests.wire.certificates import make_certificates
@@ -337,22 +337,22 @@ class TestProcess:
             owner.process.send_signal(signal.SIGHUP)
             wait_until(lambda: "reloaded: 2 tokens" in owner.text())
             assert owner.running()
-            found = json.loads(recovery("status", own, *access, "--json").stdout)
+            found = json.loads(invoked("status", own, *access, "--json").stdout)
             [facts] = found["owners"]
             assert (facts["owner"], facts["connections"], facts["holder"]) == (owner.at, 1, "")
             assert facts["disk_free_bytes"] > 0
             assert {each["target"] for each in found["health"] if each["where"] == owner.at} == {
                 "owner-clock", "owner-disk",
             }  # fmt: skip
-            shown = recovery("status", own, *access).stdout
+            shown = invoked("status", own, *access).stdout
             assert re.search(rf"^{re.escape(owner.at)} .* -$", shown, re.MULTILINE)
             # Less than any disk has free: so the disk of this machine does not decide.
             limits = ("--threshold", "owner-disk=1000000TB/1TB")
-            assert f"free disk of owner {owner.at}" in recovery("status", own, *access, *limits).stdout
-            advice = json.loads(recovery("advise", own, *access, "--json").stdout)
+            assert f"free disk of owner {owner.at}" in invoked("status", own, *access, *limits).stdout
+            advice = json.loads(invoked("advise", own, *access, "--json").stdout)
             assert advice["owners"][0]["owner"] == owner.at
             page = tmp_path / "page.html"
-            assert recovery("report", own, "-o", page, *access).returncode == 0
+            assert invoked("report", own, "-o", page, *access).returncode == 0
             assert owner.at in page.read_text()
             assert owner.stop() == 0
             assert "Traceback" not in owner.text()

@@ -267,7 +267,8 @@ def test_another_token_than_before(history, tmp_path):
     with killed_afterwards(frozen):
         drivers.wait_until_frozen(frozen)
         for each in history.owners:
-            each.end(signal.SIGTERM)
+            # With SIGTERM it would wait until the frozen driver has closed its epoch.
+            each.end()
         others = tmp_path / "others"
         others.write_text(TOKEN[::-1])
         for each in history.owners:

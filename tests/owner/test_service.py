@@ -38,10 +38,10 @@ from recovery.owner.service import OwnerService
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.store import OwnerAccess, Store
-from recovery.wire import server
+from recovery.wire import run_client, server
 from recovery.wire.calls import OwnerCalls, PartitionCalls
 from recovery.wire.run_client import Owner
-from tests.owner.served import PATIENCE_S, TOKEN, Served, recovery, spread, token_file
+from tests.owner.served import PATIENCE_S, TOKEN, Served, invoked, spread, token_file
 from tests.stores import KEY, STEP, Driver, ServedPlace, SpreadDirectory, run_python
 from tests.wire.certificates import make_certificates
 
@@ -205,6 +205,7 @@ class TestHolding:
 
     def test_a_silent_run_loses_the_directory(self, service, monkeypatch):
         """Frozen for long, it finds that another one has begun."""
+        monkeypatch.setattr(run_client, "CLASSIFY_S", 0.5)
         monkeypatch.setattr(server, "HOLD_S", 0.3)
         monkeypatch.setattr(server, "PROGRESS_S", 0.05)
         run = service.client()
@@ -267,25 +268,26 @@ def test_reading_a_partition_describes_no_other(make_store, monkeypatch):
 class TestProcess:
     """The real process, called as users call it."""
 
-    def test_its_life(self, make_store, tmp_path):
+    def test_its_life(self, make_store, tmp_path, monkeypatch):
         """Ready, held, probed, ended by SIGTERM; commands see its partitions, with and without it."""
         token = token_file(tmp_path)
         directory, away = spread(make_store(3), ((0,), (1, 2)))
         owner = Served(away, token)
         try:
-            found = recovery("serve", "--check", owner.at, "--token-file", token)
+            found = invoked("serve", "--check", owner.at, "--token-file", token)
             assert (found.returncode, found.stdout.partition(",")[0]) == (0, "ready"), found.stderr
-            found = recovery("plan", directory, "--owner", owner.at, "--token-file", token, "--json")
+            found = invoked("plan", directory, "--owner", owner.at, "--token-file", token, "--json")
             files = json.loads(found.stdout)["files"]
             assert [each["file"] for each in files] == [
                 "part-0.sqlite3", f"{owner.at}/part-1.sqlite3", f"{owner.at}/part-2.sqlite3",
             ]  # fmt: skip
-            found = recovery("verify", directory, RECOVERY_OWNERS=owner.at, RECOVERY_TOKEN_FILE=str(token))
+            found = invoked("verify", directory, RECOVERY_OWNERS=owner.at, RECOVERY_TOKEN_FILE=str(token))
             assert found.returncode == 0, found.stderr
             assert found.stdout.count("sound") == 3
-            assert recovery("plan", directory).returncode == 21
+            assert invoked("plan", directory).returncode == 21
             assert owner.stop() == 0
-            found = recovery("serve", "--check", owner.at, "--token-file", token)
+            monkeypatch.setattr("recovery.cli.serve.CHECK_S", 0.5)
+            found = invoked("serve", "--check", owner.at, "--token-file", token)
             assert found.returncode == 47, found.stdout
         finally:
             owner.kill()
@@ -320,13 +322,13 @@ class TestProcess:
         shutil.move(old, directory / "part-1.sqlite3")
         owner = Served(away, token)
         try:
-            found = recovery("plan", directory, "--owner", owner.at, "--token-file", token)
+            found = invoked("plan", directory, "--owner", owner.at, "--token-file", token)
             assert found.returncode == 0, found.stderr
             assert f"{directory}: older copy of part-1.sqlite3, not used" in found.stdout
             assert f"{owner.at}/part-1.sqlite3" in found.stdout
             more = "repartition", directory, tmp_path / "new", "3"
             for words in ((*more, "--dry-run"), more, ("state", "list", directory, "--step", "count")):
-                found = recovery(*words, "--owner", owner.at, "--token-file", token)
+                found = invoked(*words, "--owner", owner.at, "--token-file", token)
                 assert found.returncode == 0, found.stderr
                 assert f"{directory}: older copy of part-1.sqlite3, not used" in found.stderr, words
         finally:
@@ -346,8 +348,8 @@ class TestProcess:
         owner = Served(away, token)
         given = ("--owner", owner.at, "--token-file", token, "--json")
         try:
-            here = json.loads(recovery("status", tmp_path / "copy", "--json").stdout)
-            there = json.loads(recovery("status", directory, *given).stdout)
+            here = json.loads(invoked("status", tmp_path / "copy", "--json").stdout)
+            there = json.loads(invoked("status", directory, *given).stdout)
             for what in ("store_id", "window", "resume_epoch", "steps", "sizes", "executions", "state_bytes"):
                 assert there[what] == here[what], what
             for one, other in zip(there["partitions"], here["partitions"], strict=True):
@@ -355,14 +357,14 @@ class TestProcess:
                 assert one["keys"] == other["keys"]
             [run] = OwnerAccess((owner.at,), token).connect(PATIENCE_S)
             run.hold("one", "a run", KEY)
-            assert recovery("gc", directory, *given).returncode == 40
+            assert invoked("gc", directory, *given).returncode == 40
             run.release()
-            here = json.loads(recovery("gc", tmp_path / "copy", "-b", 0, "--json").stdout)
-            there = json.loads(recovery("gc", directory, "-b", 0, *given).stdout)
+            here = json.loads(invoked("gc", tmp_path / "copy", "-b", 0, "--json").stdout)
+            there = json.loads(invoked("gc", directory, "-b", 0, *given).stdout)
             assert here["rows"] > 0
             for what in ("floor", "window", "rows", "changes"):
                 assert there[what] == here[what], what
-            assert recovery("verify", directory, *given).returncode == 0
+            assert invoked("verify", directory, *given).returncode == 0
         finally:
             owner.kill()
 
@@ -371,7 +373,7 @@ class TestProcess:
         directory, away, _ = spread(make_store(3), ((0,), (1,), (2,)))
         owner = Served(away, token)
         try:
-            found = recovery("plan", directory, "--owner", owner.at, "--token-file", token)
+            found = invoked("plan", directory, "--owner", owner.at, "--token-file", token)
             assert found.returncode == 21
             assert "part-2.sqlite3 of 3 partitions missing" in found.stderr
         finally:

@@ -91,11 +91,11 @@ def test_every_call_ends(hanging, tmp_path):
 
 def test_a_slow_disk_is_waited_for(tmp_path, monkeypatch):
     """As long as it takes one chunk after the other."""
-    monkeypatch.setattr(mounted, "SILENT_S", 3.0)
+    monkeypatch.setattr(mounted, "SILENT_S", 2.0)
 
     def chunks() -> Iterator[bytes]:
         for _ in range(4):
-            time.sleep(1.0)
+            time.sleep(0.6)
             yield b"x"
 
     assert limited(DirectoryPlace(tmp_path)).write("objects/a", chunks()) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import pwd
@@ -35,6 +36,12 @@ def _programs() -> Path | None:
     return next((path for path in reversed(places) if (path / "initdb").exists()), None)
 
 
+@functools.cache
+def _templates() -> tempfile.TemporaryDirectory[str]:
+    """Where the data of a new server is: a copy takes a tenth of the time that making it takes."""
+    return tempfile.TemporaryDirectory(prefix="pg-")
+
+
 class Server:
     """A server below a directory, which it is reached through. of: it is a standby of that one."""
 
@@ -52,8 +59,13 @@ class Server:
             options = ["-h", of.home, "-U", SUPERUSER, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
             assert self._run("pg_basebackup", "-D", home / "data", *options).wait() == 0
         else:
-            options = ["--no-sync", "--auth=trust", "--no-locale", "--encoding=UTF8", "--username", SUPERUSER]
-            self._run("initdb", "-D", home / "data", *options).wait()
+            made = Path(_templates().name) / "data"
+            if not made.exists():
+                if self._user:
+                    os.chown(made.parent, nobody.pw_uid, nobody.pw_gid)
+                options = ["--no-sync", "--auth=trust", "--no-locale", "--encoding=UTF8", "--username", SUPERUSER]
+                self._run("initdb", "-D", made, *options).wait()
+            subprocess.run(["cp", "-R", "-p", made, home], check=True, **self._user)
         self.start()
 
     def start(self) -> None:
@@ -133,6 +145,7 @@ class Pooler:
             auth_file = {self.home}/users
             pool_mode = transaction
             default_pool_size = 2
+            server_login_retry = 1
         """.replace("            ", "")
             + f"\n{settings}\n"
         )

@@ -275,7 +275,7 @@ def _row_changed(path: Path) -> None:
         connection.execute("UPDATE replaced SET record = substr(record, 1, length(record) - 1) || x'ff'")
 
 
-@pytest.mark.parametrize("damage", some([_removed, _damaged, _row_lost, _row_changed], _removed, _damaged))
+@pytest.mark.parametrize("damage", some([_removed, _damaged, _row_lost, _row_changed], _damaged))
 def test_kept_records_that_are_gone(target, damage):
     """Going back is refused, and the topic is untouched. The next run goes on, keeps what the topic holds, and from
     then on going back works again, up to that moment."""

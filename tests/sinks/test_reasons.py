@@ -18,11 +18,14 @@ from recovery import UpsertSink
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, SinkFailedError, SinkRefusedError
 from recovery.sinks.upsert import reasons
 from recovery.sinks.upsert.reasons import REASONS, Again, Reason, reason_of
+from tests.shares import some
 from tests.sinks import postgresql
 from tests.sinks.support import Store
 from tests.sinks.test_upsert import Run
 
 both = pytest.mark.parametrize("module", postgresql.MODULES)
+one = pytest.mark.parametrize("module", some(postgresql.MODULES, "psycopg"))
+"""Where what is tested is the pooler."""
 
 
 @dataclass
@@ -367,7 +370,7 @@ class TestPgBouncer:
             sink.check(Store().begin())
         assert reason_of(caught.value) is reason
 
-    @both
+    @one
     @pytest.mark.parametrize("pooled", ["pool_mode = statement"], indirect=True)
     def test_a_mode_that_does_not_work(self, pooled, module):
         """Each statement would have another session."""
@@ -380,14 +383,14 @@ class TestPgBouncer:
         connect = lambda: psycopg.connect(**at, options="-c lock_timeout=1s")  # noqa: E731
         self.refused(connect, SinkRefusedError, reasons.POOLER, "unsupported startup parameter: options")
 
-    @both
+    @one
     def test_no_such_database(self, pooled, module):
         """The server's word through PgBouncer."""
         self.refused(
             lambda: pooled.connect(module, "nope"), SinkRefusedError, reasons.NO_DATABASE, '"nope" does not exist'
         )
 
-    @both
+    @one
     @pytest.mark.parametrize("pooled", ["query_wait_timeout = 1\ndefault_pool_size = 1"], indirect=True)
     def test_no_session_left(self, pooled, module):
         """That passes."""
@@ -396,7 +399,7 @@ class TestPgBouncer:
             connect = lambda: pooled.connect(module, "postgres")  # noqa: E731
             self.refused(connect, SinkFailedError, reasons.OUTAGE, "query_wait_timeout")
 
-    @both
+    @one
     @pytest.mark.parametrize("pooled", ["server_login_retry = 1\nquery_wait_timeout = 1"], indirect=True)
     def test_a_server_that_is_away(self, pooled, module):
         """That passes, too."""

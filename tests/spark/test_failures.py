@@ -45,6 +45,7 @@ def test_what_a_flow_names_wrongly_is_reported_in_one_line(spark, tmp_path):
         assert re.fullmatch(re.escape(began) + text, raised.value.found)
 
 
+@pytest.mark.long
 def test_a_value_that_cannot_be_stored_is_named_with_its_step_key_and_place(tmp_path):
     """As the command line says it, with Spark's settings there: the whole chain of tracebacks comes through the JVM."""
     init_partitions(tmp_path / "db", 1)

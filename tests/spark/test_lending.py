@@ -118,7 +118,7 @@ OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("name", some(OTHERWISE, "nothing", "limit", "twice", "threads"))
+@pytest.mark.parametrize("name", some(OTHERWISE, "nothing", "threads"))
 def test_another_reading_later(spark, feed, tmp_path, loans, plan, name):
     """A sink that has the plan and reads it otherwise leaves exact state, and gets copies from then on."""
     batches(feed, 4)

@@ -54,6 +54,7 @@ def status_of(directory: Path) -> dict:
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
+@pytest.mark.long
 def test_a_signal_ends_a_run_that_waits_for_executors(feed, tmp_path, master):
     """It says so, `status` and the metrics show it, and the signal ends it well: the micro-batch is left to the next
     run."""

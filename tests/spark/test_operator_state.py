@@ -21,7 +21,7 @@ from recovery.spark.sources import operator_state
 from recovery.spark.sources.formats import register
 from tests.flows.operators import BUSY, STORES, events, join, timers, tumbling, write_events
 from tests.owner.served import Served, spread, token_file
-from tests.owner.served import recovery as called
+from tests.owner.served import invoked as called
 from tests.spark.support import run_to_end, set_to
 from tests.spark.test_checkpoints import command
 

@@ -20,7 +20,7 @@ from recovery.wire.server import HOLD_S
 from tests.backup.emulators import moto
 from tests.cluster.support import Run, assert_exact, batches_in
 from tests.flows.cluster import truth
-from tests.owner.served import ROOT, TOKEN, Served, recovery, spread, token_file
+from tests.owner.served import ROOT, TOKEN, Served, invoked, recovery, spread, token_file
 from tests.stores import state_at, window
 from tests.waiting import wait_until
 from tests.wire.certificates import make_certificates
@@ -96,7 +96,7 @@ def test_an_owner_is_killed_in_the_midst_of_a_run(fleet, returns):
     assert f"the owner at {fleet.owners[0].at}" in run.text()
     if not returns:
         fleet.owners[0].start()
-    found = recovery("plan", fleet.places[0], *fleet.options, "--json")
+    found = invoked("plan", fleet.places[0], *fleet.options, "--json")
     done = json.loads(found.stdout)["after_batch"] + 1
     assert done >= 2
     fleet.run(f"counts(2000, {done + 1})").succeed()
@@ -182,12 +182,12 @@ def test_a_run_goes_back(fleet):
 def test_a_replica_of_owners_is_restored_to_owners(fleet, tmp_path):
     """Each owner ships its own partitions; all disks are lost, and the next run goes on from the last epoch."""
     fleet.run("counts(2000, 3)", "--replicate", tmp_path / "dest", "--replicate-sync").succeed()
-    found = json.loads(recovery("status", fleet.places[0], *fleet.options, "--json").stdout)
+    found = json.loads(invoked("status", fleet.places[0], *fleet.options, "--json").stdout)
     assert found["replica"]["lag_epochs"] == 0
     for place in fleet.places:
         for path in place.glob("part-*"):
             path.unlink()
-    done = recovery("restore", tmp_path / "dest", fleet.places[0], *fleet.options, "--json")
+    done = invoked("restore", tmp_path / "dest", fleet.places[0], *fleet.options, "--json")
     assert done.returncode == 0, done.stdout
     again = json.loads(done.stdout)
     assert (again["epoch"], sorted(set(again["owners"].values()))) == (4, sorted(each.at for each in fleet.owners))
@@ -228,13 +228,13 @@ def test_a_replica_in_a_bucket(bucket, secured):
     assert run.wait() == 47, run.text()
     fleet.owners[0].start()
     fleet.run("counts(2000, 3)", *replicate).succeed()
-    status = recovery("status", fleet.places[0], *fleet.options, "--json")
+    status = invoked("status", fleet.places[0], *fleet.options, "--json")
     replica = json.loads(status.stdout)["replica"]
     assert (replica["destination"], replica["lag_epochs"]) == (bucket, 0)
     for place in fleet.places:
         for path in place.glob("part-*"):
             path.unlink()
-    done = recovery("restore", bucket, fleet.places[0], *fleet.options, "--json")
+    done = invoked("restore", bucket, fleet.places[0], *fleet.options, "--json")
     assert done.returncode == 0, done.stdout
     assert json.loads(done.stdout)["epoch"] == replica["epoch"]
     fleet.run("counts(2000, 5)", *replicate).succeed()
@@ -264,7 +264,7 @@ def test_credentials_are_renewed_during_a_run(secured):
             reloads = each.text().count("reloaded: ")
             each.process.send_signal(signal.SIGHUP)
             wait_until(lambda each=each, reloads=reloads: each.text().count("reloaded: ") > reloads)
-        status = recovery("status", fleet.places[0], *fleet.options, "--json")
+        status = invoked("status", fleet.places[0], *fleet.options, "--json")
         assert status.returncode == 0, status.stderr
     for each in fleet.owners:
         wait_until(lambda each=each: f'recovery_owner_held{{owner="{each.at}"}} 1' in page(), 60)
@@ -284,9 +284,9 @@ def test_every_kind_of_step(secured):
     """A step per key, an Arrow step and one with timeouts; driver and tasks speak TLS."""
     fleet = secured
     fleet.run("kinds(2000, 3)").succeed()
-    found = recovery("status", fleet.places[0], *fleet.options, "--json")
+    found = invoked("status", fleet.places[0], *fleet.options, "--json")
     assert sorted(json.loads(found.stdout)["steps"]) == ["arrow", "each", "waiting"]
-    without = recovery("plan", fleet.places[0], *fleet.options[:-2])
+    without = invoked("plan", fleet.places[0], *fleet.options[:-2])
     assert without.returncode == 48, without.stderr
     together = fleet.together()
     for step in ("each", "waiting"):
@@ -306,6 +306,7 @@ def test_an_aggregate_that_the_driver_merges(fleet):
     assert found == truth(2000 * batches_in(together))
 
 
+@pytest.mark.long
 def test_all_keys(fleet):
     """At each closed epoch, all of them, as where all partitions are files of the driver."""
     flow = f"every_key({str(fleet.places[0])!r})"
@@ -333,9 +334,9 @@ def test_loads_with_a_mark(fleet):
         loaded += [row for ids in loads for row in ids]
     assert loaded == list(range(len(loaded)))
     assert len(loaded) >= 50
-    mark = recovery("hwm", "get", fleet.places[0], "ids", *fleet.options)
+    mark = invoked("hwm", "get", fleet.places[0], "ids", *fleet.options)
     assert json.loads(mark.stdout) == len(loaded) - 1, mark.stderr
-    back = recovery("hwm", "set", fleet.places[0], "ids", 19, "--force", *fleet.options)
+    back = invoked("hwm", "set", fleet.places[0], "ids", 19, "--force", *fleet.options)
     assert back.returncode == 0, back.stderr
     text = fleet.run("loading(5)").succeed()
     assert json.loads(next(line for line in text.splitlines() if line.startswith("loaded ")).split(" ", 1)[1])[0] == 20
@@ -363,8 +364,8 @@ def test_a_pipeline(fleet, tmp_path):
         done = recovery(*words, ROWS=count)
         assert done.returncode == 0, done.stderr
         assert f"loaded {loaded}" in done.stdout
-    assert json.loads(recovery("hwm", "get", fleet.places[0], "ids", *fleet.options).stdout) == 5
-    runs = json.loads(recovery("runs", fleet.places[0], "--json", *fleet.options).stdout)
+    assert json.loads(invoked("hwm", "get", fleet.places[0], "ids", *fleet.options).stdout) == 5
+    runs = json.loads(invoked("runs", fleet.places[0], "--json", *fleet.options).stdout)
     assert [(run["pipeline"], run["status"]) for run in runs] == [("nightly", "succeeded")] * 2
     back = recovery(*words, "--resume-after", 1, ROWS="6")
     assert "loaded [4, 5]" in back.stdout, back.stderr

@@ -34,6 +34,7 @@ from recovery.epochs.writer import EpochWriter
 from recovery.spark.jvm.versions import VERSION
 from recovery.spark.pipelines.incremental import Incremental, Load, Loading
 from tests.operational.support import IMPATIENT, SetClock
+from tests.owner.served import invoked
 from tests.shares import some
 from tests.spark.support import ROOT, run_to_end, totals_step
 
@@ -502,6 +503,12 @@ def command_line(directory: Path, *arguments: str) -> subprocess.CompletedProces
     )
 
 
+def refused_line(*words: str) -> subprocess.CompletedProcess:
+    """`recovery run` in the current directory, refused before it starts Spark."""
+    return invoked("run", words[0], "-r", "db", *words[1:], "--master", "local[1]")
+
+
+@pytest.mark.long
 def test_what_fails_says_where(tmp_path):
     """The node's own line, also of what Spark finds wrong, and nothing of the plan."""
     init_partitions(tmp_path / "db", 1)
@@ -526,8 +533,9 @@ pipeline = Pipeline("nightly", [
     assert len(done.stderr.splitlines()) == 8
 
 
-def test_on_the_command_line(tmp_path):
+def test_on_the_command_line(tmp_path, monkeypatch):
     """`recovery run` runs a pipeline, and says of every node why it ran."""
+    monkeypatch.chdir(tmp_path)
     init_partitions(tmp_path / "db", 1)
     (tmp_path / "jobs.py").write_text("""
 from recovery import Node, Pipeline, incremental
@@ -546,12 +554,12 @@ pipeline = Pipeline("nightly", [
     }
     assert StateManager(tmp_path / "db").get_hwm("orders") == 4
     for options in (["--resume", "--full-refresh"], ["--no-state-update", "--resume-after", "0"]):
-        done = command_line(tmp_path, "jobs.py", "-r", "db", *options)
+        done = refused_line("jobs.py", *options)
         assert (done.returncode, "Run the pipeline with one of them" in done.stderr) == (11, True), done.stderr
-    done = command_line(tmp_path, "jobs.py", "-r", "db", "--lose-epochs")
+    done = refused_line("jobs.py", "--lose-epochs")
     assert (done.returncode, "is for flows" in done.stderr) == (2, True), done.stderr
     (tmp_path / "flow.py").write_text(
         "from recovery import Flow\nflow = Flow('f', lambda spark: spark.readStream.format('rate').load())\n"
     )
-    done = command_line(tmp_path, "flow.py", "-r", "db", "--full-refresh")
+    done = refused_line("flow.py", "--full-refresh")
     assert (done.returncode, "is for pipelines" in done.stderr) == (2, True), done.stderr

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from recovery import FlowFailedError, SinkFailedError, UpsertSink, init_partitions
+from recovery import FlowFailedError, RecoveryError, SinkFailedError, UpsertSink, init_partitions
 from recovery.storage.scan import scan
 from tests.sinks import postgresql
 from tests.spark.support import ROOT, going_back, run_to_end, states, totals_step
@@ -102,26 +102,21 @@ def test_a_row_that_the_table_does_not_take(spark, feed, tmp_path, server, refus
     assert rows(database) == feed.totals() == states(tmp_path / "db", "totals")
 
 
-def test_a_table_that_refuses_is_not_worth_a_restart(feed, tmp_path, server):
-    """The command ends with 56, names the right, and says what to do; a grant later the same command goes on."""
+def test_a_table_that_refuses_is_not_worth_a_restart(spark, feed, tmp_path, server):
+    """The run ends with the code 56, names the right, and says what to do; a grant later the next run goes on."""
     database = server.database("psycopg")
     database.user = "few"
     database.execute(
         CREATE, "CREATE ROLE few LOGIN", "GRANT SELECT, INSERT ON totals TO few", "GRANT CREATE ON SCHEMA public TO few"
     )
-    init_partitions(tmp_path / "db", 2)
     feed.add([("a", 1)])
-    arguments = ", ".join(map(repr, (str(feed.path), str(server.home), database.user, database.name)))
-    target = f"{ROOT / 'tests/flows/upsert.py'}:make({arguments})"
-    process = recovery_command(target, tmp_path / "db", "-s", "0")
-    printed = finish(process)
-    assert process.returncode == 56, printed
-    assert "permission denied for table totals" in printed
-    assert "What to do: Grant it" in printed
-    assert "Traceback" not in printed
+    frame, sink = feed.frame(spark).transform(totals_step()), UpsertSink(database.connect, "totals", ["key"])
+    with pytest.raises(RecoveryError, match="permission denied for table totals") as caught:
+        run_to_end(frame, tmp_path / "db", sink)
+    assert caught.value.exit_code == 56
+    assert caught.value.remedy.startswith("Grant it")
     database.execute("GRANT UPDATE ON totals TO few")
-    process = recovery_command(target, tmp_path / "db", "-s", "0")
-    assert (finish(process), process.returncode)[1] == 0
+    run_to_end(frame, tmp_path / "db", sink)
     assert rows(database) == feed.totals()
 
 

@@ -88,6 +88,7 @@ def test_bad_rows_wait_and_count_once_when_they_are_replayed(job):
     assert job.totals() == job.truth()
 
 
+@pytest.mark.long
 def test_rows_replayed_with_newer_rows_of_their_key(job):
     """The newer ones come behind."""
     job.run()
@@ -99,6 +100,7 @@ def test_rows_replayed_with_newer_rows_of_their_key(job):
     assert job.totals() == job.truth()
 
 
+@pytest.mark.long
 def test_a_rewind_takes_quarantine_and_replay_back(job):
     """Rows of input that is read again fail again, or pass: each counts once."""
     job.run()
@@ -154,6 +156,7 @@ def test_a_renamed_step_keeps_its_quarantine(job):
     assert {key: sorted(values) for key, values in states(job.directory, "sums").items()} == job.truth()
 
 
+@pytest.mark.long
 def test_later_rows_pass_with_hold_no(job):
     """Only the rows that failed wait."""
     assert job.run({"hold": "no"}).quarantined == 2
@@ -164,6 +167,7 @@ def test_later_rows_pass_with_hold_no(job):
     assert job.totals() == job.truth()
 
 
+@pytest.mark.long
 def test_timeouts_of_a_key_that_waits(job):
     """They wait, and do not wake the run again and again; those of other keys fire."""
     job.run({"timeouts": True})
@@ -322,7 +326,8 @@ def test_rows_that_spark_cannot_parse(tmp_path, feed, spark):
     assert r"{\"id\": 3" in shown
 
 
-@pytest.mark.parametrize("point", [pytest.param("close.2.snaps", marks=pytest.mark.long), "close.3"])
+@pytest.mark.long
+@pytest.mark.parametrize("point", ["close.2.snaps", "close.3"])
 def test_killed_while_rows_are_put_into_quarantine_and_replayed(job, point):
     """Whatever was closed counts, the rest comes again: each row once in the state and in the output."""
     target = f"{FLOW}:make({str(job.feed.path)!r}, {str(job.output)!r}, {str(job.fixed)!r})"

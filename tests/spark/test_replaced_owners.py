@@ -16,7 +16,7 @@ import pytest
 from tests.cluster.support import assert_exact
 from tests.cluster.test_tables import file_rows, shown
 from tests.owner.histories import age_of
-from tests.owner.served import recovery
+from tests.owner.served import invoked
 from tests.spark.test_owners import Fleet
 from tests.waiting import wait_until
 
@@ -66,7 +66,7 @@ def test_an_owner_is_lost_for_good(fleet):
     """With its disk. The run goes on in its session to the end of its input, says what it did, and `status` shows it.
     The owner's partitions are in the next runs' places."""
     lost, stays = fleet.owners[0], fleet.owners[1]
-    run = fleet.run("counts(2000, 40, 0.2)", *fleet.replacing)
+    run = fleet.run("counts(500, 12, 0.2)", *fleet.replacing)
     run.await_text(r"^batch 3$")
     wait_until(lambda: fleet.shipped(2), 60)
     lost.kill()
@@ -77,13 +77,13 @@ def test_an_owner_is_lost_for_good(fleet):
     said = re.search(r"owner (\S+) is lost; partitions 0, 3 come back at (\S+) from (\S+), epoch (\d+)", text)
     assert (said[1], said[2], said[3]) == (lost.at, stays.at, str(fleet.replica))
     assert text.count("Starting Spark") <= 1
-    assert re.search(r"^batch 40$", text, re.MULTILINE)
+    assert re.search(r"^batch 12$", text, re.MULTILINE)
     options = ["--owner", stays.at, "--token-file", fleet.token]
-    shown = json.loads(recovery("status", fleet.places[0], *options, "--json").stdout)
+    shown = json.loads(invoked("status", fleet.places[0], *options, "--json").stdout)
     assert shown["replaced"]["lost"] == [lost.at]
     assert shown["replaced"]["owners"] == {"part-0.sqlite3": stays.at, "part-3.sqlite3": stays.at}
     assert shown["executions"][-1]["number"] == 2
-    assert assert_exact(fleet.together(), 2000) == 41
+    assert assert_exact(fleet.together(), 500) == 13
 
 
 @pytest.mark.long
@@ -94,7 +94,7 @@ def test_output_after_the_copies_is_taken_back(fleet, tmp_path):
     share.mkdir()
     run = fleet.run(f"table('files', {str(share)!r}, 500, 25, 0.1)", "--replace-from", backups, "--replace-after", AWAY)
     run.await_text(r"^batch 2$")
-    made = recovery("backup", fleet.places[0], backups, *fleet.options)
+    made = invoked("backup", fleet.places[0], backups, *fleet.options)
     assert made.returncode == 0, made.stderr
     run.await_text(r"^batch 8$")
     fleet.owners[0].kill()

@@ -63,6 +63,7 @@ def test_a_run_goes_on_from_its_replica(spark, feed, tmp_path):
     assert states(directory, "totals") == before
 
 
+@pytest.mark.long
 def test_a_directory_that_was_taken_over_shows_nothing(spark, feed, tmp_path, capfd):
     """The old host's directory starts again after a promotion elsewhere, and both write to one target. Without a lease
     it is refused too, before it writes anything. A restored directory may take the output over, at its first run within
@@ -152,6 +153,7 @@ def test_a_run_that_ends_behind_says_so(spark, feed, tmp_path, monkeypatch, comp
     assert states(tmp_path / "new", "totals") == feed.totals()
 
 
+@pytest.mark.long
 def test_sync_shows_only_what_cannot_be_lost(spark, feed, tmp_path, monkeypatch):
     """The place falls away: the epoch that it lacks is closed and not shown, until a run has shipped it."""
     monkeypatch.setattr("recovery.replication.process.END_S", 1.0)

@@ -30,6 +30,7 @@ from recovery.spark.jvm.java import _bundled_java, java_home
 from recovery.spark.jvm.launch import FIRST_CALL, ErrorOutput, _answer_own_user, reason_in
 from recovery.spark.jvm.session import daemon, prepare_environment, settings_of
 from recovery.storage.initialize import init_partitions
+from tests.shares import some
 
 ROOT = str(Path(recovery.__file__).resolve().parents[1])
 
@@ -348,7 +349,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("after_s", some([0.0, 0.5, 1.0], 0.5))
 def test_an_interrupted_start_leaves_no_jvm(after_s, tmp_path):
     """Whenever it is left, from the launcher's script to the context."""
     program = [sys.executable, "-c", LEFT, str(after_s)]

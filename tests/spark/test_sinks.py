@@ -297,7 +297,7 @@ def test_a_table_holds_the_state_of_the_closed_epochs(spark, feed, tmp_path):
         feed.add_random(seed)
     frame = feed.frame(spark).transform(totals_step())
     with pytest.raises(SinkFailedError, match="disk I/O error"):
-        run_to_end(frame, tmp_path / "db", Breaks(connect, "totals", ["key"]), backup_interval="1h")
+        run_to_end(frame, tmp_path / "db", Breaks(connect, "totals", ["key"], patience_s=0), backup_interval="1h")
     broken.clear()
     run_to_end(frame, tmp_path / "db", UpsertSink(connect, "totals", ["key"]), backup_interval="1h")
     assert table() == states(tmp_path / "db", "totals") == feed.totals()

@@ -13,6 +13,7 @@ import pytest
 
 from recovery import Flow, RecoveryConfig, init_partitions, run
 from recovery.errors import ExecutorPackageError, FlowFailedError, InputUnavailableError
+from tests.shares import some
 from tests.spark.support import ROOT, run_to_end, states, totals_step
 
 COUNTED = """
@@ -59,10 +60,19 @@ def test_a_module_that_only_the_driver_finds(ran, tmp_path):
     assert "Python workers of this host lack the Python module only_here, which the driver has" in error
     assert "sys.path" in error
     assert "xecutor" not in error
+
+
+@pytest.mark.long
+def test_a_module_that_workers_find(ran, tmp_path):
+    """By PYTHONPATH, as that error says."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "only_here.py").write_text("def one(n): return n\n")
+    before = f"import sys; sys.path.insert(0, {str(tmp_path / 'lib')!r}); import only_here"
     code, error = ran(before, "only_here.one(1)", PYTHONPATH=f"{tmp_path / 'lib'}{os.pathsep}{ROOT}")
     assert code == 0, error
 
 
+@pytest.mark.long
 def test_workers_of_another_python(ran, tmp_path):
     """One that lacks packages: the error names both, and the variable that says which."""
     python = tmp_path / "other-python"
@@ -73,18 +83,25 @@ def test_workers_of_another_python(ran, tmp_path):
     assert "Python workers of this host lack the Python module" in error
     assert str(python) in error
     assert f"PYSPARK_PYTHON={sys.executable}" in error
+
+
+@pytest.mark.long
+def test_workers_of_no_python(ran):
+    """The error names what was to be started."""
     code, error = ran(PYSPARK_PYTHON="/nonexistent/python")
     assert code == 51, error
     assert "Spark cannot start Python workers: /nonexistent/python: No such file or directory" in error
 
 
-def test_a_setting_with_an_unusable_value(ran):
-    """Of a session and of Spark itself: no flow and no restart could help."""
-    for setting in ("spark.sql.shuffle.partitions", "spark.task.cpus"):
-        code, error = ran("", "pass", "--conf", f"{setting}=abc")
-        assert code == 11, error
-        assert setting in error
-        assert "abc" in error
+@pytest.mark.parametrize(
+    "setting", some(["spark.sql.shuffle.partitions", "spark.task.cpus"], "spark.sql.shuffle.partitions")
+)
+def test_a_setting_with_an_unusable_value(ran, setting):
+    """Of a session or of Spark itself: no flow and no restart could help."""
+    code, error = ran("", "pass", "--conf", f"{setting}=abc")
+    assert code == 11, error
+    assert setting in error
+    assert "abc" in error
 
 
 def test_a_timeout_that_is_no_interval(spark, feed, tmp_path):

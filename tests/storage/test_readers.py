@@ -17,6 +17,7 @@ from recovery.storage.owner_reader import CHUNK_BYTES, OwnerReader, in_chunks
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import Store
 from tests.backup.support import back_up, bring_back
+from tests.shares import some
 from tests.stores import Driver, SpreadDirectory, alter, state_at, window
 
 STEPS = ("count", "other")
@@ -51,7 +52,7 @@ class Place(NamedTuple):
         return next(path for path in self.spread.paths() if path.name == f"part-{index}.sqlite3")
 
 
-@pytest.fixture(params=WHERE)
+@pytest.fixture(params=some(WHERE, "files", LAZY, "here and at owners"))
 def place(request, make_store, tmp_path) -> Iterator[Place]:
     """Three partitions with four held epochs, of which the last is only logged."""
     made = make_store(3)

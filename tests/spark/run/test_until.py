@@ -73,6 +73,7 @@ def test_until_stops_at_the_origins_position(spark, feed, tmp_path):
     assert states(beginning, "totals") == at(db, 2)
 
 
+@pytest.mark.long
 def test_a_run_that_reaches_it_while_it_starts_ends_whole(spark, feed, tmp_path, monkeypatch):
     """The only micro-batch is done before the start returns: the end waits for the start, and ships the last epoch."""
     for seed in range(2):

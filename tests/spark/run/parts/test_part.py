@@ -20,6 +20,7 @@ from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.stream import Stream
 from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import lock_holder
+from tests.shares import some
 from tests.spark.support import add_up, run_to_end, states, totals_step
 
 PAGE = Path(__file__).parents[4] / "docs" / "commit-protocol.md"
@@ -199,9 +200,15 @@ FAILURES = {
     "when the query does not start": (Stream, "launch", True),
     "when the query runs": (Part, "started", True),
 }
+BY_DEFAULT = [
+    "while it is planned",
+    "when a part is not ready",
+    "when the first epoch cannot be closed",
+    "when the query runs",
+]
 
 
-@pytest.mark.parametrize("when", FAILURES)
+@pytest.mark.parametrize("when", some(FAILURES, *BY_DEFAULT))
 def test_a_start_that_fails_ends_what_has_begun(spark, feed, tmp_path, monkeypatch, order, when):
     """In the reverse order, with the error that made it fail. Before `start.3`, the partitions are untouched; and the
     same command works."""
