@@ -57,6 +57,10 @@ class Links:
         """Return the address of a flow's page. query: what it shows; None is left out."""
         return f"{self._prefix}/flows/{quote(flow, safe='', errors='surrogatepass')}/{page}{_query(query)}"
 
+    def json(self, flow: str) -> str:
+        """Return the address of a flow's facts as JSON."""
+        return f"{self._prefix}/api/flows/{quote(flow, safe='', errors='surrogatepass')}"
+
 
 def _query(given: dict[str, object]) -> str:
     found = {name: str(value) for name, value in given.items() if value is not None}
