@@ -23,20 +23,19 @@ LONGEST_VALUE = 4000
 """Characters of a value that a page shows; the rest is a note."""
 
 STATIC = {
-    "style.css": ("recovery.report", "text/css"),
-    "tip.js": ("recovery.report", "text/javascript"),
-    "ui.css": ("recovery.ui.pages", "text/css"),
-    "ui.js": ("recovery.ui.pages", "text/javascript"),
+    "style.css": ("recovery.report", "style.css", "text/css"),
+    "tip.js": ("recovery.report", "script.js", "text/javascript"),
+    "ui.css": ("recovery.ui.pages", "static/ui.css", "text/css"),
+    "ui.js": ("recovery.ui.pages", "static/ui.js", "text/javascript"),
 }
-"""Each file that pages name, with the package that has the file, and its type."""
-_NAMES = {"tip.js": "script.js", "ui.css": "static/ui.css", "ui.js": "static/ui.js"}
+"""Each file that pages name: the package that has it, its path there, and its type."""
 
 
 @functools.cache
 def static_file(name: str) -> tuple[bytes, str, str]:
     """Return the content of a static file, its type, and a text that changes with the content. Raises KeyError."""
-    package, kind = STATIC[name]
-    content = (files(package) / _NAMES.get(name, name)).read_bytes()
+    package, path, kind = STATIC[name]
+    content = (files(package) / path).read_bytes()
     return content, f"{kind}; charset=utf-8", hashlib.sha256(content).hexdigest()[:16]
 
 
@@ -58,9 +57,13 @@ class Links:
         """Return the address of a flow's page. query: what it shows; None is left out."""
         return f"{self._prefix}/flows/{quote(flow, safe='', errors='surrogatepass')}/{page}{_query(query)}"
 
+    def json(self, flow: str) -> str:
+        """Return the address of a flow's facts as JSON."""
+        return f"{self._prefix}/api/flows/{quote(flow, safe='', errors='surrogatepass')}"
+
 
 def _query(given: dict[str, object]) -> str:
-    found = {name.rstrip("_"): str(value) for name, value in given.items() if value is not None}
+    found = {name: str(value) for name, value in given.items() if value is not None}
     return f"?{urlencode(found, errors='surrogatepass')}" if found else ""
 
 
@@ -97,8 +100,8 @@ def environment(prefix: str) -> Environment:
 
 def json_text(value: Any) -> Markup:
     """Return a value as lines of JSON, of a long one the beginning with a note."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
-    return _block(text if not isinstance(value, str) else json.dumps(text, ensure_ascii=False), len(text))
+    text = json.dumps(value, ensure_ascii=False, indent=2)
+    return _block(text, len(text))
 
 
 def value_text(row: Mapping[str, Any]) -> Markup:

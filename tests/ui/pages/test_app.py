@@ -112,7 +112,10 @@ def test_every_page_of_a_small_store(make_store, pages):
     for path in everything(directory.name):
         client.get(path)
     assert files(directory) == before
-    assert "5" in client.get().text
+    page = client.get()
+    assert "5" in page.text
+    [address] = [value for name, value in page.attributes if name == "href" and value.startswith("/api/")]
+    assert client.http.get(address).json()["epoch"] == 5
     assert "held" in client.get(f"flows/{directory.name}/epoch", epoch=3, execution=1).text
     plan = client.get(f"flows/{directory.name}/plan", lost="1").text
     assert "part-1.sqlite3" in plan
