@@ -23,6 +23,7 @@ from recovery.cli import main
 from recovery.places.directory import DirectoryPlace
 from recovery.planning.backups import KeepRule
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
+from tests.shares import first
 
 BAD_ID = "20200101T000000.000Z-bad0"
 NEWER_ID = "29990101T000000.000Z-bad1"
@@ -157,7 +158,7 @@ KINDS = ("pipe", "directory", "socket", "device", "circle", "bomb", "types")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("identity", [BAD_ID, NEWER_ID])
+@first("identity", [BAD_ID, NEWER_ID])
 def test_one_bad_manifest_blocks_nothing(place, store_dir, tmp_path, kind, identity):
     """The others are listed, restored, drilled, added to and pruned, and it is named."""
     name = manifest_name(identity)
@@ -178,7 +179,7 @@ def test_one_bad_manifest_blocks_nothing(place, store_dir, tmp_path, kind, ident
     assert time.monotonic() - began < 30
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@first("kind", KINDS, count=3)
 def test_something_else_in_the_place_of_an_object(place, store_dir, tmp_path, kind):
     """The copy is damaged, and the backup before it is restored."""
     work(store_dir, 1)
@@ -191,7 +192,7 @@ def test_something_else_in_the_place_of_an_object(place, store_dir, tmp_path, ki
     assert_sound(tmp_path / "new")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@first("kind", KINDS, count=3)
 def test_something_else_in_the_place_of_a_note(place, store_dir, kind):
     """Pruning goes on."""
     lay(place, kind, f"running/{BAD_ID}.json.gz")

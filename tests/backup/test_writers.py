@@ -43,7 +43,7 @@ from tests.backup.sites import (
     saved,
 )
 from tests.backup.support import back_up, random_id, work
-from tests.shares import seeds
+from tests.shares import first, seeds
 
 AHEAD = SkewedClock(10 * MINUTE_MS)
 ONE = [KeepRule(count=1)]
@@ -84,7 +84,7 @@ def taken_over(a, place, tmp_path) -> tuple[Path, Path]:
     [{}, {"incremental": True}, {"keep": ONE}, {"keep": [parse_keep("1d")]}, {"takeover": True}, {"lose_epochs": True}],
     ids=str,
 )
-@pytest.mark.parametrize("ahead_ms", [0, 10 * MINUTE_MS, 3 * DAY_MS, -3 * DAY_MS])
+@first("ahead_ms", [0, 10 * MINUTE_MS, 3 * DAY_MS, -3 * DAY_MS], count=2)
 def test_a_job_that_comes_back_is_refused(taken_over, place, tmp_path, options, ahead_ms):
     """Nothing at the place changes, and nothing in its directory; B goes on, and B's state is restored."""
     a, b = taken_over

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from recovery import ConfigurationError, HistoryLossError, RecoveryConfig, init_partitions
 from recovery.cli import main
 from recovery.cli.run import asking
+from tests.shares import first
 from tests.stores import Driver
 
 
@@ -91,7 +92,7 @@ def db(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("words", ASKED, ids=" ".join)
-@pytest.mark.parametrize("as_json", [False, True])
+@first("as_json", [False, True])
 def test_nobody_can_answer(db, words, as_json):
     """The error names the option that answers, also in JSON, and nothing changed; with the option the command works."""
     before = content(db, "x"), content(db, "y")

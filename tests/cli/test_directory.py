@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from recovery.cli import main
+from tests.shares import a_third
 from tests.stores import Driver
 
 COMMANDS = [
@@ -49,8 +50,7 @@ def call(monkeypatch, variable, words):
     return CliRunner().invoke(main, words.split())
 
 
-@pytest.mark.parametrize("words", COMMANDS)
-@pytest.mark.parametrize("way", ["argument", "variable", "another variable"])
+@pytest.mark.parametrize(("words", "way"), a_third(COMMANDS, ["argument", "variable", "another variable"]))
 def test_both_ways(db, monkeypatch, words, way):
     """An argument overrides the variable."""
     variable = {"argument": None, "another variable": "elsewhere"}.get(way, "db")

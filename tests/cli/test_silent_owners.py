@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from recovery.cli import main
 from recovery.wire import run_client
 from tests.backup.support import back_up
+from tests.shares import some
 from tests.stores import Driver, SpreadDirectory
 from tests.waiting import wait_until
 
@@ -25,6 +26,7 @@ READS = [
 ]  # fmt: skip
 BRINGS = ["init DIR 2", "restore BACKUP DIR"]
 """Commands of owners without partitions."""
+IN_SHORT = ["status DIR", "gc DIR", "backup DIR TO", "repartition DIR TO 5", "hwm set DIR x 1", *BRINGS]
 KINDS = {
     "hangs before the proof": "not reached: ",
     "hangs in a call": "works on one call for more than",
@@ -89,7 +91,7 @@ def ended(words: list[str], at: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-@pytest.mark.parametrize("words", [*READS, *BRINGS])
+@pytest.mark.parametrize("words", some([*READS, *BRINGS], *IN_SHORT))
 def test_a_command_ends_and_names_the_owner(silent, tmp_path, words):
     places, at, said = silent
     if words in BRINGS and words.startswith("restore"):

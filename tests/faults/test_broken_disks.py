@@ -22,7 +22,7 @@ from recovery.storage.initialize import init_partitions
 from recovery.storage.scan import scan
 from recovery.storage.verify import PartitionCheck
 from tests.faults.disk import Broken, in_use
-from tests.shares import some
+from tests.shares import first, some
 from tests.stores import Driver, State, paths_of, problems, state_at
 
 STEP = "count"
@@ -373,7 +373,7 @@ def test_all_failures_of_every_operation(template, case_type, kind, lasting):
     assert tried
 
 
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
+@first("lasting", [False, True], ids=["once", "lasting"])
 @pytest.mark.parametrize("kind", some(["io", "full"], "io"))
 def test_init_is_all_or_nothing(template, kind, lasting):
     """Wherever the disk fails, there are all partitions or none, and init can be repeated."""

@@ -37,7 +37,7 @@ from recovery.storage.verify import PartitionCheck
 from tests.faults import hostile_values
 from tests.hostile import forge, lenient, make_right, put
 from tests.report.support import long_history
-from tests.shares import some
+from tests.shares import first, some
 from tests.stores import STEP, Driver, alter, paths_of, query
 
 FORGERIES = int(os.environ.get("RECOVERY_TEST_FORGERIES", "12"))
@@ -102,7 +102,7 @@ def test_the_template_is_sound(template, tmp_path):
     assert look_at(directory, tmp_path) == {" ".join(words): 0 for words in LOOKS}
 
 
-@pytest.mark.parametrize("number", range(FORGERIES))
+@first("number", range(FORGERIES), count=4)
 def test_any_value_in_any_column_is_an_answer_or_a_typed_error(template, tmp_path, number):
     """No traceback, no endless work, nothing written elsewhere, for values that no run writes."""
     dice = random.Random(f"{SEED} {number}")
@@ -213,7 +213,7 @@ HOSTILE_PATHS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", HOSTILE_PATHS)
+@first("path", HOSTILE_PATHS, count=5)
 @pytest.mark.parametrize("where", some(["snaps", "superseded", "changes"], "snaps"))
 def test_a_path_that_leads_out_of_the_checkpoint_is_found_and_never_followed(template, tmp_path, path, where):
     """By verify, wherever the row lies; and an export or a run that would write it ends before."""

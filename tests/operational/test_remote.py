@@ -33,7 +33,7 @@ from recovery.places.directory import DirectoryDocuments
 from recovery.places.protocol import Conflict
 from tests.operational.emulators import store
 from tests.operational.support import HOUR_MS, IMPATIENT, HandClock, SetClock, StoppableClock, all_of, background
-from tests.shares import some
+from tests.shares import first, some
 from tests.stores import run_python
 
 KINDS = ["file", "s3", "azure", "gs"]
@@ -157,6 +157,7 @@ def test_the_layout_is_the_same_everywhere(place, stores):
     assert state.backend._objects.paths("") == ["hwm/state.json", "process/n/x/state.json"]
 
 
+@by_default
 def test_concurrent_updates_all_survive(place):
     """Several processes change one value concurrently: as many changes survive as were acknowledged, which is all."""
     processes, rounds = size(place(), 1)
@@ -333,6 +334,7 @@ def test_a_dead_holder_is_succeeded_by_the_impatient(files):
         clock.stopped = True
 
 
+@pytest.mark.long
 def test_interrupting_a_waiter_leaves_the_lock(files):
     """Ctrl-C ends the one that waits; the holder still holds, writes and releases."""
     state = StateManager(files)
@@ -488,7 +490,7 @@ def test_migration_overwrites_nothing_unasked(store_dir, files):
 
 
 @pytest.mark.parametrize("kind", ["closed", "silent"])
-@pytest.mark.parametrize("scheme", ["s3", "azure"])
+@first("scheme", ["s3", "azure"])
 def test_an_unreachable_store_fails_within_its_time_limit(scheme, kind, monkeypatch):
     """Whether nobody listens or nobody answers; and no secret is printed."""
     pytest.importorskip("obstore")

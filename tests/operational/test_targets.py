@@ -15,6 +15,7 @@ from recovery import StateManager
 from recovery.cli import main
 from recovery.operational.values import dumps
 from tests.operational.support import HOUR_MS, SetClock
+from tests.shares import first
 
 VALUES = [
     None, True, 0, -1.5, "", "text", [], [1, [2]], {}, {"a": 1, "b": {"c": 2}}, {"": 1}, {"$date": "no date"},
@@ -42,7 +43,7 @@ def recovery(*words: object, code: int = 0, answer: str | None = None) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("state_id", SCOPES)
+@first("state_id", SCOPES, count=2)
 def test_every_value_in_every_kind_of_scoped_state(store_dir, tmp_path, state_id):
     """What Python sets, `get` prints; what `get` prints, `set` takes back unchanged; lists, exports, imports, copies
     and moves hold the same value. A value by key is never null, in Python as here."""

@@ -34,6 +34,7 @@ from recovery.wire.address import owner_address
 from recovery.wire.calls import OwnerCalls
 from recovery.wire.client import OwnerTaskStore
 from tests.owner.served import Served, invoked, token_file
+from tests.shares import first
 from tests.stores import KEY, STEP, Driver, ServedPlace, SpreadDirectory, state_at
 from tests.waiting import wait_until
 
@@ -223,7 +224,7 @@ class TestTwoRuns:
 class TestAKeyOfAnotherFlow:
     """A task key reaches the partitions of its own run only."""
 
-    @pytest.mark.parametrize("lease", ["own", "of the other"])
+    @first("lease", ["own", "of the other"])
     def test_it_is_refused(self, flows, lease, monkeypatch):
         """Whatever lease the task claims; the partitions stay as they were."""
         other_key = bytes(32)

@@ -43,6 +43,7 @@ def test_many_histories(store_maker, tmp_path):
     print(f"histories: {number}, runs that did not end well: {kills}, files moved: {moves}, rewinds: {rewinds}")
 
 
+@pytest.mark.long
 def test_a_history_with_a_replica(store_maker, tmp_path):
     """Each owner ships its share of every epoch. Whoever ships is killed, and disks are lost and restored."""
     played(store_maker, tmp_path, range(1), ReplicatedHistory)

@@ -43,7 +43,7 @@ from recovery.wire.run_client import Owner
 from tests.faults.minirun import MiniRun, child, die_at, run, states, totals, wait
 from tests.owner.histories import UNHURRIED, ForkedOwner, History, play
 from tests.owner.served import invoked, spread, token_file
-from tests.shares import seeds, some
+from tests.shares import first, seeds, some
 from tests.stores import problems
 from tests.waiting import wait_until
 
@@ -175,7 +175,7 @@ def test_a_run_finds_owners_of_all_partitions(places):
     assert states(places.together()) == totals(INPUT, 4)
 
 
-@pytest.mark.parametrize("point", DRIVER)
+@first("point", DRIVER, count=2)
 @pytest.mark.parametrize("order", some([(0, 1), (1, 0), (2, 1, 0), (0, 1, 2)], (0, 1)))
 def test_the_command_is_killed(places, point, order):
     """Wherever it is: the next run is exact with any owners named in any order, and so is the same move again."""

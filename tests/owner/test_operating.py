@@ -31,6 +31,7 @@ from recovery.wire.frames import HELLO_BYTES, Channel, Kind
 from recovery.wire.looking import seen, seen_owners
 from recovery.wire.traffic import MOST_TEXTS
 from tests.owner.served import ROOT, TOKEN, Served, invoked, token_file
+from tests.shares import some
 from tests.stores import Driver, ServedPlace, SpreadDirectory
 from tests.waiting import wait_until
 from tests.wire.certificates import make_certificates
@@ -79,7 +80,7 @@ class Service:
             owner.release()
 
 
-@pytest.fixture(params=["alone", "beside others"])
+@pytest.fixture(params=some(["alone", "beside others"], "beside others"))
 def serve(request, make_store, tmp_path) -> Iterator[Callable[..., Service]]:
     """Makes services, which end with the test."""
     made: list[Service] = []

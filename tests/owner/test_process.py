@@ -21,6 +21,7 @@ from recovery.owner.process import OwnerProcess
 from recovery.owner.serving import ShownCertificate
 from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount, Changes
+from tests.shares import first
 from tests.stores import KEY, ROOT, STEP, Driver, OwnedDirectory, pack
 from tests.waiting import wait_until
 from tests.wire.certificates import make_certificates
@@ -73,6 +74,7 @@ class TestFaults:
         assert run.owner.port == port
         assert run.owner.starts > 1
 
+    @pytest.mark.long
     def test_frozen_for_a_while(self, run):
         store = task(run)
         store.apply(STEP, 0, {0: [pack({"a": "1"})]}, BatchCount(1, 1))
@@ -127,7 +129,7 @@ class TestLife:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             found.bind(("127.0.0.1", owner.port))
 
-    @pytest.mark.parametrize("inherited", [False, True])
+    @first("inherited", [False, True])
     def test_it_does_not_outlive_its_driver(self, make_store, inherited):
         """Even if another process of the driver's holds its standard input open."""
         code = f"""

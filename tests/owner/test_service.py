@@ -42,6 +42,7 @@ from recovery.wire import run_client, server
 from recovery.wire.calls import OwnerCalls, PartitionCalls
 from recovery.wire.run_client import Owner
 from tests.owner.served import PATIENCE_S, TOKEN, Served, invoked, spread, token_file
+from tests.shares import first, some
 from tests.stores import KEY, STEP, Driver, ServedPlace, SpreadDirectory, run_python
 from tests.wire.certificates import make_certificates
 
@@ -49,7 +50,7 @@ TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine(), 0)
 """Number of the system call."""
 
 
-@pytest.fixture(params=["alone", "beside others"])
+@pytest.fixture(params=some(["alone", "beside others"], "beside others"))
 def service(request, store_dir, tmp_path):
     """A directory that an owner service of this process serves."""
     made = served(store_dir, tmp_path, beside=() if request.param == "alone" else ("first", "last"))
@@ -380,7 +381,7 @@ class TestProcess:
             owner.kill()
 
 
-@pytest.mark.parametrize("beside", [(), ("other",)])
+@first("beside", [(), ("other",)])
 def test_metrics_and_probes(make_store, tmp_path, beside):
     """What it does can be scraped, for each directory, and a probe learns that it stops."""
     made = served(make_store(2), tmp_path, beside, metrics_at="127.0.0.1:0")

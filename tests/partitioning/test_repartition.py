@@ -53,7 +53,7 @@ from recovery.storage.scan import scan
 from recovery.storage.sqlite.transfer.draft_partition import DraftPartition
 from recovery.storage.staged import REPLACED
 from recovery.values.keys import home_of
-from tests.shares import some
+from tests.shares import first, some
 from tests.storage.test_model import STEPS, Histories
 from tests.stores import ROOT, STEP, Driver, alter, paths_of, problems, query, run_python, state_at, window
 
@@ -162,7 +162,7 @@ def test_many_random_histories(store_maker):
     run_histories(store_maker, int(os.environ.get("RECOVERY_TEST_HISTORIES", "150")), 40)
 
 
-@pytest.mark.parametrize(("count", "new_count"), [(2, 8), (8, 2), (3, 2), (1, 5), (5, 1), (4, 6)])
+@first(("count", "new_count"), [(2, 8), (8, 2), (3, 2), (1, 5), (5, 1), (4, 6)], count=3)
 def test_everything_comes_along(make_store, tmp_path, count, new_count):
     """Epochs, timeouts, executions, operational state, measures and the origin."""
     source = filled(make_store(count), logged=count == 3)
@@ -286,7 +286,7 @@ def test_all_ways_of_moving_rows_make_the_same(make_store, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("way", ["copy", "pull", "add_live"])
-@pytest.mark.parametrize("counts", [(3, 5), (4, 2), (2, 6)])
+@pytest.mark.parametrize("counts", some([(3, 5), (4, 2), (2, 6)], (3, 5)))
 def test_steps_that_only_some_partitions_have(make_store, tmp_path, monkeypatch, way, counts):
     """Each step has keys in other partitions: in one of them, in all but the first, one key there and many elsewhere.
     Keys are moved in parts of four, whose ends are keys of the first partition."""

@@ -30,13 +30,13 @@ from recovery.storage.scan import describe_file
 from recovery.storage.store import OwnerAccess
 from recovery.wire.messages import as_refusal
 from tests.backup.support import random_id, states
-from tests.shares import seeds
+from tests.shares import seeds, some
 from tests.stores import Driver, SpreadDirectory, state_at
 
 KEYS = [f"k{n}" for n in range(30)]
 
 
-@pytest.fixture(params=[False, True], ids=["two owners", "two directories of one owner"])
+@pytest.fixture(params=some([False, True], False), ids=["two owners", "two directories of one owner"])
 def spread(request, make_store, monkeypatch) -> Iterator[SpreadDirectory]:
     """Four partitions: one in the driver's directory, three at two owners. Chains are merged with every third link."""
     monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)

@@ -10,7 +10,7 @@ import pytest
 
 from recovery.base import faults
 from recovery.errors import OutputLostError, OutputMismatchError, RecoveryError, StaleDirectoryError
-from tests.shares import seeds
+from tests.shares import first, seeds, some
 from tests.sinks.support import Store
 from tests.sinks.tables import Killed, Run, truth, two_epochs
 from tests.sinks.worlds import Lake, Warehouse
@@ -35,8 +35,9 @@ def world(request, tmp_path):
 
 
 def of(*kinds: str):
-    """Run a test on tables of these kinds; on all if none is given."""
-    return pytest.mark.parametrize("world", kinds or WORLDS, indirect=True)
+    """Run a test on tables of these kinds; on all if none is given. One of each format runs always."""
+    by_default = ["iceberg partitioned", "partitioned" if kinds == (*ADDING,) else "merge"]
+    return pytest.mark.parametrize("world", some(kinds or WORLDS, *by_default), indirect=True)
 
 
 def check_refused(world, store: Store, error: type[RecoveryError], match: str, **options) -> RecoveryError:
@@ -68,7 +69,7 @@ def lose(store: Store, *epochs: int) -> None:
         store.closed[each - 1].records = []
 
 
-@pytest.mark.parametrize("runs", [1, 3])
+@first("runs", [1, 3])
 @of(*ADDING)
 def test_going_back_when_the_history_was_forgotten(world, runs):
     """The rows are found by the paths of their files, those of others stay, and what was taken back once is not missed

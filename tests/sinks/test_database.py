@@ -12,7 +12,7 @@ import pytest
 from recovery.errors import ConfigurationError, OutputMismatchError, SinkFailedError, SinkRefusedError
 from recovery.sinks.upsert.database import Transaction, quoted
 from recovery.sinks.upsert.sink import UpsertSink
-from tests.shares import some
+from tests.shares import first, some
 from tests.sinks import postgresql
 from tests.sinks.conftest import Real
 from tests.sinks.support import Closed, Store
@@ -128,7 +128,7 @@ def test_columns_and_tables_of_any_name(tmp_path, module):
         there_and_back(database, table, name, f"n{name}", **options)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@first("name", NAMES, count=2)
 @pytest.mark.parametrize("module", some(["duckdb", *postgresql.MODULES], "psycopg"))
 def test_columns_of_any_name_in_other_databases(real, module, name):
     """Each has its own rules of quoting."""

@@ -21,7 +21,7 @@ from recovery.errors import (
 )
 from recovery.sinks.delta.operations import replaces
 from recovery.sinks.protocol import EpochOutput
-from tests.shares import some
+from tests.shares import first, some
 from tests.sinks.support import Store
 from tests.sinks.tables import (
     Batch,
@@ -267,12 +267,12 @@ def test_a_column_that_must_not_be_null(tmp_path):
         Run(Store(), DeltaSink(tmp_path / "table"))
 
 
-@pytest.mark.parametrize(
+@first(
     "feature",
     [
         "appendOnly", "invariants", "timestampNtz", "changeDataFeed", "v2Checkpoint", "checkConstraints",
         "generatedColumns", "columnMapping",
-    ],
+    ], count=3,
 )  # fmt: skip
 def test_a_table_with_a_feature_that_fits(tmp_path, feature):
     """The flow goes on, and goes back; also where a table lists a feature that it does not use."""
@@ -414,7 +414,7 @@ def test_a_table_that_lacks_an_earlier_epoch(tmp_path):
         Run(store, DeltaSink(path))
 
 
-@pytest.mark.parametrize("kind", ["append", "merge"])
+@first("kind", ["append", "merge"])
 def test_two_directories_of_one_store(tmp_path, kind):
     """The older copy is refused; on the user's word it takes the table back."""
     path, options = tmp_path / "table", KINDS[kind]

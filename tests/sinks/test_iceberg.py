@@ -36,6 +36,8 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType, StructType
 
+from tests.shares import first
+
 
 @pytest.fixture
 def warehouse(tmp_path) -> Warehouse:
@@ -303,7 +305,7 @@ def test_a_catalog_that_does_not_answer(tmp_path):
         Run(Store(), IcebergSink(NAME, properties=properties))
 
 
-@pytest.mark.parametrize("answer", [409, 500, 504])
+@first("answer", [409, 500, 504])
 def test_a_commit_whose_answer_is_lost(warehouse, answer):
     """A REST catalog that has committed may answer that it has not, as to a repeated request. Nothing that a commit may
     name is removed, the table stays readable, and each row is in it once."""

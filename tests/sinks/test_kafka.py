@@ -229,6 +229,7 @@ def other_sink(kafka: Kafka, target: TopicTarget) -> Any:
     return producer
 
 
+@pytest.mark.long
 def test_a_transaction_that_hides_no_marker_is_not_waited_for(kafka, target):
     """It began after the newest marker of the sink."""
     store = Store(past=[])
@@ -295,6 +296,7 @@ def test_what_a_sink_counts(target):
     assert (again.work.produced, again.work.waiting) == (1, 0)
 
 
+@pytest.mark.long
 def test_a_sink_of_two_runs_counts_the_work_of_each(target):
     """A second run with the same object begins at 0; a micro-batch that is written again counts once."""
     store, sink = Store(), target.sink()

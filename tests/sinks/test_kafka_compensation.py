@@ -411,6 +411,7 @@ def test_arguments(tmp_path, options, words):
     assert caught.value.remedy
 
 
+@pytest.mark.long
 def test_a_directory_of_its_own(target, tmp_path):
     """Where tasks stage at an address, the kept records are in a directory of the driver's host."""
     sink = target.sink(staging=f"file://{target.path}", compensate=tmp_path / "a" / "kept")

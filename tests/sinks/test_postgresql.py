@@ -32,7 +32,7 @@ from recovery.errors import (
     SinkRefusedError,
 )
 from recovery.sinks.upsert import retry
-from tests.shares import some
+from tests.shares import first, some
 from tests.sinks import postgresql
 from tests.sinks.support import Store
 from tests.sinks.test_upsert import CREATE, RESUMES, Run, expected, story
@@ -154,7 +154,7 @@ def own() -> Iterator[postgresql.Server]:
 class TestRestarts:
     """The server ends without a word to anyone, as after a power cut of its host, and comes again."""
 
-    @both
+    @one
     def test_between_two_steps_and_within_one(self, own, module):
         """Between two the run does not notice; within one it ends, and the next run goes on."""
         store, database = Store(), Cut(own.database(module))
@@ -649,10 +649,8 @@ class TestTriedAgain:
         assert epochs == len(store.closed)
 
 
-@both
-@pytest.mark.parametrize(
-    "kind", ["PRIMARY KEY (word, part) DEFERRABLE", "UNIQUE (part, word) DEFERRABLE INITIALLY DEFERRED"]
-)
+@one
+@first("kind", ["PRIMARY KEY (word, part) DEFERRABLE", "UNIQUE (part, word) DEFERRABLE INITIALLY DEFERRED"])
 def test_a_key_that_is_checked_at_the_commit(server, module, kind):
     """PostgreSQL cannot find a row's predecessor by it. It is refused before anything is made; that of other columns
     is not."""
@@ -667,7 +665,7 @@ def test_a_key_that_is_checked_at_the_commit(server, module, kind):
     Run(store, database)
 
 
-@both
+@one
 def test_a_start_that_waits_for_a_lock(server, module):
     """It has a limit, and says for whom it waited; the table is untouched."""
     database, store = Cut(server.database(module)), Store()

@@ -148,7 +148,7 @@ def staged(run: Run) -> Run:
     return run
 
 
-@both
+@one
 @pytest.mark.parametrize("name", STATES)
 def test_a_state_in_which_an_epoch_cannot_be_closed(database, name):
     """The error is that of the state, and says what PostgreSQL says; nothing is seen or closed. When the state has
@@ -177,7 +177,7 @@ def test_a_state_in_which_an_epoch_cannot_be_closed(database, name):
     assert rows_of(database) == [("a", 1, 0), ("b", 77, 0), ("c", 2, 1), ("kept", 5, 7)]
 
 
-@both
+@one
 def test_a_transaction_that_waits_too_long_for_rows(database):
     """The modules do not pass on why the connection was cut: the error names the limit as one of the causes."""
     run = Run(Store(), database, key=["word"])
@@ -192,7 +192,7 @@ def test_a_transaction_that_waits_too_long_for_rows(database):
     assert "idle_in_transaction_session_timeout" in caught.value.cause
 
 
-@both
+@one
 def test_the_first_of_many_rows_that_a_table_refuses(database):
     """It is found among thousands, and so is a row that only the rows before it make wrong."""
     database.execute("ALTER TABLE words ADD CONSTRAINT small CHECK (n < 4000)")

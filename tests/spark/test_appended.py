@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from recovery import DiscardSink, RecoveryConfig, init_partitions, start
 from recovery.errors import InputRewrittenError
 from recovery.spark.jvm.versions import VERSION
+from tests.shares import first
 
 pytestmark = [
     pytest.mark.skipif(VERSION < (4, 2), reason="tests/spark/jvm/test_versions.py: before 4.2 in flows only"),
@@ -73,7 +74,7 @@ def test_a_query_continues_where_it_was_through_growth_and_rotation(lines, log, 
     assert batches(frame, tmp_path / "c") == []
 
 
-@pytest.mark.parametrize("pattern", ["app.log", "", "*.log"])
+@first("pattern", ["app.log", "", "*.log"])
 def test_a_log_that_was_empty_at_the_first_run_is_followed(lines, log, tmp_path, pattern):
     """The run that reads nothing closes an epoch with its position; the next one reads what was rotated since, once."""
     if pattern != "*.log":

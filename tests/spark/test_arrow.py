@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from recovery import AllKeysSink, ConfigurationError, StateValueError, StepChangedError, aggregate, stateful_arrow
 from recovery.aggregates import approx_distinct, collect, count, last, max_, mean, min_, sum_, top_k, variance
+from tests.shares import first
 from tests.spark.support import run_to_end, states
 
 STATE = "n bigint, total bigint"
@@ -216,7 +217,7 @@ LARGE = 2**62
 HUGE = "cast(value AS decimal(38,0)) * 20000000000000000000bd"
 
 
-@pytest.mark.parametrize(
+@first(
     ("function", "value", "advice", "wider", "wanted"),
     [
         (sum_, "value", "in sum_(...) to decimal(38,0), with", "cast(value AS decimal(38,0))", {"t": str(2 * LARGE)}),

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from recovery import stateful
 from recovery.errors import FlowFailedError, FlowMismatchError
 from recovery.storage.scan import scan
-from tests.shares import some
+from tests.shares import first, some
 from tests.spark.support import Feed, add_up, run_to_end, states, totals_step
 
 
@@ -373,7 +373,7 @@ def test_topics_with_other_passwords_in_another_order(spark, tmp_path):
         run(number, topics)
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@first("kind", ["csv", "parquet"])
 def test_a_table_beside_the_stream_that_is_replaced(spark, tmp_path, kind):
     """The error names the table, which is no input, and does not advise to ignore missing files; the next run reads
     what is there by then, and every row of the stream counts once."""

@@ -15,6 +15,7 @@ from recovery import RecoveryConfig, aggregate, init_partitions, start
 from recovery.aggregates import count, max_, mean, min_, stddev, sum_, top_k, variance
 from recovery.errors import StateValueError
 from recovery.spark.run.reporting.events import BatchDone
+from tests.shares import first
 from tests.spark.support import run_to_end, states
 
 LARGE = 2**62
@@ -96,7 +97,7 @@ def test_nan_is_passed_over_by_least_and_greatest(spark, feed, tmp_path):
     assert found[0] == found[1] == {"a": (2.0, 2.0), "b": (-2.0, -1.0), "c": (0.0, 0.0)}
 
 
-@pytest.mark.parametrize("values", [[LARGE] * 6 + [-LARGE] * 6 + [5], [-LARGE, -1, LARGE, 2**63 - 1, -7]])
+@first("values", [[LARGE] * 6 + [-LARGE] * 6 + [5], [-LARGE, -1, LARGE, 2**63 - 1, -7]])
 def test_sums_are_exact_to_the_last_bit(spark, feed, tmp_path, values):
     """What passes beyond the range on the way does no harm, within a partition or between two."""
     feed.add([("a", value) for value in values])
@@ -152,6 +153,7 @@ def test_rows_that_do_not_shrink_are_not_combined(spark, feed, tmp_path):
     assert [event.rows for event in events if isinstance(event, BatchDone)] == [3000, 300, 3000, 3000, 3000]
 
 
+@pytest.mark.long
 def test_two_steps_over_one_frame(spark, feed, tmp_path):
     """Each combines for itself, by a key of its own; their rows meet again."""
     feed.add_random(1)

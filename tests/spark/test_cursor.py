@@ -16,6 +16,7 @@ from recovery import (
     init_partitions,
     run_pipeline,
 )
+from tests.shares import first
 
 NAN, INF = float("nan"), float("inf")
 
@@ -51,7 +52,7 @@ def loads(spark, tmp_path):
     return lambda kind, **options: Loads(spark, tmp_path / "db", kind, **options)
 
 
-@pytest.mark.parametrize("first", [True, False])
+@first("first", [True, False])
 def test_nan_and_infinity(loads, first):
     """NaN and infinities are loaded the first time, counted each time, and never become a mark, nor block one."""
     load = loads("CAST(text AS double)")
@@ -65,7 +66,7 @@ def test_nan_and_infinity(loads, first):
     assert record.details["nulls"] == {"k": 4 if first else 2}
 
 
-@pytest.mark.parametrize(
+@first(
     "values",
     [["20-APR-24"], ["4/5/2024"], ["2024-4-9"], ["9", "10"], ["order-9", "order-10"],
      ["2024-05-01T10:00:00+01:00", "2024-05-01T10:00:00+02:00"], ["-3"]],
@@ -93,7 +94,7 @@ def test_a_text_that_comes_later(loads):
     assert load.mark() == "9"
 
 
-@pytest.mark.parametrize(
+@first(
     ("form", "texts", "marks"),
     [("dd-MMM-yy", ["20-APR-24", "04-MAY-24"], [date(2024, 4, 20), date(2024, 5, 4)]),
      ("d/M/yyyy H:mm", ["9/4/2024 9:05", "10/4/2024 10:00"],
@@ -116,7 +117,7 @@ def test_dates_that_are_parsed(loads, form, texts, marks):
         load()
 
 
-@pytest.mark.parametrize(
+@first(
     ("kind", "found"),
     [("CAST(text AS boolean)", "is true or false"), ("text COLLATE UNICODE_CI", "collation UNICODE_CI"),
      ("array(text)", "has no order"), ("CAST('10000-01-01' AS date)", "later than the year 9999"),

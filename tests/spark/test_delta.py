@@ -9,6 +9,7 @@ import pytest
 
 from recovery import DeltaSink, init_partitions
 from recovery.errors import OutputMismatchError
+from tests.shares import first
 from tests.spark.support import ROOT, run_to_end, states, totals_step
 from tests.spark.tables import (
     ALL_TYPES,
@@ -32,7 +33,7 @@ def rows(path) -> list[tuple]:
     return sorted(tuple(row[name] for name in ("key", "n", "total")) for row in table.to_pylist())
 
 
-@pytest.mark.parametrize("partition_by", [[], ["key", "day"]], ids=["whole", "partitioned"])
+@first("partition_by", [[], ["key", "day"]], ids=["whole", "partitioned"])
 def test_types(spark, feed, tmp_path, partition_by):
     """Every type that Spark and Delta share comes back as it was, also as a partition column."""
     feed.add([("a", 1), (ODD_KEY, 2)])
@@ -45,9 +46,7 @@ def test_types(spark, feed, tmp_path, partition_by):
     assert found[1] == ROW_OF_ODD_KEY
 
 
-@pytest.mark.parametrize(
-    ("mode", "key"), [pytest.param("append", [], id="append"), pytest.param("merge", ["key"], id="merge")]
-)
+@first(("mode", "key"), [pytest.param("append", [], id="append"), pytest.param("merge", ["key"], id="merge")])
 def test_each_row_once_through_a_rewind(spark, feed, tmp_path, mode, key):
     """After runs and a rewind the table has what an uninterrupted run gives; Delta's history is whole."""
     frame = feed.frame(spark).transform(totals_step())
@@ -62,6 +61,7 @@ def test_each_row_once_through_a_rewind(spark, feed, tmp_path, mode, key):
     whole_history(tmp_path / "t")
 
 
+@pytest.mark.long
 def test_a_table_that_somebody_restored(spark, feed, tmp_path):
     """The run is refused and nothing has changed; it goes back on request, and --lose-epochs accepts the loss once."""
     frame, db, path = feed.frame(spark).transform(totals_step()), tmp_path / "db", tmp_path / "t"

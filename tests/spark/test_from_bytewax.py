@@ -21,6 +21,7 @@ from recovery.cli import main
 from tests import others
 from tests.importing.theirs import run as run_module
 from tests.importing.theirs import word_count
+from tests.shares import first
 from tests.spark.support import run_to_end
 from tests.stores import ROOT
 
@@ -173,7 +174,7 @@ def output_of_bytewax(directory):
     ]
 
 
-@pytest.mark.parametrize("real", [False, True], ids=["forged", "Bytewax"])
+@first("real", [False, True], ids=["forged", "Bytewax"])
 def test_a_word_count_continues(words, feed, tmp_path, monkeypatch, real):
     """Begun in Bytewax and taken over: the first run reads the next byte of the file, and counts on from its totals.
     So do later runs, and one that goes back."""

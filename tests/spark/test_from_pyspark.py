@@ -287,6 +287,7 @@ def test_a_state_store_class_of_the_user(spark, tmp_path):
     run_to_end(counted(), tmp_path / "db", output_mode="update")
 
 
+@pytest.mark.long
 def test_the_lesson_s_schema_of_the_state(spark, tmp_path):
     """Declared, the state is still read and written by the names of its fields; a time of the lesson's type, which a
     number is not, is refused with step, key and field."""

@@ -15,6 +15,7 @@ from recovery.spark.tuning import gathering
 from recovery.spark.tuning.outcome import Outcome
 from recovery.spark.tuning.tuning import VARIABLE
 from recovery.values.keys import encode_key, partition_of
+from tests.shares import first
 from tests.spark.support import ODD_KEYS, add_up, run_to_end, states, totals_step
 from tests.stores import paths_of
 from tests.stores import query as query_file
@@ -81,7 +82,7 @@ def test_nothing_is_open_after_the_run(spark, feed, tmp_path):
     assert [path.name for path in (tmp_path / "db").iterdir() if path.name.endswith(("-wal", "-shm"))] == []
 
 
-@pytest.mark.parametrize("reader", ["of Python", "of the JVM"])
+@first("reader", ["of Python", "of the JVM"])
 def test_a_large_one_that_was_not_foreseen(spark, tmp_path, monkeypatch, reader):
     """A source that does not tell its size, as those of Python: what comes after a small micro-batch is gathered,
     however much it is, and the first is not. One that tells it is exchanged if it is large."""
@@ -117,7 +118,7 @@ def test_a_large_one_that_was_not_foreseen(spark, tmp_path, monkeypatch, reader)
     assert n == {f"k{each}": 20 + 2 * (each < 5) for each in range(5000)}
 
 
-@pytest.mark.parametrize("columns", ["one", "two"])
+@first("columns", ["one", "two"])
 @pytest.mark.usefixtures("exchanged_first")
 def test_odd_keys(spark, tmp_path, columns):
     """The task computes of a key what Spark does where rows are exchanged."""
@@ -225,7 +226,7 @@ def test_timeouts(spark, feed, tmp_path):
     assert len(gone) >= 60
 
 
-@pytest.mark.parametrize("wide", ["repartition", "hint", "state"])
+@first("wide", ["repartition", "hint", "state"])
 def test_what_is_below_continues_in_parallel(spark, feed, tmp_path, wide):
     """Where the flow has an exchange or state of Spark's own before the step, there is another one behind it."""
     for seed in range(3):

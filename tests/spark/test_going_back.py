@@ -18,6 +18,7 @@ def window(directory):
     return plan_resume(scan(directory)).window
 
 
+@pytest.mark.long
 def test_history_is_kept_as_long_as_before(spark, feed, tmp_path):
     """A run without a backup interval keeps what earlier runs kept; a shorter one needs to be confirmed."""
     frame = feed.frame(spark).transform(totals_step())

@@ -105,7 +105,7 @@ def typed(feed, spark):
     "partition",
     some(
         [f"{transform} of {name}" for name, kinds in PARTITIONS.items() for transform in kinds],
-        "identity of key", "hour of at", "hour of local",
+        "hour of local",
     ),
 )  # fmt: skip
 def test_partitions(spark, feed, tmp_path, partition):

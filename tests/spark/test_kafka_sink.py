@@ -17,6 +17,7 @@ from recovery import FlowFailedError, KafkaSink, OutputMismatchError, init_parti
 from recovery.cli import main
 from recovery.storage.scan import scan
 from tests.kafka import CONNECTOR, broker, needs_jars
+from tests.shares import first
 from tests.spark.support import ROOT, going_back, run_to_end, states
 from tests.spark.test_crashes import finish, recovery_command
 
@@ -97,7 +98,7 @@ def test_columns_by_their_names_in_the_order_of_their_key(spark, kafka, topic, t
     assert {each.key: each.partition for each in kafka.committed(topic)} == places
 
 
-@pytest.mark.parametrize(
+@first(
     ("options", "words", "remedy"),
     [
         ({"value": "n"}, "the value of a record has to be text or bytes, and is of type bigint", "cast(n AS string)"),
@@ -109,6 +110,7 @@ def test_columns_by_their_names_in_the_order_of_their_key(spark, kafka, topic, t
         ({"value": "name", "headers": "name"}, "the headers of a record", "array(struct("),
         ({"value": "name", "timestamp": "n"}, "the timestamp of a record", "cast(… AS timestamp)"),
     ],
+    count=2,
 )
 def test_columns_that_make_no_record(spark, kafka, topic, tmp_path, options, words, remedy):
     """The run ends before it has produced or closed anything, with what to write instead."""
@@ -121,6 +123,7 @@ def test_columns_that_make_no_record(spark, kafka, topic, tmp_path, options, wor
     assert states(tmp_path / "db", "any") == {}
 
 
+@pytest.mark.long
 def test_going_back_is_refused(spark, kafka, topic, tmp_path):
     """By --resume-after; the directory is as it was, and goes on. With --lose-epochs the records come again."""
     sink = made(kafka, topic, tmp_path, key="name", value="cast(n AS string)")

@@ -25,7 +25,7 @@ from recovery import (
 )
 from recovery.aggregates import collect, count, last, max_, mean, sum_, top_k
 from recovery.spark.tuning import gathering, merging
-from tests.shares import some
+from tests.shares import first, some
 from tests.spark.support import ODD_KEYS, ROOT, Feed, run_to_end, set_to, states, totals_step
 
 
@@ -72,7 +72,7 @@ class Rows:
         self.local.append(batch._jdf.isLocal())
 
 
-@pytest.mark.parametrize("sink", [DiscardSink(), Rows()], ids=["discard", "function"])
+@first("sink", [DiscardSink(), Rows()], ids=["discard", "function"])
 def test_few_keys_from_the_first_micro_batch(spark, feed, tmp_path, merged, sink):
     """Many rows of few keys never reach a task: the sink has rows that cost nothing to compute."""
     for offset in range(4):
@@ -103,6 +103,7 @@ def test_keys_that_become_many_and_few_again(spark, feed, tmp_path, merged, monk
     assert merged == ([0, 1, 2, 5, 6, 7] if known else [0, 1, 5, 6, 7])
 
 
+@pytest.mark.long
 def test_many_keys_in_the_first_micro_batch(spark, feed, tmp_path, merged):
     """They are counted, and left to Spark."""
     for _ in range(3):
@@ -113,6 +114,7 @@ def test_many_keys_in_the_first_micro_batch(spark, feed, tmp_path, merged):
     assert (summary.rows, summary.states) == (60_000, 60_000)
 
 
+@pytest.mark.long
 def test_rows_that_cannot_be_combined(spark, feed, tmp_path, merged):
     """How many rows there are counts, however few keys they have."""
     for size in (10, 20_000, 20_000, 10):
@@ -195,6 +197,7 @@ ABOVE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("above", some(ABOVE, "a projection"))
 def test_what_is_done_with_the_output(spark, feed, tmp_path, merged, above, monkeypatch):
     """As where tasks do it: the same rows, and each time that the sink looks."""
@@ -217,6 +220,7 @@ def test_what_is_done_with_the_output(spark, feed, tmp_path, merged, above, monk
     assert seen == by_driver
 
 
+@pytest.mark.long
 def test_files(spark, feed, tmp_path, merged):
     """Its rows in files, in the order of the columns and with their types."""
     for seed in range(3):
@@ -372,6 +376,7 @@ def test_a_sink_that_fails(spark, feed, tmp_path, merged):
     assert states(tmp_path / "db", "totals") == truth(feed)
 
 
+@pytest.mark.long
 def test_nothing_is_open_after_the_run(spark, feed, tmp_path, merged):
     """The driver has let go of what it kept open between micro-batches: no log is left, and no file."""
     for seed in range(3):

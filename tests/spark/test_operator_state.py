@@ -22,6 +22,7 @@ from recovery.spark.sources.formats import register
 from tests.flows.operators import BUSY, STORES, events, join, timers, tumbling, write_events
 from tests.owner.served import Served, spread, token_file
 from tests.owner.served import invoked as called
+from tests.shares import first
 from tests.spark.support import run_to_end, set_to
 from tests.spark.test_checkpoints import command
 
@@ -152,7 +153,7 @@ def test_the_format_gives_what_native_state_gives(spark, ran):
 
 
 @of_the_format
-@pytest.mark.parametrize(
+@first(
     ("options", "error"),
     [({"operator": 5}, "operator 5 has no state"), ({"operator": "x"}, "is no operator"),
      ({"operator": 0, "step": "totals"}, "step or operator"), ({"operator": 0, "timers": "true"}, "has no timers"),
@@ -242,6 +243,7 @@ def check_history(spark, directory, keys=1, **options):
     return found[0]
 
 
+@pytest.mark.long
 def test_how_a_key_came_to_its_value(spark, ran):
     """At every held epoch: by whom, and what changed."""
     directory = ran(tumbling, UNTRACKED)
@@ -283,6 +285,7 @@ def test_what_spark_fails_to_read(spark, ran, monkeypatch):
         operator_state.rows_as_json(recovery.native_state(spark, ran(join, files=1), store="left"), 5)
 
 
+@pytest.mark.long
 def test_history_and_diff_on_the_command_line(spark, ran, monkeypatch):
     """Two epochs differ in an operator; a directory equals itself; without --operator nothing is taken for equal."""
     directory = ran(tumbling, UNTRACKED)

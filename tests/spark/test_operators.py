@@ -166,6 +166,7 @@ def test_state_that_expires(spark, tmp_path):
     assert problems(directory) == []
 
 
+@pytest.mark.long
 def test_output_modes(spark, tmp_path):
     """Spark's own check decides what a mode allows, with a step in the plan as without; other words are refused."""
     path = tmp_path / "events"

@@ -35,7 +35,7 @@ from recovery.spark.jvm.versions import VERSION
 from recovery.spark.pipelines.incremental import Incremental, Load, Loading
 from tests.operational.support import IMPATIENT, SetClock
 from tests.owner.served import invoked
-from tests.shares import some
+from tests.shares import first, some
 from tests.spark.support import ROOT, run_to_end, totals_step
 
 MOMENT = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -84,7 +84,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", some(KINDS, "string", "timestamp"))
+@pytest.mark.parametrize("kind", some(KINDS, "timestamp"))
 def test_loads_what_is_newer(spark, directory, kind):
     """All the first time, then what lies above the mark; NULLs the first time only, and counted."""
     table, values = Table(spark, kind), KINDS[kind]
@@ -145,6 +145,7 @@ def pipelines(spark, directory, name, table, **options):
     return run_pipeline(Pipeline(name, [node]), RecoveryConfig(directory, backup_interval="1h"), spark=spark, **options)
 
 
+@pytest.mark.long
 def test_several_pipelines_in_one_directory(spark, directory):
     """In turn; each has its marks, whose keys are the names of the nodes; the same mark of two pipelines is refused
     before anything is written, until it is set by hand."""
@@ -275,6 +276,7 @@ def test_a_failed_write_moves_no_mark(spark, directory):
     assert {node.status for node in summary.nodes.values()} == {"skipped"}
 
 
+@pytest.mark.long
 def test_what_was_to_blame_for_all_nodes_that_failed_ends_the_run(spark, directory):
     """A source that does not answer, a worker that was killed: a supervisor may start the command again. Beside a node
     whose own code failed, that one counts."""
@@ -370,7 +372,7 @@ def test_in_the_sink_of_a_flow(spark, feed, tmp_path):
     assert StateManager(tmp_path / "db").get_hwm("orders") == 1
 
 
-@pytest.mark.parametrize(
+@first(
     ("kind", "values", "then", "changed"),
     [("bigint", [9], "string", ["10", "11"]), ("string", ["9"], "bigint", [10]),
      ("date", [date(2024, 5, 1)], "timestamp", [MOMENT + timedelta(days=9)]),
@@ -390,7 +392,7 @@ def test_a_column_of_another_type(spark, directory, kind, values, then, changed,
 
 @pytest.mark.parametrize(
     ("kind", "values", "then", "changed", "loaded"),
-    [("double", [-1.5], "bigint", [-2, -1, 0], [1, 2]),
+    [pytest.param("double", [-1.5], "bigint", [-2, -1, 0], [1, 2], marks=pytest.mark.long),
      pytest.param("decimal(10,1)", [Decimal("1.9")], "decimal(10,0)", [Decimal(1), Decimal(2)], [1],
                   marks=pytest.mark.long),
      ("bigint", [2], "decimal(10,1)", [Decimal("1.9"), Decimal("2.1")], [1]),
@@ -419,7 +421,7 @@ def test_one_mark_for_two_loads(spark, directory):
     assert one.loads == []
 
 
-@pytest.mark.parametrize("code", [None, 0, "bad input"])
+@first("code", [None, 0, "bad input"])
 def test_a_node_that_leaves_the_program_fails(spark, directory, code):
     """Others go on, and the history says what failed."""
     table, other = Table(spark, "int"), Table(spark, "int")

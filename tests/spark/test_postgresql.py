@@ -12,6 +12,7 @@ import pytest
 
 from recovery import FlowFailedError, RecoveryError, SinkFailedError, UpsertSink, init_partitions
 from recovery.storage.scan import scan
+from tests.shares import some
 from tests.sinks import postgresql
 from tests.spark.support import ROOT, going_back, run_to_end, states, totals_step
 from tests.spark.test_crashes import finish, recovery_command, wait_for_batch
@@ -58,6 +59,7 @@ def test_a_session_of_others_that_is_ended_and_a_rewind(spark, feed, tmp_path, s
     assert database.execute("SELECT own FROM totals WHERE key = 'k1'") == [("kept",)]
 
 
+@pytest.mark.long
 def test_a_restart_of_the_server_goes_unnoticed(spark, feed, tmp_path, server):
     """In the midst of a step: the step is tried again, and the run goes on."""
     database = server.database("psycopg")
@@ -80,7 +82,7 @@ def test_a_restart_of_the_server_goes_unnoticed(spark, feed, tmp_path, server):
     assert rows(database) == feed.totals() == states(tmp_path / "db", "totals")
 
 
-@pytest.mark.parametrize("refused", ["when it is staged", "when the epoch is closed"])
+@pytest.mark.parametrize("refused", some(["when it is staged", "when the epoch is closed"], "when the epoch is closed"))
 def test_a_row_that_the_table_does_not_take(spark, feed, tmp_path, server, refused):
     """The run ends with the row's key. When the table takes the row, the next run goes on."""
     database = server.database("psycopg")

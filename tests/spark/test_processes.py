@@ -17,6 +17,7 @@ import pytest
 
 from recovery import init_partitions
 from recovery.host.private import PREFIX
+from tests.shares import first
 from tests.spark.support import ROOT
 
 FLOWS = ROOT / "tests" / "flows"
@@ -186,7 +187,7 @@ def test_a_long_directory_for_temporary_files(feed, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
+@first(
     ("options", "limit", "expected"),
     [(("--conf", "spark.jars.packages=kafka"), None, "Maven Coordinates must be in the form"),
      ((), 40, "ulimit -n")],

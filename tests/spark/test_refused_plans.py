@@ -26,6 +26,7 @@ from recovery import (
 from recovery.aggregates import count, last
 from recovery.spark.jvm.versions import VERSION
 from recovery.spark.planner.bind import bind
+from tests.shares import first
 from tests.spark.support import run_to_end, set_to, totals_step
 
 
@@ -130,7 +131,7 @@ if VERSION >= (4, 2):
     TYPES["a place on earth"] = ("ST_GeogFromWKB(X'0101000000000000000000F03F0000000000000040')", "geography", "c")
 
 
-@pytest.mark.parametrize(("expression", "kind", "place"), TYPES.values(), ids=TYPES)
+@first(("expression", "kind", "place"), TYPES.values(), count=3, ids=TYPES)
 def test_an_input_column_that_python_cannot_have_is_named(spark, expression, kind, place):
     """Of each kind of step, whether it uses the column or not; an aggregate is given only what it aggregates."""
     frame = (

@@ -17,7 +17,7 @@ from recovery.spark.tuning import row_width
 from recovery.spark.tuning.outcome import Outcome
 from recovery.spark.tuning.row_width import LIMIT, UNLIMITED
 from recovery.spark.tuning.tuning import VARIABLE
-from tests.shares import some
+from tests.shares import first, some
 from tests.spark.support import run_to_end, set_to, states, totals_step
 
 
@@ -78,6 +78,7 @@ def test_many_small_rows(spark, feed, tmp_path, monkeypatch, sink):
     assert spark.sparkContext.getLocalProperty(LIMIT) is None
 
 
+@pytest.mark.long
 def test_a_sinks_own_functions_keep_it(spark, feed, tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, "-lending")
     add(feed)
@@ -98,7 +99,7 @@ def test_a_sink_that_runs_the_plan_itself_keeps_it(spark, feed, tmp_path):
     assert set(asked(tmp_path / "db")) == {None}
 
 
-@pytest.mark.parametrize(("rows", "wide"), [(50, ""), (200, "x" * 300)])
+@first(("rows", "wide"), [(50, ""), (200, "x" * 300)])
 def test_few_or_wide_rows_keep_it(spark, feed, tmp_path, rows, wide):
     add(feed, rows=rows, wide=wide)
     run_to_end(feed.frame(spark).transform(asking_step()), tmp_path / "db")
@@ -206,7 +207,7 @@ def with_filter(frame):
 
 
 @pytest.mark.parametrize("other", some([with_function, with_map, with_filter], with_map))
-@pytest.mark.parametrize("place", ["before", "behind"])
+@first("place", ["before", "behind"])
 def test_other_functions_of_the_flow_keep_it(spark, feed, tmp_path, other, place):
     """They may be given wide rows, of which the step sees little."""
     add(feed)
@@ -217,6 +218,7 @@ def test_other_functions_of_the_flow_keep_it(spark, feed, tmp_path, other, place
     assert set(asked(tmp_path / "db")) == {None}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "lateral", some(["LATERAL echo_rows(key)", "LATERAL (SELECT * FROM echo_rows(key))"], "LATERAL echo_rows(key)")
 )

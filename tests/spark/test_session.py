@@ -30,7 +30,7 @@ from recovery.spark.jvm.java import _bundled_java, java_home
 from recovery.spark.jvm.launch import FIRST_CALL, ErrorOutput, _answer_own_user, reason_in
 from recovery.spark.jvm.session import daemon, prepare_environment, settings_of
 from recovery.storage.initialize import init_partitions
-from tests.shares import some
+from tests.shares import first, some
 
 ROOT = str(Path(recovery.__file__).resolve().parents[1])
 
@@ -370,7 +370,7 @@ def _of_directory(path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("ended_by", ["an error", "a signal"])
+@first("ended_by", ["an error", "a signal"])
 def test_a_run_that_ends_before_it_needs_its_jvm_leaves_none(ended_by, tmp_path):
     """The JVM starts while the run looks at the partitions. Another run may leave an archive of classes."""
     temporary, cache = tmp_path / "temporary", tmp_path / "cache"
@@ -406,7 +406,7 @@ def test_a_run_that_ends_before_it_needs_its_jvm_leaves_none(ended_by, tmp_path)
         assert list(cache.iterdir()) == []
 
 
-@pytest.mark.parametrize(
+@first(
     ("arguments", "said"),
     [
         ("--properties-file /nonexistent pyspark-shell", "/nonexistent cannot be read"),

@@ -284,6 +284,7 @@ def around(spark, source, home):
     return frames, sorted(upserted), loads
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", some(AROUND, "large types"))
 def test_what_is_around_steps_gives_the_same_in_any_session(spark, source, usual, tmp_path, name):
     """State as frames, sinks and loads."""

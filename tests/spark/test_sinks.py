@@ -32,7 +32,7 @@ from recovery import (
     repartition,
 )
 from recovery.hadoop.writing import write_files
-from tests.shares import some
+from tests.shares import first, some
 from tests.spark.support import ROOT, run_to_end, states, totals_step
 from tests.spark.test_crashes import finish, recovery_run
 
@@ -98,7 +98,7 @@ LAZY = {
 }
 
 
-@pytest.mark.parametrize("kind", LAZY)
+@first("kind", LAZY)
 def test_a_sink_that_leaves_its_work_undone_ends_the_run(spark, feed, tmp_path, kind):
     """Nothing counts as read: with a sink that works, every row comes."""
     feed.add([("a", 1), ("b", 2)])
@@ -109,7 +109,7 @@ def test_a_sink_that_leaves_its_work_undone_ends_the_run(spark, feed, tmp_path, 
     assert sorted(seen) == sorted(feed.rows)
 
 
-@pytest.mark.parametrize("sink", [later, FileSink, "out"])
+@first("sink", [later, FileSink, "out"])
 def test_what_is_no_sink_is_refused_before_the_run_begins(spark, feed, tmp_path, sink):
     """At `start`, for a frame as for a flow; the directory is as it was."""
     feed.add([("a", 1)])
@@ -179,7 +179,7 @@ def test_files_hold_every_record_once(spark, feed, tmp_path):
     assert sink.damaged() == []
 
 
-@pytest.mark.parametrize("format", READERS)
+@first("format", READERS)
 def test_formats(spark, feed, tmp_path, format):
     """Options reach Spark's writer, and other tools read what it wrote."""
     feed.add([("a", 1), ("b", 2), ("a", 3)])
@@ -306,6 +306,7 @@ def test_a_table_holds_the_state_of_the_closed_epochs(spark, feed, tmp_path):
     assert table() == states(tmp_path / "db", "totals") == feed.totals()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind",
     [
@@ -351,6 +352,7 @@ def test_output_continues_with_another_number_of_partitions(spark, feed, tmp_pat
     assert found() == wanted()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", some(["files", "table", "delta"], "files"))
 def test_a_copy_has_run_and_the_directory_was_repartitioned(spark, feed, tmp_path, kind):
     """The copy's output stays: the directory is refused before it is written to. With --lose-epochs it goes on, and
@@ -398,6 +400,7 @@ def output_of(kind, tmp_path):
     return lambda: DeltaSink(tmp_path / "t", mode, key=key), read
 
 
+@pytest.mark.long
 def test_a_sink_can_be_changed(spark, feed, tmp_path):
     """Epochs closed with another sink are not in the files, by choice; what follows is."""
     frame = feed.frame(spark)

@@ -159,6 +159,7 @@ def test_a_connection_of_the_observers_own(spark, feed, tmp_path):
     assert states(tmp_path / "db", "totals") == feed.totals()
 
 
+@pytest.mark.long
 def test_logs_of_java_in_the_input(spark, feed, tmp_path):
     """A value that Spark cannot cast, and a message of the flow's own function, may quote another Java program."""
     feed.add([("java.lang.OutOfMemoryError: Java heap space", 1)])

@@ -98,6 +98,7 @@ def test_a_kill_before_the_first_epoch(spark, tmp_path, form):
     assert problems(left) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", some(["start.5.partition", "start.5"], "start.5"))
 def test_a_kill_while_the_start_is_written(spark, tmp_path, monkeypatch, point):
     """One partition that has it is enough; nothing is half done."""

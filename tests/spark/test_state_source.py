@@ -13,6 +13,7 @@ from recovery.operational.targets import REMOVED, StepTarget
 from recovery.spark.jvm.versions import REPLACES_FORMATS
 from recovery.storage.store import Store
 from tests.backup.support import back_up
+from tests.shares import first
 from tests.spark.support import run_to_end, states, totals_step
 
 
@@ -97,7 +98,7 @@ def test_a_place_of_backups(spark, feed, tmp_path):
         spark.read.format("recovery").option("step", "totals").load(str(tmp_path / "empty")).collect()
 
 
-@pytest.mark.parametrize(
+@first(
     ("options", "error"),
     [({}, "needs the options"), ({"operator": "0"}, "No operator of Spark's own has state there"),
      ({"step": "totals", "epoch": "9"}, "epoch 9 is not held"),

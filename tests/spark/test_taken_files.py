@@ -64,7 +64,7 @@ def outputs(rows, batch_rows: int) -> list[tuple[str, int, int]]:
 
 @pytest.mark.parametrize(
     "take",
-    some([move_partition, copy_directory, remove_lock, remove_delta, remove_scratch], move_partition, remove_delta),
+    some([move_partition, copy_directory, remove_lock, remove_delta, remove_scratch], move_partition),
 )
 def test_no_epoch_counts_after_a_file_was_taken_away(spark, feed, tmp_path, take):
     """Neither in the run's summary nor in an exactly-once sink nor in the files; and the next run is exact."""

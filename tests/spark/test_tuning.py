@@ -9,7 +9,7 @@ from recovery.aggregates import count, sum_
 from recovery.spark.tuning import gathering, merging
 from recovery.spark.tuning.back_off import BackOff
 from recovery.spark.tuning.tuning import TACTICS, VARIABLE, switched_on
-from tests.shares import some
+from tests.shares import first, some
 from tests.spark.support import run_to_end, states, totals_step
 
 
@@ -60,7 +60,7 @@ class Plans:
         self.seen.append(query._jsq.streamingQuery().lastExecution().executedPlan().toString())
 
 
-@pytest.mark.parametrize("off", ["", "-gathering"])
+@first("off", ["", "-gathering"])
 def test_gathering(spark, feed, tmp_path, monkeypatch, off):
     """Without it, every micro-batch is exchanged."""
     monkeypatch.setenv(VARIABLE, off)

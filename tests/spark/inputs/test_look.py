@@ -169,9 +169,15 @@ APPENDED = {
     "renamed": Cell(_renamed, None),
     "more": Cell(lambda w: w.add(4), None),
 }
-CELLS = [(FilesWorld, name, cell) for name, cell in FILES.items()] + [
-    (AppendedWorld, name, cell) for name, cell in APPENDED.items()
-]
+BY_DEFAULT = [(FilesWorld, "removed"), (AppendedWorld, "removed"), (AppendedWorld, "truncated")]
+CELLS = [
+    pytest.param(
+        kind, name, cell, id=f"{kind.__name__}-{name}",
+        marks=[] if (kind, name) in BY_DEFAULT else [pytest.mark.long],
+    )
+    for kind, cells in ((FilesWorld, FILES), (AppendedWorld, APPENDED))
+    for name, cell in cells.items()
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +214,7 @@ def planned(world: World, *options: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("kind", "name", "cell"), CELLS, ids=[f"{k.__name__}-{n}" for k, n, _ in CELLS])
+@pytest.mark.parametrize(("kind", "name", "cell"), CELLS)
 def test_going_back(spark, worlds, capsys, kind, name, cell):
     """Refused and untouched, twice; then exact with the input put back, or without it if its loss is accepted."""
     if kind is AppendedWorld and VERSION < (4, 2):

@@ -13,6 +13,7 @@ from py4j.protocol import Py4JJavaError
 
 from recovery import SparkFailedError
 from recovery.spark.run import stream as stream_module
+from tests.shares import first
 from tests.spark.support import run_to_end, states, totals_step
 from tests.stores import problems
 from tests.waiting import wait_until
@@ -62,6 +63,7 @@ def expect_one_batch_then_all(spark, feed, directory) -> None:
     assert states(directory, "totals") == feed.totals()
 
 
+@pytest.mark.long
 def test_a_call_that_nobody_answers(spark, feed, tmp_path):
     """The call is cut. The first micro-batch counts, the second does not, and the next run is exact."""
     took_s = cut_off(spark, feed, tmp_path / "db", lambda batch: batch.count())
@@ -120,7 +122,7 @@ def test_a_connection_that_breaks(spark, feed, tmp_path):
     assert states(tmp_path / "db", "totals") == feed.totals()
 
 
-@pytest.mark.parametrize(
+@first(
     ("what", "reason"),
     [("planning", "java.lang.OutOfMemoryError"), ("nested", "java.lang.StackOverflowError")],
 )

@@ -13,6 +13,7 @@ from recovery.errors import ConfigurationError
 from recovery.spark.jvm import versions
 from recovery.spark.jvm.installed import installed_version, version_of
 from recovery.spark.tuning.tuning import VARIABLE
+from tests.shares import first
 from tests.spark.support import run_to_end
 
 NESTED = "at timestamp, many array<struct<at: timestamp, n: int>>, named map<string, timestamp>, plain timestamp_ntz"
@@ -74,7 +75,7 @@ def test_structs_that_are_null_can_be_cast(monkeypatch, column, kind, values):
     assert found.to_pylist() == values
 
 
-@pytest.mark.parametrize("count", [1, 2, 7])
+@first("count", [1, 2, 7])
 def test_rows_go_to_the_partition_that_is_named(spark, monkeypatch, count):
     """By the function that Spark 4.0 lacks, and by what takes its place."""
     for version in {versions.VERSION, (4, 0)}:
@@ -85,7 +86,7 @@ def test_rows_go_to_the_partition_that_is_named(spark, monkeypatch, count):
         assert placed.rdd.getNumPartitions() == count
 
 
-@pytest.mark.parametrize("off", ["", "-appended-lines"], ids=["by the JVM", "by Python"])
+@first("off", ["", "-appended-lines"], ids=["by the JVM", "by Python"])
 def test_a_flow_reads_growing_files(spark, tmp_path, monkeypatch, off):
     """In micro-batches of the size that is asked for, over two runs; each line once."""
     monkeypatch.setenv(VARIABLE, off)

@@ -17,6 +17,7 @@ from recovery.spark.run.parts.part import Part
 from recovery.spark.run.reporting.events import RunSummary
 from tests.cluster.support import assert_exact
 from tests.flows.cluster import count, key_of, rows
+from tests.shares import first
 from tests.stores import query
 
 ROWS = 200
@@ -132,6 +133,7 @@ def test_a_rewind_is_not_repeated(running):
     assert between.given[0].rewind_to is None
 
 
+@pytest.mark.long
 def test_an_error_between_two_executions_ends_the_run(running):
     """And everything that was closed before stays."""
 
@@ -184,7 +186,7 @@ def test_an_execution_that_ends_refuses_it(running):
     assert answers == [False, "ended"]
 
 
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
+@first("when", ["before", "meanwhile"])
 def test_a_signal_keeps_the_next_execution_from_starting(running, when):
     """Whether it comes while the execution ends or between two."""
 

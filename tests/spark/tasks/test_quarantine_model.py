@@ -26,6 +26,7 @@ from recovery.values.keys import partition_of
 from recovery.values.quarantine import REPLAY_MS, WAITS_MS, entry_key, note_key, parse_waiting_key
 from recovery.values.quarantined_rows import ENTRY, Replayed, unpacked
 from tests.memory_store import MemoryDirectory
+from tests.shares import first
 from tests.stores import STEP, Driver, OwnedDirectory, pack, problems
 from tests.tasks import definition
 
@@ -306,7 +307,7 @@ def check(driver: Driver, model: Model, batch: int) -> None:
 
 
 @pytest.mark.parametrize("form", ["rows", "timeouts", "tables", "computed"])
-@pytest.mark.parametrize("hold", ["key", "no"])
+@first("hold", ["key", "no"])
 @pytest.mark.parametrize(
     ("where", "seed"), [("memory", 0), ("memory", 1), ("files", 2), ("files", 3), ("files", 4), ("owner", 5)]
 )

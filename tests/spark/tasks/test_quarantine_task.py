@@ -229,6 +229,7 @@ def test_rows_without_a_column_of_now_stay_in_quarantine(driver, monkeypatch):
     assert entries(driver, 5) == {}
 
 
+@pytest.mark.long
 def test_a_large_row_comes_back(driver, monkeypatch):
     """A hundred megabytes in one value."""
     monkeypatch.setattr(Faults, "of", {"b": ValueError("bad")})

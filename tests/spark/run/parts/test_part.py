@@ -20,7 +20,7 @@ from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.stream import Stream
 from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import lock_holder
-from tests.shares import some
+from tests.shares import first, some
 from tests.spark.support import add_up, run_to_end, states, totals_step
 
 PAGE = Path(__file__).parents[4] / "docs" / "commit-protocol.md"
@@ -202,7 +202,6 @@ FAILURES = {
 }
 BY_DEFAULT = [
     "while it is planned",
-    "when a part is not ready",
     "when the first epoch cannot be closed",
     "when the query runs",
 ]
@@ -246,7 +245,7 @@ def test_a_sink_that_cannot_go_back(spark, feed, tmp_path, order):
     assert StateManager(tmp_path / "db").get_last_run_status("test") is False
 
 
-@pytest.mark.parametrize("flow_fails", [False, True])
+@first("flow_fails", [False, True])
 def test_a_part_that_cannot_be_ended(spark, feed, tmp_path, monkeypatch, caplog, order, flow_fails):
     """The run ends with that error, unless it has one of its own. Nothing stays locked or open, and no epoch is
     lost."""
