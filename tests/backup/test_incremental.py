@@ -306,6 +306,7 @@ def test_every_epoch_of_a_chain_can_be_restored(store, tmp_path, monkeypatch):
         shutil.rmtree(tmp_path / "new")
 
 
+@pytest.mark.long
 def test_epochs_of_backups_that_were_pruned(store, tmp_path, monkeypatch):
     """The chain of the one that is left still holds them, by number and by time; also those that were abandoned."""
     monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)

@@ -262,6 +262,7 @@ def test_a_copy_is_equal(pair, tmp_path):
     assert "A and B are at the same position" in run_diff(pair[0], tmp_path / "copy", code=0)
 
 
+@pytest.mark.long
 @settings(max_examples=5)
 @given(seed=st.integers(0, 10**9))
 def test_a_fork_is_compared_since_it_was_made(store_maker, seed):

@@ -146,6 +146,7 @@ def test_a_frozen_owner_wakes_up(fleet, tmp_path, monkeypatch, doing):
     fleet.history.check(tmp_path)
 
 
+@pytest.mark.long
 def test_a_signal_ends_the_wait_for_an_owner(fleet):
     """A run that starts again after a loss ends with 47, without waiting for the limit."""
     fleet.frozen.end()
@@ -158,6 +159,7 @@ def test_a_signal_ends_the_wait_for_an_owner(fleet):
         Prepared(config, FLOW, SystemClock(), stopping)
 
 
+@pytest.mark.long
 def test_an_owner_that_is_back_within_the_limit(fleet, capfd):
     """A start says whom it waits for, and uses the owner's own partitions."""
     fleet.run().finish()

@@ -238,6 +238,7 @@ def test_a_whole_directory_from_an_earlier_backup(target, tmp_path):
     assert target.latest() == dict(world.wanted)
 
 
+@pytest.mark.long
 def test_a_run_that_wakes_up_late_leaves_the_kept_records_alone(target):
     """It shares the directory with its successor; neither its records nor what they would replace are kept."""
     store = Store(past=[])

@@ -494,6 +494,7 @@ class TestFailover:
         story(store, pair)
         assert pair.table() == expected(store)
 
+    @pytest.mark.long
     def test_that_lost_staged_rows(self, pair):
         """The epoch is not prepared without them."""
         store, primary = Store(), pair.server

@@ -390,6 +390,7 @@ class TestPgBouncer:
             lambda: pooled.connect(module, "nope"), SinkRefusedError, reasons.NO_DATABASE, '"nope" does not exist'
         )
 
+    @pytest.mark.long
     @one
     @pytest.mark.parametrize("pooled", ["query_wait_timeout = 1\ndefault_pool_size = 1"], indirect=True)
     def test_no_session_left(self, pooled, module):

@@ -217,6 +217,7 @@ LARGE = 2**62
 HUGE = "cast(value AS decimal(38,0)) * 20000000000000000000bd"
 
 
+@pytest.mark.long
 @first(
     ("function", "value", "advice", "wider", "wanted"),
     [

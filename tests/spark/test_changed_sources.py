@@ -80,6 +80,7 @@ def test_a_source_that_is_gone(spark, tmp_path):
     assert held() == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("waits", some([False, True], False))
 def test_steps_side_by_side_come_and_go(spark, tmp_path, waits):
     """The frame is read in one place more, or less; the source is one."""

@@ -83,6 +83,7 @@ def test_every_function_that_can_be_combined(spark, feed, tmp_path):
         assert {name: found[name] for name in truth} == truth
 
 
+@pytest.mark.long
 def test_nan_is_passed_over_by_least_and_greatest(spark, feed, tmp_path):
     """As where rows are not combined, which a function that cannot be makes of the step."""
     feed.add([("a:nan", 1), ("a:x", 8), ("b:x", -4), ("b:nan", 0), ("b:x", -8), ("c:x", 0)])
@@ -133,6 +134,7 @@ class Plans:
         self.combined.append("HashAggregate" in plan)
 
 
+@pytest.mark.long
 def test_rows_that_do_not_shrink_are_not_combined(spark, feed, tmp_path):
     """A micro-batch of keys that are all different shows that combining is of no use; few rows show nothing. The rows
     that are counted are those of the input."""

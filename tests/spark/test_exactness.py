@@ -297,6 +297,7 @@ def idle(query) -> bool:
     return progress["batchId"] == query.summary.batches and not progress["numInputRows"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fold_s", some([0.0, 0.5, 3600.0], 0.5))
 def test_epochs_that_follow_closely(spark, feed, tmp_path, monkeypatch, fold_s):
     """Each is closed after its micro-batch; they are logged, and folded now and then and in the end. What a reader is

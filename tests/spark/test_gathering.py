@@ -82,6 +82,7 @@ def test_nothing_is_open_after_the_run(spark, feed, tmp_path):
     assert [path.name for path in (tmp_path / "db").iterdir() if path.name.endswith(("-wal", "-shm"))] == []
 
 
+@pytest.mark.long
 @first("reader", ["of Python", "of the JVM"])
 def test_a_large_one_that_was_not_foreseen(spark, tmp_path, monkeypatch, reader):
     """A source that does not tell its size, as those of Python: what comes after a small micro-batch is gathered,

@@ -198,6 +198,7 @@ def test_a_user_without_the_right(spark, kafka, topic, tmp_path, caplog):
     assert "--operation Read --group forbidden" in text
 
 
+@pytest.mark.long
 def test_a_topic_that_is_read_twice(spark, kafka, topic, tmp_path):
     """The group shows the lower one of the two offsets; the lag counts once."""
     name = topic(1)

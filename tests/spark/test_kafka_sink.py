@@ -77,6 +77,7 @@ def test_rows_become_records(spark, kafka, topic, tmp_path):
     assert "sink: in the newest epoch 2 records produced, 0 records wait; 1 transaction of" in shown
 
 
+@pytest.mark.long
 def test_columns_by_their_names_in_the_order_of_their_key(spark, kafka, topic, tmp_path):
     """As for Spark's own sink: key and value. A second run goes on, with the directory as a path instead of an address;
     keys go where Java's clients send them."""

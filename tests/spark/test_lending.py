@@ -230,6 +230,7 @@ def sizes(rows):
         yield pa.record_batch({"n": pa.array([each.num_rows])})
 
 
+@pytest.mark.long
 @first("own", [None, "64m"])
 def test_a_setting_below_the_loan(spark, own):
     """What the sink adds keeps the session's settings, and so does the plan if the session has that one."""

@@ -272,6 +272,7 @@ def test_nothing_to_merge(spark, feed, tmp_path, merged):
     assert merged == [0, 1, 2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zone", some(["GMT+8", "America/New_York"], "GMT+8"))
 def test_types(spark, tmp_path, merged, zone, monkeypatch):
     """Keys and values of every type, and moments in the session's time zone, are those that tasks give."""
@@ -328,6 +329,7 @@ def test_odd_keys(spark, tmp_path, merged, monkeypatch):
     assert {each["n"] for each in found.values()} == {4}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bad", some([0, 2], 2))
 def test_an_error_of_the_flow(spark, feed, tmp_path, bad):
     """The same error as where the sink runs into it, whether rows were counted before or not; the next run goes on."""

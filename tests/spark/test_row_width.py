@@ -206,6 +206,7 @@ def with_filter(frame):
     return frame.where(F.arrow_udf(echo, T.StringType())("key") == F.col("key"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("other", some([with_function, with_map, with_filter], with_map))
 @first("place", ["before", "behind"])
 def test_other_functions_of_the_flow_keep_it(spark, feed, tmp_path, other, place):

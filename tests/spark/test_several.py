@@ -44,6 +44,7 @@ class Meeting(StreamingQueryListener):
         pass
 
 
+@pytest.mark.long
 def test_started_together(spark, tmp_path):
     """Two threads start a query each: both are exact, and the session has the settings that it had."""
     settings = [*SETTINGS, *UNCHECKED]

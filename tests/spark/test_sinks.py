@@ -235,6 +235,7 @@ def test_few_files_and_none_without_rows(spark, feed, tmp_path):
     assert [len(entry.files) for entry in sink.entries()] == [1, 0]
 
 
+@pytest.mark.long
 def test_tasks_that_cannot_write(spark, feed, tmp_path):
     """The sink's target refuses, and not the flow or Spark. The next run has another directory, and goes on."""
 

@@ -104,6 +104,7 @@ def test_a_setting_with_an_unusable_value(ran, setting):
     assert "abc" in error
 
 
+@pytest.mark.long
 def test_a_timeout_that_is_no_interval(spark, feed, tmp_path):
     """The flow's own mistake, with its step, key, text and line."""
 
@@ -120,6 +121,7 @@ def test_a_timeout_that_is_no_interval(spark, feed, tmp_path):
     assert "(test_spark_errors.py, line " in first
 
 
+@pytest.mark.long
 def test_a_module_of_a_session_of_ones_own(spark, feed, tmp_path, monkeypatch):
     """The same error as from recovery run; the next run, without the module, goes on."""
     (tmp_path / "lib").mkdir()

@@ -177,6 +177,7 @@ def test_sources_that_change_before_the_first_epoch(spark, tmp_path):
     assert states(again, "words") == {"a": ["a1", "a2"], "b": ["b1", "b2"], "feed": ["x"]}
 
 
+@pytest.mark.long
 def test_a_source_that_logs_its_start(spark, tmp_path):
     """The rate source notes when it began, from which its rows' times follow; it has the same ones again."""
 

@@ -38,6 +38,7 @@ def test_any_held_epoch_and_what_changed(spark, feed, tmp_path):
     assert {r.change for r in changed} == {"added", "changed"}
 
 
+@pytest.mark.long
 def test_what_differs_in_another_directory(spark, feed, tmp_path):
     """Between a store and its fork, and between directories with other numbers of partitions."""
     directory, forked, other = tmp_path / "db", tmp_path / "fork", tmp_path / "other"
@@ -62,6 +63,7 @@ def test_what_differs_in_another_directory(spark, feed, tmp_path):
         found(other=forked, sinceEpoch=1)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not REPLACES_FORMATS, reason="no session of this Spark can register the format")
 def test_a_place_of_backups(spark, feed, tmp_path):
     """Like the directory that was backed up: each epoch of its chain, what changed, and what differs from it; a later

@@ -1041,6 +1041,7 @@ def test_a_state_of_columns_by_name(spark, feed, tmp_path):
     assert states(tmp_path / "db", "totals") == {key: list(found) for key, found in feed.totals().items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("state", "said"),
     [pytest.param((None, 1), r"`null` - at `\$\.n`", marks=pytest.mark.long),

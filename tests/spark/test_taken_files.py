@@ -103,6 +103,7 @@ def test_no_epoch_counts_after_a_file_was_taken_away(spark, feed, tmp_path, take
     assert sorted(tuple(row) for row in shown) == sorted(outputs(feed.rows, 40))
 
 
+@pytest.mark.long
 def test_an_idle_run_notices_too(spark, feed, tmp_path):
     """Nobody waits for the next micro-batch to say so."""
     feed.add_random(1, count=20)

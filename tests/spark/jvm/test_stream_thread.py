@@ -122,6 +122,7 @@ def test_a_connection_that_breaks(spark, feed, tmp_path):
     assert states(tmp_path / "db", "totals") == feed.totals()
 
 
+@pytest.mark.long
 @first(
     ("what", "reason"),
     [("planning", "java.lang.OutOfMemoryError"), ("nested", "java.lang.StackOverflowError")],

@@ -83,6 +83,7 @@ def running(spark, tmp_path, monkeypatch):
     return go
 
 
+@pytest.mark.long
 def test_a_run_goes_on_in_its_session(running):
     """Each execution closes its epoch and holds nothing when the next one begins; the summary has the sum."""
     between = Between()
