@@ -51,6 +51,7 @@ KINDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", some(KINDS, "merge"))
 def test_random_histories(tmp_path, monkeypatch, kind):
     """Kills at any crash point, and going back; no history is deleted."""

@@ -210,6 +210,7 @@ def test_a_step_that_is_put_before_another(spark, tmp_path):
     assert run(("one", False), ("two", True)) == [7, 8]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("orders", some([["a", "ba"], ["ab", "ba"]], ["ab", "ba"]))
 def test_two_parts_of_one_directory(spark, tmp_path, orders):
     """Their options distinguish them."""

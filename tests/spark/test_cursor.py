@@ -133,6 +133,7 @@ def test_columns_without_an_order_that_grows(loads, kind, found):
     assert load.loaded == []
 
 
+@pytest.mark.long
 def test_a_mark_in_the_future_is_reported(loads):
     """With the load that sets it, and those after."""
     load = loads("CAST(text AS date)")

@@ -161,6 +161,7 @@ def test_broadcast_of_a_steps_output(spark, feed, tmp_path):
     assert states(tmp_path / "db", "totals") == feed.totals()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("tuning")
 def test_parallel_steps(spark, feed, tmp_path):
     """Two steps side by side, their outputs united, keep to their own partitions."""

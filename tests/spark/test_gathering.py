@@ -119,6 +119,7 @@ def test_a_large_one_that_was_not_foreseen(spark, tmp_path, monkeypatch, reader)
     assert n == {f"k{each}": 20 + 2 * (each < 5) for each in range(5000)}
 
 
+@pytest.mark.long
 @first("columns", ["one", "two"])
 @pytest.mark.usefixtures("exchanged_first")
 def test_odd_keys(spark, tmp_path, columns):
@@ -168,6 +169,7 @@ def test_tasks_are_no_more_than_run_concurrently(spark, feed, tmp_path, monkeypa
         assert {partition_of(key, 7) for key in keys} == {number}
 
 
+@pytest.mark.long
 def test_order_within_a_key(spark, feed, tmp_path):
     """Spark sorts in the one task, too."""
     for number in range(4):

@@ -88,7 +88,7 @@ ONCE = {
 }
 
 
-@pytest.mark.parametrize("name", some(ONCE, "collect", "cached", "in another thread"))
+@pytest.mark.parametrize("name", some(ONCE, "in another thread"))
 def test_one_reading(spark, feed, tmp_path, loans, plan, name):
     """It gets the plan from its second micro-batch on, and no function of a step is called twice."""
     batches(feed)
@@ -118,7 +118,7 @@ OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("name", some(OTHERWISE, "nothing", "threads"))
+@pytest.mark.parametrize("name", some(OTHERWISE, "threads"))
 def test_another_reading_later(spark, feed, tmp_path, loans, plan, name):
     """A sink that has the plan and reads it otherwise leaves exact state, and gets copies from then on."""
     batches(feed, 4)
@@ -132,7 +132,7 @@ def test_another_reading_later(spark, feed, tmp_path, loans, plan, name):
     assert states(tmp_path / "db", "totals") == feed.totals()
 
 
-@pytest.mark.parametrize("name", some(OTHERWISE, "first row", "sorted"))
+@pytest.mark.parametrize("name", some(OTHERWISE, "first row"))
 def test_another_reading_always(spark, feed, tmp_path, monkeypatch, loans, name):
     """Such a sink never has the plan, so no function of a step is called twice."""
     monkeypatch.setenv(VARIABLE, "-gathering")
@@ -210,6 +210,7 @@ def test_switched_off(spark, feed, tmp_path, monkeypatch, loans):
     assert loans == []
 
 
+@pytest.mark.long
 def test_state_of_sparks_own_is_not_repeated(spark, feed, tmp_path, loans):
     batches(feed)
     run_to_end(feed.frame(spark).groupBy("key").count(), tmp_path / "db", collect, output_mode="update")

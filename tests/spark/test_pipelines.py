@@ -465,6 +465,7 @@ def test_a_lag_that_does_not_fit_the_column(spark, directory):
     assert table.loads == []
 
 
+@pytest.mark.long
 def test_a_number_of_days(spark, directory):
     """Of a column of dates, a lag and a lookback without a unit are days."""
     table = Table(spark, "date")
@@ -474,6 +475,7 @@ def test_a_number_of_days(spark, directory):
     assert table.loads == [[0, 1, 2], [0, 1]]
 
 
+@pytest.mark.long
 def test_rows_that_come_later_with_the_value_of_the_mark(spark, directory):
     """They are passed over, as the documentation says; with a lag they come, and those before them again."""
     table = Table(spark, "date")

@@ -250,6 +250,7 @@ def test_steps_behind_each_other(spark, feed, tmp_path):
     assert set(asked(tmp_path / "db")) == {None}
 
 
+@pytest.mark.long
 def test_aggregates(spark, feed, tmp_path):
     add(feed)
     frame = feed.frame(spark).transform(asking_step()).transform(aggregate("n", key="key", n=count()))

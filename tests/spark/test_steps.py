@@ -1019,6 +1019,7 @@ def test_a_state_declared_by_columns(spark, feed, tmp_path, columns):
     assert states(tmp_path / "db", "totals") == wanted
 
 
+@pytest.mark.long
 def test_a_state_of_columns_by_name(spark, feed, tmp_path):
     """A lesson's way: a dict of the columns is stored, and the state is read by their names."""
 
