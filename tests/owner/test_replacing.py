@@ -176,6 +176,7 @@ def test_an_owner_that_is_back_within_the_limit(fleet, capfd):
     assert f"recovery: not reached: {fleet.frozen.at}; waiting for 1 h" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_no_owner_is_left(fleet):
     """The run ends with 47, and nothing has changed when they are back."""
     fleet.run().finish()

@@ -108,7 +108,7 @@ def test_a_run_refuses_a_standby_and_takes_over(store, tmp_path, monkeypatch):
         ran.append((config.path, (standby / "standby.json").exists()))
         raise FlowFailedError("it ran")
 
-    monkeypatch.setattr("recovery.spark.run.blocking.run", run)
+    monkeypatch.setattr("recovery.spark.run.blocking.run_query", run)
 
     def takeover(directory: Path) -> Result:
         return CliRunner().invoke(main, ["run", "--takeover", str(flow), "-r", str(directory)])
@@ -181,7 +181,7 @@ def test_a_run_from_a_backup_takes_over_before_it_reads_the_place(store, tmp_pat
         seen.append(config.takeover)
         raise FlowFailedError("it ran")
 
-    monkeypatch.setattr("recovery.spark.run.blocking.run", run)
+    monkeypatch.setattr("recovery.spark.run.blocking.run_query", run)
     command = ["run", str(flow), "-r", str(new), "--from", str(place), "--replicate", str(place)]
     assert CliRunner().invoke(main, command).exit_code == 59
     assert not any(new.glob("part-*"))
