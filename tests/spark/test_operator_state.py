@@ -165,6 +165,7 @@ def test_what_the_format_cannot_read(spark, ran, options, error):
         spark.read.format("recovery").options(**options).load(str(ran(tumbling, UNTRACKED))).collect()
 
 
+@pytest.mark.long
 def test_timers_and_variables(spark, ran):
     """The timers that are registered at an epoch, and which came and went between two; by all ways the same. Other
     operators have none."""

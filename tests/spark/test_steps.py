@@ -366,6 +366,7 @@ def test_errors_of_update_name_step_and_key(spark, feed, tmp_path):
     assert states(tmp_path / "db", "totals") == {"fine": 1}
 
 
+@pytest.mark.long
 def test_wrong_output_is_named(spark, feed, tmp_path):
     """Output that does not fit its declaration is a StateValueError that shows it."""
     feed.add([("a", 1)])

@@ -283,6 +283,7 @@ def test_partitions_that_are_older_copies(spark, worlds, capsys, old):
         assert "is not known, since a partition is an older copy" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_after_a_kill(spark, tmp_path):
     """What a killed run had read, and no epoch closed, has to be there: its checkpoint says what that is, until a start
     succeeds."""
