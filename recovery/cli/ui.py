@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import click
@@ -85,4 +84,4 @@ def ui(
 
 
 def _say(text: str) -> None:
-    click.echo(f"recovery ui: {one_line(text)}", file=sys.stderr)
+    tell(f"recovery ui: {one_line(text)}")

@@ -188,9 +188,8 @@ def _buffers(kind: pa.DataType, offsets: list[int], child: pa.Array) -> pa.Array
 
 
 LISTS = pa.list_(pa.int64())
-ENTRIES = pa.array(
-    [{"key": "a", "value": None}] * 2, pa.struct([pa.field("key", pa.string(), False), ("value", pa.null())])
-)
+VALUES = pa.struct([pa.field("key", pa.string(), False), ("value", pa.null())])
+ENTRIES = pa.array([{"key": "a", "value": None}] * 2, VALUES)
 
 
 @pytest.mark.parametrize(
