@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from recovery.base.printable import one_line
-from recovery.cli.common import DIRECTORY
+from recovery.cli.common import DIRECTORY, tell
 from recovery.cli.config_options import FILE, threshold_option
 from recovery.cli.option import option
 from recovery.cli.owners import owner_options
