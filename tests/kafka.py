@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import re
 import shutil
 import subprocess
 import time
@@ -180,10 +179,6 @@ class Kafka:
             time.sleep(0.05)
 
 
-_FORMATTED: dict[str, bytes] = {}
-"""The files of the empty directory of a single broker, by name."""
-
-
 @contextlib.contextmanager
 def broker(directory: Path, nodes: int = 1, **more: object) -> Iterator[Kafka]:
     """A broker of its own, or several ones, with data in this directory; removes it. Each of several nodes is a broker
@@ -197,14 +192,7 @@ def broker(directory: Path, nodes: int = 1, **more: object) -> Iterator[Kafka]:
         # A node asks its authorizer for the others before it has read any rule.
         more = {"super_users": "User:ANONYMOUS", **more}
     added = "".join(f"{name.replace('_', '.')}={value}\n" for name, value in more.items())
-    java = [
-        str(java_home() / "bin" / "java"),
-        "-Xmx256m",
-        "-XX:TieredStopAtLevel=1",
-        "-XX:+UseSerialGC",
-        "-cp",
-        f"{JARS}/*",
-    ]
+    java = [str(java_home() / "bin" / "java"), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{JARS}/*"]
     environment = {name: text for name, text in os.environ.items() if name != "JAVA_TOOL_OPTIONS"}
     cluster = _cluster_id()
     for node, (port, controller) in ports.items():
@@ -212,17 +200,8 @@ def broker(directory: Path, nodes: int = 1, **more: object) -> Iterator[Kafka]:
             port=port, controller=controller, directory=directory, node=node, voters=voters, copies=nodes
         )
         (directory / f"{node}.properties").write_text(text + added)
-        data = directory / f"data-{node}"
-        if nodes == 1 and _FORMATTED:
-            # Formatting takes a JVM: but for the cluster's id, a broker's empty directory is like any other one's.
-            data.mkdir()
-            for name, content in _FORMATTED.items():
-                (data / name).write_bytes(re.sub(rb"(?m)^cluster.id=.*$", b"cluster.id=" + cluster.encode(), content))
-            continue
         formatted = [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", f"{directory}/{node}.properties"]
         subprocess.run(formatted, check=True, capture_output=True, env=environment, timeout=120)
-        if nodes == 1:
-            _FORMATTED.update((path.name, path.read_bytes()) for path in data.iterdir())
     with contextlib.ExitStack() as processes:
         running_nodes = {node: processes.enter_context(contextlib.ExitStack()) for node in ports}
 
