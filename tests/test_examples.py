@@ -21,6 +21,7 @@ import pytest
 
 from recovery.spark.jvm.cache import ARCHIVE_VARIABLE, CACHE_VARIABLE
 from tests.kafka import CONNECTOR, JARS, broker, needs_jars
+from tests.stores import paths_of, query, state_at
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -73,14 +74,10 @@ def commands_of(example: str) -> str:
 
 
 def states(step: str, directory: str = "db") -> dict[str, Any]:
-    """The state of every key of a step, as the partitions hold it."""
-    found = {}
-    for path in sorted(Path(directory).glob("part-*.sqlite3")):
-        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-        rows = connection.execute("SELECT state_key, ser_change FROM snaps WHERE step_id = ?", (step,)).fetchall()
-        found.update({key: msgspec.json.decode(value) for key, value in rows})
-        connection.close()
-    return found
+    """The state of every key of a step, as the partitions hold it: folded or only logged."""
+    newest = min(query(path, "SELECT max(epoch) FROM epochs")[0][0] or 0 for path in paths_of(Path(directory)))
+    held = state_at(Path(directory), newest)
+    return {key: msgspec.json.decode(text) for (name, key), (text, _) in held.items() if name == step}
 
 
 def states_at_epoch_1() -> dict[str, str]:

@@ -9,8 +9,6 @@ import random
 from collections import Counter
 from pathlib import Path
 
-import apsw
-
 from recovery import DiscardSink, RecoveryConfig, init_partitions, start, stateful
 from recovery.base.clock import SystemClock
 from recovery.base.ids import Epoch
@@ -18,6 +16,7 @@ from recovery.operational.rewinds import read_rewinds
 from recovery.planning.going_back import cut_of
 from recovery.planning.resume import plan_resume
 from recovery.storage.scan import scan
+from tests.stores import paths_of, query, state_at
 
 ROOT = Path(__file__).resolve().parents[2]
 ODD_KEYS = ["", " ", "a/b*..", "quote'\"", "😀", "␀", "␀0", "nul\0inside", "é", "x" * 10_000, "[null]", None]
@@ -101,15 +100,10 @@ def run_to_end(
 
 
 def states(directory: Path, step: str) -> dict:
-    """All states of a step as of the newest closed epoch."""
-    found: dict = {}
-    for file in scan(directory):
-        connection = apsw.Connection(str(file.path), flags=apsw.SQLITE_OPEN_READONLY)
-        for key, value in connection.execute("SELECT state_key, ser_change FROM snaps WHERE step_id = ?", (step,)):
-            assert key not in found, f"{key!r} is in two partitions"
-            found[key] = json.loads(value)
-        connection.close()
-    return found
+    """All states of a step as of the newest closed epoch, also those that are only logged."""
+    newest = min(query(path, "SELECT max(epoch) FROM epochs")[0][0] or 0 for path in paths_of(directory))
+    held = state_at(directory, newest)
+    return {key: json.loads(text) for (name, key), (text, _) in held.items() if name == step}
 
 
 def going_back(directory: Path, flow_id: str, epoch: int) -> list[str]:
