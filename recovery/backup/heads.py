@@ -4,7 +4,8 @@ A manifest of a long chain lists the digests of all objects in it, and all execu
 before lists, so it is stored once, in `objects/heads/<id>.json.gz`, and the manifests of the next backups name this
 object and its digest. Each says how much of each list in the head is part of its own, and adds the rest. When the rest
 has grown to more than `MOST_OWN` changes files in a partition, or something else in the head is no longer so, the next
-backup writes a new head. A head is an object like others: never changed, kept while a manifest names it.
+backup writes a new head. Manifests of whole copies alone have no head: older versions of this package read them. A
+head is an object like others: never changed, kept while a manifest names it.
 """
 
 from __future__ import annotations

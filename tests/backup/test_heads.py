@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from recovery.backup.heads import MOST_OWN, Heads, fits, new_head, with_head, without_head
-from recovery.backup.manifest import decode, encode, encode_copy, fingerprint_until_2, manifest_name
+from recovery.backup.manifest import OF_WHOLE_COPIES, decode, encode, encode_copy, fingerprint_until_2, manifest_name
 from recovery.backup.repository import list_backups, prune
 from recovery.base.clock import SystemClock
 from recovery.errors import NoBackupError
@@ -48,6 +48,15 @@ def test_manifests_of_a_chain_share_heads(place):
         alone = encode(replace(manifest, head=None))
         assert replace(decode([alone], manifest.id, Heads(place)), head=manifest.head) == manifest
         assert manifest.head is None or len(encode(manifest)) < len(alone)
+
+
+def test_a_manifest_of_whole_copies_has_no_head(store_dir, tmp_path):
+    """However many executions it lists: older versions restore such a backup, and read no heads."""
+    for _ in range(MOST_OWN + 2):
+        work(store_dir, 1)
+    manifest = back_up(store_dir, tmp_path / "dest").manifest
+    assert manifest.head is None
+    assert json.loads(gzip.decompress(encode(manifest)))["format"] == OF_WHOLE_COPIES
 
 
 def test_the_cost_of_a_shipping_does_not_grow_with_the_held_epochs(store_dir, tmp_path):
