@@ -303,8 +303,8 @@ def encode_copy(copy: StoredCopy) -> dict[str, Any]:
         "flow_id": d.flow_id,
         "collected": d.collected,
         "executions": [
-            [e.number, e.id, e.flow_id, e.resume_epoch, e.started_ms, e.snapshot_interval_s, e.backup_interval_s,
-             e.host, e.pid, e.version]
+            (e.number, e.id, e.flow_id, e.resume_epoch, e.started_ms, e.snapshot_interval_s, e.backup_interval_s,
+             e.host, e.pid, e.version)
             for e in d.executions
         ],
         "unlisted": d.unlisted,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -135,6 +136,27 @@ def test_a_forged_manifest_with_a_head(place, field, value):
     text["partitions"][0][field] = value
     with pytest.raises(ValueError, match="manifest"):
         decode([gzip.compress(json.dumps(text).encode())], newest.id, Heads(place))
+
+
+@pytest.mark.parametrize(
+    "part", [{}, {"executions": 5}, {"executions": [5]}, {"executions": [[[]]]}, {"executions": []}]
+)
+def test_a_forged_head(place, part):
+    """A head that is what its manifest says, and is none, is refused with a sentence."""
+    newest = list_backups(place).newest
+    content = gzip.compress(json.dumps({"parts": [part] * len(newest.copies)}).encode())
+    place.write(newest.head.object, [content])
+    text = json.loads(gzip.decompress(encode(newest)))
+    text["head"]["sha256"] = hashlib.sha256(content).hexdigest()
+    with pytest.raises(ValueError, match="not a manifest"):
+        decode([gzip.compress(json.dumps(text).encode())], newest.id, Heads(place))
+
+
+def test_heads_share_what_they_list(place):
+    """A directory in which runs begin every few minutes has thousands of executions, and a place hundreds of heads."""
+    found = {m.head.object: m.head for m in list_backups(place).manifests if m.head is not None}
+    one, other, *_ = found.values()
+    assert one.parts[0]["executions"][0] is other.parts[0]["executions"][0] is other.parts[1]["executions"][0]
 
 
 def test_a_head_of_other_partitions_does_not_fit(place):
