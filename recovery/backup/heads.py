@@ -4,7 +4,8 @@ A manifest of a long chain lists the digests of all objects in it, and all execu
 before lists, so it is stored once, in `objects/heads/<id>.json.gz`, and the manifests of the next backups name this
 object and its digest. Each says how much of each list in the head is part of its own, and adds the rest. When the rest
 has grown to more than `MOST_OWN` changes files in a partition, or something else in the head is no longer so, the next
-backup writes a new head. A head is an object like others: never changed, kept while a manifest names it.
+backup writes a new head. Manifests of whole copies alone have no head: older versions of this package read them. A
+head is an object like others: never changed, kept while a manifest names it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import threading
 import zlib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -60,6 +62,9 @@ class _Stored(msgspec.Struct, frozen=True):
 
 
 _STORED = msgspec.json.Decoder(_Stored)
+# Heads list much the same executions, thousands of a directory in which runs begin every few minutes: one object for
+# each keeps them small.
+_execution = lru_cache(maxsize=1 << 14, typed=True)(lambda *values: values)
 
 
 def head_name(identity: str) -> str:
@@ -163,7 +168,13 @@ class Heads:
             raise ValueError(f"{name} cannot be read: {error}") from None
         if hashlib.sha256(content).hexdigest() != named.sha256:
             raise ValueError(f"{name} differs from what was stored")
-        return Head(name, named.sha256, tuple(_STORED.decode(unpacked([bytes(content)], LARGEST)).parts))
+        parts = _STORED.decode(unpacked([bytes(content)], LARGEST)).parts
+        try:
+            for part in parts:
+                part["executions"] = [_execution(*values) for values in part["executions"]]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{name} is not a head") from error
+        return Head(name, named.sha256, tuple(parts))
 
 
 class MissingHeadError(ValueError):

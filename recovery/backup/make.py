@@ -241,7 +241,9 @@ def _present(there: Mapping[str, int], copies: Sequence[StoredCopy]) -> list[Sto
 
 def _written_head(target: Place, identity: str, copies: Sequence[StoredCopy], before: Head | None) -> Head | None:
     """Return the head for a manifest of these copies: that of the backup before, none, or a new one, which is written
-    then. Raises BackupTargetError."""
+    then. A manifest of whole copies has none, since older programs read it. Raises BackupTargetError."""
+    if not any(copy.changes for copy in copies):
+        return None
     encoded = [encode_copy(copy) for copy in copies]
     for head in (before, None):
         if fits(head, encoded):

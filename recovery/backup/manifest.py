@@ -224,7 +224,7 @@ def fingerprint_until_2(description: PartitionDescription, operational: tuple[in
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest in its stored form: compressed JSON."""
     value = {
-        "format": FORMAT if manifest.head or any(c.changes for c in manifest.copies) else OF_WHOLE_COPIES,
+        "format": FORMAT if any(copy.changes for copy in manifest.copies) else OF_WHOLE_COPIES,
         "id": manifest.id,
         "store_id": manifest.store_id,
         "flow_id": manifest.flow_id,
@@ -303,8 +303,8 @@ def encode_copy(copy: StoredCopy) -> dict[str, Any]:
         "flow_id": d.flow_id,
         "collected": d.collected,
         "executions": [
-            [e.number, e.id, e.flow_id, e.resume_epoch, e.started_ms, e.snapshot_interval_s, e.backup_interval_s,
-             e.host, e.pid, e.version]
+            (e.number, e.id, e.flow_id, e.resume_epoch, e.started_ms, e.snapshot_interval_s, e.backup_interval_s,
+             e.host, e.pid, e.version)
             for e in d.executions
         ],
         "unlisted": d.unlisted,

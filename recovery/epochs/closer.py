@@ -90,8 +90,9 @@ class ClosingSettings:
 
     def keeps_log(self, plan: ResumePlan, edits: Sequence[StepEdit], *, notes_made: bool) -> bool:
         """Whether a start with this plan keeps what is logged: the next epochs are logged, too, and it is not much."""
-        left = left_log(plan).changes
-        much = self.limits.reached(left, held_rows(plan), 0.0, pauses=True) or left > LONG_ROWS
+        left, folded = left_log(plan)
+        epochs = plan.resume_epoch - 1 - folded
+        much = self.limits.reached(left, held_rows(plan), 0.0, pauses=True, epochs=epochs) or left > LONG_ROWS
         return left > 0 and not much and not edits and self.logs(notes_made=notes_made)
 
 
@@ -232,7 +233,7 @@ class EpochCloser:
         captured = self._capture.take(batch, position)
         waited_s = self._clock.elapsed_s() - self._folded_s
         logs = self._settings.logs(notes_made=self._hooks.notes_made(), changed=self._changed)
-        folds = not logs or self.limits.reached(self._logged_rows, self._held_rows, waited_s, pauses=last)
+        folds = not logs or self._pays(waited_s, pauses=last)
         logged = self._is_pending() or (logs and not folds)
         self._store.seal(self._lease, batch, apart=folds or not logged)
         faults.reach("close.1")
@@ -245,7 +246,7 @@ class EpochCloser:
         of much state."""
         ended = self.end_epoch(alive, last=True)
         self.wait()
-        if self._is_pending() and self.limits.reached(self._logged_rows, self._held_rows, 0.0, pauses=True):
+        if self._is_pending() and self._pays(0.0, pauses=True):
             self._store.seal(self._lease, self.sealed_batch, apart=True)
             self._fold(Epoch(self.epoch - 1))
         return ended
@@ -253,6 +254,11 @@ class EpochCloser:
     def _is_pending(self) -> bool:
         """Return whether epochs are logged and not folded."""
         return self._folded < self.epoch - 1
+
+    def _pays(self, waited_s: float, *, pauses: bool) -> bool:
+        """Return whether folding pays now; see `FoldLimits.reached`."""
+        epochs = self.epoch - 1 - self._folded
+        return self.limits.reached(self._logged_rows, self._held_rows, waited_s, pauses=pauses, epochs=epochs)
 
     def begin(self, steps: StepPlan, with_position: DriverRows | None = None, *, laid_out: bool = False) -> None:
         """Close a first epoch before any micro-batch, if `steps` has edits or the position was laid out for other

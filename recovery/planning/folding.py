@@ -24,6 +24,9 @@ each change before it."""
 LEFT_ROWS = 100_000
 """As many changes are folded when the stream pauses or ends, however many rows are held: the next run reads them in
 0.2 s."""
+LONG_EPOCHS = 5_000
+"""As many epochs are folded when it is time, however little each has changed: whoever looks at a partition reads a row
+of each, and with a backup interval folding takes 0.2 ms for each."""
 KEPT_SHARE = 1 / 8
 """With a backup interval, epochs that change more of the held rows are moved: folding would write as many pages, since
 each epoch is kept, and would take longer by the logging."""
@@ -39,15 +42,18 @@ class FoldLimits(NamedTuple):
     small_rows: int = SMALL_ROWS
     share: float = FOLD_SHARE
     kept_share: float = KEPT_SHARE
+    long_epochs: int = LONG_EPOCHS
 
-    def reached(self, logged: int, held: int, waited_s: float, *, pauses: bool) -> bool:
-        """Return whether `logged` changes are to be folded into `held` rows. waited_s: since the snapshots were written
-        last. pauses: no epoch is expected for now."""
+    def reached(self, logged: int, held: int, waited_s: float, *, pauses: bool, epochs: int = 1) -> bool:
+        """Return whether `logged` changes of so many epochs are to be folded into `held` rows. waited_s: since the
+        snapshots were written last. pauses: no epoch is expected for now."""
         if logged >= self.fold_rows:
             return True
         if not pauses and waited_s < self.fold_s:
             return False
-        return held < self.small_rows or logged >= min(held * self.share, LEFT_ROWS if pauses else LONG_ROWS)
+        if held < self.small_rows or epochs >= self.long_epochs:
+            return True
+        return logged >= min(held * self.share, LEFT_ROWS if pauses else LONG_ROWS)
 
     def where_kept(self) -> FoldLimits:
         """Return the limits of a run that keeps each epoch: folding repeats each, while the stream may have to wait."""

@@ -97,8 +97,10 @@ class PartitionDescription:
 
     @property
     def row_count(self) -> int:
-        """The number of rows of all steps: those of its newest folded snapshot, and those kept for going back."""
+        """The number of rows of all steps: those of its newest folded snapshot, those kept for going back, and logged
+        changes."""
         kept = sum(closed.superseded_rows for closed in self.epochs if closed.epoch > self.collected)
+        kept += sum(closed.logged_rows or 0 for closed in self.epochs)
         return kept + (self.epochs[-1].live_rows if self.epochs else 0)
 
     @property

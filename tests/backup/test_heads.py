@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -10,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from recovery.backup.heads import MOST_OWN, Heads, fits, new_head, with_head, without_head
-from recovery.backup.manifest import decode, encode, encode_copy, fingerprint_until_2, manifest_name
+from recovery.backup.manifest import OF_WHOLE_COPIES, decode, encode, encode_copy, fingerprint_until_2, manifest_name
 from recovery.backup.repository import list_backups, prune
 from recovery.base.clock import SystemClock
 from recovery.errors import NoBackupError
@@ -48,6 +49,15 @@ def test_manifests_of_a_chain_share_heads(place):
         alone = encode(replace(manifest, head=None))
         assert replace(decode([alone], manifest.id, Heads(place)), head=manifest.head) == manifest
         assert manifest.head is None or len(encode(manifest)) < len(alone)
+
+
+def test_a_manifest_of_whole_copies_has_no_head(store_dir, tmp_path):
+    """However many executions it lists: older versions restore such a backup, and read no heads."""
+    for _ in range(MOST_OWN + 2):
+        work(store_dir, 1)
+    manifest = back_up(store_dir, tmp_path / "dest").manifest
+    assert manifest.head is None
+    assert json.loads(gzip.decompress(encode(manifest)))["format"] == OF_WHOLE_COPIES
 
 
 def test_the_cost_of_a_shipping_does_not_grow_with_the_held_epochs(store_dir, tmp_path):
@@ -126,6 +136,27 @@ def test_a_forged_manifest_with_a_head(place, field, value):
     text["partitions"][0][field] = value
     with pytest.raises(ValueError, match="manifest"):
         decode([gzip.compress(json.dumps(text).encode())], newest.id, Heads(place))
+
+
+@pytest.mark.parametrize(
+    "part", [{}, {"executions": 5}, {"executions": [5]}, {"executions": [[[]]]}, {"executions": []}]
+)
+def test_a_forged_head(place, part):
+    """A head that is what its manifest says, and is none, is refused with a sentence."""
+    newest = list_backups(place).newest
+    content = gzip.compress(json.dumps({"parts": [part] * len(newest.copies)}).encode())
+    place.write(newest.head.object, [content])
+    text = json.loads(gzip.decompress(encode(newest)))
+    text["head"]["sha256"] = hashlib.sha256(content).hexdigest()
+    with pytest.raises(ValueError, match="not a manifest"):
+        decode([gzip.compress(json.dumps(text).encode())], newest.id, Heads(place))
+
+
+def test_heads_share_what_they_list(place):
+    """A directory in which runs begin every few minutes has thousands of executions, and a place hundreds of heads."""
+    found = {m.head.object: m.head for m in list_backups(place).manifests if m.head is not None}
+    one, other, *_ = found.values()
+    assert one.parts[0]["executions"][0] is other.parts[0]["executions"][0] is other.parts[1]["executions"][0]
 
 
 def test_a_head_of_other_partitions_does_not_fit(place):

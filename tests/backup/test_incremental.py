@@ -75,10 +75,10 @@ class History:
         chance = self._chance
         window = states_window(self.directory)
         resume = chance.choice(window) + 1 if window and chance.random() < 0.25 else None
-        logged, notes = chance.random() < 0.15, chance.random() < 0.5
-        kept_s = chance.choice([0.0, 3600.0])
-        with Driver(self.directory, resume_epoch=resume, backup_interval_s=kept_s) as run:
-            if chance.random() < 0.2:
+        logged, notes = chance.random() < 0.3, chance.random() < 0.5
+        kept_s, keeps = chance.choice([0.0, 3600.0]), logged and chance.random() < 0.5
+        with Driver(self.directory, resume_epoch=resume, backup_interval_s=kept_s, keeps_log=keeps) as run:
+            if not keeps and chance.random() < 0.2:
                 self._batch += 1
                 run.close(self._batch, edits=[self._edit()], floor=self._floor(run), notes_made=notes)
                 self._note(run)
@@ -86,7 +86,7 @@ class History:
                 self._batch += 1
                 run.apply(self._batch, self._changes())
                 if chance.random() < 0.1:
-                    requests = run.requests(self._batch, floor=self._floor(run), notes_made=notes)
+                    requests = run.requests(self._batch, floor=self._floor(run), logged=keeps, notes_made=notes)
                     run.store.close_partition(0, run.lease, requests[0])
                     return
                 run.close(

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from recovery.planning.resume import plan_resume
+from recovery.storage.scan import scan
 from tests.faults import minirun
 from tests.faults.minirun import (
     CLOSE_POINTS,
     FOLD_POINTS,
     START_POINTS,
     STARTS,
+    STEP,
     child,
     die_at,
     run,
@@ -27,7 +30,7 @@ from tests.faults.minirun import (
     wait,
 )
 from tests.shares import some
-from tests.stores import problems
+from tests.stores import problems, state_at
 
 BATCHES = 7
 COUNT = 3
@@ -62,8 +65,20 @@ def killed_and_resumed(directory: Path, seed: int, point: str, again: bool) -> i
     assert set(codes) <= {0, -signal.SIGKILL}, codes
     assert states(directory) == totals(seed, BATCHES)
     assert problems(directory) == []
+    check_held(directory, seed)
     assert len(set((directory / STARTS).read_text().split())) == 1, "what was seen starts at one place"
     return codes.count(-signal.SIGKILL)
+
+
+def check_held(directory: Path, seed: int) -> None:
+    """Every epoch that is kept can be gone back to, logged or not, and has the states of its last micro-batch."""
+    plan = plan_resume(scan(directory))
+    if config_of(random.Random(seed))["backup_interval"]:
+        assert plan.window == tuple(range(plan.resume_epoch))
+    for closed in plan.partitions[0].epochs:
+        if closed.epoch in plan.window:
+            found = {key: text for (step, key), (text, _) in state_at(directory, closed.epoch).items() if step == STEP}
+            assert found == totals(seed, closed.batch_id + 1), closed.epoch
 
 
 def kill_often(store_maker, seeds: range, agains: Sequence[bool]) -> tuple[int, int]:

@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from recovery.planning.folding import FOLD_ROWS, FOLD_S, LEFT_ROWS, LONG_ROWS, SMALL_ROWS, FoldLimits, left_log
+from recovery.planning.folding import (
+    FOLD_ROWS,
+    FOLD_S,
+    LEFT_ROWS,
+    LONG_EPOCHS,
+    LONG_ROWS,
+    SMALL_ROWS,
+    FoldLimits,
+    left_log,
+)
 from recovery.planning.resume import plan_resume
 from recovery.storage.scan import scan
 from tests.stores import Driver
@@ -35,6 +44,17 @@ KEYS = [f"k{number}" for number in range(8)]
 def test_folding_waits_until_it_pays(logged, held, waited_s, pauses, folds):
     """A few changes of much state stay logged; a log is never longer than a start or an epoch can bear."""
     assert LIMITS.reached(logged, held, waited_s, pauses=pauses) is folds
+
+
+def test_many_epochs_are_folded_however_little_each_has_changed():
+    """Every look at a partition reads a row of each."""
+    for epochs, waited_s, pauses, folds in (
+        (LONG_EPOCHS - 1, FOLD_S, False, False),
+        (LONG_EPOCHS, FOLD_S, False, True),
+        (LONG_EPOCHS, FOLD_S - 1, False, False),
+        (LONG_EPOCHS, 0, True, True),
+    ):
+        assert LIMITS.reached(5 * epochs, 10**7, waited_s, pauses=pauses, epochs=epochs) is folds
 
 
 def test_what_is_left_is_counted_before_the_resume_epoch(store_dir):

@@ -21,6 +21,7 @@ from recovery.storage.scan import largest_states, read_step, scan, sizes_in
 from recovery.storage.sqlite.epoch_log import CHUNK_ROWS, FIRST_ROWS
 from recovery.storage.sqlite.file.opening import open_partition
 from recovery.storage.sqlite.rewind import rewind
+from recovery.storage.verify import PartitionCheck
 from tests.stores import ROOT, STEP, Driver, alter, content, paths_of, problems, query, run_python, state_at, window
 
 ODD_KEYS = {"": "0", "Ω": '"\\u0000"', "\x1f[\"'": "null", "😀": '{"a":[1,"\\"\x7f"]}'}
@@ -58,6 +59,10 @@ def test_what_is_logged_is_closed_and_read(store_dir):
             {"b": "1", "c": "3", "d": "3", **ODD_KEYS},
         ]
         assert problems(store_dir) == []
+        # What a restore and the plan of a repartitioning say.
+        assert [file.description.row_count for file in scan(store_dir)] == [
+            PartitionCheck(path).run().rows for path in paths_of(store_dir)
+        ]
         assert window(store_dir) == (0, 1, 2, 3)
         for epoch, states in enumerate(expected):
             assert texts(store_dir, epoch) == states

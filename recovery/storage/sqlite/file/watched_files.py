@@ -51,6 +51,7 @@ class Watch:
         """Raises FileReplacedError if the directory is gone."""
         self._directory = _watched(directory)
         self._files: list[_WatchedFile] = []
+        self._logs: dict[Path, _WatchedFile] = {}
 
     def add(self, path: Path, *, grows: bool = False) -> None:
         """Watch a file that was just opened. grows: the file never becomes smaller. Raises FileReplacedError."""
@@ -80,11 +81,12 @@ class Watch:
 
         connection.set_wal_hook(committed)
         self._files.append(watched)
+        self._logs[watched.path] = watched
 
     def log_bytes(self, path: Path) -> int:
-        """Return how much of a watched log is in use, as of the last commit of its connection."""
-        path = path.absolute()
-        return max((watched.least_bytes for watched in self._files if watched.path == path), default=0)
+        """Return how much of a watched log is in use, as of the last commit of its connection; 0: it is not watched."""
+        watched = self._logs.get(path.absolute())
+        return 0 if watched is None else watched.least_bytes
 
     def identities(self, paths: Sequence[Path]) -> list[Identity]:
         """Return device and inode of watched files."""
@@ -100,6 +102,7 @@ class Watch:
     def forget(self) -> None:
         """Stop watching all files."""
         self._files.clear()
+        self._logs.clear()
 
     def check(self) -> None:
         """Raise FileReplacedError naming the first file that is no longer in its place, or was truncated."""
