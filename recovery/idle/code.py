@@ -124,6 +124,9 @@ class CodeWatch:
         for name in _UNSEEN:
             if name in sys.modules and name not in before:
                 self._void(f"the flow's code imports {name}, and Python does not report what {name} reads")
+        if os.getcwd() != self._here:  # noqa: PTH109 - a text
+            # Paths of sources may be relative to either.
+            self._void("the flow's code changes the working directory")
         modules = set(_module_files())
         for path in filter(_is_installed, modules - self._packages.keys()):
             self._packages[path] = self._stable(path, began_ns, _size_and_time)

@@ -63,17 +63,15 @@ def test_what_code_has_read(here):
         del os.environ["FLOW_DAY"]
 
 
-def test_code_that_changes_variables_and_directory(here, monkeypatch):
+def test_code_that_changes_variables(here, monkeypatch):
     """What counts is what the process was started with."""
 
     def code():
         os.environ["FLOW_DAY"] = "set by the flow"
         assert os.environ["FLOW_DAY"]
-        os.chdir(here / "days")
 
     monkeypatch.delenv("FLOW_DAY", raising=False)
     found = noted(code)
-    os.chdir(here)
     del os.environ["FLOW_DAY"]
     assert change_of(found, FACTS) is None
 
@@ -123,6 +121,7 @@ def connect():
     [
         (connect, "connects to another process"),
         (lambda: in_thread(connect), "connects to another process"),
+        (lambda: os.chdir("days"), "changes the working directory"),
         (client, "imports duckdb, and Python does not report what duckdb reads"),
         (lambda: subprocess.run([sys.executable, "-c", ""], check=True), "starts a process"),
         (lambda: (open("new.txt", "w").close(), open("new.txt").close()), "new.txt changed while"),  # noqa: PTH123
