@@ -27,7 +27,7 @@ COVERED_BY = {
     "appended/test_plan.py": "appended.options",
     "appended/test_rotation.py": "appended.locate appended.planner appended.reach",
     "backup/test_missing.py": "cli.restore_missing",
-    "idle/test_look.py": "cli.idle idle.note spark.run.read_input",
+    "idle/test_look.py": "cli.idle idle.note spark.run.reporting.read_input",
     "backup/test_fork.py": "cli.fork host.cloned host.new_directory",
     "backup/test_hostile_manifests.py": "backup.manifest",
     "places/test_object_stores.py": "places.bucket places.opening",

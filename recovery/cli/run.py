@@ -262,7 +262,7 @@ def _run_flow(
     with launching(flow.name, master=master, conf=conf):
         summary, last = asking(run_once, config)
     if watch is not None and config is not None:
-        from recovery.spark.run.read_input import read_input
+        from recovery.spark.run.reporting.read_input import read_input
 
         note_input(config, read_input(last), watch.code())
     if as_json:

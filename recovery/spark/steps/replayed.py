@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from recovery.base.ids import StepId
@@ -74,11 +75,9 @@ def replayed(
 
 
 def _without_rows(spark: SparkSession, schema: T.StructType) -> DataFrame:
-    """Return a frame without rows. Python's own createDataFrame sends rows through a file, which counts as something
+    """Return a frame without rows. createDataFrame would send them through a file of Python's, which counts as a file
     that the flow has read."""
-    assert spark._jvm is not None
-    kind = spark._jsparkSession.parseDataType(schema.json())
-    return DataFrame(spark._jsparkSession.createDataFrame(spark._jvm.java.util.ArrayList(), kind), spark)
+    return spark.range(0).select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in schema))
 
 
 def _fitting(step_id: str, entries: Waiting, schema: pa.Schema) -> Iterator[tuple[tuple[str, int], pa.Table]]:
