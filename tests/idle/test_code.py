@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from recovery.idle.code import CodeWatch, change_of
+from tests.stores import ROOT
 
 FACTS = {"--master": "local[2]"}
 
@@ -133,6 +134,25 @@ def test_what_voids_a_note(here, monkeypatch, code, why):
     found = noted(code)
     assert why in found.why_not
     assert change_of(found, FACTS) == found.why_not
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "FileSink('out')", "DeltaSink('table')", "IcebergSink('db.table')", "UpsertSink(print, 'table', ['key'])",
+        "KafkaSink('topic', servers='localhost:1', staging='staging')",
+    ],
+)  # fmt: skip
+def test_a_sink_does_not_void_a_note(here, make):
+    """What a sink imports to write is no reason to start Spark."""
+    code = (
+        "import sys, recovery, tests.idle.test_code as here; "
+        f"print(here.noted(lambda: recovery.{make}).why_not, end='')"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert (found.stdout, found.returncode) == ("", 0), found.stderr
 
 
 def test_reading_through_spark_voids_a_note(here):
