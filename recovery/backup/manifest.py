@@ -119,7 +119,7 @@ class _Format(msgspec.Struct, frozen=True):
     format: _Count
 
 
-class _Begun(_Format, frozen=True):
+class _ManifestHead(_Format, frozen=True):
     head: NamedHead | None = None
 
 
@@ -137,7 +137,7 @@ class _Running(msgspec.Struct, frozen=True):
     needs: list[_Name]
 
 
-_FORMAT = msgspec.json.Decoder(_Begun)
+_FORMAT = msgspec.json.Decoder(_ManifestHead)
 _MANIFEST = msgspec.json.Decoder(_Manifest)
 _RUNNING = msgspec.json.Decoder(_Running)
 

@@ -8,7 +8,7 @@ from importlib import import_module
 import click
 
 from recovery.base.version import installed_version
-from recovery.cli.common import Commands
+from recovery.cli.common import Commands, say
 from recovery.cli.option import option
 
 COMMANDS = {
@@ -81,7 +81,7 @@ class _Imported(MutableMapping[str, click.Command]):
 
 def _print_version(context: click.Context, _parameter: click.Parameter, is_given: bool) -> None:
     if is_given:
-        click.echo(f"recovery {installed_version()}")
+        say(f"recovery {installed_version()}")
         context.exit()
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import click
 
 from recovery.base.printable import one_line
-from recovery.cli.common import DIRECTORY
+from recovery.cli.common import DIRECTORY, tell
 from recovery.cli.config_options import FILE, threshold_option
 from recovery.cli.option import option
 from recovery.cli.owners import owner_options
@@ -85,4 +84,4 @@ def ui(
 
 
 def _say(text: str) -> None:
-    click.echo(f"recovery ui: {one_line(text)}", file=sys.stderr)
+    tell(f"recovery ui: {one_line(text)}")

@@ -103,7 +103,7 @@ def plan_restore(
     InconsistentPartitionsError or EpochNotHeldError.
     """
     groups = _by_partition(copies, latest)
-    held = [_Held(group) for group in groups]
+    held = [_CopiesOfOne(group) for group in groups]
     history = _History([*copies, *unusable], latest)
     shared = {cut for cut in (BEGINNING, *history.closed) if all(cut in each for each in held)}
     if not shared:
@@ -161,7 +161,7 @@ def _as_restored(copy: PartitionCopy, closed: ClosedEpoch | None = None) -> Part
     return replace(found, epochs=(closed, *found.epochs))
 
 
-class _Held:
+class _CopiesOfOne:
     """The copies of one partition, and which of them hold a snapshot."""
 
     def __init__(self, copies: Sequence[PartitionCopy]) -> None:

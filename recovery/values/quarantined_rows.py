@@ -77,8 +77,7 @@ def unpacked(data: str, refuse: Refusal, rows: int | None = None) -> pa.Table:
         most = max(MOST_ROWS, 8 * len(stream))
         for column in table.columns:
             for chunk in column.chunks:
-                _check_offsets(chunk)
-                _check_lengths(chunk, most, refuse)
+                _check_parts(chunk, most, refuse)
     except (binascii.Error, pa.ArrowException, OSError, ValueError, struct.error) as error:
         raise refuse(f"its rows are no Arrow stream: {error}") from error
     if len(table) > MOST_ROWS or rows not in (None, len(table)):
@@ -143,47 +142,35 @@ def _check_types(schema: pa.Schema, refuse: Refusal) -> None:
             raise refuse(f"its rows have more than {MOST_FIELDS:,} columns and parts of columns")
 
 
-def _check_lengths(values: pa.Array[Any], most: int, refuse: Refusal) -> None:
-    """Refuse more elements than so many, in lists too: elements without bytes cost nothing in the text."""
+def _check_parts(values: pa.Array[Any], most: int, refuse: Refusal) -> None:
+    """Check each part of nested values, since Arrow reads what offsets say; text need not be valid UTF-8. Refuse more
+    elements than so many, in lists too: elements without bytes cost nothing in the text. Raises ArrowInvalid."""
+    values.validate()
     parts: list[Any] = [values]
     while parts:
         part = parts.pop()
+        kind = part.type
         if len(part) > most:
             raise refuse(f"its rows have {len(part):,} elements, where {most:,} may be")
-        if pa.types.is_struct(part.type):
-            parts += [part.field(place) for place in range(part.type.num_fields)]
-        elif pa.types.is_map(part.type):
+        if pa.types.is_struct(kind):
+            parts += [part.field(place) for place in range(kind.num_fields)]
+        elif pa.types.is_map(kind):
+            _check_offsets(part.offsets, part.keys)
             parts += [part.keys, part.items]
-        elif pa.types.is_list(part.type) or pa.types.is_large_list(part.type):
+        elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            _check_offsets(part.offsets, part.values)
             parts.append(part.values)
+        elif pa.types.is_string(kind):
+            part.view(pa.binary()).validate(full=True)
+        elif pa.types.is_large_string(kind):
+            part.view(pa.large_binary()).validate(full=True)
+        else:
+            part.validate(full=True)
 
 
-def _check_offsets(values: pa.Array[Any]) -> None:
-    """Raise ArrowInvalid for offsets beyond the values: Arrow reads what they say. Text need not be valid UTF-8."""
-    try:
-        values.validate(full=True)
-    except pa.ArrowInvalid:
-        # Not for all values: a view of a list loses elements of the type null.
-        values.view(_as_bytes(values.type)).validate(full=True)
-
-
-def _as_bytes(kind: pa.DataType) -> pa.DataType:
-    """Return a type with bytes in place of text."""
-    if pa.types.is_string(kind):
-        return pa.binary()
-    if pa.types.is_large_string(kind):
-        return pa.large_binary()
-    if pa.types.is_struct(kind):
-        return pa.struct([_field_as_bytes(each) for each in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_field_as_bytes(kind.key_field), _field_as_bytes(kind.item_field))
-    if pa.types.is_list(kind):
-        return pa.list_(_field_as_bytes(kind.value_field))
-    return kind
-
-
-def _field_as_bytes(field: pa.Field) -> pa.Field:
-    return field.with_type(_as_bytes(field.type))
+def _check_offsets(offsets: pa.Array[Any], elements: pa.Array[Any]) -> None:
+    kind = pa.ListArray if pa.types.is_int32(offsets.type) else pa.LargeListArray
+    kind.from_arrays(offsets, pa.nulls(len(elements))).validate(full=True)
 
 
 def json_rows(rows: pa.Table) -> list[dict[str, Any]]:
