@@ -4,8 +4,8 @@
 notes modules, files, directories and variables. What cannot be compared later, such as a connection to a database,
 voids the note. `change_of` compares a note with what is there now, and runs no code of the flow.
 
-Python reports neither `stat` nor the clock: a flow whose sources depend on the date, or on whether a file exists, is
-not for --if-new-input, and docs/operations.md says so.
+Python reports neither `stat` nor the clock, and not what libraries in C do: a flow whose sources depend on the date, on
+whether a file exists, or on a library that `_UNSEEN` lacks, is not for --if-new-input. docs/operations.md says so.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import stat
 import sys
 import sysconfig
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from recovery.base.untrusted_paths import read_received
 from recovery.idle.note import FlowCode, difference, seal
@@ -33,8 +35,15 @@ LARGE = 4 << 20
 COARSE_NS = 100_000_000
 """How far the time of a change may lie before the clock: the kernel takes it from the last tick."""
 _INSTALLED = ("site-packages", "dist-packages")
-_SYSTEM = ("/proc/", "/sys/", "/dev/")
+_SYSTEM = re.compile("/(proc|sys|dev(?!/shm/))/")
+"""What the kernel shows as files."""
 _STARTS_PROCESS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
+_UNSEEN = (
+    "psycopg", "psycopg2", "MySQLdb", "pyodbc", "oracledb", "duckdb", "grpc", "pycurl", "polars",
+    "pyarrow.fs", "pyarrow.parquet", "pyarrow.dataset", "pyarrow.csv", "pyarrow.orc", "pyarrow.feather",
+)  # fmt: skip
+"""Modules that connect or open files without Python: no event says so. The sinks of this package load none of them
+before they prepare."""
 _CONFIGURATIONS = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 T = TypeVar("T")
@@ -50,6 +59,7 @@ class CodeWatch:
         self._facts = facts
         self._environment, self._here = dict(os.environ), os.getcwd()  # noqa: PTH109 - a text
         self._variables: set[str] = set()
+        self._lists_variables = False
         self._opened: set[str] = set()
         self._searched: set[str] = set()
         self._listed: set[str] = set()
@@ -58,6 +68,8 @@ class CodeWatch:
         self._listings: dict[str, str] = {}
         self._why_not = ""
         self._thread: int | None = None
+        self._threads: list[threading.Thread] = []
+        """Threads that the flow's code has started."""
         self._ports: frozenset[int] = frozenset()
 
     @contextlib.contextmanager
@@ -69,9 +81,9 @@ class CodeWatch:
     def building(
         self, build: Callable[[T], Any], port_of: Callable[[T], int], jobs_of: Callable[[T], int]
     ) -> Callable[[T], Any]:
-        """Return a flow's `build` that is watched. Only its own thread counts: the run has others by then. port_of:
-        returns the port of a session's JVM, to which `build` may connect. jobs_of: returns how many jobs the JVM has
-        begun: what `build` reads through Spark is not seen here."""
+        """Return a flow's `build` that is watched. Only its own thread counts, and those that the flow's code starts:
+        the run has others by then. port_of: returns the port of a session's JVM, to which `build` may connect. jobs_of:
+        returns how many jobs the JVM has begun: what `build` reads through Spark is not seen here."""
 
         def watched(spark: T) -> Any:
             with self._watching(threading.get_ident(), frozenset({port_of(spark)})):
@@ -87,8 +99,9 @@ class CodeWatch:
         """Return what was seen."""
         variables = sorted(self._variables)
         return FlowCode(
-            facts=seal({**self._facts, **_facts_of(variables, self._environment, self._here)}),
+            facts=seal({**self._facts, **_facts_of(variables, self._lists_variables, self._environment, self._here)}),
             variables=variables,
+            lists_variables=self._lists_variables,
             files=dict(sorted(self._files.items())),
             packages=self._packages,
             modules={path: _names(path, modules=True) for path in sorted(self._searched)},
@@ -100,8 +113,21 @@ class CodeWatch:
     def _watching(self, thread: int | None, ports: frozenset[int]) -> Iterator[None]:
         self._thread, self._ports = thread, ports
         began_ns = time.time_ns() - COARSE_NS
-        with _reporting_to(self._event), _variables_to(self._variables.add):
+        before = {name for name in _UNSEEN if name in sys.modules}
+        with (
+            _reporting_to(self._event),
+            _calls_to(os.environ, "encodekey", self._read_variable),
+            _calls_to(os.environ, "decodekey", self._list_variables),
+            _calls_to(os, "readlink", self._follow),
+            _calls_to(threading.Thread, "start", self._start),
+        ):
             yield
+        for name in _UNSEEN:
+            if name in sys.modules and name not in before:
+                self._void(f"the flow's code imports {name}, and Python does not report what {name} reads")
+        if os.getcwd() != self._here:  # noqa: PTH109 - a text
+            # Paths of sources may be relative to either.
+            self._void("the flow's code changes the working directory")
         modules = set(_module_files())
         for path in filter(_is_installed, modules - self._packages.keys()):
             self._packages[path] = self._stable(path, began_ns, _size_and_time)
@@ -121,15 +147,36 @@ class CodeWatch:
     def _void(self, why: str) -> None:
         self._why_not = self._why_not or why
 
+    def _is_watched(self) -> bool:
+        """Whether the current thread runs the flow's code."""
+        current = threading.get_ident()
+        return self._thread in (None, current) or any(each.ident == current for each in self._threads)
+
+    def _start(self, thread: threading.Thread) -> None:
+        if self._is_watched():
+            self._threads.append(thread)
+
+    def _follow(self, link: Any) -> None:
+        if self._is_watched():
+            self._add(self._opened, link)
+
+    def _read_variable(self, name: object) -> None:
+        if isinstance(name, str):
+            self._variables.add(name)
+
+    def _list_variables(self, _: object) -> None:
+        self._lists_variables = True
+
     def _event(self, name: str, arguments: tuple[Any, ...]) -> None:
-        if self._thread is not None and threading.get_ident() != self._thread:
+        if not self._is_watched():
             return
         if name == "open":
             path, _, flags = arguments
             if not isinstance(flags, int) or flags & os.O_ACCMODE != os.O_WRONLY:
                 self._add(self._opened, path)
         elif name == "sqlite3.connect":
-            self._add(self._opened, arguments[0])
+            for path in _database_files(arguments[0]):
+                self._add(self._opened, path)
         elif name in ("os.listdir", "os.scandir"):
             # Python looks through directories for modules: only names of modules matter there.
             is_import = "importlib" in sys._getframe(2).f_code.co_filename
@@ -147,7 +194,7 @@ class CodeWatch:
         with contextlib.suppress(TypeError, ValueError):
             found = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - not what links lead to
             # Compiled modules stand for their sources, which are compared.
-            if not (found.startswith(_SYSTEM) or _is_library(found) or found.endswith(".pyc")):
+            if not (_SYSTEM.match(found) or _is_library(found) or found.endswith(".pyc")):
                 to.add(found)
 
 
@@ -155,7 +202,8 @@ def change_of(code: FlowCode, facts: Mapping[str, str]) -> str | None:
     """Return what has changed since a run noted its code, as text; None: nothing."""
     if code.why_not:
         return code.why_not
-    changed = difference(code.facts, {**facts, **_facts_of(code.variables, os.environ, os.getcwd())})  # noqa: PTH109
+    here = os.getcwd()  # noqa: PTH109 - a text
+    changed = difference(code.facts, {**facts, **_facts_of(code.variables, code.lists_variables, os.environ, here)})
     if changed is not None:
         return f"{changed} is not as in the run before"
     for path, known in code.files.items():
@@ -171,13 +219,17 @@ def change_of(code: FlowCode, facts: Mapping[str, str]) -> str | None:
     return None
 
 
-def _facts_of(variables: Iterable[str], environment: Mapping[str, str], here: str) -> dict[str, str]:
+def _facts_of(
+    variables: Iterable[str], lists_variables: bool, environment: Mapping[str, str], here: str
+) -> dict[str, str]:
     """Return the facts about a process: Python, the working directory, variables, configurations of Spark. variables:
-    those that the flow's code has read."""
+    those that the flow's code has read. lists_variables: it has read which ones there are."""
     counted = [name for name in environment if name.startswith(PREFIXES) and name not in UNCOUNTED]
     facts = {"Python": f"{sys.executable} {sys.version}", "the working directory": here}
     for name in {*variables, *counted}:
         facts[f"the variable {name}"] = f"={environment[name]}" if name in environment else ""
+    if lists_variables:
+        facts["the list of variables"] = repr(sorted(environment.keys() - set(UNCOUNTED)))
     homes = [Path(environment["SPARK_HOME"], "conf")] if environment.get("SPARK_HOME") else []
     given = [Path(environment[name]) for name in _CONFIGURATIONS if environment.get(name)]
     for directory in (*homes, *given):
@@ -211,20 +263,27 @@ def _reporting_to(watcher: Callable[[str, tuple[Any, ...]], None]) -> Iterator[N
 
 
 @contextlib.contextmanager
-def _variables_to(add: Callable[[str], None]) -> Iterator[None]:
-    """Within this context, note each variable of the environment that Python code asks for."""
-    before = os.environ.encodekey
+def _calls_to(owner: Any, name: str, note: Callable[[Any], None]) -> Iterator[None]:
+    """Within this context, call `note` with the first argument of each call of a function that has no event."""
+    before = getattr(owner, name)
 
-    def noting(name: str) -> str:
-        if isinstance(name, str):
-            add(name)
-        return before(name)
+    def noting(first: Any, *others: Any, **named: Any) -> Any:
+        note(first)
+        return before(first, *others, **named)
 
-    os.environ.encodekey = noting
+    setattr(owner, name, noting)
     try:
         yield
     finally:
-        os.environ.encodekey = before
+        setattr(owner, name, before)
+
+
+def _database_files(database: Any) -> Iterator[str]:
+    """Yield the files that SQLite may read for what `sqlite3.connect` was given: a path or a URI."""
+    with contextlib.suppress(TypeError):
+        given = os.fsdecode(database)
+        for path in (given, unquote(urlsplit(given).path)) if given.startswith("file:") else (given,):
+            yield from (path, f"{path}-wal")
 
 
 def _module_files() -> Iterator[str]:

@@ -64,14 +64,16 @@ class SealedFacts(msgspec.Struct, frozen=True):
 class FlowCode(msgspec.Struct, frozen=True, kw_only=True):
     """What decided which sources the flow reads.
 
-    facts: options, variables, versions. variables: the variables of the environment among the facts. files: digests of
-    the modules and files that the flow's code has read; None: there was no file. packages: size and modification time
-    of the installed modules. modules, listings: digests of the names in directories that Python and the flow's code
-    have looked through. why_not: what the flow's code did whose result may differ the next time; empty: nothing.
+    facts: options, variables, versions. variables: the variables of the environment among the facts. lists_variables:
+    the names of all variables are a fact, too. files: digests of the modules and files that the flow's code has read;
+    None: there was no file. packages: size and modification time of the installed modules. modules, listings: digests
+    of the names in directories that Python and the flow's code have looked through. why_not: what the flow's code did
+    whose result may differ the next time; empty: nothing.
     """
 
     facts: SealedFacts
     variables: list[str] = []
+    lists_variables: bool = False
     files: dict[str, str | None] = {}
     packages: dict[str, tuple[int, int]] = {}
     modules: dict[str, str] = {}

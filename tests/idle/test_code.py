@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
+import types
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from recovery.idle.code import CodeWatch, change_of
+from tests.stores import ROOT
 
 FACTS = {"--master": "local[2]"}
 
@@ -57,19 +64,50 @@ def test_what_code_has_read(here):
         del os.environ["FLOW_DAY"]
 
 
-def test_code_that_changes_variables_and_directory(here, monkeypatch):
+def test_code_that_changes_variables(here, monkeypatch):
     """What counts is what the process was started with."""
 
     def code():
         os.environ["FLOW_DAY"] = "set by the flow"
         assert os.environ["FLOW_DAY"]
-        os.chdir(here / "days")
 
     monkeypatch.delenv("FLOW_DAY", raising=False)
     found = noted(code)
-    os.chdir(here)
     del os.environ["FLOW_DAY"]
     assert change_of(found, FACTS) is None
+
+
+def test_variables_that_code_lists(here, monkeypatch):
+    """A variable that is there for the first time, where code takes all that begin with some name."""
+    found = noted(lambda: [value for name, value in os.environ.items() if name.startswith("TOPIC_")])
+    assert change_of(found, FACTS) is None
+    monkeypatch.setenv("TOPIC_2", "orders")
+    assert change_of(found, FACTS) == "the list of variables is not as in the run before"
+
+
+def in_thread(function):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def test_what_threads_of_the_code_have_read(here):
+    """A thread that the code has started counts as the code."""
+    found = noted(lambda: in_thread((here / "settings.json").read_text))
+    (here / "settings.json").write_text("2")
+    assert change_of(found, FACTS) == f"{here / 'settings.json'} has changed"
+
+
+@pytest.mark.parametrize("directory", ["/tmp", "/dev/shm"])
+def test_files_in_memory_are_files(directory):
+    """What a machine keeps in memory is no device."""
+    with tempfile.NamedTemporaryFile("w", dir=directory) as file:
+        os.utime(file.name, (1_700_000_000, 1_700_000_000))
+        found = noted(Path(file.name).read_text)
+    assert change_of(found, FACTS) == f"{file.name} has changed"
+
+
+def client():
+    sys.modules["duckdb"] = types.ModuleType("duckdb")
 
 
 def connect():
@@ -83,15 +121,38 @@ def connect():
     ("code", "why"),
     [
         (connect, "connects to another process"),
+        (lambda: in_thread(connect), "connects to another process"),
+        (lambda: os.chdir("days"), "changes the working directory"),
+        (client, "imports duckdb, and Python does not report what duckdb reads"),
         (lambda: subprocess.run([sys.executable, "-c", ""], check=True), "starts a process"),
         (lambda: (open("new.txt", "w").close(), open("new.txt").close()), "new.txt changed while"),  # noqa: PTH123
     ],
 )  # fmt: skip
-def test_what_voids_a_note(here, code, why):
+def test_what_voids_a_note(here, monkeypatch, code, why):
     """Code whose result may differ the next time, though nothing that can be compared does."""
+    monkeypatch.delitem(sys.modules, "duckdb", raising=False)
     found = noted(code)
     assert why in found.why_not
     assert change_of(found, FACTS) == found.why_not
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "FileSink('out')", "DeltaSink('table')", "IcebergSink('db.table')", "UpsertSink(print, 'table', ['key'])",
+        "KafkaSink('topic', servers='localhost:1', staging='staging')",
+    ],
+)  # fmt: skip
+def test_a_sink_does_not_void_a_note(here, make):
+    """What a sink imports to write is no reason to start Spark."""
+    code = (
+        "import sys, recovery, tests.idle.test_code as here; "
+        f"print(here.noted(lambda: recovery.{make}).why_not, end='')"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert (found.stdout, found.returncode) == ("", 0), found.stderr
 
 
 def test_reading_through_spark_voids_a_note(here):
@@ -99,15 +160,28 @@ def test_reading_through_spark_voids_a_note(here):
     assert "through Spark" in noted(lambda: None, jobs=1).why_not
 
 
-def test_a_database_that_code_reads(here):
-    """SQLite's files are files."""
-    with sqlite3.connect(here / "choice.db") as made:
-        made.execute("CREATE TABLE t (x)")
-    made.close()
-    os.utime(here / "choice.db", (1_700_000_000, 1_700_000_000))
-    found = noted(lambda: sqlite3.connect(here / "choice.db").close())
+@pytest.mark.parametrize("name", ["{}", "file:{}?mode=ro", "file://{}"])
+@pytest.mark.parametrize("mode", ["DELETE", "WAL"])
+def test_a_database_that_code_reads(here, name, mode):
+    """SQLite's files are files, by path or URI, also while another process has the database open."""
+    with closing(sqlite3.connect(here / "choice.db")) as other:
+        other.execute(f"PRAGMA journal_mode={mode}")
+        other.execute("CREATE TABLE t (x)")
+        for path in here.glob("choice.db*"):
+            os.utime(path, (1_700_000_000, 1_700_000_000))
+        found = noted(lambda: sqlite3.connect(name.format(here / "choice.db"), uri=True).close())
+        assert change_of(found, FACTS) is None
+        with other:
+            other.execute("INSERT INTO t VALUES (1)")
+        assert re.fullmatch(f"{here}/choice.db(-wal)? has changed", change_of(found, FACTS))
+
+
+def test_links_that_code_follows(here):
+    """Where a link leads to, though nothing was opened there."""
+    (here / "new").mkdir()
+    (here / "current").symlink_to("days")
+    found = noted((here / "current").resolve)
     assert change_of(found, FACTS) is None
-    with sqlite3.connect(here / "choice.db") as changed:
-        changed.execute("INSERT INTO t VALUES (1)")
-    changed.close()
-    assert change_of(found, FACTS) == f"{here / 'choice.db'} has changed"
+    (here / "current").unlink()
+    (here / "current").symlink_to("new")
+    assert change_of(found, FACTS) == f"{here / 'current'} has changed"

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from recovery.base.ids import StepId
@@ -34,7 +35,7 @@ def replayed(
     schema = T.StructType([frame.schema[name] for name in columns])
     spark = frame.sparkSession
     try:
-        spark.createDataFrame([], schema).select(*inputs.values())
+        _without_rows(spark, schema).select(*inputs.values())
     except AnalysisException as error:
         # What the frame does not have either was reported before.
         raise ConfigurationError(
@@ -71,6 +72,12 @@ def replayed(
     with pa.ipc.new_stream(sink, computed.schema) as writer:
         writer.write_table(computed)
     return quarantined_rows.Replayed(tuple(places), sink.getvalue().to_pybytes())
+
+
+def _without_rows(spark: SparkSession, schema: T.StructType) -> DataFrame:
+    """Return a frame without rows. createDataFrame would send them through a file of Python's, which counts as a file
+    that the flow has read."""
+    return spark.range(0).select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in schema))
 
 
 def _fitting(step_id: str, entries: Waiting, schema: pa.Schema) -> Iterator[tuple[tuple[str, int], pa.Table]]:

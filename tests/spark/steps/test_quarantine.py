@@ -6,9 +6,12 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import functions as F
 
-from recovery import ConfigurationError, QuarantineError, RecoveryConfig, quarantine, start
+from recovery import ConfigurationError, QuarantineError, RecoveryConfig, aggregate, quarantine, start
+from recovery.aggregates import sum_
 from recovery.cli import main
+from recovery.idle.code import CodeWatch
 from recovery.operational.steps.quarantine import Wanted, entries_of
+from recovery.spark.jvm.session import gateway_port, jobs_begun
 from recovery.storage.store import Store
 from recovery.values.quarantined_rows import unpacked
 from tests.flows import bad_rows
@@ -123,6 +126,18 @@ def test_conditions_that_cannot_be_are_refused(feed, spark, step, found):
     frame = feed.frame(spark).alias("t")
     with pytest.raises(ConfigurationError, match=found):
         frame.transform(step(frame))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [quarantine("bad", when="value > 5"), aggregate("totals", key="key", n=sum_("value"), on_error="quarantine")],
+    ids=["condition", "aggregate"],
+)
+def test_the_step_reads_nothing_while_it_is_built(feed, spark, step):
+    """So a run with --if-new-input is skipped in spite of it."""
+    watch = CodeWatch({})
+    watch.building(lambda session: feed.frame(session).transform(step), gateway_port, jobs_begun)(spark)
+    assert watch.code().why_not == ""
 
 
 def test_a_frame_that_was_built_before_does_not_replay(job, spark):
