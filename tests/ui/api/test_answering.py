@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -263,6 +264,22 @@ def test_an_answer_beside_a_run_that_collects(store, path, query):
     assert found.status == 200, found.facts
     if path == "quarantine":
         assert [each["key"] for each in found.facts["keys"]] == [LATE]
+
+
+def test_a_held_epoch_is_one_that_all_partitions_hold(make_store):
+    """As after a kill between the collections of two partitions: a run cannot resume from the others."""
+    directory = make_store(2)
+    with Driver(directory) as run:
+        for batch in range(6):
+            run.apply(batch, {"k1": "1"})
+            requests = run.requests(batch)
+            run.store.close(run.lease, [replace(requests[0], floor=0), replace(requests[1], floor=max(0, batch - 1))])
+            run.epoch += 1
+    found = ask(served(directory), "epochs").facts
+    assert len(found["epochs"]) == 6
+    held = [each["epoch"] for each in reversed(found["epochs"]) if each["is_held"]]
+    assert held == [epoch for epoch in found["window"] if epoch]
+    assert len(held) < 6
 
 
 def test_a_request_is_bounded(store, monkeypatch):
