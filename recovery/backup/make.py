@@ -207,9 +207,8 @@ def make_backup(
         finish(target, manifest)
         catalog.add(manifest)
         chain = max(len(copy.objects) for copy in manifest.copies)
-        note_backup(
-            home or directory, LastBackup(manifest.finished_ms, manifest.epoch, target.shown, incremental, chain)
-        )
+        made = LastBackup(manifest.finished_ms, manifest.epoch, target.shown, incremental, chain, manifest.execution)
+        note_backup(home or directory, made)
     except BaseException:
         with contextlib.suppress(RecoveryError, FileNotFoundError):
             give_up(target, identity)

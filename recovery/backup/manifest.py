@@ -174,6 +174,12 @@ class Manifest:
         return min(copy.description.newest_epoch for copy in self.copies)
 
     @property
+    def execution(self) -> int:
+        """The number of the execution that closed `epoch`; 0: no epoch is closed."""
+        closed = min(self.copies, key=lambda copy: copy.description.newest_epoch).description.newest
+        return 0 if closed is None else closed.execution.number
+
+    @property
     def flow_id(self) -> str | None:
         """The flow that the store is bound to."""
         return next((c.description.flow_id for c in self.copies if c.description.flow_id is not None), None)

@@ -30,13 +30,15 @@ LONGEST = 1 << 16
 
 class LastBackup(msgspec.Struct, frozen=True):
     """The newest backup that `recovery backup` finished: when (wall time), of which epoch, to where; whether the next
-    one is to store only what changed; and how many objects a restore of its longest chain reads."""
+    one is to store only what changed; and how many objects a restore of its longest chain reads. execution: the number
+    of the one that closed the epoch; None: an older version made the backup."""
 
     finished_ms: Moment
     epoch: Count
     destination: str
     incremental: bool = False
     chain: Annotated[int, msgspec.Meta(ge=1, le=MOST)] = 1
+    execution: Count | None = None
 
 
 class LastReplica(msgspec.Struct, frozen=True):

@@ -24,15 +24,18 @@ def timeline(executions: Sequence[Execution], snapshot: ClosedEpoch | None) -> t
     `executions` come from any partition that holds the snapshot: it recorded every start before it. An execution
     abandons epochs from its resume epoch on, so an epoch belongs to the last execution that started at or below it.
     """
-    if snapshot is None:
-        return ()
+    return () if snapshot is None else timeline_to(executions, snapshot.execution.number, snapshot.epoch)
+
+
+def timeline_to(executions: Sequence[Execution], number: int, epoch: Epoch) -> tuple[TimelinePart, ...]:
+    """Return the parts of the timeline up to an epoch that the execution of this number closed, oldest first."""
     parts: list[TimelinePart] = []
     for execution in sorted(executions, key=lambda each: each.number):
-        if execution.number <= snapshot.execution.number:
+        if execution.number <= number:
             parts = [part for part in parts if part.first < execution.resume_epoch]
             if parts:
                 parts[-1] = TimelinePart(parts[-1].execution, parts[-1].first, Epoch(execution.resume_epoch - 1))
-            parts.append(TimelinePart(execution.lease, execution.resume_epoch, snapshot.epoch))
+            parts.append(TimelinePart(execution.lease, execution.resume_epoch, epoch))
     return tuple(part for part in parts if part.first <= part.last)
 
 

@@ -11,6 +11,7 @@ from recovery.ui.facts.flows import VERSION as API_VERSION
 
 REFUSALS = {
     "400": "The request is not understood.",
+    "401": "The server has a token, and the request does not show it.",
     "404": "There is no such flow, step, key, epoch or route.",
     "409": "The directory cannot be read as a store, or no run could resume from it.",
     "500": "Unforeseen; the log of the server says why.",
@@ -45,7 +46,9 @@ def document() -> dict[str, Any]:
             "answers: fields may be added to it. Routes without /flows/{flow} are those of the only flow.",
         },
         "paths": paths,
-        "components": {"schemas": SCHEMAS},
+        "components": {"schemas": SCHEMAS, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        # A server may have a token, or none.
+        "security": [{"token": []}, {}],
     }
 
 

@@ -86,7 +86,8 @@ KEY_VERSION = exactly(
 )  # fmt: skip
 SOURCE = exactly({"source": TEXT, "position": exactly(SHOWN_VALUE, VALUE)})
 LOSS = exactly({
-    "from": TEXT, "epoch": INTEGER, "epochs": INTEGER, "seconds": NUMBER, "rows": maybe(INTEGER),
+    "from": TEXT, "epoch": INTEGER, "shared_epoch": INTEGER, "epochs": INTEGER, "seconds": NUMBER,
+    "rows": maybe(INTEGER),
 })  # fmt: skip
 FLOW_LINE = exactly(
     {"name": TEXT, "directory": TEXT, "problem": maybe(OBJECT)},
@@ -96,8 +97,8 @@ FLOW_LINE = exactly(
     },
 )  # fmt: skip
 REFUSAL = exactly({
-    "version": {"const": 1}, "error": TEXT, "exit_code": INTEGER, "found": TEXT, "path": maybe(TEXT), "cause": TEXT,
-    "remedy": TEXT,
+    "version": {"const": 1}, "error": TEXT, "exit_code": maybe(INTEGER), "found": TEXT, "path": maybe(TEXT),
+    "cause": TEXT, "remedy": TEXT,
 })  # fmt: skip
 
 SCHEMAS: dict[str, Schema] = {

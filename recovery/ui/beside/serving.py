@@ -72,7 +72,11 @@ def _begin(task: PagesTask) -> str:
     flows = Flows([source])
     # The signals of a terminal reach this process, too: the run decides when it ends.
     _ignore_signals()
-    service = UiService(lambda admission: application(flows, admission), UiSettings(task.at), _say)
+    try:
+        service = UiService(lambda admission: application(flows, admission), UiSettings(task.at), _say)
+    except ConfigurationError as error:
+        remedy = "Give another port (--ui :PORT; :0 takes a free one), or run without --ui."
+        raise ConfigurationError(error.found, cause=error.cause, remedy=remedy) from error
     return service.url
 
 

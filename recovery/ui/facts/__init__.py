@@ -7,7 +7,7 @@ only errors of `recovery.errors`, and is bounded in rows, bytes and time (`limit
     now.flow_facts            status --json, with the rate of rows, the newest micro-batch and advice
     now.partition_facts       a range of its partitions
     epochs.epoch_facts        the time line: a range of epochs, executions, backups
-    steps.step_facts          each step: declaration, keys, bytes, growth, timeouts
+    steps.step_facts          each step: declaration, keys, bytes, growth, largest keys
     keys.page_facts           a range of the keys of a step
     keys.key_facts            one key at an epoch
     keys.history_facts        history --json of one key

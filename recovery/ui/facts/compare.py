@@ -10,8 +10,8 @@ from recovery.operational.steps.comparison import KeyDifference, diff_snapshots
 from recovery.operators.held import operators_in
 from recovery.planning.comparing import ABSENT, Comparison
 from recovery.storage.snapshot import Snapshot
-from recovery.ui.facts.flows import ShownFlow
-from recovery.ui.facts.limits import check_time, rows_wanted, shown_value
+from recovery.ui.facts.flows import Look, ShownFlow
+from recovery.ui.facts.limits import MOST_PAGE_BYTES, check_time, rows_wanted, shown_value, size_of
 
 
 def compare_facts(
@@ -31,19 +31,35 @@ def compare_facts(
     are compared key by key. Raises EpochNotHeldError, StateNotFoundError, and LookLimitError if it takes too long.
     """
     wanted = rows_wanted(limit)
-    look, second = flow.look(), (flow if other is None else other).look()
-    one, two = look.at_epoch(epoch_a), second.at_epoch(epoch_b)
+    beside = flow if other is None else other
+    names = str(flow.source.directory), str(beside.source.directory)
+
+    def read(look: Look, one: Snapshot) -> dict[str, Any]:
+        if beside is flow:
+            return flow.answer(look, compared(one, look.at_epoch(epoch_b)), one.cut)
+        return flow.answer(look, beside.reading(epoch_b, lambda _, two: compared(one, two)), one.cut)
+
+    def compared(one: Snapshot, two: Snapshot) -> dict[str, Any]:
+        return _compared(one, two, steps, pattern, wanted, names)
+
+    return flow.reading(epoch_a, read)
+
+
+def _compared(
+    one: Snapshot, two: Snapshot, steps: Sequence[str], pattern: str | None, wanted: int, names: tuple[str, str]
+) -> dict[str, Any]:
     found = diff_snapshots(one, two, steps, pattern, Comparison(), every_key=False)
     shown: list[KeyDifference] = []
+    size_bytes = 0
     for each in found.differences:
         check_time()
-        if len(shown) < wanted:
+        if len(shown) < wanted and size_bytes < MOST_PAGE_BYTES:
             shown.append(each)
-    names = str(flow.source.directory), str((other or flow).source.directory)
+            size_bytes += sum(size_of(value) for value in (each.before, each.after) if value is not ABSENT)
     facts = found.as_json(*names, shown, _operators(one, two))
     facts["differences"] = [_bounded(each, row) for each, row in zip(shown, facts["differences"], strict=True)]
     facts["left_out"] = sum(sum(each.counts.values()) for each in found.counts.values()) - len(shown)
-    return flow.answer(look, facts, one.cut)
+    return facts
 
 
 def _operators(one: Snapshot, two: Snapshot) -> list[int]:

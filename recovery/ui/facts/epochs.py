@@ -50,7 +50,7 @@ def epoch_facts(flow: ShownFlow, *, before: str | None = None, limit: int | None
     order = sorted((each for each in known if place is None or each < place), reverse=True)
     page = order[:wanted]
     lanes = {int(lane.execution.number): lane for lane in lanes_of(look.gathered)}
-    rows = [_row(number, epoch, known, lanes.get(number)) for number, epoch in page]
+    rows = [_row(look, number, epoch, known, lanes.get(number)) for number, epoch in page]
     shown = {number for number, _ in page}
     return flow.answer(look, {
         "epochs": rows,
@@ -67,12 +67,15 @@ def epoch_facts(flow: ShownFlow, *, before: str | None = None, limit: int | None
 def _known(look: Look) -> dict[tuple[int, int], _Known]:
     """Return each known epoch, by the number of its execution and its own."""
     first = next((each for each in look.gathered.described if each.index == 0), None)
-    held = {(int(e.execution.number), int(e.epoch)): e for e in (() if first is None else first.epochs)}
+    closed = () if first is None else first.epochs
+    held = {(int(e.execution.number), int(e.epoch)): e for e in closed}
     measured = {(measure.execution, measure.epoch): measure for measure in look.gathered.epochs}
     return {each: _Known(held.get(each), measured.get(each)) for each in {*held, *measured}}
 
 
-def _row(number: int, epoch: int, known: Mapping[tuple[int, int], _Known], lane: Lane | None) -> dict[str, Any]:
+def _row(
+    look: Look, number: int, epoch: int, known: Mapping[tuple[int, int], _Known], lane: Lane | None
+) -> dict[str, Any]:
     held, measure = known[number, epoch]
     closed_ms = known[number, epoch].closed_ms
     before = known.get((number, epoch - 1))
@@ -82,7 +85,8 @@ def _row(number: int, epoch: int, known: Mapping[tuple[int, int], _Known], lane:
         "epoch": epoch,
         "closed_ms": closed_ms,
         "batch": held.batch_id if held is not None else measure.batch if measure is not None else None,
-        "is_held": held is not None,
+        # A run resumes from what all partitions hold. If none can, `problem` says why.
+        "is_held": held is not None and (look.at is None or held.cut in look.at.cuts),
         "is_abandoned": lane is not None and epoch > max(lane.lived, Epoch(lane.first - 1)),
         "duration_s": None if began_ms is None else (closed_ms - began_ms) / 1000,
         "measure": None if measure is None else measure_json(measure),

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.threads import limited
-from recovery.errors import ConfigurationError, LookLimitError, RecoveryError, StateNotFoundError
+from recovery.errors import (
+    ConfigurationError,
+    EpochNotHeldError,
+    LookLimitError,
+    RecoveryError,
+    StateNotFoundError,
+)
 from recovery.planning.health import HealthTarget, parse_targets
+from recovery.planning.measures import Measure
 from recovery.planning.resume import Cut
 from recovery.planning.values import ClosedEpoch
 from recovery.report.facts import Facts, gather
@@ -34,6 +42,10 @@ SHARE = 20
 NO_OWNERS = OwnerAccess()
 OWNER_S = 10.0
 """How long a look tries to reach an owner."""
+ATTEMPTS = 5
+"""How often a newest epoch is looked for that a run then collects."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,16 @@ class Look:
         """The newest snapshot. Raises the error for which no run can resume."""
         return newest(self.gathered)
 
+    @property
+    def measures(self) -> list[Measure]:
+        """The measures of the epochs that count, the oldest first: without those that a run abandoned."""
+        parts = () if self.at is None else self.at.timeline
+
+        def counts(each: Measure) -> bool:
+            return any(p.execution.number == each.execution and p.first <= each.epoch <= p.last for p in parts)
+
+        return [each for each in self.gathered.epochs if counts(each)]
+
     def at_epoch(self, epoch: int | None) -> Snapshot:
         """Return the snapshot of a held epoch; None: the newest. Raises EpochNotHeldError."""
         return self.snapshot if epoch is None else self.snapshot.at(epoch, self.store.directory)
@@ -83,6 +105,7 @@ class ShownFlow:
         self._owners: list[Any] | None = None
         self._lock, self._place_lock = threading.Lock(), threading.Lock()
         self._look: Look | None = None
+        self._failure: tuple[RecoveryError, float] | None = None
         self._place: dict[str, Any] | None = None
         self._place_s = 0.0
 
@@ -99,9 +122,13 @@ class ShownFlow:
 
     def look(self) -> Look:
         """Return a look that is fresh: no older than `FRESH_S`, or `SHARE` times what it took. Callers at the same time
-        wait for one look. Raises NoPartitionsError, StorageError, and what `Store.found` does."""
+        wait for one look, also for one that fails. Raises NoPartitionsError, StorageError, and what `Store.found` does.
+        """
+        asked_s = self.clock.elapsed_s()
         with self._waiting(self._lock):
             if self._look is None or self._age_s(self._look) > max(FRESH_S, SHARE * self._look.took_s):
+                if self._failure is not None and self._failure[1] > asked_s:
+                    raise self._failure[0].with_traceback(None)
                 self._look = self._new()
             return self._look
 
@@ -111,6 +138,20 @@ class ShownFlow:
             if self._look is None or self._look is after:
                 self._look = self._new()
             return self._look
+
+    def reading(self, epoch: int | None, read: Callable[[Look, Snapshot], T]) -> T:
+        """Read at an epoch, None: the newest. If a run collects the newest epoch meanwhile, the next one counts; an
+        epoch that the look does not know may have been closed since. Raises EpochNotHeldError, and what `read` does."""
+        look = self.look()
+        for _ in range(ATTEMPTS):
+            try:
+                return read(look, look.at_epoch(epoch))
+            except EpochNotHeldError:
+                again = self.look_again(look)
+                if again.status["window"] == look.status["window"]:
+                    raise
+                look = again
+        return read(look, look.at_epoch(epoch))
 
     def release(self) -> None:
         """End the connections to owners."""
@@ -133,6 +174,13 @@ class ShownFlow:
         return self.clock.elapsed_s() - look.ended_s
 
     def _new(self) -> Look:
+        try:
+            return self._read()
+        except RecoveryError as error:
+            self._failure = error, self.clock.elapsed_s()
+            raise
+
+    def _read(self) -> Look:
         if self._owners is None:
             self._owners = self.source.access.connect(OWNER_S)
         began_s = self.clock.elapsed_s()
@@ -182,6 +230,15 @@ def closed_of(look: Look, cut: Cut) -> ClosedEpoch | None:
     return next((each for each in epochs if each.cut == cut), None)
 
 
+def name_of(directory: Path) -> str:
+    """Return the last part of a directory's path, as addresses can have it: bytes that are no UTF-8 are escaped."""
+    name = directory.name
+    if name in ("", ".", ".."):
+        # Browsers would follow these parts of an address themselves.
+        name = directory.resolve().name or "flow"
+    return os.fsencode(name).decode(errors="backslashreplace")
+
+
 class Flows:
     """The flows by name, which is that of the directory; a name that is there twice gets a number."""
 
@@ -192,7 +249,7 @@ class Flows:
             raise ConfigurationError("no directory is given", cause="", remedy="Name at least one recovery directory.")
         self._flows: dict[str, ShownFlow] = {}
         for source in sources:
-            base = source.directory.absolute().name or "flow"
+            base = name_of(source.directory)
             name, number = base, 1
             while name in self._flows:
                 number += 1

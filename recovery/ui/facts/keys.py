@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from recovery.base.reserved import RESERVED_PREFIX
-from recovery.errors import ConfigurationError, EpochNotHeldError, StateNotFoundError
+from recovery.errors import ConfigurationError, StateNotFoundError
 from recovery.operational.steps.epoch_input import epoch_input
 from recovery.operational.steps.step_history import History, Version, content, key_history
 from recovery.operational.targets import StepTarget
 from recovery.planning.comparing import ABSENT
 from recovery.storage.snapshot import Snapshot
 from recovery.ui.facts.flows import Look, ShownFlow
-from recovery.ui.facts.limits import MOST_PAGE_BYTES, MOST_ROWS, check_time, is_half_over, rows_wanted, shown_value
+from recovery.ui.facts.limits import (
+    MOST_PAGE_BYTES,
+    MOST_ROWS,
+    bounded,
+    check_time,
+    is_half_over,
+    rows_wanted,
+    shown_value,
+)
 
 INPUTS = 50
 """The most versions with what their epochs read: each takes some reads."""
-ATTEMPTS = 5
-"""How often a newest epoch is looked for that a run then collects."""
-
-T = TypeVar("T")
 
 
 def key_facts(flow: ShownFlow, step: str, key: str, *, epoch: int | None = None) -> dict[str, Any]:
@@ -40,11 +43,11 @@ def key_facts(flow: ShownFlow, step: str, key: str, *, epoch: int | None = None)
             state = {**shown_value(found["content"]), "timeout_ms": found["timeout_ms"], "epoch": found["epoch"]}
         return flow.answer(look, {"step": step, "key": key, "found": state is not None, "state": state}, at.cut)
 
-    return _reading(flow, epoch, read)
+    return flow.reading(epoch, read)
 
 
 def history_facts(flow: ShownFlow, step: str, key: str) -> dict[str, Any]:
-    """Return what `history --json --input` prints, the newest `MOST_ROWS` versions of it: {"step", "key",
+    """Return what `history --json --input` prints, of the newest versions, as many as an answer has: {"step", "key",
     "oldest_epoch", "newest_epoch", "versions", "left_out"}. The value of a version is shown as in `key_facts`, and the
     newest `INPUTS` versions have the input of their epochs. Raises StateNotFoundError for a step or key without any
     version."""
@@ -62,14 +65,14 @@ def history_facts(flow: ShownFlow, step: str, key: str) -> dict[str, Any]:
             versions[number] = replace(versions[number], input=epoch_input(at, versions[number].epoch))
         return flow.answer(look, _history(replace(found, versions=tuple(versions))), at.cut)
 
-    return _reading(flow, None, read)
+    return flow.reading(None, read)
 
 
 def _history(found: History) -> dict[str, Any]:
     facts = found.as_json()
-    cut = facts["versions"][-MOST_ROWS:]
-    versions = [_version(version, row) for version, row in zip(found.versions[-MOST_ROWS:], cut, strict=True)]
-    return {**facts, "versions": versions, "left_out": len(facts["versions"]) - len(cut)}
+    newest_first = zip(reversed(found.versions), reversed(facts["versions"]), strict=True)
+    versions = bounded((_version(version, row) for version, row in newest_first), MOST_ROWS)
+    return {**facts, "versions": versions[::-1], "left_out": len(facts["versions"]) - len(versions)}
 
 
 def _version(version: Version, row: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +125,7 @@ def page_facts(
                 break
         return flow.answer(look, {"step": step, "keys": rows, "next": None if place is None else str(place)}, at.cut)
 
-    return _reading(flow, epoch, read)
+    return flow.reading(epoch, read)
 
 
 def _fill(
@@ -149,21 +152,6 @@ def after_prefix(prefix: str) -> str | None:
             # The code points of surrogates are no text.
             return prefix + chr(0xE000 if last == 0xD7FF else last + 1)
     return None
-
-
-def _reading(flow: ShownFlow, epoch: int | None, read: Callable[[Look, Snapshot], T]) -> T:
-    """Read at an epoch, None: the newest. If a run collects the newest epoch meanwhile, the next one counts; an epoch
-    that the look does not know may have been closed since."""
-    look = flow.look()
-    for _ in range(ATTEMPTS):
-        try:
-            return read(look, look.at_epoch(epoch))
-        except EpochNotHeldError:
-            again = flow.look_again(look)
-            if epoch is not None and again.status["window"] == look.status["window"]:
-                raise
-            look = again
-    return read(look, look.at_epoch(epoch))
 
 
 def _check_step(look: Look, step: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ ROWS = 100
 MOST_VALUE_BYTES = 256 << 10
 """A value is shown up to here, and the answer then says how long it is."""
 MOST_PAGE_BYTES = 4 << 20
-"""A page of keys ends where it has this much."""
+"""A list of values in an answer ends where it has this much."""
 
 
 @contextmanager
@@ -46,6 +47,20 @@ def is_half_over() -> bool:
 def size_of(content: Any) -> int:
     """Return the bytes of a value's JSON."""
     return len(json.dumps(content, ensure_ascii=False).encode(errors="surrogatepass"))
+
+
+def bounded(rows: Iterable[T], most: int) -> list[T]:
+    """Return the first rows: at most so many, and none after their JSON has `MOST_PAGE_BYTES`. Raises LookLimitError if
+    the time of the request is over."""
+    found: list[T] = []
+    size_bytes = 0
+    for row in itertools.islice(rows, most):
+        check_time()
+        found.append(row)
+        size_bytes += size_of(row)
+        if size_bytes >= MOST_PAGE_BYTES:
+            break
+    return found
 
 
 def page_of(rows: Sequence[T], after: int | None, limit: int | None) -> tuple[list[T], int | None]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from recovery.base.reserved import SINK_STEP
-from recovery.errors import EpochNotHeldError
 from recovery.operational.steps.epoch_input import epoch_input, position_of
 from recovery.sinks.delivery import NOTE_KEY
-from recovery.ui.facts.flows import ShownFlow
+from recovery.storage.snapshot import Snapshot
+from recovery.ui.facts.flows import Look, ShownFlow
 from recovery.ui.facts.limits import shown_value
 
 
@@ -23,16 +24,11 @@ def source_facts(flow: ShownFlow) -> dict[str, Any]:
     {"note", "work"}: what the sink has recorded with the epoch, and what it has done since the epoch before; None: it
     records or counts nothing.
     """
-    look = flow.look()
-    at = look.snapshot
-    try:
-        positions = position_of(at)
-        read = epoch_input(at, at.epoch)
-        note = at.state(SINK_STEP, NOTE_KEY)
-    except EpochNotHeldError:
-        look = flow.look_again(look)
-        at = look.snapshot
-        positions, read, note = position_of(at), epoch_input(at, at.epoch), at.state(SINK_STEP, NOTE_KEY)
+    return flow.reading(None, partial(_sources, flow))
+
+
+def _sources(flow: ShownFlow, look: Look, at: Snapshot) -> dict[str, Any]:
+    positions, read, note = position_of(at), epoch_input(at, at.epoch), at.state(SINK_STEP, NOTE_KEY)
     newest = look.gathered.epochs[-1] if look.gathered.epochs else None
     work = None if newest is None or newest.sink is None else msgspec.to_builtins(newest.sink)
     return flow.answer(look, {

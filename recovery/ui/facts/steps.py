@@ -1,4 +1,4 @@
-"""The steps: what each declares, how much state it has, how that grows, its largest keys and its timeouts."""
+"""The steps: what each declares, how much state it has, how that grows, and its largest keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def step_facts(flow: ShownFlow) -> dict[str, Any]:
             "declaration": look.status["schemas"].get(step),
             "keys": sizes[step].rows if step in sizes else None,
             "bytes": sizes[step].size_bytes if step in sizes else None,
-            "growth": _growth(look.gathered.epochs, step),
+            "growth": _growth(look.measures, step),
             "quarantine": look.status["quarantine"].get(step),
             "largest": None if most is None else most.get(step, []),
         }

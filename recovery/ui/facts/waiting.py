@@ -8,8 +8,9 @@ from recovery.operational.backends.owned import documents_of
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.manager import StateManager
 from recovery.operational.steps.quarantine import Wanted, entries_of, entry_json
-from recovery.ui.facts.flows import ShownFlow
-from recovery.ui.facts.limits import MOST_PAGE_BYTES, check_time, page_of, size_of
+from recovery.storage.snapshot import Snapshot
+from recovery.ui.facts.flows import Look, ShownFlow
+from recovery.ui.facts.limits import bounded, page_of
 
 MOST_ENTRIES = 20
 """The most entries of one key in one answer."""
@@ -25,19 +26,16 @@ def quarantine_facts(
 ) -> dict[str, Any]:
     """Return a range of what `quarantine list --json` prints: {"keys": […], "count", "next", "entries"}. step, key:
     only these. entries: with step and key, the first ones of what `quarantine show --json` prints; else None."""
-    look = flow.look()
-    at = look.snapshot
-    found = Wanted(step, key).keys(at)
-    rows, following = page_of([each.as_json() for each in found], after, limit)
-    entries: list[dict[str, Any]] | None = None
-    if step is not None and key is not None:
-        entries = []
-        for each, number, entry in entries_of(at, found):
-            check_time()
-            if len(entries) == MOST_ENTRIES or size_of(entries) > MOST_PAGE_BYTES:
-                break
-            entries.append(entry_json(each, number, entry))
-    return flow.answer(look, {"keys": rows, "count": len(found), "next": following, "entries": entries}, at.cut)
+
+    def read(look: Look, at: Snapshot) -> dict[str, Any]:
+        found = Wanted(step, key).keys(at)
+        rows, following = page_of([each.as_json() for each in found], after, limit)
+        entries: list[dict[str, Any]] | None = None
+        if step is not None and key is not None:
+            entries = bounded((entry_json(*each) for each in entries_of(at, found)), MOST_ENTRIES)
+        return flow.answer(look, {"keys": rows, "count": len(found), "next": following, "entries": entries}, at.cut)
+
+    return flow.reading(None, read)
 
 
 def owner_facts(flow: ShownFlow) -> dict[str, Any]:

@@ -52,6 +52,7 @@ class FlowPages:
         return [
             Route("/", self._home),
             Route("/static/{name}", self._static),
+            Route("/flows/{flow}", self._bare),
             *(Route(f"/flows/{{flow}}/{view.name}", partial(self._page, view)) for view in VIEWS),
         ]
 
@@ -69,6 +70,9 @@ class FlowPages:
         if len(self._flows) == 1:
             return RedirectResponse(self._links.page(next(iter(self._flows)).name), 307)
         return await self._made(request, self._list)
+
+    async def _bare(self, request: Request) -> Response:
+        return RedirectResponse(self._links.page(request.path_params["flow"]), 307)
 
     async def _static(self, request: Request) -> Response:
         try:
@@ -91,7 +95,7 @@ class FlowPages:
         try:
             made = await to_thread.run_sync(make, limiter=self._limit)
         except Exception as error:
-            _log.error("a page could not be made: %s", request.url.path, exc_info=error)
+            _log.error("a page could not be made: %.200r", request.url.path, exc_info=error)
             made = self._error_page(500, "The page could not be made. The log of the server says why.")
         return self._html(made)
 

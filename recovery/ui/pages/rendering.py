@@ -90,6 +90,7 @@ def environment(prefix: str) -> Environment:
         counted=counted,
         listed=listed,
         shortened=shortened,
+        named=named,
         typed=typed,
         json_text=json_text,
         tojson_short=lambda value: shortened(json.dumps(value, ensure_ascii=False), 200),
@@ -119,6 +120,13 @@ def _block(text: str, size: int) -> Markup:
             f"{LONGEST_VALUE:,}", f"{size:,}"
         )
     return Markup('<pre tabindex="0"><bdi>{}</bdi></pre>{}').format(lines, note)
+
+
+def named(text: str) -> str:
+    """Return a key or another name with something to see, and to click on, for spaces around it or nothing in it."""
+    shown = text.strip()
+    before, after = text.partition(shown)[::2] if shown else (text, "")
+    return f"{'␣' * len(before)}{shown}{'␣' * len(after)}" if text else "‹empty›"
 
 
 def typed(text: str | None) -> Markup:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from urllib.parse import parse_qs
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 
 from recovery.ui.server import gate
@@ -54,10 +55,12 @@ class Admission:
 
 
 async def _body(request: Request) -> bytes:
-    """Return the form that was sent; empty if it is too long."""
+    """Return the form that was sent; empty if it is too long, or if the client has gone."""
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > LONGEST_FORM:
-            return b""
-    return body
+    with contextlib.suppress(ClientDisconnect):
+        async for part in request.stream():
+            body += part
+            if len(body) > LONGEST_FORM:
+                return b""
+        return body
+    return b""

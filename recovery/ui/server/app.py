@@ -25,4 +25,7 @@ def application(flows: Flows, admission: Admission) -> Starlette:
         return await admission.answer(request, pages.sign_in)
 
     routes = [Route(SIGN_IN, sign_in, methods=["GET", "POST"]), *api_routes(flows), *pages.routes()]
-    return Starlette(routes=routes, exception_handlers={HTTPException: pages.refused})
+    made = Starlette(routes=routes, exception_handlers={HTTPException: pages.refused})
+    # Starlette would lead to the host that the request names, which behind a proxy is another one than the browser's.
+    made.router.redirect_slashes = False
+    return made

@@ -8,6 +8,7 @@ to show the token or the cookie of who has signed in; a foreign page has neither
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Sequence
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from recovery.owner.watch.loopback import is_loopback
+from recovery.ui.facts.flows import VERSION
 from recovery.ui.server.headers import with_headers
 from recovery.ui.server.signed_in import SignedIn, is_token
 
@@ -26,6 +28,7 @@ STATIC = "/static/"
 API = "/api/"
 GUESS_S = 1.0
 """After this time a wrong token is answered."""
+_log = logging.getLogger("recovery")
 _HOST = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?", re.ASCII)
 
 
@@ -58,7 +61,11 @@ class Gate:
         refused = self._refused(scope, path)
         if refused is not None and refused.status_code == 401:
             await asyncio.sleep(GUESS_S)
-        await (refused or self._app)(scope, receive, sent)
+        try:
+            await (refused or self._app)(scope, receive, sent)
+        except Exception:
+            # Starlette has answered by now.
+            _log.exception("a request could not be answered: %.200r", path)
 
     def _path(self, path: str) -> str | None:
         """Return the path below the prefix; None if it is not below."""
@@ -83,7 +90,7 @@ class Gate:
             return PlainTextResponse("this server answers no requests that pages of other sites make\n", 403)
         if not tokens or path == SIGN_IN or path.startswith(STATIC) or self._is_known(headers, tokens):
             return None
-        if path.startswith(API) or "authorization" in headers:
+        if f"{path}/".startswith(API) or "authorization" in headers:
             return _unauthorized()
         asked = (scope.get("raw_path") or b"").decode("latin-1").removeprefix(self._prefix) or "/"
         query = scope["query_string"].decode("latin-1")
@@ -121,6 +128,7 @@ def is_secure(request: Request) -> bool:
 def _unauthorized() -> Response:
     return JSONResponse(
         {
+            "version": VERSION,
             "error": "Unauthorized",
             "exit_code": None,
             "found": "the request has no token that this server accepts",

@@ -16,6 +16,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 MOST_CONNECTIONS = 256
 REQUEST_S = 10.0
 """How long a connection may take to send a request."""
+ANSWER_S = 60.0
+"""How long a client may take to read what was sent, once its connection is to be closed."""
 IDLE_S = 5
 """How long a connection stays open after an answer."""
 START_S = 10.0
@@ -26,26 +28,33 @@ LONGEST_REQUEST = 64 << 10
 
 
 class BoundedConnection(H11Protocol):
-    """A connection that is closed if it sends no whole request in time."""
+    """A connection that is closed if it sends no whole request in time, or does not read its answers."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to count."""
         super().connection_made(transport)
         self._looked_at: object = None
-        self._look = self.loop.call_later(REQUEST_S, self._close_silent)
+        self._look = self.loop.call_later(REQUEST_S, self._close_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop counting."""
         self._look.cancel()
         super().connection_lost(exc)
 
-    def _close_silent(self) -> None:
-        # A cycle is a request with its answer. The last one that was seen is over if it is still the last one.
-        if self.cycle is None or (self.cycle is self._looked_at and self.cycle.response_complete):
+    def _close_slow(self) -> None:
+        if self.transport.is_closing() or self.cycle is None or (self.cycle is self._looked_at and self._is_client_due):
+            # This waits until the client has read everything.
             self.transport.close()
+            self._look = self.loop.call_later(ANSWER_S, self.transport.abort)
             return
         self._looked_at = self.cycle
-        self._look = self.loop.call_later(REQUEST_S, self._close_silent)
+        self._look = self.loop.call_later(REQUEST_S, self._close_slow)
+
+    @property
+    def _is_client_due(self) -> bool:
+        """Whether the client has to send the rest of its request or another one, or to read; else the server has to
+        answer. A cycle is a request with its answer."""
+        return self.cycle.response_complete or self.cycle.more_body or self.flow.write_paused
 
 
 class ListeningServer:
@@ -62,6 +71,8 @@ class ListeningServer:
             interface="asgi3",
             log_config=None,
             access_log=False,
+            # Clients could fill a log with what is no request. `Gate` logs errors of the application.
+            log_level="critical",
             proxy_headers=False,
             server_header=False,
             limit_concurrency=MOST_CONNECTIONS,

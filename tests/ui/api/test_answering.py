@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from recovery.base.reserved import quarantine_of
 from recovery.planning.resume import plan_resume
 from recovery.storage.scan import scan
 from recovery.ui.api.openapi import document
 from recovery.ui.api.routes import ROUTES
+from recovery.ui.facts import compare, limits
 from recovery.ui.facts import flows as flows_module
-from recovery.ui.facts import limits
+from recovery.values.keys import partition_of
+from recovery.values.quarantine import KeyNote, note_key, to_text
+from tests.report.support import STARTED_MS
 from tests.stores import STEP, Driver, paths_of
 from tests.ui.support import HOSTILE, ask, files_of, filled, printed, quoted, served
 
+LATE = next(key for key in map(str, range(99)) if len({partition_of(each, 3) for each in (key, note_key(key))}) == 1)
+"""A key whose note in quarantine `Driver` puts into the partition of the key."""
 NAMES = {"{step}": STEP, "{key}": "k1"}
 
 
@@ -235,12 +242,60 @@ def test_a_key_is_answered_from_the_newest_closed_epoch(store, monkeypatch):
         assert value() == (9, "later")
 
 
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [*((path_of(route), "") for route in ROUTES if route.path), ("compare", "epoch_a={held}"),
+     ("compare", "epoch_b={held}"), ("quarantine", f"step={STEP}&key={LATE}")],
+)  # fmt: skip
+def test_an_answer_beside_a_run_that_collects(store, path, query):
+    """A look is shared for a while: meanwhile a run may have collected what was the newest epoch then. The answer is
+    of a later one."""
+    flows = served(store)
+    waiting = {note_key(LATE): to_text(KeyNote(0, 0, 0, STARTED_MS, "E"))}
+    with Driver(store, (STEP, "sessions", quarantine_of(STEP))) as run:
+        run.apply(30, waiting, step=quarantine_of(STEP))
+        run.close(30)
+        next(iter(flows)).look()
+        for batch in range(31, 35):
+            run.apply(batch, {"k1": f'"{batch}"'})
+            run.close(batch, floor=run.epoch - 1)
+        held, *_ = plan_resume(scan(store)).window
+        found = ask(flows, path, query.format(held=held))
+    assert found.status == 200, found.facts
+    if path == "quarantine":
+        assert [each["key"] for each in found.facts["keys"]] == [LATE]
+
+
+def test_a_held_epoch_is_one_that_all_partitions_hold(make_store):
+    """As after a kill between the collections of two partitions: a run cannot resume from the others."""
+    directory = make_store(2)
+    with Driver(directory) as run:
+        for batch in range(6):
+            run.apply(batch, {"k1": "1"})
+            requests = run.requests(batch)
+            run.store.close(run.lease, [replace(requests[0], floor=0), replace(requests[1], floor=max(0, batch - 1))])
+            run.epoch += 1
+    found = ask(served(directory), "epochs").facts
+    assert len(found["epochs"]) == 6
+    held = [each["epoch"] for each in reversed(found["epochs"]) if each["is_held"]]
+    assert held == [epoch for epoch in found["window"] if epoch]
+    assert len(held) < 6
+
+
 def test_a_request_is_bounded(store, monkeypatch):
     """In time, in rows, and in the bytes of a value; what is beyond is said."""
     flows = served(store)
     cut = ask(flows, "steps/sessions/keys/large").facts["state"]
     assert (cut["is_cut"], cut["value_bytes"], "value" in cut) == (True, 1_000_002, False)
     assert len(json.dumps(ask(flows, "compare", "epoch_a=5").facts)) < 500_000
+    for module in (limits, compare):
+        monkeypatch.setattr(module, "MOST_PAGE_BYTES", 100)
+    some = ask(flows, "compare", "epoch_a=5").facts
+    assert (some["equal"], 0 < len(some["differences"]) < 12, some["left_out"] > 0) == (False, True, True)
+    past = ask(flows, f"steps/{STEP}/history/k12").facts
+    whole = printed("history", store, "--step", STEP, "--key", "k12")["versions"]
+    assert past["left_out"] == len(whole) - len(past["versions"]) > 0
+    assert past["versions"][-1]["epoch"] == whole[-1]["epoch"]
     monkeypatch.setattr(limits, "REQUEST_S", 0.0)
     found = ask(flows, "compare", "epoch_a=5")
     assert (found.status, found.facts["error"]) == (503, "LookLimitError")

@@ -44,14 +44,15 @@ def test_it_serves_the_directory(make_store):
 
 
 def test_a_port_in_use_is_refused_before_anything_is_written(make_store):
-    """With the words of `recovery ui`."""
+    """With the words of `recovery ui`, and the option of the run."""
     first = PagesProcess(make_store(1), ":0", NOBODY, {})
     try:
         port = httpx.URL(first.ready()).port
         second = PagesProcess(make_store(1), f":{port}", NOBODY, {})
         try:
-            with pytest.raises(ConfigurationError, match=f"{port}"):
+            with pytest.raises(ConfigurationError, match=f"{port}") as refused:
                 second.ready()
+            assert "--ui :PORT" in refused.value.remedy
         finally:
             second.stop()
     finally:

@@ -8,7 +8,7 @@ import pytest
 
 from recovery.base.threads import is_stopped, limited, time_left_s
 from recovery.errors import ConfigurationError, LookLimitError
-from recovery.ui.facts.limits import MOST_VALUE_BYTES, check_time, page_of, shown_value
+from recovery.ui.facts.limits import MOST_PAGE_BYTES, MOST_VALUE_BYTES, bounded, check_time, page_of, shown_value
 
 
 def test_time_is_over_when_it_is_over():
@@ -36,6 +36,13 @@ def test_lists_end():
     ]  # fmt: skip
     with pytest.raises(ConfigurationError):
         page_of(rows, -1, 2)
+
+
+def test_a_list_of_values_is_bounded():
+    """In rows and in bytes; one row is there, however long."""
+    assert bounded(iter(range(9)), 4) == [0, 1, 2, 3]
+    assert bounded(["v" * MOST_PAGE_BYTES] * 3, 3) == ["v" * MOST_PAGE_BYTES]
+    assert len(bounded(["v" * 1_000_000] * 30, 30)) == 5
 
 
 def test_a_long_value_is_cut():

@@ -21,6 +21,7 @@ from recovery.planning.sink_work import SinkWork
 from recovery.storage.origin import Origin
 from recovery.storage.store import OwnerAccess, Store
 from recovery.ui.pages import views
+from recovery.ui.pages.rendering import named
 from recovery.ui.pages.views import VIEWS
 from recovery.values.quarantine import KeyNote
 from tests.owner.served import Served, spread, token_file
@@ -249,6 +250,20 @@ def test_odd_addresses_get_a_page_that_says_why(make_store, pages):
             answer = client.http.get(f"flows/{directory.name}/{view.name}?{query}")
             assert answer.status_code in (200, 400, 404, 409), (view.name, query, answer.text)
             Page(answer.text)
+
+
+def test_an_address_without_its_slash_leads_on(make_store, pages):
+    """To the same host: behind a proxy, the request names another one than the browser's."""
+    directory = make_store(2)
+    client, headers = pages(directory), {"host": "localhost:1"}
+    answer = client.http.get(f"flows/{directory.name}", headers=headers, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (307, f"/flows/{directory.name}/")
+
+
+@pytest.mark.parametrize(("key", "shown"), [("", "‹empty›"), (" ", "␣"), ("  a b ", "␣␣a b␣"), ("a", "a")])
+def test_a_key_can_be_seen_and_clicked_on(key, shown):
+    """Also an empty one, and one of spaces."""
+    assert named(key) == shown
 
 
 def test_copies_at_a_place(make_store, tmp_path, pages):

@@ -60,6 +60,33 @@ def test_a_page_moves_while_one_watches(make_store, browser):
         tab.page.close()
 
 
+def test_an_error_comes_and_goes(make_store, browser):
+    """What was shown before stays while there is one, with the error; a page that was opened meanwhile becomes the page
+    of the flow when it is over."""
+    directory = make_store(2)
+    run_epochs(directory, 3, clock())
+    file, aside = directory / "part-1.sqlite3", directory.parent / f"{directory.name}-part-1"
+    with served(directory) as url:
+        before, during = Tab(browser, url), Tab(browser, url)
+        path = f"flows/{directory.name}/sources"
+        before.open(path)
+        before.page.evaluate("document.querySelector('main').dataset.every = 200")
+        file.rename(aside)
+        try:
+            wait_until(lambda: "not up to date since" in before.text("#watched"))
+            assert "missing" in before.text("#watched")
+            assert before.text("#input h2") == "Input"
+            during.open(path)
+            assert "missing" in during.text("#error h2")
+            during.page.evaluate("document.querySelector('main').dataset.every = 200")
+        finally:
+            aside.rename(file)
+        wait_until(lambda: before.text("#watched") == "up to date")
+        wait_until(lambda: during.page.locator("#input").count() == 1)
+        for each in (before, during):
+            each.page.close()
+
+
 def test_the_keyboard_is_enough(make_store, browser):
     """From the link over the menu to a key, and to an older epoch of it; a sign-in form comes first where there is a
     token, and no key runs anything."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ from recovery.ui.server import gate, listening
 from recovery.ui.server.admission import Admission
 from recovery.ui.server.headers import POLICY
 from recovery.ui.server.service import UiService, UiSettings
+from tests.waiting import wait_until
 from tests.wire.certificates import make_certificates
 
 TOKEN, OTHER = "first-token-of-readers", "second-token-of-readers"
@@ -33,7 +35,8 @@ def application(admission: Admission) -> Starlette:
         return await admission.answer(request, form)
 
     def page(request: Request) -> Response:
-        return PlainTextResponse(f"page {request.path_params['name']}")
+        name = request.path_params["name"]
+        return PlainTextResponse(f"page {name}" if name != "large" else "v" * (32 << 20))
 
     return Starlette(
         routes=[
@@ -285,10 +288,52 @@ def test_a_silent_connection_is_closed(serve, monkeypatch):
                 pass
 
 
-def test_what_is_no_request(serve):
-    """Gets an answer, and no traceback in the log."""
+FORM = b"POST /sign-in HTTP/1.1\r\nhost: localhost\r\ncontent-length: 8000\r\n\r\n"
+
+
+def test_a_form_that_never_ends_is_closed(serve, token, monkeypatch, caplog):
+    """Silent, or a byte at a time, so nobody without a token can use up the connections; nor fill a log."""
+    monkeypatch.setattr(listening, "REQUEST_S", 0.3)
+    served = serve(token_file=token)
+    with socket.create_connection(("127.0.0.1", served.service.port), timeout=20) as connection:
+        connection.sendall(FORM)
+        assert connection.recv(65536) == b""
+    with socket.create_connection(("127.0.0.1", served.service.port), timeout=20) as connection:
+        connection.sendall(FORM)
+        sent = 0
+        with suppress(OSError):
+            while sent < 400:
+                connection.sendall(b"a")
+                sent += 1
+                time.sleep(0.05)
+        assert sent < 400
+    with socket.create_connection(("127.0.0.1", served.service.port), timeout=20) as connection:
+        connection.sendall(FORM)
+    wait_until(lambda: not served.service._server._server.server_state.connections)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_client_that_does_not_read_is_dropped(serve, monkeypatch, requests):
+    """With what it was sent: it would keep a connection and the memory of its answers."""
+    monkeypatch.setattr(listening, "REQUEST_S", 0.2)
+    monkeypatch.setattr(listening, "ANSWER_S", 0.2)
+    monkeypatch.setattr(listening, "IDLE_S", 1)
+    served = serve()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", served.service.port))
+        connection.sendall(b"GET /large HTTP/1.1\r\nhost: localhost\r\n\r\n" * requests)
+        connections = served.service._server._server.server_state.connections
+        wait_until(lambda: connections)
+        wait_until(lambda: not connections)
+
+
+def test_what_is_no_request(serve, caplog):
+    """Gets an answer, and nothing in the log: anybody could fill it."""
     served = serve()
     for sent in (b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\n\r\n", b"GET " + b"x" * 200_000 + b" HTTP/1.1\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", served.service.port), timeout=20) as connection:
             connection.sendall(sent)
             assert connection.recv(100).startswith(b"HTTP/1.1 4")
+    assert caplog.text == ""

@@ -2,6 +2,8 @@
 (() => {
   const current = document.querySelector("nav.pages [aria-current]");
   if (current) current.scrollIntoView({ block: "nearest", inline: "center" });
+  // A look at many partitions takes long.
+  const LONGEST_MS = 60000;
   const main = document.querySelector("main[data-every]");
   if (!main) return;
   const button = document.getElementById("watch");
@@ -30,20 +32,28 @@
     return true;
   };
 
+  const partsOf = (root) => [...root.querySelectorAll("[data-part]")];
+  const idsOf = (root) => partsOf(root).map((each) => each.id).join(" ");
+
   const look = async () => {
     if (document.hidden) return;
-    const answer = await fetch(location.href, { headers: { accept: "text/html" }, credentials: "same-origin" });
+    const answer = await fetch(location.href, {
+      headers: { accept: "text/html" }, credentials: "same-origin", signal: AbortSignal.timeout(LONGEST_MS),
+    });
     // Signed out: the server leads to the form.
     if (answer.redirected) { location.reload(); return; }
     const found = new DOMParser().parseFromString(await answer.text(), "text/html");
-    const parts = found.querySelectorAll("[data-part]");
-    if (!answer.ok && !parts.length) throw new Error("no page");
-    parts.forEach((after) => {
+    if (idsOf(found) !== idsOf(document)) {
+      // An error has come or gone: what was shown before stays while there is one.
+      if (answer.ok) { location.reload(); return; }
+      const why = found.querySelector(".alarm h2");
+      throw new Error(why ? why.textContent : `status ${answer.status}`);
+    }
+    partsOf(found).forEach((after) => {
       const before = document.getElementById(after.id);
       const text = after.innerHTML;
       if (before && shown.get(after.id) !== text && !stopped && replace(before, after)) shown.set(after.id, text);
     });
-    document.body.classList.remove("stale");
     if (said.dataset.stale) { said.textContent = "up to date"; delete said.dataset.stale; }
   };
 
@@ -53,11 +63,10 @@
     timer = setTimeout(async () => {
       try {
         await look();
-      } catch {
-        if (!said.dataset.stale) {
-          said.dataset.stale = "1";
-          said.textContent = "the server has not answered since " + new Date().toLocaleTimeString();
-        }
+      } catch (error) {
+        said.dataset.stale = said.dataset.stale || new Date().toLocaleTimeString();
+        const why = error.name === "Error" ? error.message : "the server has not answered";
+        if (!stopped) said.textContent = `not up to date since ${said.dataset.stale}: ${why}`;
       }
       next();
     }, Number(main.dataset.every));
@@ -67,7 +76,7 @@
   button.addEventListener("click", () => {
     stopped = !stopped;
     button.textContent = stopped ? "Continue" : "Pause";
-    said.textContent = stopped ? "paused" : "up to date";
+    said.textContent = stopped ? "paused" : said.dataset.stale ? `not up to date since ${said.dataset.stale}` : "up to date";
     next();
   });
   document.addEventListener("visibilitychange", next);
