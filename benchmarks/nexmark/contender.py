@@ -1,0 +1,164 @@
+"""A query of Nexmark as a child process: as steps, with Spark's operators on recovery partitions, or in plain Spark.
+
+All write each micro-batch's rows as Parquet into a directory of its own, which a repetition overwrites.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import signal
+import threading
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.contenders.spark_totals import CONF, ROCKSDB
+from benchmarks.harness.processes import spent
+from benchmarks.nexmark import spark_queries
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STEPS, OPERATORS, SPARK = "steps", "operators", "spark-rocksdb"
+KINDS = (STEPS, OPERATORS, SPARK)
+PARTITIONS = 2
+WAIT_S = 600
+"""The longest that a query may take to the micro-batch in which it is killed."""
+
+
+def queries(kind: str) -> tuple[int, ...]:
+    """Those that this kind has."""
+    return tuple(sorted(spark_queries.QUERIES if kind != STEPS else spark_queries.QUERIES | {4: None}))
+
+
+def appended(kind: str, number: int) -> bool:
+    """Whether the query's rows are those of Spark's append mode."""
+    return kind != STEPS and spark_queries.QUERIES[number].mode == "append"
+
+
+class Written:
+    """A sink that writes each micro-batch once.
+
+    stop_at: the micro-batch before which it waits for the end of the process; then `stopped` is set. `times_s`: when
+    each micro-batch was written.
+    """
+
+    single_action = True
+
+    def __init__(self, target: Path, stop_at: int | None = None) -> None:
+        self._target = target.absolute()
+        self._stop_at = stop_at
+        self.stopped = threading.Event()
+        self.times_s: dict[int, float] = {}
+
+    def write(self, batch: DataFrame, batch_id: int) -> None:
+        """A foreachBatch function."""
+        if batch_id == self._stop_at:
+            self.stopped.set()
+            threading.Event().wait()
+        batch.write.mode("overwrite").parquet(f"file:{self._target}/batch={batch_id}")
+        self.times_s[batch_id] = time.perf_counter()
+
+
+def session(kind: str, arguments: dict[str, Any]) -> SparkSession:
+    """The session of a contender. Plain Spark's is Spark's own, the others' is that of `recovery run`."""
+    conf = {**ROCKSDB, **arguments["conf"]}
+    if kind != SPARK:
+        from recovery.spark.jvm.session import create_session
+
+        return create_session("nexmark", master=arguments["master"], conf=conf)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(arguments["master"]).appName("nexmark")
+    for key, value in {**CONF, **conf}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def begin(
+    spark: SparkSession, kind: str, number: int, files: str, directory: Path, sink: Written, interval_s: float
+) -> Any:
+    """Start the query, with its state and its position in the directory, to the end of the input."""
+    if kind == SPARK:
+        query = spark_queries.QUERIES[number]
+        writer = query.build(spark_queries.events(spark, files)).writeStream.outputMode(query.mode)
+        checkpoint = f"file:{(directory / 'checkpoint').absolute()}"
+        started = writer.foreachBatch(sink.write).trigger(availableNow=True)
+        return started.option("checkpointLocation", checkpoint).start()
+    from benchmarks.nexmark import steps
+    from recovery import RecoveryConfig, init_partitions, start
+
+    mode = "append"
+    if kind == STEPS:
+        build = steps.QUERIES[number]
+    else:
+        build, mode = spark_queries.QUERIES[number].build, spark_queries.QUERIES[number].mode
+    partitions = directory / "db"
+    if not partitions.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        init_partitions(partitions, PARTITIONS)
+    config = RecoveryConfig(partitions, snapshot_interval=interval_s)
+    frame = build(spark_queries.events(spark, files))
+    return start(frame, config, sink=sink, name=f"query{number}", output_mode=mode, trigger="available-now")
+
+
+def finish(query: Any) -> None:
+    """Wait for the end of a query; an error of it is raised."""
+    (query.awaitTermination if hasattr(query, "awaitTermination") else query.await_termination)()
+
+
+def killed(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Let every query of a kind come to the micro-batch `stop_at`, and kill this process and its JVM in the middle of it.
+
+    Each leaves what it has in `target`/NUMBER. The process is the leader of a group of its own.
+    """
+    spark = session(arguments["kind"], arguments)
+    for number in arguments["queries"]:
+        directory = Path(arguments["target"]) / str(number)
+        sink = Written(directory / "out", arguments["stop_at"])
+        query = begin(spark, arguments["kind"], number, arguments["files"], directory, sink, arguments["interval_s"])
+        while not sink.stopped.wait(0.2):
+            active = query.isActive if arguments["kind"] == SPARK else query.is_active
+            if not active:
+                finish(query)
+                raise RuntimeError(f"query {number} ended before micro-batch {arguments['stop_at']}")
+    os.killpg(0, signal.SIGKILL)
+    raise AssertionError
+
+
+def measure(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Resume the query that was killed, to its end; then run it over all input, which is what is measured."""
+    kind, number, files = arguments["kind"], arguments["query"], arguments["files"]
+    spark = session(kind, arguments)
+    spark.sparkContext.setLogLevel("ERROR")
+    answer: dict[str, Any] = {}
+    if arguments["killed"]:
+        shutil.copytree(arguments["killed"], "resumed")
+        # What was copied is not the run's to wait for.
+        os.sync()
+        sink = Written(Path("resumed/out"))
+        started_s = time.perf_counter()
+        finish(begin(spark, kind, number, files, Path("resumed"), sink, arguments["interval_s"]))
+        # From here the query is further than when it was killed.
+        answer["resume_s"] = sink.times_s[arguments["stop_at"]] - started_s
+        answer["resumed_with"] = min(sink.times_s)
+        os.sync()
+    sink = Written(Path("whole/out"))
+    before, started_s = spent(), time.perf_counter()
+    finish(begin(spark, kind, number, files, Path("whole"), sink, arguments["interval_s"]))
+    seconds = time.perf_counter() - started_s
+    used = spent() - before
+    kept = [path for name in ("db", "checkpoint") for path in Path("whole", name).rglob("*") if path.is_file()]
+    java = spark._jvm.java.lang.System.getProperty("java.version")
+    spark.stop()
+    return {
+        "seconds": seconds,
+        "used_cpu_s": used.cpu_s,
+        "written_bytes": used.written_bytes,
+        "kept_bytes": sum(path.stat().st_size for path in kept),
+        **answer,
+        "versions": {"python": platform.python_version(), "pyspark": version("pyspark"), "java": java},
+    }
