@@ -111,7 +111,7 @@ def finish(query: Any) -> None:
 
 
 def killed(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Let every query of a kind come to the micro-batch `stop_at`, and kill this process and its JVM in the middle of it.
+    """Let every query of a kind come to the micro-batch `stop_at`, and kill this process and its JVM in it.
 
     Each leaves what it has in `target`/NUMBER. The process is the leader of a group of its own.
     """

@@ -129,14 +129,12 @@ def table(events: Integers, random: np.random.Generator) -> pa.Table:
 
 def _persons(events: Integers, random: np.random.Generator, words: _Words) -> pa.Array:
     n = len(events)
-    first = "Peter Paul Luke John Saul Vicky Kate Julie Sarah Deiter Walter".split()
-    family = "Shultz Abrams Spencer White Bartels Walton Smith Jones Noris".split()
-    cities = "Phoenix,Los Angeles,San Francisco,Boise,Portland,Bend,Redmond,Seattle,Kent,Cheyenne".split(",")
-    states = "AZ CA ID OR WA WY".split()
-    names = [
-        f"{first[a]} {family[b]}"
-        for a, b in zip(*(random.integers(len(each), size=n) for each in (first, family)), strict=True)
-    ]
+    first = ["Peter", "Paul", "Luke", "John", "Saul", "Vicky", "Kate", "Julie", "Sarah", "Deiter", "Walter"]
+    family = ["Shultz", "Abrams", "Spencer", "White", "Bartels", "Walton", "Smith", "Jones", "Noris"]
+    cities = ["Phoenix", "Los Angeles", "San Francisco", "Boise", "Portland"]
+    cities += ["Bend", "Redmond", "Seattle", "Kent", "Cheyenne"]
+    states = ["AZ", "CA", "ID", "OR", "WA", "WY"]
+    names = [f"{a} {b}" for a, b in zip(_chosen(first, n, random), _chosen(family, n, random), strict=True)]
     mails = [f"{a}@{b}.com" for a, b in zip(words.of(7, n), words.of(5, n), strict=True)]
     cards = [" ".join(f"{part:04}" for part in card) for card in random.integers(10_000, size=(n, 4)).tolist()]
     return _struct(
@@ -174,12 +172,11 @@ def _bids(events: Integers, random: np.random.Generator, words: _Words) -> pa.Ar
     named = random.integers(len(HOT_CHANNELS), size=n).tolist()
     common = (random.integers(2, size=n) > 0).tolist()
     channels = [HOT_CHANNELS[a] if c else f"channel-{b}" for a, b, c in zip(named, numbers, common, strict=True)]
-    urls = [
-        f"https://www.nexmark.com/{word}/item.htm?query=1&channel_id={b}"
-        for word, b in zip(words.of(5, n), numbers, strict=True)
-    ]
+    site, item = "https://www.nexmark.com", "item.htm?query=1&channel_id="
+    urls = [f"{site}/{word}/{item}{b}" for word, b in zip(words.of(5, n), numbers, strict=True)]
     return _struct(
-        BID, FIRST_ID + auctions, FIRST_ID + bidders, _prices(n, random), channels, urls, time_ms(events), words.of(60, n)
+        BID, FIRST_ID + auctions, FIRST_ID + bidders, _prices(n, random), channels, urls, time_ms(events),
+        words.of(60, n),
     )  # fmt: skip
 
 

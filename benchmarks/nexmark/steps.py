@@ -9,7 +9,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.nexmark.spark_queries import CATEGORY, DAY_MS, HIGH, LOW, MINUTE_MS, STATES, bids, day, ranks
+from benchmarks.nexmark.spark_queries import (
+    CATEGORY,
+    DAY_MS,
+    GAP,
+    HIGH,
+    LOW,
+    MINUTE_MS,
+    STATES,
+    STEP,
+    bids,
+    day,
+    ranks,
+    start_ms,
+)
 from recovery import GroupState, aggregate, stateful
 from recovery.aggregates import count, last, max_, mean, min_, sum_, top_k
 
@@ -124,9 +137,7 @@ def hot_items(stream: DataFrame) -> DataFrame:
     """Query 5: counts of each auction and window, declared, and a function for each window."""
     from pyspark.sql import functions as F
 
-    windows = bids(stream).select(
-        "auction", F.unix_millis(F.window("dateTime", "10 seconds", "2 seconds").start).alias("start")
-    )
+    windows = bids(stream).select("auction", F.window("dateTime", GAP, STEP)).select("auction", start_ms())
     counts = windows.transform(aggregate("counts", key=["start", "auction"], n=count()))
     output = "start long, n long, auctions array<long>"
     return counts.transform(stateful("hottest", key="start", update=hottest, output=output, state=Hottest))
@@ -136,17 +147,16 @@ def highest_bid(stream: DataFrame) -> DataFrame:
     """Query 7."""
     from pyspark.sql import functions as F
 
-    rows = bids(stream).select(
-        "price", "auction", "bidder", F.unix_millis(F.window("dateTime", "10 seconds").start).alias("start")
-    )
+    windows = bids(stream).select("price", "auction", "bidder", F.window("dateTime", GAP))
+    rows = windows.select("price", "auction", "bidder", start_ms())
     step = aggregate(
         "highest",
         key="start",
-        best=max_("price"),
+        top=max_("price"),
         auction=last("auction", by="price"),
         bidder=last("bidder", by="price"),
     )
-    return rows.transform(step).select("start", F.col("best").alias("price"), "auction", "bidder")
+    return rows.transform(step).select("start", F.col("top").alias("price"), "auction", "bidder")
 
 
 @dataclass
@@ -231,7 +241,6 @@ def by_processing_time(stream: DataFrame) -> DataFrame:
         update=counted,
         output="bidder long, start long, n long",
         state=tuple[int, int],
-        timeout=True,
     )
     return bids(stream).select("bidder").transform(step)
 

@@ -1,7 +1,7 @@
 """Nexmark's queries that keep state: as steps, with Spark's operators on recovery partitions, and in plain Spark.
 
-A process for each kind runs all its queries to the middle of the input and is killed there. Then each query resumes in a
-process of its own, and runs once more over all input, in the same session: that run is measured.
+A process for each kind runs all its queries to the middle of the input and is killed there. Then each query resumes in
+a process of its own, and runs once more over all input, in the same session: that run is measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.harness.processes import ROOT
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 from benchmarks.nexmark import contender as contenders
-from benchmarks.nexmark.contender import KINDS, SPARK, STEPS
+from benchmarks.nexmark.contender import KINDS, SPARK
 from benchmarks.nexmark.events import CYCLE, Shape, generate
 from benchmarks.nexmark.truth import TRUTHS, wrong
 
@@ -45,6 +45,26 @@ TITLES = {
 }
 NOT_WRITTEN = {(4, contenders.OPERATORS), (4, SPARK)}
 """No query of Spark's operators: a second aggregation, over results of the first that still change."""
+NOTES = (
+    "{events:,} events, persons, auctions and bids as 1 : 3 : 46, in {files} equal files, one a micro-batch; {cores} "
+    "tasks and partitions; medians over {repeat} interleaved rounds. Every result, after the kill and of the measured "
+    "run, equals that of a batch query in DuckDB over the same files.",
+    "`steps`: steps of recovery. `operators`: Spark's own operators in a flow, with their state in the snapshot. Both "
+    "close an epoch every {interval:g} s. `spark-rocksdb`: the same plan as `operators` in plain Spark, which "
+    "checkpoints every micro-batch. Spark's operators have RocksDB with changelog in both.",
+    "Steps output the results of windows and sessions as they grow; in 5, 7 and 11 Spark's operators (append mode) "
+    "output a result when the watermark has passed its window. The steps of 5, 7, 8 and 11 keep states that a "
+    "watermark drops.",
+    "Measured in a session that has resumed the same query before, from the start of the query to its end; CPU and "
+    "written bytes, those of the output and of Spark's shuffle included, are of all processes. Memory is the highest "
+    "sum of resident sizes in the whole process. Resume: the process's first query, from a ready session until the "
+    "micro-batch is written in which the process was killed, with all that has to be computed again.",
+    "4: Spark's operators have no such query, since a second aggregation cannot follow results of a first that still "
+    "change; the steps add what changed. 7: of equal prices one bid counts. 18: of equal times the highest bid counts. "
+    "16: Spark has no exact `COUNT(DISTINCT)` on a stream; sets of values are in its rows instead. 19: Spark has no "
+    "top k on a stream; lists of all prices are in its rows instead. Bytewax did not take part.",
+)
+"""Below the table."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -181,25 +201,8 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
         rows=rows,
         measurements=measurements,
         compared=_compared(arguments.queries, summaries),
-        notes=[
-            f"{arguments.events:,} events, persons, auctions and bids as 1 : 3 : 46, in {arguments.files} equal files, one a "
-            f"micro-batch; {CORES} tasks and partitions; medians over {arguments.repeat} interleaved rounds. Every result, "
-            "after the kill and of the measured run, equals that of a batch query in DuckDB over the same files.",
-            f"`{STEPS}`: steps of recovery, a snapshot every {arguments.interval:g} s. `{contenders.OPERATORS}`: Spark's own "
-            f"operators in a flow, so with their state in the snapshot, also every {arguments.interval:g} s. `{SPARK}`: the same "
-            "plan in plain Spark, which checkpoints every micro-batch. Spark's operators have RocksDB with changelog in both.",
-            "Steps output results of windows and sessions as they grow, Spark's operators in 5, 7, 8 and 11 (append mode) "
-            "when the watermark has passed them. Steps of 8 and 11 keep what the watermark would drop.",
-            "Measured in a session that has resumed the same query before, from the start of the query to its end; CPU and "
-            "bytes written, Spark's shuffle and the output included, are of all processes. Memory is the highest sum of "
-            "resident sizes in the whole process. Resume: from a ready session until the micro-batch is written in which the "
-            "process was killed, everything included that has to be computed again; a process's first query.",
-            "4: no query of Spark's operators, whose second aggregation cannot follow results of the first that still change; "
-            "the steps add what changed. 7: of equal prices one bid counts; 18: of equal times the highest bid. 16: Spark has no "
-            "exact `COUNT(DISTINCT)` on a stream, and keeps sets in its rows. 19: it has no top-k, and keeps all prices. "
-            "Bytewax did not take part.",
-        ],
-    )  # fmt: skip
+        notes=[note.format(**vars(arguments), cores=CORES) for note in NOTES],
+    )
 
 
 def _cells(each: table.Summary, base: table.Summary | None) -> tuple[str, ...]:
