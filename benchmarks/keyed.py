@@ -80,7 +80,7 @@ def contender(name: str, lines: keyed_lines.KeyedLines, setting: Setting, work: 
         "totals": "totals",
         "appended": variant in ("appended", "readme"),
         "function": variant in ("function", "readme"),
-        "step": variant if variant in ("arrow", "aggregate") else "python",
+        "step": variant if variant in ("arrow", "aggregate", "quarantine") else "python",
         "owners": 2 if variant == "owners" else 0,
         "rocksdb": variant in ("rocksdb", "java"),
         "java": variant == "java",

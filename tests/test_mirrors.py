@@ -63,7 +63,7 @@ COVERED_BY = {
     "operational/test_rewinds.py": "epochs.execution",
     "operational/test_scopes.py": "operational.backends.backend",
     "operational/test_steps.py": "epochs.writer operational.steps.step_edits storage.snapshot",
-    "report/test_page.py": """report.charts report.facts report.html report.partitions report.timeline
+    "report/test_page.py": """report.charts report.facts report.html report.partitions report.quarantine report.timeline
         report.trends""",
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
     "sinks/test_delivery.py": "sinks.plain",
@@ -90,7 +90,7 @@ COVERED_BY = {
     "sinks/test_hadoop_disk.py": "hadoop.reports sinks.places",
     "cluster/test_reading.py": "spark.jvm.executors",
     "cluster/test_yarn.py": "spark.jvm.yarn_queue",
-    "cluster/test_counts.py": "base.version host.identity spark.run.parts.serving spark.steps.sent",
+    "cluster/test_counts.py": "host.identity spark.run.parts.serving spark.steps.sent",
     "storage/test_readers.py": "storage.owner_reader storage.reading",
     "storage/test_store.py": "host.open_files storage.deltas.scratch storage.scan",
     # A connection has two ends, and an owner several parts: their tests see the whole.
@@ -148,7 +148,8 @@ COVERED_BY = {
     "spark/test_several.py": "spark.run.launch",
     "spark/test_closing.py": "spark.run.parts.checking spark.run.prepare",
     "spark/run/test_until.py": "checkpoint.until",
-    "spark/test_state_source.py": "spark.sources.compared",
+    "spark/test_state_source.py": "spark.sources.compared spark.sources.state_reader",
+    "spark/test_quarantined_source.py": "spark.sources.quarantined",
     "operational/test_step_history.py": "cli.history operational.steps.epoch_input",
     "spark/test_changed_sources.py": "spark.run.source_starts",
     "spark/test_operators.py": "spark.planner.state_store spark.run.reporting.operator_rows",

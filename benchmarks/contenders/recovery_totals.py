@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from benchmarks.contenders.changed_rows import Changes
 from benchmarks.contenders.owners import serving
+from benchmarks.harness.processes import spent
 from recovery import (
     DiscardSink,
     Flow,
@@ -63,6 +64,7 @@ def totals_arrow(rows: pa.Table, states: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 STEPS = {
     "python": stateful(STEP, key="key", update=totals, output=OUTPUT),
+    "quarantine": stateful(STEP, key="key", update=totals, output=OUTPUT, on_error="quarantine"),
     "arrow": stateful_arrow(STEP, key="key", update=totals_arrow, state_schema="n long, total long", output=OUTPUT),
     "aggregate": aggregate(STEP, key="key", n=count(), total=sum_("value")),
 }
@@ -127,9 +129,9 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
                 directory, snapshot_interval=interval_s, backup_interval=arguments["backup_s"],
                 replicate=arguments.get("replicate"), **reaching,
             )  # fmt: skip
-        ended_before_s = _ended_children_s()
+        ended_before_s, before = _ended_children_s(), spent()
         summary = run(flow, config, spark=spark)
-        seconds = time.perf_counter() - started_s
+        seconds, used = time.perf_counter() - started_s, spent() - before
         steady = changes.steady() if changes else {}
         # The JVM and its workers go on: the process that ships is all that has ended.
         shipping_s = _ended_children_s() - ended_before_s
@@ -144,6 +146,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     return {
         "wrong": wrong,
         "seconds": seconds,
+        "run_cpu_s": used.cpu_s,
         **steady,
         "batches": summary.batches,
         "epochs": summary.epochs,

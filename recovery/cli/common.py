@@ -13,7 +13,7 @@ import signal
 import stat
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
@@ -337,24 +337,27 @@ def format_time(wall_ms: int | None) -> str:
     return "-" if wall_ms is None else moment_text(wall_ms)
 
 
-def write_whole(path: Path, text: str, *, private: bool = False) -> bool:
+def write_whole(path: Path, text: str | Iterable[str], *, private: bool = False) -> bool:
     """Write all of the text to a file, or leave it unchanged. An existing file keeps its permissions; a new private one
     is readable by this user only. Other things at the path, such as a pipe, get the text, and so does this process's
-    own output if the path leads to it; returns False for that, True otherwise.
+    own output if the path leads to it; returns False for that, True otherwise. text: whole, or in pieces, which need
+    not fit in memory together.
 
     Raises ConfigurationError for a path that cannot be a file, StorageError.
     """
     local_path(path, "a file of this machine")
     if not path.name or os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         raise ConfigurationError(f"{path} is a directory", cause="", remedy="Name a file.")
-    own = _own_output(path)
+    own, pieces = _own_output(path), (text,) if isinstance(text, str) else text
     if own is not None:
         # Writing through a second descriptor would overwrite the output of the first.
-        click.echo(text, nl=False, err=own == 2)
+        for piece in pieces:
+            click.echo(piece, nl=False, err=own == 2)
         return False
     if _is_device(path):
         try:
-            path.write_text(text, encoding="utf-8")
+            with path.open("w", encoding="utf-8") as device:
+                device.writelines(pieces)
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -370,7 +373,11 @@ def write_whole(path: Path, text: str, *, private: bool = False) -> bool:
         )
     with storage_errors(path):
         there = stat.S_IMODE(file.stat().st_mode) if file.exists() else None
-        replace(file, text.encode(), mode=there if there is not None else (PRIVATE if private else UMASK).file)
+        replace(
+            file,
+            (piece.encode() for piece in pieces),
+            mode=there if there is not None else (PRIVATE if private else UMASK).file,
+        )
     return True
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
+import msgspec
 
 from recovery.base.addresses import local_path
 from recovery.base.clock import SystemClock
@@ -24,17 +25,28 @@ from recovery.cli.common import (
     json_option,
     print_json,
     say,
+    tell,
     write_whole,
 )
+from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import option
 from recovery.cli.owners import owner_options, store_at, store_to_read
+from recovery.cli.settings import settings_options
 from recovery.cli.state_common import json_text, short
 from recovery.cli.tables import table
 from recovery.operational.steps.quarantine import WaitingKey, Wanted, drop, entries_of, entry_json, lines_of, replay
+from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import OwnerAccess
+
+if TYPE_CHECKING:
+    from recovery.spark.run.replay_trial import TriedKey
 
 F = TypeVar("F", bound=Callable[..., Any])
 SHOWN_ROWS = 5
+SHOWN_KEYS = 20
+TRIAL_MASTER = "local[1]"
+"""A trial needs Spark to build the flow, and runs no tasks."""
+OUTCOMES: tuple[Literal["passes", "fails", "waits"], ...] = ("passes", "fails", "waits")
 NAMED = "a file of this machine"
 
 
@@ -74,18 +86,10 @@ def list_(directory: Path, wanted: Wanted, access: OwnerAccess, as_json: bool) -
     found = wanted.keys(store_to_read(directory, access).at())
     if as_json:
         print_json([_key_json(each) for each in found])
-        return
-    if not found:
+    elif not found:
         say("nothing is in quarantine")
-        return
-    rows = (
-        (
-            one_line(each.step), one_line(each.key), each.note.rows, format_time(each.note.since_ms),
-            "next run" if each.replays else None, one_line(each.note.error),
-        )
-        for each in found
-    )  # fmt: skip
-    say(table(("step", "key", "rows", "since", "replay", "newest error"), rows))
+    else:
+        say(_keys_text(found))
 
 
 @quarantine.command()
@@ -98,14 +102,14 @@ def show(directory: Path, wanted: Wanted, access: OwnerAccess, as_json: bool) ->
     """
     at = store_to_read(directory, access).at()
     keys = wanted.keys(at)
+    found = (entry_json(*each) for each in entries_of(at, keys))
     if as_json:
-        print_json([entry_json(each, number, entry) for each in keys for number, entry in entries_of(at, each)])
+        print_json(list(found))
         return
     if not keys:
         say("nothing is in quarantine")
-    for each in keys:
-        for number, entry in entries_of(at, each):
-            _say_entry(entry_json(each, number, entry))
+    for entry in found:
+        _say_entry(entry)
 
 
 @quarantine.command()
@@ -118,7 +122,7 @@ def export(directory: Path, wanted: Wanted, access: OwnerAccess, output_file: st
     Each line has the rows of one key in one micro-batch: as JSON, and with their types as an Arrow stream in base64.
     """
     at = store_to_read(directory, access).at()
-    lines = (line for each in wanted.keys(at) for line in lines_of(at, each))
+    lines = lines_of(at, wanted.keys(at))
     if output_file == "-":
         for line in lines:
             echo_json(line)
@@ -128,15 +132,72 @@ def export(directory: Path, wanted: Wanted, access: OwnerAccess, output_file: st
 
 @quarantine.command(name="replay")
 @which_options
+@click.argument("flow", metavar="[MODULE_OR_FILE[:FLOW]]", required=False)
+@dry_run_option("Give the rows to the steps of MODULE_OR_FILE[:FLOW], as its code is now, and say which pass and which "
+                "fail; change nothing. The calls are made in this process, also during a run.")  # fmt: skip
+@option("--jars", metavar="A.jar,B.jar", help="With --dry-run: jars that the flow's sources need.")
+@option("--packages", metavar="GROUP:ARTIFACT:VERSION,...", help="With --dry-run: such jars from Maven.")
+@option("--keep-step", "keep_steps", metavar="STEP", multiple=True, help="With --dry-run: as --keep-step of the run.")
+@settings_options
 @json_option
-def replay_(directory: Path, wanted: Wanted, access: OwnerAccess, as_json: bool) -> None:
+def replay_(
+    directory: Path,
+    wanted: Wanted,
+    access: OwnerAccess,
+    flow: str | None,
+    dry_run: bool,
+    jars: str | None,
+    packages: str | None,
+    keep_steps: tuple[str, ...],
+    conf: dict[str, str],
+    as_json: bool,
+) -> None:
     """Let the next run give the rows to their step again.
 
     The rows come in the first micro-batch, in their order, before newer rows of their keys. Rows that fail again return
     to quarantine. End the run first, and correct the code. This is an epoch of its own: going back before it undoes it.
     """
-    chosen, epoch = replay(store_at(directory, access), wanted, SystemClock())
-    _done(chosen, epoch, "the next run replays", as_json)
+    if dry_run != (flow is not None):
+        raise click.UsageError("To try a replay, give --dry-run DIR FLOW.")
+    if flow is None:
+        chosen, epoch = replay(store_at(directory, access), wanted, SystemClock())
+        _done(chosen, epoch, "the next run replays", as_json, {"dry_run": False})
+        return
+    at = store_to_read(directory, access).at()
+    keys = wanted.keys(at)
+    tried = list(_tried(at, keys, flow, directory, jars, packages, keep_steps, conf)) if keys else []
+    if as_json:
+        print_json({"dry_run": True, "epoch": None, "keys": [_tried_json(each) for each in tried]})
+    elif not tried:
+        say("nothing of that is in quarantine")
+    else:
+        say(_tried_text(tried))
+
+
+def _tried(
+    at: Snapshot,
+    keys: Sequence[WaitingKey],
+    target: str,
+    directory: Path,
+    jars: str | None,
+    packages: str | None,
+    keep_steps: tuple[str, ...],
+    conf: dict[str, str],
+) -> Iterator[TriedKey]:
+    from recovery.cli.flow_loader import import_paths, load_flow
+    from recovery.spark.jvm.jars import with_jars
+    from recovery.spark.jvm.session import create_session, launching, prepare_environment
+
+    prepare_environment(*import_paths(target))
+    flow, conf = load_flow(target), with_jars(conf, jars, packages)
+    with launching(flow.name, master=TRIAL_MASTER, conf=conf):
+        from recovery.spark.run.replay_trial import try_replay
+
+        spark = create_session(flow.name, master=TRIAL_MASTER, conf=conf)
+    try:
+        yield from try_replay(at, keys, flow, spark, directory, SystemClock(), keep_steps)
+    finally:
+        spark.stop()
 
 
 @quarantine.command(name="drop")
@@ -150,39 +211,84 @@ def drop_(
 ) -> None:
     """Discard rows in quarantine; asks first.
 
-    Later rows of the keys pass again. End the run first. This is an epoch of its own: going back before it undoes it.
+    Shows the keys, and discards exactly what it has shown: if an epoch was closed meanwhile, nothing. Later rows of the
+    keys pass again. End the run first. This is an epoch of its own: going back before it undoes it.
     """
     if (save is None) != no_save:
         raise click.UsageError("Give --save FILE, or --no-save.")
     store = store_at(directory, access)
-    keys = wanted.keys(store.at())
-    if keys:
+    at = store.at()
+    keys = wanted.keys(at)
+    if keys and not yes:
+        tell(_keys_text(keys[:SHOWN_KEYS]))
+        if len(keys) > SHOWN_KEYS:
+            tell(f"… and {counted(len(keys) - SHOWN_KEYS, 'more key', 'more keys')}")
         ask(f"Drop {_counts(keys)}?", yes)
     keep = partial(_write, save) if save is not None else _ignore
-    chosen, epoch = drop(store, wanted, keep, SystemClock())
-    _done(chosen, epoch, "dropped", as_json)
+    _done(keys, drop(store, at, keys, keep, SystemClock()), "dropped", as_json)
 
 
 def _write(file: str, lines: Iterable[str]) -> None:
-    write_whole(local_path(file, NAMED), "".join(f"{line}\n" for line in lines), private=True)
+    write_whole(local_path(file, NAMED), (f"{line}\n" for line in lines), private=True)
 
 
 def _ignore(lines: Iterable[str]) -> None:
     """Keep nothing of what is dropped."""
 
 
+def _keys_text(keys: Sequence[WaitingKey]) -> str:
+    rows = (
+        (
+            one_line(each.step), one_line(each.key), each.note.rows, format_time(each.note.since_ms),
+            "next run" if each.replays else None, one_line(each.note.error),
+        )
+        for each in keys
+    )  # fmt: skip
+    return table(("step", "key", "rows", "since", "replay", "newest error"), rows)
+
+
 def _counts(keys: Sequence[WaitingKey]) -> str:
     return f"{counted(sum(each.note.rows for each in keys), 'row')} of {counted(len(keys), 'key')}"
 
 
-def _done(chosen: Sequence[WaitingKey], epoch: Epoch | None, what: str, as_json: bool) -> None:
+def _done(
+    chosen: Sequence[WaitingKey], epoch: Epoch | None, what: str, as_json: bool, more: dict[str, Any] | None = None
+) -> None:
     if as_json:
-        print_json({"epoch": epoch, "keys": [_key_json(each) for each in chosen]})
+        print_json({**(more or {}), "epoch": epoch, "keys": [_key_json(each) for each in chosen]})
     elif not chosen:
         say("nothing of that is in quarantine")
     else:
         closed = "" if epoch is None else f"epoch {epoch} closed: "
         say(f"{closed}{what} {_counts(chosen)}")
+
+
+def _tried_json(tried: TriedKey) -> dict[str, Any]:
+    entries = [
+        {
+            "number": each.number,
+            "rows": each.rows,
+            "outcome": each.outcome,
+            "error": None if each.failure is None else msgspec.to_builtins(each.failure),
+        }
+        for each in tried.entries
+    ]
+    counts: dict[str, int] = {outcome: tried.rows(outcome) for outcome in OUTCOMES}
+    return {**_key_json(tried.key), **counts, "new_error": tried.error, "entries": entries}
+
+
+def _tried_text(tried: Sequence[TriedKey]) -> str:
+    rows = [
+        (
+            one_line(each.key.step), one_line(each.key.key), *map(each.rows, OUTCOMES),
+            None if each.error is None else one_line(each.error),
+        )
+        for each in tried
+    ]  # fmt: skip
+    passes, fails, waits = (sum(each.rows(outcome) for each in tried) for outcome in OUTCOMES)
+    behind = f", {waits:,} behind those that fail" if waits else ""
+    summary = f"of {_counts([each.key for each in tried])}, {passes:,} would pass and {fails:,} fail{behind}"
+    return f"{table(('step', 'key', *OUTCOMES, 'error'), rows)}\n{summary}"
 
 
 def _key_json(each: WaitingKey) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -52,7 +53,7 @@ def report(
 ) -> None:
     """Write one page that shows a directory.
 
-    The page has a timeline, the partitions, state and snapshots over time, health and advice.
+    The page has a timeline, the partitions, state and snapshots over time, rows in quarantine, health and advice.
 
     The page needs no network and no other file. The command only reads the directory, which may be damaged or in use.
     """
@@ -63,17 +64,24 @@ def report(
             remedy="Give --force, or another -o.",
         )
     from recovery.report.page import page
+    from recovery.report.quarantine import waited_before
 
     targets = parse_targets(thresholds)
     store, owners = store_to_read(directory, access), ask_owners(access)
     facts = gather(store, targets, SystemClock().wall_ms(), owners=owners)
     advice = advise(known(facts, os.cpu_count() or 1), tolerate)
-    text = page(facts, advice, largest(store, facts, keys) if keys else [])
+    waited = waited_before(store, facts) if facts.quarantine else None
+    text = page(facts, advice, largest(store, facts, keys) if keys else [], waited)
     if not write_whole(output, text):
         return
     size_bytes = len(text.encode())
     if as_json:
-        print_json({"output": str(output), "bytes": size_bytes, "unreadable": list(facts.problems)})
+        waiting = {step: asdict(each) for step, each in facts.quarantine.items()}
+        before = None if waited is None else asdict(waited)
+        print_json({
+            "output": str(output), "bytes": size_bytes, "unreadable": list(facts.problems), "quarantine": waiting,
+            "quarantine_before": before,
+        })  # fmt: skip
     else:
         say(one_line(f"wrote {output}, {format_size(size_bytes)}"))
         for problem in facts.problems:

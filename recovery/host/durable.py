@@ -12,7 +12,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -144,8 +144,9 @@ def open_own(path: Path, mode: int = PRIVATE.file, *, append: bool = False) -> i
     raise OSError(errno.EINVAL, f"{what}, so nothing was written to it; remove it", str(path))
 
 
-def replace(path: Path, content: bytes, *, mode: int = PRIVATE.file) -> None:
+def replace(path: Path, content: bytes | Iterable[bytes], *, mode: int = PRIVATE.file) -> None:
     """Give the name `path` to a new file with this content, atomically; not synced. Replaces a link, not its target.
+    content: whole, or in pieces, which need not fit in memory together.
 
     Raises OSError; then the old file stays.
     """
@@ -158,12 +159,12 @@ def replace_durably(path: Path, content: bytes, *, mode: int = PRIVATE.file) -> 
     sync(path.parent)
 
 
-def _replace(path: Path, content: bytes, mode: int, *, synced: bool) -> None:
+def _replace(path: Path, content: bytes | Iterable[bytes], mode: int, *, synced: bool) -> None:
     draft = path.with_name(f".{path.name[:40]}.{os.getpid()}-{os.urandom(4).hex()}")
     descriptor = create(draft, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            file.writelines((content,) if isinstance(content, bytes) else content)
             if synced:
                 file.flush()
                 os.fsync(file.fileno())

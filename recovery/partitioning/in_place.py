@@ -26,11 +26,18 @@ from recovery.storage.origin import read_origins
 from recovery.storage.scan import scan
 
 OLD = ".old"
-OURS = re.compile(
-    rf"part-\d+\.sqlite3(-wal|-shm)?|{re.escape(LOCK_NAME)}|recovery-.*\.lock|locks|{SCRATCH_NAME}"
-    r"|(last-(backup|replica|replaced|lag)|waiting|lease|replica-unseen|restored)\.json|\.(init|restore-\d+)-[0-9a-f]+"
-)
-"""What recovery itself puts into a recovery directory."""
+KEPT_BY_RECOVERY = re.compile(
+    "|".join((
+        # Partitions with their logs, and the copies that a replacement of owners put aside.
+        r"part-\d+\.sqlite3(\.replaced)?(-wal|-shm)?",
+        rf"{re.escape(LOCK_NAME)}|recovery-.*\.lock|locks",
+        rf"{SCRATCH_NAME}|(last-(backup|replica|replaced|lag)|waiting|lease|replica-unseen|restored)\.json",
+        # Partitions that moved to another owner, and what killed attempts left.
+        r"\.moved-part-\d+\.json|\.move-[0-9a-f]{16}|\.(init|restore-\d+)-[0-9a-f]+",
+    ))
+)  # fmt: skip
+"""The names of all that recovery itself puts into a recovery directory. A directory that follows a place, or whose
+pages are still being fetched, has more; neither can be swapped."""
 
 
 def kept_path(directory: Path, store_id: str) -> Path:
@@ -158,7 +165,7 @@ def _store_in(directory: Path) -> str | None:
 
 
 def _refuse_others(directory: Path) -> None:
-    others = sorted(path.name for path in directory.iterdir() if not OURS.fullmatch(path.name))
+    others = sorted(path.name for path in directory.iterdir() if not KEPT_BY_RECOVERY.fullmatch(path.name))
     if others:
         raise ConfigurationError(
             f"{directory} holds other files too: {', '.join(others[:5])}{' …' if len(others) > 5 else ''}",

@@ -21,6 +21,7 @@ from recovery.report.html import joined, section
 from recovery.report.lag import lag_section
 from recovery.report.owners import owners_section
 from recovery.report.partitions import partitions_section
+from recovery.report.quarantine import WaitedBefore, quarantine_section
 from recovery.report.text import escaped, format_count, shortened
 from recovery.report.timeline import timeline_section
 from recovery.report.trends import trends_section
@@ -39,8 +40,14 @@ HATCH = (
 )
 
 
-def page(facts: Facts, advice: Advice, largest: Sequence[tuple[str, str, int]]) -> str:
-    """Return the whole page as text. Everything that comes from the directory is escaped."""
+def page(
+    facts: Facts,
+    advice: Advice,
+    largest: Sequence[tuple[str, str, int]],
+    waited: WaitedBefore | None = None,
+) -> str:
+    """Return the whole page as text. Everything that comes from the directory is escaped. waited: what was in
+    quarantine at an older epoch; None: not known."""
     flow = next((d.flow_id for d in facts.described if d.flow_id), None)
     title = flow or facts.directory.name or str(facts.directory)
     executions = {run.number: run for d in facts.described for run in d.executions}
@@ -54,6 +61,7 @@ def page(facts: Facts, advice: Advice, largest: Sequence[tuple[str, str, int]]) 
         trends_section(facts),
         lag_section(facts),
         owners_section(facts),
+        quarantine_section(facts, waited),
         _health(facts.health),
         _steps(facts),
         _largest(largest),

@@ -12,6 +12,8 @@ The timeout of a note says whether the key waits (WAITS_MS) or is to be replayed
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from recovery.base.tracebacks import own_places
@@ -25,6 +27,7 @@ MOST_MESSAGE = 2000
 """The most characters that are kept of an error's message, type, or place."""
 WITHOUT_KEY = ""
 """The key of all rows that a condition puts aside: the step has no key."""
+_PLACE = re.compile(r"\([^()]*\)\Z")
 _DIGITS = 12
 _MOST_DIGITS = 19
 MOST_ENTRIES = 10_000_000
@@ -128,6 +131,12 @@ def failure_of(error: BaseException) -> KeptFailure:
     except Exception as failure:
         message = f"(its message cannot be shown: {type(failure).__name__})"
     return KeptFailure(_clean(name), _clean(message), tuple(map(_clean, own_places(error))))
+
+
+def kind_of(error: str) -> tuple[str, str]:
+    """Return the type of an error in one line, and the place that the line ends with: messages have values of rows."""
+    place = _PLACE.search(error)
+    return error.partition(":")[0], "" if place is None else place[0]
 
 
 def _clean(text: str) -> str:

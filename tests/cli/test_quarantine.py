@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,17 @@ from click.testing import CliRunner, Result
 from recovery.base.clock import SystemClock
 from recovery.base.ids import BatchId
 from recovery.cli import main
-from recovery.errors import ConfigurationError, CorruptPartitionError, DirectoryLockedError
+from recovery.errors import ConfigurationError, CorruptPartitionError, DirectoryLockedError, QuarantineError
+from recovery.operational.steps.quarantine import READ_BYTES, READ_ENTRIES
+from recovery.storage.history import KeyState
 from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.seam import BatchCount
+from recovery.storage.snapshot import Snapshot
 from recovery.values.keys import partition_of
 from recovery.values.quarantine import WAITS_MS, Entry, KeptFailure, KeyNote, entry_key, note_key, to_text
 from recovery.values.quarantined_rows import packed
+from tests.owner.served import Served, spread, token_file
 from tests.stores import STEP, Driver, alter, content, pack, paths_of, problems, state_at
 
 COUNT = 3
@@ -144,10 +149,90 @@ def test_drop_asks(store):
     """And without an answer nothing is dropped."""
     before = content(store)
     assert "Drop 4 rows of 2 keys?" in command("drop", store, "--no-save", given="n\n").stderr
+    assert "bad value 7" in command("drop", store, "--no-save", given="n\n").stderr, "the keys are shown"
     refused = command("drop", store, "--no-save")
     assert isinstance(refused.exception, ConfigurationError) or refused.exit_code == 11
     assert command("drop", store, "--yes").exit_code == 2
     assert content(store) == before
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_drop_discards_what_was_shown(store, tmp_path, monkeypatch, closes):
+    """If other rows came while it asked, nothing is dropped or saved: the answer was about the rows that were shown."""
+
+    def answered(question: str, sure: bool) -> None:
+        """Another process uses the store before the answer comes."""
+        with Driver(store, (STEP, QUARANTINE)) as driver:
+            if closes:
+                task = driver.task()
+                text = to_text(KeyNote(1, 0, 1, SINCE["b"], FAILURE.text)), WAITS_MS
+                changes = {note_key("d"): text, entry_key("d", 0): (to_text(Entry(9, SINCE["b"], 1, rows(10))), None)}
+                driver.apply(1, {"c": "2"})
+                task.apply(QUARANTINE, BatchId(1), {partition_of("d", COUNT): [pack(changes)]}, BatchCount(0, 0))
+                task.release()
+                driver.close(1)
+        nonlocal before
+        before = content(store)
+
+    before: Any = None
+    monkeypatch.setattr("recovery.cli.quarantine.ask", answered)
+    saved = tmp_path / "saved.jsonl"
+    found = command("drop", store, "--save", saved)
+    if not closes:
+        assert found.exit_code == 0, found.output
+        assert said("list", store) == []
+        return
+    assert found.exit_code == QuarantineError.exit_code
+    assert not saved.exists()
+    assert content(store) == before
+    assert len(said("list", store)) == 3
+
+
+def many(directory: Path, keys: int, entries: int, size: int) -> Path:
+    """A store in which many keys wait, each with entries of one row of so many bytes."""
+    init_partitions(directory, COUNT)
+    data = packed(pa.RecordBatch.from_pydict({"key": ["k"], "raw": [bytes(size)]}))
+    entry = to_text(Entry(1, SINCE["a"], 1, data, 1, FAILURE)), None
+    with Driver(directory, (STEP, QUARANTINE)) as driver:
+        task, homes = driver.task(), {partition_of(f"k{n}", COUNT) for n in range(keys)}
+        for home in homes:
+            of_home = [f"k{n}" for n in range(keys) if partition_of(f"k{n}", COUNT) == home]
+            note = to_text(KeyNote(entries, 0, entries, SINCE["a"], FAILURE.text)), WAITS_MS
+            changes = {note_key(key): note for key in of_home}
+            changes |= {entry_key(key, number): entry for key in of_home for number in range(entries)}
+            task.apply(QUARANTINE, BatchId(0), {home: [pack(changes)]}, BatchCount(0, 0))
+        task.release()
+        driver.apply(0, {"c": "1"})
+        driver.close(0)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("keys", "entries", "size"),
+    [(2500, 1, 1), (1, 2500, 1), (3, 4, 3 << 20), pytest.param(100_000, 1, 1, marks=pytest.mark.long)],
+)
+def test_many_rows_and_large_ones(tmp_path, monkeypatch, keys, entries, size):
+    """Are read some at a time, by calls for many; `drop` reads none."""
+    store, some, reads = many(tmp_path / "db", keys, entries, size), Snapshot.some, list[int]()
+
+    def counted(at: Snapshot, step: str, names: Any) -> dict[str, KeyState]:
+        found = some(at, step, names)
+        if step == QUARANTINE:
+            reads.append(sum(len(str(each.value)) for each in found.values()))
+        return found
+
+    monkeypatch.setattr(Snapshot, "some", counted)
+    saved = tmp_path / "rows.jsonl"
+    assert command("export", store, "--output-file", saved).exit_code == 0
+    with saved.open() as lines:
+        assert sum(1 for _ in lines) == keys * entries
+    notes, *chunks = reads
+    assert len(chunks) <= keys * entries // READ_ENTRIES + 1 + keys * entries * size // (1 << 20)
+    assert all(chunk <= READ_BYTES for chunk in chunks)
+    reads.clear()
+    assert len(said("drop", store, "--no-save", "--yes")["keys"]) == keys
+    assert reads == [notes]
+    assert (said("list", store), problems(store)) == ([], [])
 
 
 @pytest.mark.parametrize("words", [("replay",), ("drop", "--no-save", "--yes")])
@@ -200,3 +285,26 @@ def test_rows_in_quarantine_move_with_their_keys(store, tmp_path):
         assert len(said("replay", tmp_path / name)["keys"]) == 2
         assert said("drop", tmp_path / name, "--no-save", "--yes")["epoch"] is not None
         assert said("list", tmp_path / name) == []
+
+
+def test_the_same_at_owners(store, tmp_path):
+    """Each command does with --owner what it does with files, the choice of rows among it."""
+    there, *away = spread(Path(shutil.copytree(store, tmp_path / "made")), [(), (0, 2), (1,)])
+    token = token_file(tmp_path)
+    owners = [Served(each, token) for each in away]
+    options = ["--token-file", token, *(word for each in owners for word in ("--owner", each.at))]
+    try:
+        for chosen in ([], ["--step", STEP], ["--key", "b"], ["--since", "1h"], ["--key", "a", "--since", "20000d"]):
+            for name in ("list", "show"):
+                assert said(name, there, *chosen, *options) == said(name, store, *chosen)
+            assert command("export", there, *chosen, *options).stdout == command("export", store, *chosen).stdout
+        for words in (
+            ("replay", "--key", "a"),
+            ("drop", "--key", "a", "--no-save", "--yes"),
+            ("drop", "--no-save", "--yes"),
+        ):
+            assert said(words[0], there, *words[1:], *options) == said(words[0], store, *words[1:])
+            assert said("list", there, *options) == said("list", store)
+    finally:
+        for each in owners:
+            each.stop()

@@ -25,6 +25,7 @@ from recovery.backup.lease import NAME as LEASE
 from recovery.backup.note import LAG_NAME, REPLACED_NAME, REPLICA_NAME, WAITING_NAME
 from recovery.backup.note import NAME as BACKUP
 from recovery.base.clock import SystemClock
+from recovery.base.ids import PartitionIndex
 from recovery.cli import main
 from recovery.errors import (
     AlreadyInitializedError,
@@ -42,11 +43,15 @@ from recovery.partitioning.in_place import drop_old, kept_directories
 from recovery.partitioning.repartition import plan_repartition, repartition
 from recovery.planning.resume import plan_resume
 from recovery.replication.unseen import NAME as UNSEEN
+from recovery.storage.initialize import RESTORING
 from recovery.storage.lock import DirectoryLock
+from recovery.storage.moving.arriving import STAGING
+from recovery.storage.moving.departed import note_path
 from recovery.storage.origin import read_origins
 from recovery.storage.restored import mark_restored
 from recovery.storage.scan import scan
 from recovery.storage.sqlite.transfer.draft_partition import DraftPartition
+from recovery.storage.staged import REPLACED
 from recovery.values.keys import home_of
 from tests.shares import some
 from tests.storage.test_model import STEPS, Histories
@@ -390,13 +395,18 @@ class TestInPlace:
             repartition(source, None, 3)
 
     def test_documents_beside_the_partitions_are_no_other_files(self, make_store):
-        """Of a directory that was restored, or that replicates, and that no run has begun on since."""
+        """Of a directory that was restored, or that replicates, or whose partitions came from other owners and went to
+        others; also when the old directory is dropped."""
         source = filled(make_store(2))
         mark_restored(source)
-        for name in (UNSEEN, LEASE, BACKUP, REPLICA_NAME, REPLACED_NAME, LAG_NAME, WAITING_NAME):
+        put_aside = f"part-1.sqlite3{REPLACED}"
+        left = (f"{STAGING}0123456789abcdef", f"{RESTORING}1-ab", put_aside, f"{put_aside}-wal", f"{put_aside}-shm")
+        moved = note_path(source, PartitionIndex(1)).name
+        for name in (UNSEEN, LEASE, BACKUP, REPLICA_NAME, REPLACED_NAME, LAG_NAME, WAITING_NAME, moved, *left):
             (source / name).write_text("{}")
         repartition(source, None, 3)
         assert len(scan(source)) == 3
+        assert len(drop_old(source)) == 1
 
     def test_state_that_is_written_meanwhile_is_not_lost(self, make_store, monkeypatch):
         """A mark that another process sets while the rows are moved: nothing is swapped."""

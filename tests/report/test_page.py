@@ -12,15 +12,20 @@ from pathlib import Path
 
 import pytest
 
+from recovery.base.ids import BatchId
 from recovery.errors import ConfigurationError
 from recovery.planning.advice import advise
 from recovery.planning.health import DEFAULTS, parse_targets
 from recovery.report.facts import gather, known, largest
 from recovery.report.page import page
+from recovery.report.quarantine import waited_before
 from recovery.report.text import escaped
+from recovery.storage.seam import BatchCount
 from recovery.storage.store import Store
+from recovery.values.keys import partition_of
+from recovery.values.quarantine import WAITS_MS, Entry, KeyNote, entry_key, note_key, to_text
 from tests.report.support import STARTED_MS, clock, long_history, run_epochs
-from tests.stores import Driver
+from tests.stores import STEP, Driver, pack
 
 VOID = {"meta", "br", "img", "link", "input"}
 EVIL = "</code><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;"
@@ -121,6 +126,37 @@ def test_keys_and_steps_do_nothing(make_store):
     assert any("a␁␊b" in text for text in found.texts)
     assert any("ключ 🔑" in text for text in found.texts)
     assert "x" * 200 not in found.text
+
+
+def test_what_waits_in_quarantine(make_store):
+    """How many rows since when, why, and how many more than at the oldest epoch; the text of errors does nothing."""
+    directory, stored = make_store(2), f"$bad {STEP}"
+    place = "(flow.py, line 3, in add)"
+    with Driver(directory, (STEP, stored)) as run:
+        for batch, keys in enumerate((("a",), ("b", "c"))):
+            changes = {index: {} for index in range(2)}
+            for key in keys:
+                error = f"{EVIL}: {place}" if key == "a" else f"ValueError: bad value {key} {place}"
+                changes[partition_of(key, 2)] |= {
+                    note_key(key): (to_text(KeyNote(2, 0, 1, STARTED_MS + batch, error)), WAITS_MS),
+                    entry_key(key, 0): (to_text(Entry(batch, STARTED_MS, 2, "")), None),
+                }
+            packed = {index: [pack(each)] for index, each in changes.items() if each}
+            run.task().apply(stored, BatchId(batch), packed, BatchCount(0, 0))
+            run.apply(batch, {"k": str(batch)})
+            run.close(batch, backup_interval_s=1e9)
+    store = Store(directory)
+    facts = gather(store, DEFAULTS, STARTED_MS + 7_200_000)
+    waited = waited_before(store, facts)
+    assert (waited.epoch, waited.rows) == (1, 2)
+    found = check(page(facts, advise(known(facts, 2), 30.0), [], waited))
+    assert "Quarantine" in found.texts
+    assert "4 rows more than after epoch 1, " in found.text
+    assert f"ValueError: bad value c {place}" in found.texts or f"ValueError: bad value b {place}" in found.texts
+    assert any(EVIL in text for text in found.texts)
+    assert [(each.keys, each.rows) for each in facts.quarantine[STEP].errors] == [(2, 4), (1, 2)]
+    assert "2 h" in found.text
+    assert "Quarantine" not in check(render(make_store(1))).texts
 
 
 @pytest.mark.parametrize("damage", ["header", "middle", "missing", "measures"])

@@ -144,6 +144,52 @@ def test_data_that_is_no_arrow_stream_is_refused(data):
         quarantined_rows.unpacked(data, refuse)
 
 
+def stream(column: pa.Array, **options: object) -> str:
+    """Rows with one column as another program could write them."""
+    rows, sink = pa.RecordBatch.from_arrays([column], ["a"]), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_batch(rows)
+    return base64.b64encode(sink.getvalue()).decode()
+
+
+ZEROS = pa.array([bytes(1 << 20)])
+WIDE = pa.StructArray.from_arrays([pa.nulls(1)] * 100_001, [f"c{number}" for number in range(100_001)])
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: stream(ZEROS, compression="zstd"), "compressed"),
+        (lambda: stream(ZEROS, compression="lz4"), "compressed"),
+        (lambda: stream(pa.array(["x" * 1000] * 10).dictionary_encode()), "share values"),
+        (lambda: stream(pa.RunEndEncodedArray.from_arrays([1 << 30], ["x"], pa.run_end_encoded(pa.int32(), "str"))),
+         "run_end_encoded"),
+        (lambda: stream(pa.array([[1], [1]], pa.list_view(pa.int64()))), "list_view"),
+        (lambda: stream(pa.array([[1, 2]], pa.list_(pa.int64(), 2))), "fixed_size_list"),
+        (lambda: stream(pa.nulls(1 << 40)), "1,099,511,627,776 elements"),
+        (lambda: stream(pa.ListArray.from_arrays(pa.array([0, 1 << 30], pa.int32()), pa.nulls(1 << 30))),
+         "1,073,741,824 elements"),
+        (lambda: stream(WIDE), "100,000 columns and parts"),
+        (lambda: stream(pa.nulls(2)), "2 rows, where 1 may be"),
+    ],
+)  # fmt: skip
+def test_rows_that_would_take_much_more_memory_than_their_text_are_refused(make, found):
+    """A compressed buffer, shared values, elements without bytes, very many columns: nothing of it is unpacked."""
+    data = make()
+    before = pa.total_allocated_bytes()
+    with pytest.raises(CorruptPartitionError, match=found):
+        quarantined_rows.unpacked(data, refuse, 1)
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+def test_a_piece_has_no_more_rows_than_can_be_read(monkeypatch):
+    """Also if the rows have no bytes."""
+    monkeypatch.setattr(quarantined_rows, "MOST_ROWS", 3)
+    rows = pa.RecordBatch.from_arrays([pa.nulls(10)], ["a"])
+    pieces = list(quarantined_rows.pieces(rows))
+    assert [len(quarantined_rows.unpacked(quarantined_rows.packed(each), refuse)) for each in pieces] == [2, 3, 2, 3]
+
+
 def test_documents_come_back():
     """With and without what they may lack."""
     for note in (KeyNote(1, 0, 2, 3, "e"), KeyNote(1, 0, 2, 3, "e", 4)):

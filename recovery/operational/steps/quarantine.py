@@ -14,7 +14,7 @@ from recovery.base.ids import Epoch, StepId
 from recovery.base.reserved import DECLARATIONS_STEP, quarantine_of, quarantined_step
 from recovery.base.untrusted_json import Refusal
 from recovery.epochs.writer import StepKey
-from recovery.errors import CorruptPartitionError, shown
+from recovery.errors import CorruptPartitionError, QuarantineError, shown
 from recovery.operational.steps.step_edits import edit_states
 from recovery.storage.seam import Edited
 from recovery.storage.snapshot import Snapshot
@@ -28,14 +28,22 @@ if TYPE_CHECKING:
 PURPOSE = "quarantine"
 
 
+MOST_ERRORS = 5
+READ_BYTES = 8 << 20
+READ_ENTRIES = 1000
+"""How many bytes and entries are read in one call; only a call for a single entry reads more bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class WaitingKey:
-    """A key of a step with rows in quarantine. replays: the next run gives the rows to the step again."""
+    """A key of a step with rows in quarantine. replays: the next run gives the rows to the step again. entries: the
+    number of each entry, and how many bytes it takes; sorted."""
 
     step: StepId
     key: str
     note: KeyNote
     replays: bool
+    entries: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +67,43 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingError:
+    """Keys whose newest error is of one type and came from one place: how many, and the rows that wait for them.
+    error: the newest of these errors, in one line."""
+
+    error: str
+    keys: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class WaitingRows:
     """What waits for a step: the number of keys and of rows, since when (milliseconds since 1970; None: nothing waits),
-    and whether the next run replays any of it."""
+    whether the next run replays any of it, and the errors that hold most keys back, the most frequent first."""
 
     keys: int = 0
     rows: int = 0
     since_ms: int | None = None
     replays: bool = False
+    errors: tuple[WaitingError, ...] = ()
 
     @classmethod
     def of(cls, keys: Sequence[WaitingKey]) -> WaitingRows:
         """Return the sum over keys."""
         since = min((each.note.since_ms for each in keys), default=None)
-        return cls(len(keys), sum(each.note.rows for each in keys), since, any(each.replays for each in keys))
+        rows, replays = sum(each.note.rows for each in keys), any(each.replays for each in keys)
+        return cls(len(keys), rows, since, replays, _errors_of(keys))
+
+
+def _errors_of(keys: Sequence[WaitingKey]) -> tuple[WaitingError, ...]:
+    groups: dict[tuple[str, str], list[KeyNote]] = {}
+    for each in keys:
+        groups.setdefault(quarantine.kind_of(each.note.error), []).append(each.note)
+    found = [
+        WaitingError(max(notes, key=lambda note: note.since_ms).error, len(notes), sum(note.rows for note in notes))
+        for notes in groups.values()
+    ]
+    return tuple(sorted(found, key=lambda each: (-each.keys, each.error))[:MOST_ERRORS])
 
 
 def steps_that_wait(at: Snapshot) -> list[StepId]:
@@ -83,34 +114,59 @@ def steps_that_wait(at: Snapshot) -> list[StepId]:
 
 def waiting_keys(at: Snapshot, step: StepId) -> list[WaitingKey]:
     """Return the keys of a step that wait, sorted. Reads no rows. Raises CorruptPartitionError."""
-    stored = quarantine_of(step)
-    notes = [key for key, _ in at.sizes(stored) if quarantine.parse_waiting_key(key)[1] is None]
-    found = at.some(stored, notes)
-    return [
-        WaitingKey(
-            step,
-            quarantine.parse_waiting_key(name)[0],
-            quarantine.note_from(str(found[name].value), _corrupt(step, name)),
-            found[name].timeout_ms == REPLAY_MS,
-        )
-        for name in sorted(found)
-    ]
+    stored, sizes = quarantine_of(step), dict[str, dict[int, int]]()
+    for name, size_bytes in at.sizes(stored):
+        key, number = quarantine.parse_waiting_key(name)
+        of_key = sizes.setdefault(key, {})
+        if number is not None:
+            of_key[number] = size_bytes
+    found = at.some(stored, map(quarantine.note_key, sizes))
+    keys = []
+    for name in sorted(found):
+        key, _ = quarantine.parse_waiting_key(name)
+        note = quarantine.note_from(str(found[name].value), corrupt(step, name))
+        entries = tuple(sorted((n, size) for n, size in sizes[key].items() if note.first <= n < note.end))
+        keys.append(WaitingKey(step, key, note, found[name].timeout_ms == REPLAY_MS, entries))
+    return keys
 
 
-def entries_of(at: Snapshot, waiting: WaitingKey) -> Iterator[tuple[int, Entry]]:
-    """Yield the entries of a key with their numbers, in their order. Raises CorruptPartitionError."""
-    for number in range(waiting.note.first, waiting.note.end):
-        name = quarantine.entry_key(waiting.key, number)
-        state = at.state(quarantine_of(waiting.step), name)
-        if state is not None:
-            yield number, quarantine.entry_from(str(state.value), _corrupt(waiting.step, name))
+def entries_of(at: Snapshot, keys: Iterable[WaitingKey]) -> Iterator[tuple[WaitingKey, int, Entry]]:
+    """Yield the entries of keys in a snapshot, with their numbers, in the order of the keys. Holds some megabytes of
+    them, or a single entry. Raises CorruptPartitionError."""
+    chunk: list[tuple[WaitingKey, int]] = []
+    chunk_bytes = 0
+    for each in keys:
+        for number, size_bytes in each.entries:
+            full = len(chunk) == READ_ENTRIES or chunk_bytes + size_bytes > READ_BYTES
+            if chunk and (full or chunk[-1][0].step != each.step):
+                yield from _read(at, chunk)
+                chunk, chunk_bytes = [], 0
+            chunk.append((each, number))
+            chunk_bytes += size_bytes
+    if chunk:
+        yield from _read(at, chunk)
+
+
+def _read(at: Snapshot, chunk: list[tuple[WaitingKey, int]]) -> Iterator[tuple[WaitingKey, int, Entry]]:
+    """Yield entries of keys of one step."""
+    step = chunk[0][0].step
+    names = [quarantine.entry_key(each.key, number) for each, number in chunk]
+    found = at.some(quarantine_of(step), names)
+    for (each, number), name in zip(chunk, names, strict=True):
+        # The sizes and the values are of one snapshot.
+        state = found.pop(name, None)
+        if state is None:
+            raise corrupt(step, name)("it is gone")
+        yield each, number, quarantine.entry_from(str(state.value), corrupt(step, name))
 
 
 def rows_of(waiting: WaitingKey, entry: Entry) -> pa.Table | None:
     """Return the rows of an entry; None for a call for a timeout. Raises CorruptPartitionError."""
     from recovery.values import quarantined_rows
 
-    return None if entry.timed_out else quarantined_rows.unpacked(entry.data, _corrupt(waiting.step, waiting.key))
+    if entry.timed_out:
+        return None
+    return quarantined_rows.unpacked(entry.data, corrupt(waiting.step, waiting.key), entry.rows)
 
 
 def replay(store: Store, wanted: Wanted, clock: Clock) -> tuple[list[WaitingKey], Epoch | None]:
@@ -130,40 +186,42 @@ def replay(store: Store, wanted: Wanted, clock: Clock) -> tuple[list[WaitingKey]
 
 
 def drop(
-    store: Store, wanted: Wanted, save: Callable[[Iterable[str]], None], clock: Clock
-) -> tuple[list[WaitingKey], Epoch | None]:
-    """Discard the rows of these keys; return the keys, and the epoch without the rows. A timeout that passed while the
-    key waited is due again.
+    store: Store, at: Snapshot, keys: Sequence[WaitingKey], save: Callable[[Iterable[str]], None], clock: Clock
+) -> Epoch | None:
+    """Discard the rows of keys that a snapshot has; return the epoch without the rows, None if there are no keys. A
+    timeout that passed while a key waited is due again.
 
-    save: called under the store's locks, before anything is discarded, with what is discarded as lines of JSON. Raises
-    what `edit_states` and `save` raise.
+    at: the newest snapshot when the keys were shown. Raises QuarantineError if an epoch was closed or taken back since:
+    other rows may wait there. save: called under the store's locks, before anything is discarded, with what is
+    discarded as lines of JSON. Raises what `edit_states` and `save` raise.
     """
-    chosen: list[WaitingKey] = []
 
-    def compute(at: Snapshot) -> dict[StepKey, Edited]:
-        chosen[:] = wanted.keys(at)
-        if chosen:
-            save(line for each in chosen for line in lines_of(at, each))
+    def compute(newest: Snapshot) -> dict[StepKey, Edited]:
+        if newest.cut != at.cut:
+            raise QuarantineError(
+                f"other rows may wait than were shown: the newest epoch was {at.epoch}, and now it is {newest.epoch}",
+                path=store.directory,
+                cause="A run or another command has changed the store since.",
+                remedy="Nothing was dropped. Run the same command again: it shows what waits now.",
+            )
+        save(lines_of(newest, keys))
         changes: dict[StepKey, Edited] = {}
-        for each in chosen:
+        for each in keys:
             step = quarantine_of(each.step)
             changes[step, quarantine.note_key(each.key)] = (None, None)
-            for number in range(each.note.first, each.note.end):
-                name = quarantine.entry_key(each.key, number)
-                if at.state(step, name) is not None:
-                    changes[step, name] = (None, None)
-            state = None if each.note.overdue_ms is None else at.state(each.step, each.key)
+            changes.update(((step, quarantine.entry_key(each.key, n)), (None, None)) for n, _ in each.entries)
+            state = None if each.note.overdue_ms is None else newest.state(each.step, each.key)
             if state is not None:
                 changes[each.step, each.key] = (str(state.value), each.note.overdue_ms)
         return changes
 
-    return chosen, edit_states(store, "drop", compute, clock=clock, purpose=PURPOSE)
+    return edit_states(store, "drop", compute, clock=clock, purpose=PURPOSE) if keys else None
 
 
-def lines_of(at: Snapshot, waiting: WaitingKey) -> Iterator[str]:
-    """Yield a line of JSON for each entry of a key: the error, the rows as JSON, and the same rows with their types, an
+def lines_of(at: Snapshot, keys: Iterable[WaitingKey]) -> Iterator[str]:
+    """Yield a line of JSON for each entry of keys: the error, the rows as JSON, and the same rows with their types, an
     Arrow stream in base64."""
-    for number, entry in entries_of(at, waiting):
+    for waiting, number, entry in entries_of(at, keys):
         yield json.dumps(entry_json(waiting, number, entry) | {"arrow": entry.data}, ensure_ascii=False)
 
 
@@ -206,16 +264,14 @@ def replayed_entries(at: Snapshot | None, renames: Mapping[str, str], step: Step
     if at is None:
         return
     for one in _ids(renames, step):
-        for each in waiting_keys(at, one):
-            if each.replays:
-                for number, entry in entries_of(at, each):
-                    if not entry.timed_out:
-                        yield each.key, number, entry
+        marked = [each for each in waiting_keys(at, one) if each.replays]
+        yield from ((each.key, number, entry) for each, number, entry in entries_of(at, marked) if not entry.timed_out)
 
 
 def _ids(renames: Mapping[str, str], step: StepId) -> list[StepId]:
     return [step, *(StepId(old) for old, new in renames.items() if new == step)]
 
 
-def _corrupt(step: str, key: str) -> Refusal:
+def corrupt(step: str, key: str) -> Refusal:
+    """Return what makes the error about an entry or a note that nobody can read."""
     return lambda why: CorruptPartitionError(f"step {step!r:.80}, key {shown(key)}, in quarantine: {why}")

@@ -96,8 +96,7 @@ def bind(
         )
     spark = frame.sparkSession
     plan = frame._jdf.queryExecution().analyzed()
-    steps = tuple(_steps(plan))
-    _check_steps(steps)
+    steps = steps_of(frame)
     _check_attempts(spark, steps)
     _check_streaming(plan)
     native = any(map(_keeps_state, walk(plan)))
@@ -129,6 +128,14 @@ def bind(
     return BoundPlan(
         frame, steps, _sources(reads), inputs, streams, tables, lookups, output_mode, tasks, tuning, native
     )
+
+
+def steps_of(frame: DataFrame) -> tuple[RegisteredStep, ...]:
+    """Return the steps of a frame. Raises UnsupportedPlanError if two have one id, or if a step's output is used
+    twice."""
+    steps = tuple(_steps(frame._jdf.queryExecution().analyzed()))
+    _check_steps(steps)
+    return steps
 
 
 def _sources(reads: list[tuple[Any, frozenset[str]]]) -> SourcePlaces:

@@ -6,35 +6,16 @@ On a cluster, tasks read the state of steps from a process beside the driver, an
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
-import pyarrow
-from msgspec.structs import replace
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
-from recovery.base.ids import BatchId, Epoch, PartitionIndex, StepId
-from recovery.errors import ConfigurationError
-from recovery.host.identity import this_host
-from recovery.planning.resume import Cut
 from recovery.spark.sources.compared import ComparedReader
-from recovery.spark.sources.operator_source import (
-    DriverAddress,
-    OperatorFrame,
-    OperatorReader,
-    ask,
-    check_is_here,
-    directory_of,
-    number_of,
-    operator_frame,
-)
-from recovery.wire.address import OwnerAddress
-from recovery.wire.messages import Rows
-from recovery.wire.rows import read_rows
+from recovery.spark.sources.operator_source import DriverAddress, OperatorFrame, OperatorReader, operator_frame
+from recovery.spark.sources.quarantined import WaitingFrame, WaitingReader, waiting_frame
+from recovery.spark.sources.state_reader import StateReader
 
 STATE_SCHEMA = "key string, state string, epoch bigint, timeout timestamp_ltz"
 CHANGE_SCHEMA = "key string, change string, before string, after string"
@@ -47,13 +28,15 @@ class RecoveryDataSource(DataSource):
     default the newest that all partitions hold; `sinceEpoch`, an older epoch, to read only the keys whose state has
     changed since then.
     `other`, another directory, and `otherEpoch`: the keys whose state differs there, `before` here and `after` there.
-    In place of `step`: `operator`, and `store`, `variable` or `timers`, as for `native_state`.
+    In place of `step`: `quarantine`, a step or "*", for the rows that wait in quarantine, with their types; or
+    `operator`, and `store`, `variable` or `timers`, as for `native_state`.
     """
 
     address: ClassVar[DriverAddress | None] = None
     """The driver's address for the session in which the class was registered."""
 
     _operator: OperatorFrame | None = None
+    _waiting: WaitingFrame | None = None
 
     @classmethod
     def of(cls, address: DriverAddress | None) -> type[RecoveryDataSource]:
@@ -68,92 +51,21 @@ class RecoveryDataSource(DataSource):
         if _is_of_operator(self.options):
             self._operator = operator_frame(self.options, self.address)
             return self._operator.schema
+        if "quarantine" in self.options:
+            self._waiting = waiting_frame(self.options, self.address)
+            return self._waiting.schema
         return CHANGE_SCHEMA if {"sinceepoch", "other"} & self.options.keys() else STATE_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         if _is_of_operator(self.options):
             # Use the frame that `schema` chose, so that schema and rows are of one moment.
             return OperatorReader(self._operator or operator_frame(self.options, self.address), schema)
+        if "quarantine" in self.options:
+            return WaitingReader(self._waiting or waiting_frame(self.options, self.address), self.options, self.address)
         if "other" in self.options:
             return ComparedReader(self.options, self.address)
         return StateReader(dict(self.options), self.address)
 
 
-@dataclass
-class StatePartition(InputPartition):
-    """One recovery partition, as of one cut or between two cuts. host: whose file it is."""
-
-    host: str
-    path: Path
-    cut: Cut
-    since: Cut | None
-
-
-@dataclass
-class OwnedPartition(InputPartition):
-    """A `format("recovery")` partition on a cluster: the address of the process that sends its rows, the key to it, and
-    what to ask for."""
-
-    address: str
-    task_key: bytes
-    call: Rows
-
-
-class StateReader(DataSourceReader):
-    """Reads the cuts that were found when the frame was planned, so that all its rows are of one moment."""
-
-    def __init__(self, options: dict[str, str], address: DriverAddress | None) -> None:
-        if not options.get("path") or not options.get("step") or "operator" in options:
-            raise ConfigurationError(
-                'format("recovery") needs the options path, and step or operator',
-                cause="",
-                remedy='spark.read.format("recovery").option("step", "count").load("db/")',
-            )
-        self._path = options["path"]
-        self._step = StepId(options["step"])
-        self._epoch = number_of(options, "epoch")
-        self._since = number_of(options, "sinceepoch")
-        self._address = address
-
-    def partitions(self) -> list[InputPartition]:
-        if self._address is not None and self._address.cluster:
-            return self._owned(self._address)
-        from recovery.storage.snapshot import snapshots_at
-
-        directory = directory_of(self._path, self._address)
-        now, since = snapshots_at(directory, self._epoch, self._since)
-        return [StatePartition(this_host(), path.absolute(), now.cut, since and since.cut) for path in now.paths]
-
-    def _owned(self, address: DriverAddress) -> list[InputPartition]:
-        directory = directory_of(self._path, address)
-        question = {"path": str(directory), "epoch": self._epoch, "since": self._since}
-        answer = ask(address, {"rows": question})
-        since = answer["since"]
-        call = Rows(self._step, PartitionIndex(0), _cut(answer["cut"]), since and _cut(since))
-        key = bytes.fromhex(answer["task_key"])
-        return [
-            OwnedPartition(answer["address"], key, replace(call, partition=PartitionIndex(index)))
-            for index in range(answer["partitions"])
-        ]
-
-    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        if isinstance(partition, OwnedPartition):
-            address = OwnerAddress.parsed(json.loads(partition.address))
-            for body in read_rows(address, partition.task_key, partition.call):
-                with pyarrow.ipc.open_stream(body) as stream:
-                    yield from stream
-            return
-        assert isinstance(partition, StatePartition)
-        check_is_here(partition.host)
-        from recovery.owner.step_rows import step_rows
-
-        yield from step_rows(partition.path, self._step, partition.cut, partition.since)
-
-
-def _cut(found: list[Any]) -> Cut:
-    epoch, execution, batch = found
-    return Epoch(epoch), execution, BatchId(batch)
-
-
 def _is_of_operator(options: Mapping[str, str]) -> bool:
-    return "operator" in options and "step" not in options
+    return "operator" in options and not {"step", "quarantine"} & options.keys()

@@ -171,7 +171,7 @@ class TaskQuarantine:
         """Return the rows of an entry with the columns that the step has now, in the places of a chunk: first the own
         ones, then those of a key that is an expression, then the computed ones. Raises StateValueError if one is
         missing."""
-        table = quarantined_rows.unpacked(entry.data, self._corrupt(text))
+        table = quarantined_rows.unpacked(entry.data, self._corrupt(text), entry.rows)
         missing = [name for name in self._definition.columns if table.column_names.count(name) != 1]
         if missing and tuple(table.column_names) != self._definition.columns:
             raise _unlike(f"the rows lack the columns {', '.join(map(repr, missing))}")

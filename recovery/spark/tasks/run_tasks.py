@@ -42,7 +42,7 @@ def run_step(
     definition: StepDefinition, batches: Iterator[pa.RecordBatch], kind: type[StepTask] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Run a step over one Spark partition of one micro-batch, as a task of `kind`: by default StepTask, with a
-    quarantine what `_with_quarantine` returns.
+    quarantine what `with_quarantine` returns.
 
     Changes to a recovery partition are kept only if all of its rows were processed and their output was consumed.
     """
@@ -59,14 +59,14 @@ def run_step(
         )
     most_waiting = context.getLocalProperty(QUARANTINE_PROPERTY)
     if definition.hold is not None:
-        kind = _with_quarantine(definition)
+        kind = with_quarantine(definition)
         definition = replace(definition, most_waiting=None if most_waiting is None else int(most_waiting))
     connect = partial(reach, address, task_key=definition.task_key)
     with raised_once(context):
         yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask, int(tasks))
 
 
-def _with_quarantine(definition: StepDefinition) -> type[StepTask]:
+def with_quarantine(definition: StepDefinition) -> type[StepTask]:
     """Return the kind of the tasks of a step with a quarantine. Other steps do not wait for these imports."""
     if definition.when is not None:
         from recovery.spark.tasks.condition_task import ConditionTask

@@ -29,8 +29,7 @@ def waiting(job) -> list[tuple[int, str, list[int]]]:
     at = Store(job.directory).at()
     return [
         (entry.attempts, entry.failure.text, unpacked(entry.data, AssertionError)["value"].to_pylist())
-        for key in Wanted().keys(at)
-        for _, entry in entries_of(at, key)
+        for _, _, entry in entries_of(at, Wanted().keys(at))
     ]
 
 

@@ -13,11 +13,23 @@ from recovery.errors import QuarantineError, RecoveryError, shown
 from recovery.operational.steps.quarantine import WaitingRows
 from recovery.planning.quarantine import QuarantineLimit
 from recovery.spark.run.parts.part import Part
-from recovery.spark.steps.definition import RegisteredStep
+from recovery.spark.steps.definition import RegisteredStep, StepDefinition
 from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount, PartitionStore, of_all_steps
 from recovery.values import quarantine
 from recovery.values.quarantine import WAITS_MS
+
+
+def check_released(step: StepDefinition, left: WaitingRows) -> None:
+    """Raise QuarantineError if rows wait for a step whose errors end the run: it would let later rows pass."""
+    if step.hold is None and left.rows:
+        raise QuarantineError(
+            f'step {step.step_id!r} has {left.rows:,} rows in quarantine, and on_error="fail"',
+            cause='The step was declared with on_error="quarantine" before. Later rows of these keys would '
+            "pass those that wait.",
+            remedy='Declare on_error="quarantine" again; or look at the rows and drop them: python -m recovery '
+            "quarantine list DIR.",
+        )
 
 
 class Quarantine(Part):
@@ -39,14 +51,7 @@ class Quarantine(Part):
         definitions = [each.definition for each in steps]
         for each in definitions:
             left = before.get(each.step_id, WaitingRows())
-            if each.hold is None and left.rows:
-                raise QuarantineError(
-                    f'step {each.step_id!r} has {left.rows:,} rows in quarantine, and on_error="fail"',
-                    cause='The step was declared with on_error="quarantine" before. Later rows of these keys would '
-                    "pass those that wait.",
-                    remedy='Declare on_error="quarantine" again; or look at the rows and drop them: python -m recovery '
-                    "quarantine list DIR.",
-                )
+            check_released(each, left)
             if each.inputs and left.replays and each.replayed is None:
                 raise QuarantineError(
                     f"rows in quarantine of step {each.step_id!r} are to be replayed, and its frame was built before",
