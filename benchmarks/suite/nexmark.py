@@ -18,7 +18,6 @@ from typing import Any
 
 from benchmarks import keyed
 from benchmarks.harness import environments, table
-from benchmarks.harness.glance import Compared
 from benchmarks.harness.processes import ROOT
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
@@ -200,7 +199,6 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
         ),
         rows=rows,
         measurements=measurements,
-        compared=_compared(arguments.queries, summaries),
         notes=[note.format(**vars(arguments), cores=CORES) for note in NOTES],
     )
 
@@ -223,26 +221,6 @@ def _cells(each: table.Summary, base: table.Summary | None) -> tuple[str, ...]:
         *both("resume_s"),
         "correct" if each.problem is None else "failed",
     )
-
-
-def _compared(queries: Sequence[int], summaries: dict[str, table.Summary]) -> list[Compared]:
-    """Of each query the faster of our ways, against plain Spark."""
-    lines = []
-    for number in queries:
-        peer = summaries.get(f"{number}: {SPARK}")
-        ours = [each for kind in KINDS[:2] if (each := summaries.get(f"{number}: {kind}")) and each.seconds]
-        if peer is None or not ours:
-            continue
-        best = min(ours, key=lambda each: each.seconds or 0.0)
-        cpu = [each.correct(lambda run: float(run.answer["used_cpu_s"])) for each in (peer, best)]
-        lines.append(
-            Compared(
-                f"Nexmark {number}, {best.contender.partition(': ')[2]}",
-                f"{table.seconds(best.seconds)} s",
-                {SPARK: Compared.times(peer.seconds, best.seconds, *cpu)},
-            )
-        )
-    return lines
 
 
 assert set(TITLES) == set(TRUTHS)
