@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 STEPS, OPERATORS, SPARK = "steps", "operators", "spark-rocksdb"
 KINDS = (STEPS, OPERATORS, SPARK)
 PARTITIONS = 2
-WAIT_S = 600
-"""The longest that a query may take to the micro-batch in which it is killed."""
 
 
 def queries(kind: str) -> tuple[int, ...]:
@@ -113,8 +111,10 @@ def finish(query: Any) -> None:
 def killed(arguments: dict[str, Any]) -> dict[str, Any]:
     """Let every query of a kind come to the micro-batch `stop_at`, and kill this process and its JVM in it.
 
-    Each leaves what it has in `target`/NUMBER. The process is the leader of a group of its own.
+    Each query leaves what it has in `target`/NUMBER.
     """
+    # The JVM belongs to this process's group, and the benchmark does not.
+    os.setsid()
     spark = session(arguments["kind"], arguments)
     for number in arguments["queries"]:
         directory = Path(arguments["target"]) / str(number)

@@ -7,10 +7,8 @@ a process of its own, and runs once more over all input, in the same session: th
 from __future__ import annotations
 
 import argparse
-import json
-import os
+import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 
 from benchmarks import keyed
 from benchmarks.harness import environments, table
-from benchmarks.harness.processes import ROOT
+from benchmarks.harness.processes import ChildFailedError, run_child
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 from benchmarks.nexmark import contender as contenders
@@ -134,32 +132,15 @@ def _one(given: dict[str, Any], number: int, left: Path) -> dict[str, Any]:
 
 
 def _kill(python: Path, given: dict[str, Any], environment: dict[str, str], timeout_s: float) -> None:
-    """Run a kind's queries to the micro-batch in which their process is killed. Ends the program if it fails."""
+    """Run a kind's queries to the micro-batch in which their process is killed. Ends the program if it is not."""
     target = Path(given["target"])
-    subprocess.run(["rm", "-rf", str(target)], check=True)
-    scratch = target / "scratch"
-    scratch.mkdir(parents=True)
+    shutil.rmtree(target, ignore_errors=True)
     print(f"killing {given['kind']} … ", end="", file=sys.stderr, flush=True)
-    settings = {
-        "PYTHONPATH": str(ROOT),
-        "PYSPARK_PYTHON": str(python),
-        "SPARK_LOCAL_DIRS": str(scratch),
-        "TMPDIR": str(scratch),
-    }
-    command = [str(python), "-m", "benchmarks.harness.child", "benchmarks.nexmark.contender:killed", json.dumps(given)]
-    log = target / "stderr.log"
-    with log.open("wb") as errors:
-        child = subprocess.Popen(
-            command, cwd=target, env={**os.environ, **settings, **environment}, stdin=subprocess.DEVNULL,
-            stdout=errors, stderr=errors, start_new_session=True,
-        )  # fmt: skip
-        try:
-            ended = child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            raise SystemExit(f"{given['kind']} did not come to its end in {timeout_s:.0f} s: see {log}") from None
-    if ended != -signal.SIGKILL:
-        raise SystemExit(f"{given['kind']} ended with {ended} before it was killed: see {log}")
+    try:
+        run_child(python, f"{contenders.__name__}:killed", given, target, environment, timeout_s)
+    except ChildFailedError as error:
+        if not str(error).startswith(f"it ended with code {-signal.SIGKILL}"):
+            raise SystemExit(f"{given['kind']} was not killed in micro-batch {given['stop_at']}: {error}") from None
     print("killed", file=sys.stderr, flush=True)
 
 
