@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import signal
+import sys
 import threading
 import time
 from importlib.metadata import version
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.contenders.spark_totals import CONF, ROCKSDB
-from benchmarks.harness.processes import spent
+from benchmarks.harness.processes import SAMPLE_S, resident_bytes, spent
 from benchmarks.nexmark import spark_queries
 
 if TYPE_CHECKING:
@@ -130,35 +131,81 @@ def killed(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Resume the query that was killed, to its end; then run it over all input, which is what is measured."""
-    kind, number, files = arguments["kind"], arguments["query"], arguments["files"]
-    spark = session(kind, arguments)
+    """Resume each query of the kind that was killed, to its end, and run the query once more over all input.
+
+    `queries` of the answer: by number, what the two runs took; `problem` where a query failed.
+    """
+    spark = session(arguments["kind"], arguments)
     spark.sparkContext.setLogLevel("ERROR")
-    answer: dict[str, Any] = {}
-    if arguments["killed"]:
-        shutil.copytree(arguments["killed"], "resumed")
-        # What was copied is not the run's to wait for.
-        os.sync()
-        sink = Written(Path("resumed/out"))
-        started_s = time.perf_counter()
-        finish(begin(spark, kind, number, files, Path("resumed"), sink, arguments["interval_s"]))
-        # From here the query is further than when it was killed.
-        answer["resume_s"] = sink.times_s[arguments["stop_at"]] - started_s
-        answer["resumed_with"] = min(sink.times_s)
-        os.sync()
-    sink = Written(Path("whole/out"))
-    before, started_s = spent(), time.perf_counter()
-    finish(begin(spark, kind, number, files, Path("whole"), sink, arguments["interval_s"]))
-    seconds = time.perf_counter() - started_s
-    used = spent() - before
-    kept = [path for name in ("db", "checkpoint") for path in Path("whole", name).rglob("*") if path.is_file()]
+    started_s = time.perf_counter()
+    found: dict[str, dict[str, Any]] = {}
+    for number in arguments["queries"]:
+        # An earlier query's garbage is not this one's memory.
+        spark._jvm.java.lang.System.gc()
+        try:
+            found[str(number)] = {**_resumed(spark, arguments, number), **_whole(spark, arguments, number)}
+        except Exception as error:
+            found[str(number)] = {"problem": f"{type(error).__name__}: {error}"}
+        print(f"{number} … ", end="", file=sys.stderr, flush=True)
     java = spark._jvm.java.lang.System.getProperty("java.version")
     spark.stop()
+    return {
+        "seconds": time.perf_counter() - started_s,
+        "queries": found,
+        "versions": {"python": platform.python_version(), "pyspark": version("pyspark"), "java": java},
+    }
+
+
+def _resumed(spark: SparkSession, arguments: dict[str, Any], number: int) -> dict[str, Any]:
+    """Run what was killed to the end; `resume_s`: until the micro-batch is written in which the process was killed."""
+    directory = Path("resumed", str(number))
+    shutil.copytree(Path(arguments["target"], str(number)), directory)
+    # What was copied is not the run's to wait for.
+    os.sync()
+    sink = Written(directory / "out")
+    started_s = time.perf_counter()
+    finish(begin(spark, arguments["kind"], number, arguments["files"], directory, sink, arguments["interval_s"]))
+    os.sync()
+    return {"resume_s": sink.times_s[arguments["stop_at"]] - started_s, "resumed_with": min(sink.times_s)}
+
+
+def _whole(spark: SparkSession, arguments: dict[str, Any], number: int) -> dict[str, Any]:
+    """Run the query over all input."""
+    directory = Path("whole", str(number))
+    sink = Written(directory / "out")
+    with Peak() as peak:
+        before, started_s = spent(), time.perf_counter()
+        finish(begin(spark, arguments["kind"], number, arguments["files"], directory, sink, arguments["interval_s"]))
+        seconds = time.perf_counter() - started_s
+        used = spent() - before
+    kept = [path for name in ("db", "checkpoint") for path in (directory / name).rglob("*") if path.is_file()]
     return {
         "seconds": seconds,
         "used_cpu_s": used.cpu_s,
         "written_bytes": used.written_bytes,
         "kept_bytes": sum(path.stat().st_size for path in kept),
-        **answer,
-        "versions": {"python": platform.python_version(), "pyspark": version("pyspark"), "java": java},
+        "memory_bytes": peak.bytes,
     }
+
+
+class Peak:
+    """The highest sum of resident sizes of this process and its descendants, sampled while the context lasts."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="peak", daemon=True)
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self.bytes = max(self.bytes, resident_bytes())
+            if self._ended.wait(SAMPLE_S):
+                return

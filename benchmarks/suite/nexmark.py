@@ -1,7 +1,7 @@
 """Nexmark's queries that keep state: as steps, with Spark's operators on recovery partitions, and in plain Spark.
 
-A process for each kind runs all its queries to the middle of the input and is killed there. Then each query resumes in
-a process of its own, and runs once more over all input, in the same session: that run is measured.
+A process for each of these kinds runs all queries to the middle of the input and is killed there. Another one resumes
+each query in turn, and runs it once more over all input: that run is measured.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ NOTES = (
     "Steps output the results of windows and sessions as they grow; in 5, 7 and 11 Spark's operators (append mode) "
     "output a result when the watermark has passed its window. The steps of 5, 7, 8 and 11 keep states that a "
     "watermark drops.",
-    "Measured in a session that has resumed the same query before, from the start of the query to its end; CPU and "
-    "written bytes, those of the output and of Spark's shuffle included, are of all processes. Memory is the highest "
-    "sum of resident sizes in the whole process. Resume: the process's first query, from a ready session until the "
-    "micro-batch is written in which the process was killed, with all that has to be computed again.",
+    "All queries of a kind run in one session, one after the other. Each first resumes what was killed, then runs "
+    "over all input, which is measured, from its start to its end; CPU and written bytes, those of the output and "
+    "of Spark's shuffle included, are of all processes. Memory is the highest sum of their resident sizes "
+    "meanwhile, in a JVM that earlier queries have used. Resume: until the micro-batch is written in which the "
+    "process was killed, with all that has to be computed again.",
     "4: Spark's operators have no such query, since a second aggregation cannot follow results of a first that still "
     "change; the steps add what changed. 7: of equal prices one bid counts. 18: of equal times the highest bid counts. "
     "16: Spark has no exact `COUNT(DISTINCT)` on a stream; sets of values are in its rows instead. 19: Spark has no "
@@ -82,65 +83,67 @@ def run(arguments: argparse.Namespace) -> Report:
     if arguments.files < 2 or arguments.events % (arguments.files * CYCLE):
         raise SystemExit(f"--events must make --files equal files, two or more, of a multiple of {CYCLE} events")
     files = generate(Shape(arguments.events, arguments.files), arguments.work / "inputs")
-    left = arguments.work / "killed"
     environment = environments.java_environment()
-    chosen = [_given(kind, arguments, files, left) for kind in arguments.contenders]
-    for given, python in chosen:
-        _kill(python, given, environment, arguments.timeout)
-    made = [
-        Contender(
-            f"{number}: {given['kind']}", python, "benchmarks.nexmark.contender:measure", _one(given, number, left)
-        )
-        for number in arguments.queries
-        for given, python in chosen
-        if number in given["queries"]
-    ]
+    made = [_contender(kind, arguments, files) for kind in arguments.contenders]
+    for each in made:
+        _kill(each, environment, arguments.timeout)
 
     def check(contender: Contender, answer: dict[str, Any], directory: Path) -> str | None:
-        number, kind = contender.arguments["query"], contender.arguments["kind"]
-        for name in ("resumed", "whole"):
-            found = wrong(number, files, directory / name / "out", contenders.appended(kind, number))
-            if found:
-                return f"wrong result, {name}: {found}"
+        kind = contender.arguments["kind"]
+        for number in contender.arguments["queries"]:
+            answered = answer["queries"][str(number)]
+            for name in ("resumed", "whole"):
+                written = directory / name / str(number) / "out"
+                if not answered.get("problem"):
+                    found = wrong(number, files, written, contenders.appended(kind, number))
+                    answered["problem"] = found and f"wrong result, {name}: {found}"
         return None
 
     rounds = Rounds(arguments.repeat, arguments.work / "runs", environment, arguments.timeout, arguments.keep)
-    return report(arguments, rounds.measure(made, check))
+    return report(arguments, by_query(arguments.queries, rounds.measure(made, check)))
 
 
-def _given(kind: str, arguments: argparse.Namespace, files: Path, left: Path) -> tuple[dict[str, Any], Path]:
-    """The arguments of a kind's processes, and their Python."""
-    plain = kind == SPARK
-    python = (
-        environments.python_of(environments.SPARK, arguments.work / "venvs") if plain else environments.own_python()
-    )
+def by_query(queries: Sequence[int], measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Each measurement of a kind as measurements of its queries."""
+    found = []
+    for number in queries:
+        for each in measurements:
+            if number not in contenders.queries(each.contender):
+                continue
+            answer = each.answer.get("queries", {}).get(str(number), {})
+            problem = each.problem or answer.get("problem")
+            answer = {**answer, "versions": each.answer.get("versions", {})}
+            found.append(Measurement(f"{number}: {each.contender}", each.round, answer, each.usage, problem))
+    return found
+
+
+def _contender(kind: str, arguments: argparse.Namespace, files: Path) -> Contender:
+    own = environments.own_python()
+    python = environments.python_of(environments.SPARK, arguments.work / "venvs") if kind == SPARK else own
     given = {
         "kind": kind,
         "queries": [each for each in arguments.queries if each in contenders.queries(kind)],
         "files": str(files.absolute()),
-        "target": str((left / kind).absolute()),
+        "target": str((arguments.work / "killed" / kind).absolute()),
         "stop_at": arguments.files // 2,
         "interval_s": arguments.interval,
         "master": f"local[{CORES}]",
         "conf": {"spark.driver.memory": "2g", "spark.sql.shuffle.partitions": str(CORES)},
     }
-    return given, python
+    return Contender(kind, python, f"{contenders.__name__}:measure", given)
 
 
-def _one(given: dict[str, Any], number: int, left: Path) -> dict[str, Any]:
-    return {**given, "query": number, "killed": str((left / given["kind"] / str(number)).absolute())}
-
-
-def _kill(python: Path, given: dict[str, Any], environment: dict[str, str], timeout_s: float) -> None:
+def _kill(contender: Contender, environment: dict[str, str], timeout_s: float) -> None:
     """Run a kind's queries to the micro-batch in which their process is killed. Ends the program if it is not."""
+    given = contender.arguments
     target = Path(given["target"])
     shutil.rmtree(target, ignore_errors=True)
-    print(f"killing {given['kind']} … ", end="", file=sys.stderr, flush=True)
+    print(f"killing {contender.name} … ", end="", file=sys.stderr, flush=True)
     try:
-        run_child(python, f"{contenders.__name__}:killed", given, target, environment, timeout_s)
+        run_child(contender.python, f"{contenders.__name__}:killed", given, target, environment, timeout_s)
     except ChildFailedError as error:
         if not str(error).startswith(f"it ended with code {-signal.SIGKILL}"):
-            raise SystemExit(f"{given['kind']} was not killed in micro-batch {given['stop_at']}: {error}") from None
+            raise SystemExit(f"{contender.name} was not killed in micro-batch {given['stop_at']}: {error}") from None
     print("killed", file=sys.stderr, flush=True)
 
 
@@ -192,11 +195,10 @@ def _cells(each: table.Summary, base: table.Summary | None) -> tuple[str, ...]:
         mine = middle(name, each)
         return table.seconds(mine), table.ratio(mine, middle(name, base))
 
-    memory = each.correct(lambda run: run.usage.python_rss_bytes + run.usage.java_rss_bytes)
     return (
         *both("seconds"),
         *both("used_cpu_s"),
-        table.mebibytes(memory),
+        table.mebibytes(middle("memory_bytes", each)),
         table.mebibytes(middle("written_bytes", each)),
         table.mebibytes(middle("kept_bytes", each)),
         *both("resume_s"),
