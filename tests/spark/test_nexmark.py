@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,12 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
+from benchmarks.harness.processes import Usage
+from benchmarks.harness.rounds import Measurement
 from benchmarks.nexmark import contender, events, spark_queries, truth
 from benchmarks.nexmark.contender import OPERATORS, SPARK, STEPS
 from benchmarks.nexmark.events import Shape
@@ -137,6 +142,37 @@ def test_queries_give_what_a_batch_query_gives(spark: SparkSession, tmp_path: Pa
     check(spark, kind, number, events.generate(Shape(20_000, 2), tmp_path / "inputs"), tmp_path / "run")
 
 
+def mean_winning_price(stream: DataFrame) -> DataFrame:
+    """Query 4 as one writes it for a batch."""
+    sold, made = spark_queries.auctions(stream), spark_queries.bids(stream)
+    inside = (made.auction == sold.id) & made.dateTime.between(sold.dateTime, sold.expires)
+    winning = made.join(sold, inside).groupBy("id", "category").agg(F.max("price").alias("price"))
+    return winning.groupBy("category").agg(F.avg("price").alias("mean"))
+
+
+def different_bidders(stream: DataFrame) -> DataFrame:
+    """A part of query 16."""
+    return spark_queries.bids(stream).groupBy("channel").agg(F.countDistinct("bidder"))
+
+
+@pytest.mark.parametrize(
+    ("build", "mode", "said"),
+    [
+        (mean_winning_price, "append", "watermark"),
+        (mean_winning_price, "update", "correctness"),
+        (mean_winning_price, "complete", "not supported"),
+        (different_bidders, "update", "[Dd]istinct"),
+    ],
+)
+def test_what_sparks_operators_refuse(
+    spark: SparkSession, files: Path, tmp_path: Path, build: Callable[[DataFrame], DataFrame], mode: str, said: str
+) -> None:
+    """Why query 4 is not among those of Spark's operators, and why 16 keeps sets."""
+    writer = build(spark_queries.events(spark, str(files))).writeStream.format("noop").outputMode(mode)
+    with pytest.raises(AnalysisException, match=said):
+        writer.option("checkpointLocation", f"file:{tmp_path}").start()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", contender.KINDS)
 def test_all_queries_give_what_a_batch_query_gives(spark: SparkSession, files: Path, tmp_path: Path, kind: str) -> None:
@@ -145,6 +181,19 @@ def test_all_queries_give_what_a_batch_query_gives(spark: SparkSession, files: P
     assert set(numbers) == set(truth.TRUTHS) - {number for number, without in nexmark.NOT_WRITTEN if without == kind}
     for number in numbers:
         check(spark, kind, number, files, tmp_path / str(number))
+
+
+def test_a_kinds_answer_becomes_one_of_each_query() -> None:
+    """A query that failed has its problem, and one of a process that failed has that of the process."""
+    answer = {"seconds": 3, "queries": {"3": {"seconds": 1.5}, "5": {"problem": "no"}}, "versions": {"java": "17"}}
+    given = [Measurement(STEPS, 0, answer, Usage(), None), Measurement(SPARK, 0, {}, Usage(), "killed")]
+    found = nexmark.by_query([3, 4, 5], given)
+    assert [(each.contender, each.problem) for each in found] == [
+        ("3: steps", None), ("3: spark-rocksdb", "killed"), ("4: steps", None),
+        ("5: steps", "no"), ("5: spark-rocksdb", "killed"),
+    ]  # fmt: skip
+    assert found[0].seconds == 1.5
+    assert found[0].answer["versions"] == {"java": "17"}
 
 
 def test_appended_is_of_sparks_append_mode() -> None:
