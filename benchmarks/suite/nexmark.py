@@ -59,8 +59,8 @@ NOTES = (
     "process was killed, with all that has to be computed again.",
     "4: Spark's operators have no such query, since a second aggregation cannot follow results of a first that still "
     "change; the steps add what changed. 7: of equal prices one bid counts. 18: of equal times the highest bid counts. "
-    "16: Spark has no exact `COUNT(DISTINCT)` on a stream; sets of values are in its rows instead. 19: Spark has no "
-    "top k on a stream; lists of all prices are in its rows instead. Bytewax did not take part.",
+    "16: Spark has no exact `COUNT(DISTINCT)` on a stream; sets of values are in its rows instead. Bytewax did not take "
+    "part.",
 )
 """Below the table."""
 

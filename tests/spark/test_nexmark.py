@@ -180,6 +180,8 @@ def test_all_queries_give_what_a_batch_query_gives(spark: SparkSession, files: P
     numbers = contender.queries(kind)
     assert set(numbers) == set(truth.TRUTHS) - {number for number, without in nexmark.NOT_WRITTEN if without == kind}
     for number in numbers:
+        if number == 19 and kind != STEPS and spark.version < "4.2":
+            continue  # max_by has no k there
         check(spark, kind, number, files, tmp_path / str(number))
 
 
