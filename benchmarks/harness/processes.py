@@ -121,6 +121,12 @@ def spent(root: int | None = None) -> Spent:
     return Spent(sum(running[pid].cpu_s + running[pid].waited_s for pid in members), written)
 
 
+def resident_bytes(root: int | None = None) -> int:
+    """The sum of resident sizes of the process with this number, or this one, and its descendants."""
+    running = _processes()
+    return sum(running[pid].rss_bytes for pid in _tree({root or os.getpid()}, running))
+
+
 class _Watch:
     """A thread that samples /proc until the watched tree has ended."""
 
