@@ -16,6 +16,7 @@ from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.deltas.scratch import _prefix
 from recovery.storage.lock import DirectoryLock
 from tests.idle.world import World
+from tests.shares import first, one_in
 
 SKIPPED = "no new input since epoch"
 
@@ -63,7 +64,7 @@ def touched(world: World) -> None:
         (world.path / name).touch()
 
 
-@pytest.mark.parametrize("change", [nothing, hidden_names, unfinished, touched])
+@first("change", [nothing, hidden_names, unfinished, touched])
 def test_what_does_not_need_spark(world, change):
     """Nothing new; names that Spark leaves out; a line without its end; files with the same content."""
     change(world)
@@ -136,7 +137,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", one_in(3, CHANGES))
 def test_what_needs_spark_in_the_world(world, name):
     """What has changed since the last run. The command says why it starts Spark, and has written nothing by then."""
     change, why = CHANGES[name]
@@ -205,6 +206,7 @@ def test_what_a_program_reads(world):
     assert [run["metadata"]["in_a_row"] for run in runs[:2]] == [2, 1]
 
 
+@pytest.mark.long
 def test_a_history_of_runs(tmp_path):
     """Runs with input, without, and with a timeout that is due: each line counts once, and only runs with something to
     do start Spark."""

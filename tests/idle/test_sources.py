@@ -8,6 +8,7 @@ import pytest
 
 from recovery.idle.note import NotedSource
 from recovery.idle.sources import Positions, _files_of, new_input, noted_source
+from tests.shares import first
 from tests.spark.conftest import spark  # noqa: F401
 
 NAMES = [
@@ -32,7 +33,7 @@ PATHS = [
 ]
 
 
-@pytest.mark.parametrize("path", PATHS)
+@first("path", PATHS)
 def test_every_file_that_spark_reads_is_looked_at(spark, tmp_path, path):  # noqa: F811
     """Wildcards, hidden names, directories within directories. Files beyond Spark's only start Spark in vain."""
     for name in NAMES:

@@ -16,6 +16,7 @@ from recovery.errors import QuarantineError, RecoveryError, StepChangedError, Un
 from recovery.operational.steps.quarantine import WaitingRows, Wanted, replay
 from recovery.storage.store import Store
 from tests.flows import bad_rows
+from tests.shares import first
 from tests.spark.support import ROOT, states
 from tests.spark.test_crashes import finish, recovery_command
 from tests.stores import content, problems
@@ -147,6 +148,7 @@ def test_a_step_whose_errors_end_the_run_does_not_pass_rows_that_wait(job):
     assert job.totals() == {"a": [1, 8], "b": [2, 4, 6], "c": [3, 7]}
 
 
+@pytest.mark.long
 def test_a_renamed_step_keeps_its_quarantine(job):
     """Its rows are replayed under the new name, in the run that renames."""
     job.run()
@@ -181,6 +183,7 @@ def test_timeouts_of_a_key_that_waits(job):
     assert ("a", 1006) in job.rows()
 
 
+@pytest.mark.long
 def test_the_form_of_bytewax(tmp_path, feed, spark):
     """`stateful_map`: all rows of the key in the micro-batch wait."""
     feed.add([("a", 1), ("a", 1000), ("b", 2)])
@@ -213,7 +216,7 @@ def sums(job, key=lambda key: key) -> dict[str, tuple[int, int]]:
     return {key: (each["n"], each["total"] // bad_rows.MANY) for key, each in found.items()}
 
 
-@pytest.mark.parametrize("given", [{}, {"by": "upper(key)"}])
+@first("given", [{}, {"by": "upper(key)"}])
 def test_an_aggregate_whose_sum_overflows(job, given, tuning):
     """The key's rows wait as they came, the other keys go on. A replay computes what is added from the rows again, and
     counts each once."""
@@ -236,6 +239,7 @@ def test_an_aggregate_whose_sum_overflows(job, given, tuning):
     assert sums(job)[key("a")] == (4, 14)
 
 
+@pytest.mark.long
 def test_later_rows_of_an_aggregate_pass_with_hold_no(job):
     """Only the rows that failed wait."""
     job.make = bad_rows.make_sums
@@ -259,7 +263,7 @@ def test_an_error_that_belongs_to_no_rows_ends_an_aggregate(tmp_path, feed, spar
     assert job.waiting().rows == 0
 
 
-@pytest.mark.parametrize("make", [bad_rows.make, bad_rows.make_tables])
+@first("make", [bad_rows.make, bad_rows.make_tables])
 def test_a_key_that_is_an_expression(tmp_path, feed, spark, make):
     """Its rows in quarantine have only the columns of the input: the key comes back from its text."""
     feed.add([("a", 1), ("b", 1000), ("a", 2)])

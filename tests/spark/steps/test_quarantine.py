@@ -54,6 +54,7 @@ def test_rows_wait_and_pass_once_when_they_are_replayed(job, tuning):
     assert problems(job.directory) == []
 
 
+@pytest.mark.long
 def test_replayed_rows_need_no_new_input(job):
     """They wake the run; a rewind takes the replay back."""
     job.run()
@@ -151,6 +152,7 @@ def test_a_frame_that_was_built_before_does_not_replay(job, spark):
     assert content(job.directory) == before
 
 
+@pytest.mark.long
 def test_rows_of_another_type_stay(job, spark):
     """The input has other columns since: the error says so, and the rows are as before."""
     job.run()
