@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
-import pytest
-
 from recovery.idle.note import NotedSource
 from recovery.idle.sources import Positions, _files_of, new_input, noted_source
 from tests.shares import first
