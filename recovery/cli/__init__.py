@@ -44,7 +44,7 @@ COMMANDS = {
 """Names of commands, and their files; and the name of the function if that differs."""
 SECTIONS = {
     "Run a flow": ("demo", "init", "run", "warmup"),
-    "Look": ("status", "plan", "history", "diff", "report", "verify", "advise"),
+    "Look": ("status", "ui", "plan", "history", "diff", "report", "verify", "advise"),
     "Keep copies, and bring them back": ("backup", "restore", "drill", "follow", "promote"),
     "Change what is stored": ("state", "quarantine", "hwm", "runs", "fork", "repartition", "gc"),
     "Come from another tool": ("checkpoint", "import"),
