@@ -171,6 +171,13 @@ class GroupState(Generic[S]):
         raise NotImplementedError("there is no event-time watermark in a stateful step")
 
     def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self), name):
+            raise AttributeError(
+                "GroupState() belongs to no key: GroupState.of(value) is the state of one with this value, "
+                "GroupState.of() that of a new key",
+                name=name,
+                obj=self,
+            )
         if name in _ABSENT:
             raise AttributeError(f"a GroupState has no {name}: {_ABSENT[name]}", name=name, obj=self)
         meant = get_close_matches(name, [each for each in dir(type(self)) if not each.startswith("_")], 1, 0.7)

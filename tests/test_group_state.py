@@ -248,3 +248,9 @@ def test_a_member_by_a_wrong_name():
     assert not hasattr(GroupState.of(1), "json")
     with pytest.raises(AttributeError, match=r"oldTimeoutTimestamp: .* keep the time .* in the state"):
         _ = GroupState.of(1).oldTimeoutTimestamp
+
+
+def test_a_state_that_belongs_to_no_key():
+    """The error names the way to make one in a test."""
+    with pytest.raises(AttributeError, match=r"GroupState\.of\(\) that of a new key"):
+        _ = GroupState().getOption
