@@ -27,6 +27,7 @@ from tests.backup.support import back_up, is_marked, states, work
 from tests.owner.served import Served, recovery, token_file
 from tests.shares import some
 from tests.stores import Driver, SpreadDirectory, state_at
+from tests.waiting import wait_until
 
 HISTORIES = int(os.environ.get("RECOVERY_TEST_RESTORES_TO_OWNERS", "12"))
 
@@ -280,6 +281,8 @@ class TestKilled:
         recovery("restore", backups, *hosts.options, RECOVERY_CRASH_AT="owners.4", TMPDIR=str(tmp_path))
         before = hosts.names()
         [_, _, *second] = hosts.options
+        # The owners free their locks when they notice that the command has died.
+        wait_until(lambda: recovery("restore", backups, *second).returncode == 26)
         said = call("restore", backups, *second, code=26)
         assert f"{hosts.spread.services[0].at}" in said
         assert hosts.names() == before

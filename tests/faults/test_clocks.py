@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from recovery.base.clock import Uptime
+from recovery.planning.folding import FoldLimits
 from recovery.planning.resume import plan_resume
 from recovery.storage.scan import scan
 from tests.faults.minirun import MiniRun, states, totals
@@ -86,6 +87,8 @@ def decisions(directory: Path, disturb, between: bool, restarts: bool = False) -
         if between:
             disturb(clock, batch)
         run = MiniRun(directory, 1, clock=clock, backup_interval=BACKUP_S)
+        # Collection comes with folding.
+        run.closer.limits = FoldLimits()
         found.append(("resumed", run.prepared.plan.resume_epoch))
         for number in range(8):
             assert run.next_batch == batch

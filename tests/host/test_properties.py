@@ -7,7 +7,6 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-import recovery.spark.run.blocking
 from recovery import ConfigurationError
 from recovery.cli import main
 from recovery.host.properties import format_properties, parse_properties, read_properties
@@ -68,7 +67,7 @@ def ran(monkeypatch, tmp_path):
         seen.update(options["conf"])
         raise ConfigurationError("far enough")
 
-    monkeypatch.setattr(recovery.spark.run.blocking, "run", run)
+    monkeypatch.setattr("recovery.spark.run.blocking.run_query", run)
 
     def call(*options: str, **environment: str) -> dict[str, str]:
         seen.clear()

@@ -289,6 +289,8 @@ class Histories(RuleBasedStateMachine):
         """The epoch is closed in some partitions only: the next run starts it again, everywhere."""
         epoch = self.run.epoch
         batch, cut, touched, logged = self.sealed or (self.batch, self.cut(self.batch), self.touched_now, logged)
+        if not logged:
+            touched = touched | self.touched_unfolded
         requests = self.run.requests(batch, driver_rows={DRIVER_STEP: {"position": position}}, logged=logged)
         for index in range(closed):
             self.run.store.close_partition(index, self.run.lease, requests[index])
