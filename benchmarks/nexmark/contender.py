@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 STEPS, OPERATORS, SPARK = "steps", "operators", "spark-rocksdb"
 KINDS = (STEPS, OPERATORS, SPARK)
 PARTITIONS = 2
+KILLED_S = 600.0
+"""How long a process that is to be killed waits for that."""
 
 
 def queries(kind: str) -> tuple[int, ...]:
-    """Those that this kind has."""
+    """The numbers of the queries that this kind has."""
     return tuple(sorted(spark_queries.QUERIES if kind != STEPS else spark_queries.QUERIES | {4: None}))
 
 
@@ -57,7 +59,8 @@ class Written:
         """A foreachBatch function."""
         if batch_id == self._stop_at:
             self.stopped.set()
-            threading.Event().wait()
+            threading.Event().wait(KILLED_S)
+            raise TimeoutError(f"nobody has killed this process in {KILLED_S} s")
         batch.write.mode("overwrite").parquet(f"file:{self._target}/batch={batch_id}")
         self.times_s[batch_id] = time.perf_counter()
 

@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def _contenders(shape: str, lines: keyed_lines.KeyedLines, arguments: argparse.Namespace) -> list[Contender]:
-    """Those that were chosen, on this input, which is in their names."""
+    """The chosen contenders on this input; each contender's name has the shape of the input."""
     chosen = arguments.contenders
     named = {f"{name}: {shape}": given for name, given in VARIANTS.items() if name in chosen}
     made = micro_batches.contenders(MODULE, named, lines.files_directory, skip=SKIP, driver_memory="4g", counted=True)

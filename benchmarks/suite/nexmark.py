@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What can be chosen."""
     parser.add_argument("--events", type=int, default=500_000, help="of all kinds (default: %(default)s)")
     parser.add_argument("--files", type=int, default=10, help="of equal size, one a micro-batch (default: %(default)s)")
-    parser.add_argument("--interval", type=float, default=2, help="seconds between snapshots of ours (default: 2)")
+    parser.add_argument("--interval", type=float, default=2, help="seconds between two epochs of a flow (default: 2)")
     parser.add_argument(
         "--queries", type=keyed.numbers, default=tuple(TITLES), help=f"comma-separated (default: {_listed(TITLES)})"
     )

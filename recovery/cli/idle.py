@@ -14,8 +14,8 @@ from recovery.idle.look import look
 
 
 def ended_idle(config: RecoveryConfig, facts: Mapping[str, str], *, from_backup: bool, as_json: bool) -> bool:
-    """Return whether the run has nothing to do, and has ended; the run history and the user know then. Otherwise the
-    user is told why Spark starts. from_backup: the directory is to be restored if it is empty."""
+    """Return whether the run has nothing to do, and has ended; the run history and the user know then. Otherwise print
+    why Spark starts. from_backup: the directory is to be restored if it is empty."""
     found = look(config, facts, SystemClock()) if not from_backup else "--from may restore the directory"
     if isinstance(found, str):
         if not as_json:

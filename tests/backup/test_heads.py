@@ -130,7 +130,7 @@ def test_a_forged_name(place, name):
      ("changes", 5), ("executions", {}), ("unlisted", 99), ("unlisted", 1)],
 )  # fmt: skip
 def test_a_forged_manifest_with_a_head(place, field, value):
-    """It is refused with a sentence."""
+    """Such a manifest is refused with a sentence."""
     newest = list_backups(place).newest
     text = json.loads(gzip.decompress(encode(newest)))
     text["partitions"][0][field] = value
@@ -175,7 +175,7 @@ def test_a_head_of_other_partitions_does_not_fit(place):
 
 
 def test_a_place_of_format_2(store_dir, tmp_path):
-    """Its manifests list every epoch and have another fingerprint: they are restored, continued and followed."""
+    """Manifests of format 2 list every epoch and have another fingerprint; all are restored and followed."""
     work(store_dir, 4)
     back_up(store_dir, tmp_path / "dest")
     work(store_dir, 1)
@@ -204,7 +204,7 @@ def test_a_place_of_format_2(store_dir, tmp_path):
 
 
 def test_a_newer_format_is_refused_by_name(place, tmp_path):
-    """Its needs are unknown."""
+    """What a newer format needs is unknown."""
     newest = list_backups(place).newest
     text = json.loads(gzip.decompress(encode(newest)))
     text["format"] = 4

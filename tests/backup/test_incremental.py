@@ -359,8 +359,8 @@ def test_links_of_a_live_run(make_store, tmp_path):
 
 
 def test_a_backup_of_an_older_version_continues_as_a_chain(store, tmp_path):
-    """Its manifest lacks what chains need, and has another fingerprint. A manifest of whole copies has the format that
-    older versions read."""
+    """The older manifest lacks what chains need, and has another fingerprint. A manifest of whole copies has the
+    format that older versions read."""
     made = back_up(store, tmp_path / "dest").manifest
     path = tmp_path / "dest" / manifest_name(made.id)
     value = json.loads(gzip.decompress(path.read_bytes()))

@@ -71,7 +71,7 @@ def test_without_a_history(checkout):
     [("9.4.0.dev12+g1234567", "9.4.0.dev12+g1234567"), ("9.3.0", "9.4.0.dev0"), (None, "9.4.0.dev0")],
 )
 def test_the_installed_version(installed, expected, monkeypatch):
-    """That of another version of the package, or of none, is not that of the sources."""
+    """Metadata of another version of the package does not count: the version of the sources does."""
     from importlib import metadata
 
     def found(name: str) -> str:

@@ -115,8 +115,8 @@ def test_the_error_of_a_contributor_ends_closing(store_dir, phase, epochs):
     ],
 )
 def test_which_epochs_are_logged(interval_s, kept_s, may_log, noted, changed, logs):
-    """Those that follow closely. The run may rule it out, and so do, where epochs are kept, backups that read what each
-    has changed, and epochs that change much of the state."""
+    """Epochs that follow closely are logged. The run may rule that out. So do, where epochs are kept, backups that
+    read what each epoch has changed, and epochs that change much of the state."""
     assert ClosingSettings(interval_s, kept_s, may_log).logs(notes_made=noted, changed=changed) is logs
 
 

@@ -85,7 +85,7 @@ class World:
     def look(
         self, *options: str, target: str = "flow.py", cwd: Path | None = None, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """The same run in a process that finds none of Spark's packages: it ends well only if it needs none."""
+        """A run in a process that finds none of Spark's packages: the run ends well only if it needs none of them."""
         code = BLOCKED + "from recovery.__main__ import main\nmain()"
         command = [sys.executable, "-c", code, "run", target, "-r", str(self.db), *OPTIONS, *options]
         command[command.index("-r") + 1] = "db" if cwd is None else os.path.relpath(self.db, cwd)

@@ -237,6 +237,6 @@ def test_the_key_of_rows_in_quarantine_is_known_while_their_step_is_gone(recorde
     ],
 )
 def test_rows_in_quarantine_that_no_step_could_replay_are_refused(error, found, waiting, given):
-    """Also where the step has no state, because all of its rows have failed, or was dropped in between."""
+    """A step whose state is missing is refused, too: because all of its rows have failed, or was dropped in between."""
     with pytest.raises(error, match=found):
         plan_rows(*waiting, **given)

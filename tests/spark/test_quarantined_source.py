@@ -72,7 +72,7 @@ def read(spark, store, **options):
 
 
 def test_values_come_back_in_their_types(spark, store):
-    """Those of a step, each row once; columns that an entry lacks are NULL, and so is the row of a timeout."""
+    """The frame has each row of a step once; columns that an entry lacks are NULL, and so is the row of a timeout."""
     frame, [first, second, third, timeout] = read(spark, store, quarantine="totals")
     assert frame.schema.simpleString() == (
         "struct<step:string,key:string,number:bigint,epoch:bigint,batch:bigint,since:timestamp,attempts:bigint,"

@@ -235,7 +235,7 @@ def test_offsets_that_lead_outside_are_refused(column):
 
 
 def test_a_piece_has_no_more_rows_than_can_be_read(monkeypatch):
-    """Also if the rows have no bytes."""
+    """Rows without bytes are divided, too."""
     monkeypatch.setattr(quarantined_rows, "MOST_ROWS", 3)
     rows = pa.RecordBatch.from_arrays([pa.nulls(10)], ["a"])
     pieces = list(quarantined_rows.pieces(rows))

@@ -67,7 +67,7 @@ class TaskQuarantine:
         self.entered = 0
         """The rows that this task has put into quarantine; a call without rows counts as one."""
         self.rows = 0
-        """The same rows, less those that left it."""
+        """The rows that this task has put into quarantine, less the rows that have left quarantine."""
 
     def wake(self, partitions: Iterable[PartitionIndex]) -> None:
         """Read which keys of these partitions wait."""

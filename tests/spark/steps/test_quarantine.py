@@ -56,7 +56,7 @@ def test_rows_wait_and_pass_once_when_they_are_replayed(job, tuning):
 
 @pytest.mark.long
 def test_replayed_rows_need_no_new_input(job):
-    """They wake the run; a rewind takes the replay back."""
+    """Replayed rows wake the run; a rewind takes the replay back."""
     job.run()
     job.fixed.touch()
     job.replay()

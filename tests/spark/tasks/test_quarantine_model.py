@@ -87,7 +87,7 @@ def update_tables(rows: pa.Table, states: pa.Table) -> tuple[pa.Table, pa.Table]
 
 
 def update_computed(rows: pa.Table, states: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """The same with the values that Spark has computed."""
+    """Like update_tables, with the values that Spark has computed."""
     return update_tables(rows.drop_columns(["v"]).rename_columns({"x": "v"}), states)
 
 

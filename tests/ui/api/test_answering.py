@@ -111,7 +111,7 @@ def test_answers_are_those_of_the_commands(store):
 
 @pytest.mark.parametrize("key", HOSTILE, ids=ascii)
 def test_any_key_can_be_asked_for(store, key):
-    """Also keys with `/`, quotes, controls and nothing at all: the answer is their state, or that there is none."""
+    """Keys with `/`, quotes, controls and nothing at all are answered, too: the state, or that there is none."""
     flows = served(store)
     found = ask(flows, f"flows/{store.name}/steps/{STEP}/keys/{quoted(key)}")
     assert (found.status, found.facts["key"]) == (200, key)

@@ -23,7 +23,7 @@ def client(make_store):
 
 
 def test_names_arrive_as_they_were_sent(client):
-    """Also with `/`, which most servers take for the end of a name."""
+    """A name may have `/`, which most servers take for the end of a name."""
     for key in HOSTILE:
         found = client.get(f"/api/steps/{STEP}/keys/{quoted(key)}")
         assert (found.status_code, found.json()["key"]) == (200, key)

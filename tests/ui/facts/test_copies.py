@@ -32,7 +32,7 @@ def lines(flows):
     [(1, 3, 3), (1, 4, 4), (1, 5, 4), (1, 8, 4), (2, 6, 6), (2, 7, 6), (3, 9, 6), (3, 11, 6), (4, 7, 7), (4, 8, 8)],
 )
 def test_a_copy_has_what_its_line_shares_with_the_present_one(store, execution, epoch, shared):
-    """Also if its epoch has a higher number than the newest: a run went back over that. Abandoned epochs cost
+    """A copy may have an epoch above the newest one: a run went back over that epoch. Abandoned epochs cost
     nothing."""
     for note in (note_backup, note_replica):
         if note is note_backup:

@@ -262,7 +262,7 @@ def test_an_address_without_its_slash_leads_on(make_store, pages):
 
 @pytest.mark.parametrize(("key", "shown"), [("", "‹empty›"), (" ", "␣"), ("  a b ", "␣␣a b␣"), ("a", "a")])
 def test_a_key_can_be_seen_and_clicked_on(key, shown):
-    """Also an empty one, and one of spaces."""
+    """An empty key, and a key of spaces, too."""
     assert named(key) == shown
 
 

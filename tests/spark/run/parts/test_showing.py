@@ -54,8 +54,8 @@ def test_pages_that_end_do_not_end_the_run(store_dir, capfd):
 
 
 def test_a_run_shows_itself_until_it_ends(spark, feed, tmp_path, capfd):
-    """It says where the pages are before the first micro-batch. They show closed epochs, and end with the run, which an
-    asking program does not keep from closing."""
+    """The run says where its pages are before the first micro-batch. The pages show closed epochs, and end with the
+    run, which a program that asks does not keep from closing."""
     directory = tmp_path / "db"
     init_partitions(directory, 2)
     for seed in range(3):
