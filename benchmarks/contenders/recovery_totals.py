@@ -4,11 +4,9 @@ with one of Arrow and NumPy, or declared with `aggregate`."""
 from __future__ import annotations
 
 import json
-import platform
 import resource
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,7 @@ import pyarrow.compute as pc
 from benchmarks.contenders.changed_rows import Changes
 from benchmarks.contenders.owners import serving
 from benchmarks.contenders.readers import watching
+from benchmarks.harness import machine
 from benchmarks.harness.processes import spent
 from recovery import (
     DiscardSink,
@@ -170,12 +169,8 @@ def _ended_children_s() -> float:
 def versions(spark: SparkSession) -> dict[str, str]:
     """Of what ran."""
     return {
-        "python": platform.python_version(),
-        "recovery": version("recovery"),
-        "pyspark": version("pyspark"),
+        **machine.versions("pyspark", "pyarrow"),
         "java": spark._jvm.java.lang.System.getProperty("java.version"),
-        "apsw": version("apsw"),
-        "pyarrow": version("pyarrow"),
     }
 
 

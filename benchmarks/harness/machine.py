@@ -6,9 +6,11 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.harness.processes import ROOT
+from recovery.base.version import installed_version
 
 
 def describe() -> dict[str, str]:
@@ -21,6 +23,12 @@ def describe() -> dict[str, str]:
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of Python, of this package, of apsw and of further packages, in the process that measures."""
+    named = {package: version(package) for package in ("apsw", *packages)}
+    return {"python": platform.python_version(), "recovery": installed_version(), **named}
 
 
 def commit() -> str:

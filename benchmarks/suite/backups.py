@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks import litestream
 from benchmarks.epoch_store import DIRECTORY, EpochStore, key, rows_of, value
 from benchmarks.harness import environments, table
+from benchmarks.harness.machine import versions
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 
@@ -126,8 +127,6 @@ def _measured(summary: table.Summary) -> set[str]:
 
 def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     """The child of one case."""
-    import platform
-    from importlib.metadata import version
 
     from recovery.backup.make import make_backup
     from recovery.backup.repository import list_backups
@@ -164,7 +163,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     restore_s, restored_after_s = time.process_time() - began_s, time.monotonic() - began_at_s
     stored_bytes, backup_s, close_s = (median(values) for values in zip(*samples, strict=True))
     return {
-        "versions": {"python": platform.python_version(), "recovery": version("recovery"), "apsw": version("apsw")},
+        "versions": versions(),
         "seconds": backup_s,
         "stored_bytes": stored_bytes,
         "close_s": close_s,
@@ -178,8 +177,6 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def measure_litestream(arguments: dict[str, Any]) -> dict[str, Any]:
     """The child that ships epochs by Litestream."""
-    import platform
-    from importlib.metadata import version
 
     chance = random.Random(1)
     store = EpochStore(PARTITIONS, noted=False)
@@ -196,11 +193,7 @@ def measure_litestream(arguments: dict[str, Any]) -> dict[str, Any]:
     restored, restore_s = replicating.restore(Path("restored"))
     stored_bytes, shipping_s, close_s = (median(values) for values in zip(*samples, strict=True))
     return {
-        "versions": {
-            "python": platform.python_version(),
-            "recovery": version("recovery"),
-            "litestream": litestream.version(arguments["program"]),
-        },
+        "versions": {**versions(), "litestream": litestream.version(arguments["program"])},
         "seconds": shipping_s,
         "stored_bytes": stored_bytes,
         "close_s": close_s,

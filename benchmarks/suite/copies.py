@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.epoch_store import DIRECTORY, EpochStore, key, value
 from benchmarks.harness import environments, table
+from benchmarks.harness.machine import versions
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 
@@ -166,7 +167,7 @@ def measure_shipping(arguments: dict[str, Any]) -> dict[str, Any]:
         replica.release()
     seconds, manifest, changes = (median(values) for values in zip(*samples, strict=True))
     wrong = "" if len(list(Path("backups/manifests").iterdir())) == SHIPPINGS + 1 else "a shipping is missing"
-    return {"versions": _versions(), "seconds": seconds, "manifest": manifest, "changes": changes, "wrong": wrong}
+    return {"versions": versions(), "seconds": seconds, "manifest": manifest, "changes": changes, "wrong": wrong}
 
 
 def measure_place(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -187,7 +188,7 @@ def measure_place(arguments: dict[str, Any]) -> dict[str, Any]:
                 subprocess.run(["rm", "-r", each], check=True)
     finally:
         replica.release()
-    return {"versions": _versions(), "seconds": spent[f"{made}"]["list"], "spent": spent, "wrong": ""}
+    return {"versions": versions(), "seconds": spent[f"{made}"]["list"], "spent": spent, "wrong": ""}
 
 
 def _commands(commands: dict[str, list[str]]) -> Iterator[tuple[str, float]]:
@@ -199,10 +200,3 @@ def _commands(commands: dict[str, list[str]]) -> Iterator[tuple[str, float]]:
         if done.returncode:
             raise RuntimeError(f"{name}: {done.returncode}: {json.dumps(done.stderr)}")
         yield name, after.children_user + after.children_system - before.children_user - before.children_system
-
-
-def _versions() -> dict[str, str]:
-    import platform
-    from importlib.metadata import version
-
-    return {"python": platform.python_version(), "recovery": version("recovery"), "apsw": version("apsw")}

@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.epoch_store import DIRECTORY, EpochStore, key, rows_of, value
 from benchmarks.harness import environments, table
+from benchmarks.harness.machine import versions
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 
@@ -122,8 +123,6 @@ def _cpu_per_key(summary: table.Summary, touched: int) -> float | None:
 
 def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     """The child of one case."""
-    import platform
-    from importlib.metadata import version
 
     from recovery.backup.catalog import Catalog
     from recovery.backup.make import make_backup
@@ -172,7 +171,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     done = restore(open_source(target, Path(), clock), Path("restored"), clock=clock, random_id=random_id)
     expected = keys + arguments["minutes"] * (touched // 10)
     return {
-        "versions": {"python": platform.python_version(), "recovery": version("recovery"), "apsw": version("apsw")},
+        "versions": versions(),
         "seconds": seconds,
         "minutes": arguments["minutes"],
         "backups": len(list_backups(target).manifests),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import environments, table
+from benchmarks.harness.machine import versions
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 
@@ -115,8 +116,6 @@ def report(measurements: Sequence[Measurement], arguments: argparse.Namespace) -
 
 def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     """The child of one case."""
-    import platform
-    from importlib.metadata import version
 
     source, count, keys = Path(arguments["source"]), arguments["count"], arguments["keys"]
     wrong = ""
@@ -136,7 +135,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         moved = [pair[1].rows for pair in done.of(STEP)]
         wrong = "" if moved[-1] == keys else f"{moved[-1]} keys were moved"
     return {
-        "versions": {"python": platform.python_version(), "recovery": version("recovery"), "apsw": version("apsw")},
+        "versions": versions(),
         "seconds": seconds,
         "cpu_s": cpu_s,
         "size_bytes": sum(path.stat().st_size for path in Path("new").glob("part-*")),

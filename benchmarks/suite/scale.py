@@ -24,6 +24,7 @@ from typing import Any
 from zlib import crc32
 
 from benchmarks.harness import environments, table
+from benchmarks.harness.machine import versions
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 
@@ -119,8 +120,6 @@ def report(sizes: dict[str, int], measurements: Sequence[Measurement]) -> Report
 
 def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     """The child: all of one run."""
-    import platform
-    from importlib.metadata import version
 
     sizes = Sizes(**arguments)
     fleet = Fleet(sizes)
@@ -128,8 +127,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         found = fleet.run()
     finally:
         fleet.close()
-    versions = {"python": platform.python_version(), "recovery": version("recovery"), "apsw": version("apsw")}
-    return {"versions": versions, "wrong": fleet.wrong, "seconds": found["task_s"] + found["owner_s"], **found}
+    return {"versions": versions(), "wrong": fleet.wrong, "seconds": found["task_s"] + found["owner_s"], **found}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness import environments, table
+from benchmarks.harness.machine import versions
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 
@@ -141,11 +142,8 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         "collect": _collect,
     }
     answer = measured[kind](held, touched)
-    import platform
-    from importlib.metadata import version
 
-    versions = {"python": platform.python_version(), "recovery": version("recovery"), "apsw": version("apsw")}
-    return {"versions": versions, **answer}
+    return {"versions": versions(), **answer}
 
 
 class Store:

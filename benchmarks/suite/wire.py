@@ -17,6 +17,7 @@ from typing import Any
 from zlib import crc32
 
 from benchmarks.harness import environments, table
+from benchmarks.harness.machine import versions
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 
@@ -121,12 +122,10 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         found.close()
     # The first ones open files and fill caches.
     later = samples[len(samples) // 5 :]
-    import platform
-    from importlib.metadata import version
 
     middle = {name: median(each[name] for each in later) for name in later[0]}
     return {
-        "versions": {"python": platform.python_version(), "recovery": version("recovery"), "apsw": version("apsw")},
+        "versions": versions(),
         "seconds": middle["task_s"] + middle["owner_s"],
         "wrong": found.wrong,
         **middle,
