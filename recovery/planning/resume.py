@@ -8,7 +8,7 @@ id, so they are never mistaken for those of the new timeline with equal numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -218,11 +218,19 @@ def _requested(cuts: set[Cut], resume_epoch: int, directory: Path | None) -> Cut
     )
 
 
+def too_old(partitions: Iterable[PartitionDescription]) -> list[PartitionDescription]:
+    """Return the partitions whose newest epoch another one no longer holds. While a run closes epochs, those that were
+    looked at first may seem to be."""
+    known = list(partitions)
+    collected = max((d.collected for d in known), default=NO_EPOCH)
+    return [d for d in known if d.newest_epoch < collected]
+
+
 def inconsistent(partitions: Sequence[PartitionDescription]) -> InconsistentPartitionsError:
     """Return an error that names the files too old for the rest, and by how much."""
     horizon = max(partitions, key=lambda d: d.collected)
-    too_old = [d for d in partitions if d.newest_epoch < horizon.collected]
-    if not too_old:
+    old = too_old(partitions)
+    if not old:
         listed = "; ".join(f"{name_in(partitions, d.path)} holds epochs {_span(d)}" for d in partitions)
         return InconsistentPartitionsError(
             f"no epoch was closed by the same execution in every file: {listed}",
@@ -232,7 +240,7 @@ def inconsistent(partitions: Sequence[PartitionDescription]) -> InconsistentPart
         )
     needed = next((e for e in horizon.epochs if e.epoch == horizon.collected), None)
     parts = []
-    for d in too_old:
+    for d in old:
         age = ""
         if needed is not None and d.newest is not None:
             age = f", {format_interval(max(0, needed.closed_ms - d.newest.closed_ms) / 1000)} too old"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from recovery.errors import (
     StorageError,
 )
 from recovery.planning.measures import Measure, StepSize
+from recovery.planning.resume import too_old
 from recovery.planning.strays import ASIDE, free_name, judged
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.no_partitions import no_partitions
@@ -31,13 +33,15 @@ from recovery.storage.sqlite.file.watched_files import refuse_other_names
 from recovery.storage.sqlite.measures import LARGEST, MEASURES, has_measures, measure_of, read_sizes
 
 SUFFIX = ".sqlite3"
+LOOKS = 20
+"""How often `scan` looks again for partitions that seem too old: on a host that stops it for seconds each time."""
 
 
 def scan(directory: Path) -> list[FoundFile]:
     """Return every file of `directory` that is, or by its name should be, a recovery partition. Changes nothing.
 
-    A file of the store from which this store was made has an error that says so. Raises NoPartitionsError when no file
-    is.
+    A file of the store from which this store was made has an error that says so. A run may close epochs meanwhile: a
+    partition that then seems too old for the others is looked at again. Raises NoPartitionsError when no file is.
     """
     found: list[FoundFile] = []
     try:
@@ -53,15 +57,27 @@ def scan(directory: Path) -> list[FoundFile]:
     paths = [path for name in names if (path := directory / name).suffix == SUFFIX]
     for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
         aside = free_name(path.name, ASIDE, is_taken)
-        try:
-            found.append(FoundFile(path, describe_file(path), aside=aside))
-        except RecoveryError as error:
-            # Another program's database may lie beside ours, unless it has a partition's name.
-            if path.name.startswith("part-") or not isinstance(error, ForeignPartitionError):
-                found.append(FoundFile(path, None, error, aside))
+        looked = _look(FoundFile(path, None, aside=aside))
+        # Another program's database may lie beside ours, unless it has a partition's name.
+        if path.name.startswith("part-") or not isinstance(looked.error, ForeignPartitionError):
+            found.append(looked)
     if not found:
         raise no_partitions(directory)
+    for _ in range(LOOKS):
+        old = {each.path for each in too_old(each.description for each in found if each.description is not None)}
+        again = [_look(each) if each.path in old else each for each in found]
+        if again == found:
+            break
+        found = again
     return judged(name_relatives(found))
+
+
+def _look(at: FoundFile) -> FoundFile:
+    """Return what there is now of a file."""
+    try:
+        return replace(at, description=describe_file(at.path), error=None)
+    except RecoveryError as error:
+        return replace(at, description=None, error=error)
 
 
 def describe_file(path: Path) -> PartitionDescription:

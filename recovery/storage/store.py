@@ -27,6 +27,7 @@ from recovery.errors import (
 from recovery.planning.copies import Departed, Location, choose_copies
 from recovery.planning.moves import to_follow
 from recovery.planning.owner_facts import SeenOwner
+from recovery.planning.resume import too_old
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.connect import connect_driver
 from recovery.storage.documents import home
@@ -35,7 +36,7 @@ from recovery.storage.lock import DirectoryLock, check_unlocked, lock_holder
 from recovery.storage.owned import OwnedPartitions, OwnerPartitions, at_owner
 from recovery.storage.owner_reader import OwnerReader
 from recovery.storage.reading import FileReader, PartitionReader
-from recovery.storage.scan import scan
+from recovery.storage.scan import LOOKS, scan
 from recovery.storage.seam import FencingStore, PartitionStore
 from recovery.storage.snapshot import Snapshot, snapshot_of
 from recovery.storage.sqlite.store import FilePartitions, PartitionShare
@@ -199,8 +200,12 @@ class Store:
         self._readers.clear()
         if not self.owners:
             return scan(self.directory)
-        self.asked = self.locations()
-        chosen = choose_copies(self.asked)
+        for _ in range(LOOKS):
+            before, self.asked = self.asked, self.locations()
+            chosen = choose_copies(self.asked)
+            # A run may close epochs between the first answer and the last one.
+            if self.asked == before or not too_old(copy.partition for copy in chosen.copies):
+                break
         self.notes = (*self.moved, *chosen.notes)
         self.shown = {copy.partition.path.name: str(copy.partition.path) for copy in chosen.copies}
         named = {owner.location: owner for owner in self.owners}

@@ -26,6 +26,8 @@ from recovery.errors import (
     UnsupportedVersionError,
 )
 from recovery.planning.resume import plan_resume
+from recovery.planning.values import PartitionDescription
+from recovery.storage import scan as scan_module
 from recovery.storage.connect import left_executions
 from recovery.storage.copies import copy_with_log
 from recovery.storage.scan import scan, step_names
@@ -33,10 +35,12 @@ from recovery.storage.sqlite.file import connections, tables
 from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.sqlite.file.statements import translated, value
 from recovery.storage.sqlite.store import FilePartitions
+from recovery.storage.store import Store
 from recovery.storage.verify import PartitionCheck
 from tests.stores import (
     STEP,
     Driver,
+    SpreadDirectory,
     alter,
     new_execution,
     paths_of,
@@ -65,6 +69,37 @@ def filled(directory: Path, epochs: int = 2, **settings) -> Path:
             run.apply(batch, {"a": str(batch), f"k{batch}": "1"})
             run.close(batch, **settings)
     return directory
+
+
+@pytest.mark.parametrize("looks", [1, 3])
+@pytest.mark.parametrize("spread", [None, ((1,), (0,), (2,))], ids=["files", "owners"])
+def test_a_look_while_a_run_closes_epochs_finds_one_that_all_hold(make_store, monkeypatch, spread, looks):
+    """The run keeps no superseded epochs, and is faster than the look: what was looked at first seems too old."""
+    made = make_store(3)
+    directory = made if spread is None else SpreadDirectory(made, spread)
+    run = Driver(directory)
+    describe, left = scan_module.describe_file, [looks]
+
+    def described(path: Path) -> PartitionDescription:
+        found = describe(path)
+        if left[0] and threading.current_thread() is threading.main_thread():
+            left[0] -= 1
+            for _ in range(3):
+                batch = run.epoch - 1
+                run.apply(batch, {f"k{n}": str(batch) for n in range(30)})
+                run.close(batch, floor=max(0, run.epoch - 1))
+        return found
+
+    monkeypatch.setattr(scan_module, "describe_file", described)
+    store = Store(made) if spread is None else directory.locations()
+    try:
+        assert plan_resume(store.found()).resume_epoch == run.epoch
+        assert not left[0]
+    finally:
+        store.release()
+        run.__exit__()
+        if spread is not None:
+            directory.close()
 
 
 class TestScan:
@@ -241,7 +276,10 @@ import importlib.readers, importlib.resources._adapters, os, sys
 from pathlib import Path
 from recovery.errors import StorageError
 from recovery.planning.resume import plan_resume
+from recovery.planning.values import PartitionDescription
+from recovery.storage import scan as scan_module
 from recovery.storage.scan import scan
+from recovery.storage.store import Store
 from recovery.storage.verify import PartitionCheck
 from recovery.report.facts import gather
 from recovery.report.status import status_json
