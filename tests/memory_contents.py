@@ -36,6 +36,14 @@ class Delta:
     """Whether content is set apart. It must be moved before the next seal."""
     changes: dict[BatchId, Touched] = field(default_factory=dict)
     counts: dict[BatchId, BatchCount] = field(default_factory=dict)
+    attempts: dict[BatchId, int] = field(default_factory=dict)
+    """The greatest number of an attempt that has written."""
+
+    def attempted(self, batch: BatchId, attempt: int) -> None:
+        """Note an attempt that writes. Raise LeaseLostError if a later one has written."""
+        if attempt and attempt < self.attempts.get(batch, 0):
+            raise LeaseLostError(f"attempt {attempt} of a task of micro-batch {batch} is over", path="")
+        self.attempts[batch] = max(attempt, self.attempts.get(batch, 0))
 
     def check(self, batch: BatchId) -> None:
         """Raise LeaseLostError for a micro-batch that is over."""

@@ -277,9 +277,10 @@ class MemoryPartitions:
 class MemoryTaskStore:
     """A task's view of a directory in memory: a `TaskStore`."""
 
-    def __init__(self, directory: MemoryDirectory, lease: Lease) -> None:
+    def __init__(self, directory: MemoryDirectory, lease: Lease, attempt: int = 0) -> None:
         self._directory = directory
         self._lease = lease
+        self._attempt = attempt
         self._looked_up = 0
 
     def read(self, step: StepId, batch: BatchId, wanted: Mapping[PartitionIndex, Keys]) -> States:
@@ -304,6 +305,7 @@ class MemoryTaskStore:
             for partition in sorted(changes):
                 looked_up, self._looked_up = self._looked_up, 0
                 delta = self._delta(step, partition, batch)
+                delta.attempted(batch, self._attempt)
                 # Complete before anything is replaced: reading the changes may fail.
                 touched = {key: state for chunk in changes[partition] for key, state in unpacked(chunk)}
                 delta.changes[batch] = touched
@@ -325,6 +327,7 @@ class MemoryTaskStore:
         with self._directory.lock:
             for partition in partitions:
                 delta = self._delta(step, partition, batch)
+                delta.attempted(batch, self._attempt)
                 delta.changes.pop(batch, None)
                 delta.counts.pop(batch, None)
 
@@ -356,13 +359,15 @@ class MemoryTaskStore:
         return states_of(self._directory.partitions[partition], step, delta.touched(BatchId(batch - 1)))
 
 
-def _open(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None) -> tuple[MemoryTaskStore, int]:
+def _open(
+    parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None, attempt: int
+) -> tuple[MemoryTaskStore, int]:
     """Return a task's store at the address of a directory, and the number of partitions."""
     name = parsed["name"]
     directory = _directories.get(name)
     if directory is None:
         raise StorageError("this store was in the memory of another process, or is gone", path=name)
-    return MemoryTaskStore(directory, lease), len(directory.partitions)
+    return MemoryTaskStore(directory, lease, attempt), len(directory.partitions)
 
 
 KINDS["memory"] = _open

@@ -184,11 +184,11 @@ class Driver:
             self._owner.stop()
         self.store.release()
 
-    def task(self) -> TaskStore:
+    def task(self, attempt: int = 0) -> TaskStore:
         """A task's way to the partitions; release it. Every other one keeps its deltas for the next."""
         if isinstance(self.directory, OwnedDirectory):
-            return reach(self.owner.address("127.0.0.1"), task_key=KEY)[0]
-        return reach(self.store.address(self.lease), keep=next(_tasks) % 2 == 1, task_key=KEY)[0]
+            return reach(self.owner.address("127.0.0.1"), task_key=KEY, attempt=attempt)[0]
+        return reach(self.store.address(self.lease), keep=next(_tasks) % 2 == 1, task_key=KEY, attempt=attempt)[0]
 
     @property
     def owner(self) -> OwnerProcess:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from recovery.base.addresses import local_path
 from recovery.base.clock import SystemClock
@@ -90,6 +91,9 @@ def list_(directory: Path, wanted: Wanted, access: OwnerAccess, as_json: bool) -
         say("nothing is in quarantine")
     else:
         say(_keys_text(found))
+        for each in found:
+            if each.finding is not None:
+                say(one_line(f"step {each.step!r}, key {each.key!r}: {each.finding}"))
 
 
 @quarantine.command()
@@ -159,6 +163,8 @@ def replay_(
     """
     if dry_run != (flow is not None):
         raise click.UsageError("To try a replay, give --dry-run DIR FLOW.")
+    if not dry_run:
+        _only_of_dry_run("jars", "packages", "keep_steps", "conf", "properties_file")
     if flow is None:
         chosen, epoch = replay(store_at(directory, access), wanted, SystemClock())
         _done(chosen, epoch, "the next run replays", as_json, {"dry_run": False})
@@ -172,6 +178,14 @@ def replay_(
         say("nothing of that is in quarantine")
     else:
         say(_tried_text(tried))
+
+
+def _only_of_dry_run(*names: str) -> None:
+    """Raise UsageError if one of these options is given: without --dry-run a replay builds no flow."""
+    ctx = click.get_current_context()
+    for each in ctx.command.params:
+        if each.name in names and ctx.get_parameter_source(each.name) == ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{each.opts[0]} needs --dry-run: the run that replays the rows takes it.")
 
 
 def _tried(

@@ -39,7 +39,7 @@ class ReadingService:
                 yield stream.getvalue().to_pybytes()
 
     @contextlib.contextmanager
-    def store(self) -> Iterator[TaskStore]:
+    def store(self, attempt: int = 0) -> Iterator[TaskStore]:
         """Refuse: no state is changed here."""
         yield _refuse()
 

@@ -24,9 +24,10 @@ class TaskService:
         self._memory = memory or SpoolMemory()
 
     @contextlib.contextmanager
-    def store(self) -> Iterator[TaskStore]:
-        """Yield a store for one call. The store's deltas are kept for the next call, until the execution ends."""
-        store, _ = reach(self._address, keep=True)
+    def store(self, attempt: int = 0) -> Iterator[TaskStore]:
+        """Yield a store for one call. The store's deltas are kept for the next call, until the execution ends. attempt:
+        as in `reach`."""
+        store, _ = reach(self._address, keep=True, attempt=attempt)
         try:
             yield store
         finally:

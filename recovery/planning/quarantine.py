@@ -26,7 +26,8 @@ class QuarantineLimit:
         # A micro-batch that makes what waits less is welcome, whatever the limit is.
         if before < after > self.rows:
             return f"{after:,} rows would wait in quarantine after micro-batch {batch}, where {self.rows:,} may"
-        if self.share is not None and entered > self.share * seen:
+        # A timeout comes without rows, so there is nothing that its call could be a share of.
+        if self.share is not None and seen and entered > self.share * seen:
             share = f"{float(self.share * 100):.12g}%"
             return f"{entered:,} of {seen:,} rows of micro-batch {batch} would enter quarantine, where {share} may"
         return None

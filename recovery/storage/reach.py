@@ -7,47 +7,58 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from recovery.base.clock import SystemClock
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
 from recovery.storage.seam import TaskStore
 from recovery.wire.address import OwnerAddress
 
+Kind: TypeAlias = "Callable[[Mapping[str, Any], Lease, bool, bytes | None, int], tuple[TaskStore, int]]"
 
-def reach(address: str, keep: bool = False, task_key: bytes | None = None) -> tuple[TaskStore, int]:
+
+def reach(address: str, keep: bool = False, task_key: bytes | None = None, attempt: int = 0) -> tuple[TaskStore, int]:
     """Return the task's store at `address` (see `PartitionStore.address`) and the number of partitions.
 
     keep: hold deltas open for the next task of this process, which pays off with many small tasks. task_key: what the
-    task proves itself with, where its store is not on this host.
+    task proves itself with, where its store is not on this host. attempt: the number of the task's attempt, which grows
+    with each attempt: once it has written, what an earlier one still writes for the micro-batch is refused
+    (LeaseLostError). 0: any attempt writes the same, so nothing is refused.
     """
     parsed = _parsed(address)
     lease = Lease(ExecutionNumber(parsed["number"]), parsed["id"])
-    return KINDS[parsed["kind"]](parsed, lease, keep, task_key)
+    return KINDS[parsed["kind"]](parsed, lease, keep, task_key, attempt)
 
 
-def _files(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None) -> tuple[TaskStore, int]:
+def _files(
+    parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None, attempt: int
+) -> tuple[TaskStore, int]:
     from recovery.storage.sqlite.task_store import FileTaskStore
 
     line = parsed["line"] if keep else None
-    store = FileTaskStore(parsed["partitions"], parsed["files"], parsed["scratch"], lease, SystemClock(), line)
+    places = parsed["partitions"], parsed["files"], parsed["scratch"]
+    store = FileTaskStore(*places, lease, SystemClock(), line, attempt)
     return store, parsed["count"]
 
 
-def _owner(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None) -> tuple[TaskStore, int]:
+def _owner(
+    parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None, attempt: int
+) -> tuple[TaskStore, int]:
     from recovery.wire.client import connect
 
-    return connect(parsed["owner"], task_key)
+    return connect(parsed["owner"], task_key, attempt)
 
 
-def _spread(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None) -> tuple[TaskStore, int]:
+def _spread(
+    parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None, attempt: int
+) -> tuple[TaskStore, int]:
     from recovery.storage.spread import SpreadTaskStore
 
-    stores = [(indexes, reach(address, keep, task_key)[0]) for address, indexes in parsed["shares"]]
+    stores = [(indexes, reach(address, keep, task_key, attempt)[0]) for address, indexes in parsed["shares"]]
     return SpreadTaskStore(stores), parsed["count"]
 
 
-KINDS: dict[str, Callable[[Mapping[str, Any], Lease, bool, bytes | None], tuple[TaskStore, int]]] = {
+KINDS: dict[str, Kind] = {
     "files": _files,
     "owner": _owner,
     "spread": _spread,

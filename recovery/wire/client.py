@@ -34,9 +34,11 @@ T = TypeVar("T")
 class OwnerTaskStore:
     """A task's view of partitions that an owner on another host has open: a `TaskStore`."""
 
-    def __init__(self, address: OwnerAddress, task_key: bytes) -> None:
+    def __init__(self, address: OwnerAddress, task_key: bytes, attempt: int = 0) -> None:
+        """attempt: as in `reach`."""
         self._address = address
         self._task_key = task_key
+        self._attempt = attempt
         self._looked_up = 0
         self._seam_s = 0.0
 
@@ -60,13 +62,13 @@ class OwnerTaskStore:
         # Keep what can be read only once: the call may be repeated.
         kept = {index: tuple(chunks) if iter(chunks) is chunks else chunks for index, chunks in changes.items()}
         counted = count._replace(looked_up=count.looked_up + self._looked_up, seam_s=count.seam_s + self._seam_s)
-        self._lines.call(partial(_apply, step, batch, kept, counted))
+        self._lines.call(partial(_apply, step, batch, kept, counted, self._attempt))
         self._looked_up, self._seam_s = 0, 0.0
 
     def withdraw(self, step: StepId, batch: BatchId, partitions: Collection[PartitionIndex]) -> None:
         """See `TaskStore.withdraw`."""
-        there = tuple(partitions)
-        self._lines.call(lambda channel: ask(channel, TASK_CALLS, TaskCalls.withdraw, step, batch, there))
+        given = step, batch, tuple(partitions), self._attempt
+        self._lines.call(lambda channel: ask(channel, TASK_CALLS, TaskCalls.withdraw, *given))
 
     def due(
         self, step: StepId, batch: BatchId, partitions: Collection[PartitionIndex], up_to_ms: int
@@ -101,14 +103,15 @@ class OwnerTaskStore:
         self._seam_s += time.monotonic() - began_s
 
 
-def connect(address: OwnerAddress, task_key: bytes | None) -> tuple[OwnerTaskStore, int]:
-    """Return the store at an owner's address, and the number of partitions. Connects with the first call."""
+def connect(address: OwnerAddress, task_key: bytes | None, attempt: int = 0) -> tuple[OwnerTaskStore, int]:
+    """Return the store at an owner's address, and the number of partitions. Connects with the first call. attempt: as
+    in `reach`."""
     if not task_key:
         raise OwnerRefusedError(
             f"the owner at {address.location} asks for the run's task key, and this task has none",
             cause="The step was declared by another version of this package.",
         )
-    return OwnerTaskStore(address, task_key), address.partition_count
+    return OwnerTaskStore(address, task_key, attempt), address.partition_count
 
 
 # The calls
@@ -133,9 +136,10 @@ def _apply(
     batch: BatchId,
     changes: Mapping[PartitionIndex, Iterable[Changes]],
     count: BatchCount,
+    attempt: int,
     channel: Channel,
 ) -> None:
-    verb = put(channel, TASK_CALLS, TaskCalls.apply, step, batch, tuple(changes), count)
+    verb = put(channel, TASK_CALLS, TaskCalls.apply, step, batch, tuple(changes), count, attempt)
     numbers, size_bytes = [], 0
     for chunks in changes.values():
         number = 0

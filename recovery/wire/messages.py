@@ -100,12 +100,15 @@ class TaskCalls(Protocol):
         """Send the states in STATES messages, in the order of the keys, and return their number."""
         ...
 
-    def apply(self, step: StepId, batch: BatchId, partitions: tuple[PartitionIndex, ...], count: BatchCount) -> None:
-        """Apply the chunks that follow the call, each in a CHANGES message, in the order of `partitions`, and END."""
+    def apply(
+        self, step: StepId, batch: BatchId, partitions: tuple[PartitionIndex, ...], count: BatchCount, attempt: int
+    ) -> None:
+        """Apply the chunks that follow the call, each in a CHANGES message, in the order of `partitions`, and END.
+        attempt: as in `reach`."""
         ...
 
-    def withdraw(self, step: StepId, batch: BatchId, partitions: tuple[PartitionIndex, ...]) -> None:
-        """See `TaskStore.withdraw`."""
+    def withdraw(self, step: StepId, batch: BatchId, partitions: tuple[PartitionIndex, ...], attempt: int) -> None:
+        """See `TaskStore.withdraw`. attempt: as in `reach`."""
         ...
 
     def due(

@@ -44,8 +44,8 @@ class Aside(Protocol):
 class Service(Protocol):
     """What the server needs to answer tasks."""
 
-    def store(self) -> contextlib.AbstractContextManager[TaskStore]:
-        """Return a store for one call."""
+    def store(self, attempt: int = 0) -> contextlib.AbstractContextManager[TaskStore]:
+        """Return a store for one call. attempt: as in `reach`."""
         ...
 
     def aside(self) -> contextlib.AbstractContextManager[Aside]:

@@ -52,10 +52,10 @@ class TaskConnection(messages.TaskCalls):
     def _execute(self, verb: Verb, arguments: tuple[Any, ...]) -> Any:
         return getattr(self, verb.name)(*arguments)
 
-    def withdraw(self, step: StepId, batch: BatchId, partitions: tuple[PartitionIndex, ...]) -> None:
+    def withdraw(self, step: StepId, batch: BatchId, partitions: tuple[PartitionIndex, ...], attempt: int) -> None:
         """See `TaskCalls.withdraw`."""
         self._own(partitions)
-        with self._store() as store:
+        with self._store(attempt) as store:
             store.withdraw(step, batch, partitions)
 
     def due(
@@ -104,7 +104,9 @@ class TaskConnection(messages.TaskCalls):
         with self._turn():
             return self._rows.next()
 
-    def apply(self, step: StepId, batch: BatchId, partitions: tuple[PartitionIndex, ...], count: BatchCount) -> None:
+    def apply(
+        self, step: StepId, batch: BatchId, partitions: tuple[PartitionIndex, ...], count: BatchCount, attempt: int
+    ) -> None:
         """See `TaskCalls.apply`."""
         self._own(partitions)
         with self.tasks.service.aside() as aside:
@@ -123,7 +125,7 @@ class TaskConnection(messages.TaskCalls):
             for partition, number in zip(partitions, end.messages, strict=True):
                 changes[partition] = aside.changes(begin, begin + number)
                 begin += number
-            with self._store() as store:
+            with self._store(attempt) as store:
                 store.apply(step, batch, changes, count)
 
     def _put_aside(self, aside: Aside) -> messages.End:
@@ -155,9 +157,9 @@ class TaskConnection(messages.TaskCalls):
                 yield
 
     @contextlib.contextmanager
-    def _store(self) -> Iterator[TaskStore]:
-        """Wait for a turn, and yield a store for it."""
-        with self._turn(), self.tasks.service.store() as store:
+    def _store(self, attempt: int = 0) -> Iterator[TaskStore]:
+        """Wait for a turn, and yield a store for it. attempt: as in `reach`."""
+        with self._turn(), self.tasks.service.store(attempt) as store:
             yield store
 
     def _own(self, partitions: Collection[PartitionIndex]) -> None:

@@ -40,8 +40,10 @@ def rows(*values: int) -> str:
     )
 
 
-def written(directory: Path) -> Path:
-    """A store in which keys a and b wait: a with two entries, b with a call for a timeout and an overdue timeout."""
+def written(directory: Path, *, lacks: str = "") -> Path:
+    """A store in which keys a and b wait: a with two entries, b with a call for a timeout and an overdue timeout.
+
+    lacks: the key of a row that is left out."""
     init_partitions(directory, COUNT)
     at_a, at_b = SINCE["a"], SINCE["b"]
     stored = {
@@ -61,6 +63,7 @@ def written(directory: Path) -> Path:
     with Driver(directory, (STEP, QUARANTINE)) as driver:
         task = driver.task()
         for key, changes in stored.items():
+            changes.pop(lacks, None)
             task.apply(QUARANTINE, BatchId(0), {partition_of(key, COUNT): [pack(changes)]}, BatchCount(0, 0))
         task.release()
         driver.apply(0, {"b": "5", "c": "1"})
@@ -89,7 +92,7 @@ def test_list_shows_the_keys_that_wait(store):
     first, second = said("list", store)
     assert first == {
         "step": STEP, "key": "a", "rows": 3, "since_ms": SINCE["a"], "replays": False, "error": FAILURE.text,
-        "overdue_ms": None,
+        "overdue_ms": None, "finding": None,
     }  # fmt: skip
     assert (second["key"], second["rows"], second["overdue_ms"]) == ("b", 1, 123)
     assert [each["key"] for each in said("list", store, "--key", "b")] == ["b"]
@@ -258,6 +261,39 @@ def test_rows_that_somebody_has_changed(store):
     found = command("show", store)
     assert found.exit_code == CorruptPartitionError.exit_code
     assert command("list", store).exit_code == 0
+
+
+@pytest.mark.parametrize("words", [("replay",), ("drop", "--no-save", "--yes")], ids=lambda words: words[0])
+def test_rows_whose_note_is_missing(store, tmp_path, words):
+    """They are listed with a finding; a replay writes the note again, and a drop leaves nothing."""
+    before = said("list", store)
+    store = written(tmp_path / "without", lacks=note_key("a"))
+    found = said("list", store)
+    assert "note of the key is missing" in found[0].pop("finding")
+    assert [before[0].pop("finding"), found] == [None, before]
+    shown = command("list", store)
+    assert "key 'a': the note of the key is missing" in shown.stdout, shown.output
+    assert command(words[0], store, *words[1:]).exit_code == 0
+    assert [(each["key"], each["rows"], each["finding"]) for each in said("list", store)] == (
+        [("a", 3, None), ("b", 1, None)] if words == ("replay",) else []
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--jars", "a.jar"), ("--packages", "g:a:1"), ("--keep-step", STEP), ("--conf", "spark.x=1"),
+     ("--properties-file", "settings.conf")],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_what_only_a_dry_run_takes(store, tmp_path, monkeypatch, words):
+    """Refused, where it would do nothing; nothing is marked."""
+    monkeypatch.chdir(tmp_path)
+    Path("settings.conf").write_text("spark.x 1\n")
+    before = content(store)
+    refused = command("replay", store, *words)
+    assert refused.exit_code == 2
+    assert f"{words[0]} needs --dry-run" in refused.output
+    assert content(store) == before
 
 
 def test_the_state_commands_do_not_reach_into_a_quarantine(store):

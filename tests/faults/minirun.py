@@ -80,6 +80,9 @@ def totals(number: int, batches: int) -> dict[str, str]:
 class MiniRun:
     """One execution. `number` names the input; `contributors` take part in closing epochs after those of every run."""
 
+    steps: tuple[str, ...] = (STEP,)
+    """The ids under which the tasks write."""
+
     def __init__(
         self,
         directory: Path,
@@ -134,7 +137,7 @@ class MiniRun:
         )
         noted = config.replicate is not None or reads_made_keys(config.path, config.backup_interval_s, clock.wall_ms())
         closing = replace(closing, kept_log=closing.keeps_log(plan, (), notes_made=noted))
-        self.store.start(execution, [STEP], plan.partitions, keeps_log=closing.kept_log)
+        self.store.start(execution, self.steps, plan.partitions, keeps_log=closing.kept_log)
         if replicated is not None:
             replicated.begun(execution)
         delivery.rollback()
@@ -173,7 +176,9 @@ class MiniRun:
             clock,
         )
         parts.add_end("closer", self.closer.finish)
-        self.closer.begin(StepPlan((), {} if declared else {STEP: '{"key":[["key","string"]],"state":"plain"}'}), rows)
+        self.closer.begin(
+            StepPlan((), {} if declared else {self.steps[0]: '{"key":[["key","string"]],"state":"plain"}'}), rows
+        )
         faults.reach("start.4")
         self.start = self.store.beginning()
 
@@ -286,9 +291,12 @@ class MiniRun:
         self.prepared.parts.end()
 
 
-def run(directory: Path, number: int, batches: int, choices: int | None = None, **config) -> list[int]:
-    """Run to the end of an input of so many micro-batches; returns the epochs that were closed."""
-    execution = MiniRun(directory, number, **config)
+def run(
+    directory: Path, number: int, batches: int, choices: int | None = None, *, kind: type[MiniRun] = MiniRun, **config
+) -> list[int]:
+    """Run to the end of an input of so many micro-batches, as an execution of `kind`; returns the epochs that were
+    closed."""
+    execution = kind(directory, number, **config)
     generator = None if choices is None else random.Random(choices)
     try:
         while execution.next_batch < batches:

@@ -24,6 +24,8 @@ KEYS = tuple("abcdef")
 BOTH = tuple(range(COUNT))
 OTHER = "other"
 FIRST = [key for key in KEYS if partition_of(key, COUNT) == 0]
+EACH = [next(key for key in KEYS if partition_of(key, COUNT) == index) for index in BOTH]
+"""A key of each partition."""
 POSITION = "$position"
 
 
@@ -134,6 +136,26 @@ class TestTasks:
         assert run.read(2, FIRST[:2]) == {FIRST[0]: "1", FIRST[1]: None}
         assert run.due(2, 15) == [FIRST[0]]
         assert run.store.counts(run.lease, 1) == BatchCount(0, 0)
+
+    def test_an_attempt_whose_retry_has_written_is_refused(self, run):
+        """Whether the retry has changed anything, or withdrawn: in its partition, and for its batch. Attempts without a
+        number are never refused."""
+        late, retry = run.task(3), run.task(4)
+        late.apply(STEP, 0, {0: [pack({EACH[0]: "1"})], 1: [pack({EACH[1]: "1"})]}, BatchCount(2, 2))
+        retry.apply(STEP, 0, {0: []}, BatchCount(0, 0))
+        retry.withdraw(STEP, 0, [1])
+        for partition in (0, 1):
+            with pytest.raises(LeaseLostError, match=r"attempt 3 .* is over"):
+                late.apply(STEP, 0, {partition: [pack({EACH[partition]: "2"})]}, BatchCount(1, 1))
+            with pytest.raises(LeaseLostError, match=r"attempt 3 .* is over"):
+                late.withdraw(STEP, 0, [partition])
+        assert run.read(1, EACH) == dict.fromkeys(EACH)
+        retry.apply(STEP, 0, {1: [pack({EACH[1]: "3"})]}, BatchCount(1, 1))
+        run.apply(0, {EACH[0]: "4"})
+        late.apply(STEP, 1, {0: []}, BatchCount(0, 0))
+        late.release()
+        retry.release()
+        assert run.read(2, EACH) == {EACH[0]: "4", EACH[1]: "3"}
 
     def test_gathered_tells_whether_such_a_task_has_begun_the_batch(self, run):
         """Only if that was noted, and only of this step and batch."""

@@ -372,7 +372,7 @@ class TestProven:
     def test_an_apply_that_does_not_fit_is_refused_whole(self, run, serving, channel, wrong):
         body = next(messages.changes_messages([pack({"a": "1"})]))
         partitions = (0, 9) if wrong == "several" else (0,)
-        channel.put(Kind.CALL, TASK_CALLS.write_call(TaskCalls.apply, STEP, 0, partitions, COUNT)[1])
+        channel.put(Kind.CALL, TASK_CALLS.write_call(TaskCalls.apply, STEP, 0, partitions, COUNT, 0)[1])
         if wrong == "kind":
             channel.put(Kind.HELLO, b"{}")
         if wrong == "body":
@@ -448,7 +448,7 @@ class TestSpool:
 def send_apply(channel: Channel, chunks: list[Changes]) -> None:
     """A whole apply to partition 0, without waiting for the answer."""
     bodies = list(messages.changes_messages(chunks))
-    channel.put(Kind.CALL, TASK_CALLS.write_call(TaskCalls.apply, STEP, 0, (0,), COUNT)[1])
+    channel.put(Kind.CALL, TASK_CALLS.write_call(TaskCalls.apply, STEP, 0, (0,), COUNT, 0)[1])
     for body in bodies:
         channel.put(Kind.CHANGES, body)
     channel.send(Kind.END, encode(messages.End((len(bodies),), sum(map(len, bodies)))))

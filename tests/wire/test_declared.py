@@ -32,7 +32,7 @@ NOT_CALLS = {
     "deep nesting": b"\x92\xa7collect" + b"\x91" * 100_000,
     "cut off": encode(("collect", 1))[:-1],
     "more than a call": encode(("collect", 1)) + b"\x00",
-    "a call of a task": encode(("withdraw", "count", 0, [0])),
+    "a call of a task": encode(("withdraw", "count", 0, [0], 0)),
 }
 """Messages that ask for no call of a run, by what is wrong."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace as replace_fields
 
 from recovery.base.clock import Clock
 from recovery.base.ids import Epoch, StepId
@@ -29,6 +30,10 @@ PURPOSE = "quarantine"
 
 
 MOST_ERRORS = 5
+WITHOUT_NOTE = (
+    "the note of the key is missing, so a run does not see that these rows wait, and later ones pass: replay them, or "
+    "drop them"
+)
 READ_BYTES = 8 << 20
 READ_ENTRIES = 1000
 """How many bytes and entries are read in one call; only a call for a single entry reads more bytes."""
@@ -37,13 +42,15 @@ READ_ENTRIES = 1000
 @dataclass(frozen=True, slots=True)
 class WaitingKey:
     """A key of a step with rows in quarantine. replays: the next run gives the rows to the step again. entries: the
-    number of each entry, and how many bytes it takes; sorted."""
+    number of each entry, and how many bytes it takes; sorted. finding: what is wrong with what is stored of the key;
+    None: nothing."""
 
     step: StepId
     key: str
     note: KeyNote
     replays: bool
     entries: tuple[tuple[int, int], ...] = ()
+    finding: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the key and what waits for it as JSON values."""
@@ -56,6 +63,7 @@ class WaitingKey:
             "replays": self.replays,
             "error": note.error,
             "overdue_ms": note.overdue_ms,
+            "finding": self.finding,
         }
 
 
@@ -126,7 +134,8 @@ def steps_that_wait(at: Snapshot) -> list[StepId]:
 
 
 def waiting_keys(at: Snapshot, step: StepId) -> list[WaitingKey]:
-    """Return the keys of a step that wait, sorted. Reads no rows. Raises CorruptPartitionError."""
+    """Return the keys of a step that wait, sorted. Reads no rows, except of a key whose note is missing: there the note
+    is made from the entries. Raises CorruptPartitionError."""
     stored, sizes = quarantine_of(step), dict[str, dict[int, int]]()
     for name, size_bytes in at.sizes(stored):
         key, number = quarantine.parse_waiting_key(name)
@@ -135,12 +144,29 @@ def waiting_keys(at: Snapshot, step: StepId) -> list[WaitingKey]:
             of_key[number] = size_bytes
     found = at.some(stored, map(quarantine.note_key, sizes))
     keys = []
-    for name in sorted(found):
-        key, _ = quarantine.parse_waiting_key(name)
+    for key in sorted(sizes):
+        name = quarantine.note_key(key)
+        if name not in found:
+            keys.append(_without_note(at, step, key, sizes[key]))
+            continue
         note = quarantine.note_from(str(found[name].value), corrupt(step, name))
         entries = tuple(sorted((n, size) for n, size in sizes[key].items() if note.first <= n < note.end))
         keys.append(WaitingKey(step, key, note, found[name].timeout_ms == REPLAY_MS, entries))
     return keys
+
+
+def _without_note(at: Snapshot, step: StepId, key: str, sizes: Mapping[int, int]) -> WaitingKey:
+    """Return a key with entries, given their sizes by number, and with the note that it should have."""
+    try:
+        note = KeyNote(0, min(sizes), max(sizes) + 1, 0, "")
+    except ValueError as error:
+        raise corrupt(step, key)(str(error)) from error
+    found = WaitingKey(step, key, note, False, tuple(sorted(sizes.items())), WITHOUT_NOTE)
+    entries = [replace_fields(entry, data="") for _, _, entry in entries_of(at, [found])]
+    errors = [entry.failure.text for entry in entries if entry.failure is not None]
+    rows, error = sum(entry.rows or 1 for entry in entries), errors[-1] if errors else ""
+    note = replace_fields(note, rows=rows, since_ms=entries[0].at_ms, error=error)
+    return replace(found, note=note)
 
 
 def entries_of(at: Snapshot, keys: Iterable[WaitingKey]) -> Iterator[tuple[WaitingKey, int, Entry]]:

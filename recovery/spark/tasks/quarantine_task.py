@@ -81,13 +81,11 @@ class QuarantineTask(Quarantining):
         runs = self._admitted(chunk)
         if runs is None:
             return None
-        readable = self._readable(runs) if runs.texts else None
-        output = [] if readable is None else self._call_all(*readable)
-        return self._settled(output)
+        return self._settled(self._call_all(*self._readable(runs)) if runs.texts else [])
 
-    def _readable(self, runs: KeyGroups) -> tuple[KeyGroups, Sequence[Any], list[Any]] | None:
-        """Return the keys with the values for update. Keys with values that Python cannot represent go to quarantine;
-        return None if all do."""
+    def _readable(self, runs: KeyGroups) -> tuple[KeyGroups, Sequence[Any], list[Any]]:
+        """Return the keys with the values for update. Keys with values that Python cannot represent go to
+        quarantine."""
         self._chunk = runs.chunk
         try:
             return runs, *self._values(runs)
@@ -97,7 +95,7 @@ class QuarantineTask(Quarantining):
                 raise
         rest = self._put(runs, unreadable)
         self._chunk = rest.chunk
-        return (rest, *self._values(rest)) if rest.texts else None
+        return (rest, *self._values(rest)) if rest.texts else (rest, [], [])
 
     def _unreadable(self, runs: KeyGroups) -> Iterator[tuple[int, StateValueError]]:
         start = 0
@@ -125,6 +123,7 @@ class QuarantineTask(Quarantining):
         self._calls.append(
             _Calls(partition, keys, texts, stored, starts, ends, timed_out, output, self._lengths, self._changes)
         )
+        self._lengths = ()
         return output
 
     def _marks(self, output: list[Any], count: int) -> Iterable[int]:
@@ -166,7 +165,7 @@ class QuarantineTask(Quarantining):
             found = self._to_arrow(output) if output else None
         for each in calls:
             if each.changes is not None:
-                super()._keep_changes(each.partition, each.changes)
+                self._spool(each.partition).add(each.changes)
         self._quarantine.flush()
         return found
 

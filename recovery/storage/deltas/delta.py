@@ -70,11 +70,13 @@ def create_delta(path: Path, lease: Lease) -> None:
         connection.execute(CREATE_META).fetchall()
         for table in TABLES:
             connection.execute(CREATE_TOUCHED.format(table=table)).fetchall()
-        connection.execute("INSERT INTO meta VALUES (?, ?, -1, -1, -1, 0, 0, 0)", (lease.number, lease.id))
+        connection.execute("INSERT INTO meta VALUES (?, ?, -1, -1, -1, 0, 0, 0, -1, 0)", (lease.number, lease.id))
 
 
 class Meta(NamedTuple):
-    """The single row with the delta's execution, its progress, and the roles of its tables."""
+    """The single row with the delta's execution, its progress, and the roles of its tables.
+
+    attempted, attempt: the last micro-batch that a numbered attempt of a task wrote, and its greatest number."""
 
     ex_num: int
     ex_id: str
@@ -84,6 +86,8 @@ class Meta(NamedTuple):
     turn: int
     sealed: bool
     pending: bool
+    attempted: BatchId
+    attempt: int
 
     @property
     def active(self) -> str:
@@ -180,11 +184,13 @@ class Delta:
         changes: Iterable[Changes],
         count: BatchCount,
         seam_s: Callable[[], float] = lambda: 0.0,
+        attempt: int = 0,
     ) -> None:
         """Record what `batch` changed, in one transaction, in place of an earlier apply of this batch. seam_s: called
-        before the commit; returns the seconds that the task spent here."""
+        before the commit; returns the seconds that the task spent here. attempt: the number of the task's attempt; 0:
+        not numbered. Raises LeaseLostError if a later attempt has written."""
         with translated(self.path), transaction(self._connection):
-            meta = self._check(batch)
+            meta = self._attempted(batch, attempt)
             self._undo(meta, batch)
             for chunk in changes:
                 if chunk.packed:
@@ -199,10 +205,24 @@ class Delta:
                 (batch, *count[:4], seam_s(), count.waiting),
             )
 
-    def withdraw(self, batch: BatchId) -> None:
+    def withdraw(self, batch: BatchId, attempt: int = 0) -> None:
         with translated(self.path), transaction(self._connection):
-            self._undo(self._check(batch), batch)
+            self._undo(self._attempted(batch, attempt), batch)
             self._connection.execute("DELETE FROM batches WHERE batch = ?", (batch,))
+
+    def _attempted(self, batch: BatchId, attempt: int) -> Meta:
+        """Return `meta`, and note the attempt that writes. Raises LeaseLostError if a later one has written."""
+        meta = self._check(batch)
+        if attempt and meta.attempted == batch and attempt < meta.attempt:
+            raise LeaseLostError(
+                f"attempt {attempt} of a task of micro-batch {batch} is over: attempt {meta.attempt} has written",
+                path=self.path,
+                cause="Its executor was cut off, and Spark has run the task again elsewhere.",
+                remedy="Nothing: the late attempt was refused, and the other one has done its work.",
+            )
+        if attempt:
+            self._connection.execute("UPDATE meta SET attempted = ?, attempt = ?", (batch, attempt))
+        return meta
 
     def _undo(self, meta: Meta, batch: BatchId) -> None:
         if meta.applied_batch == batch:

@@ -14,7 +14,9 @@ CREATE TABLE meta (
     applied_batch INTEGER NOT NULL,
     turn          INTEGER NOT NULL,
     sealed        INTEGER NOT NULL,
-    pending       INTEGER NOT NULL
+    pending       INTEGER NOT NULL,
+    attempted     INTEGER NOT NULL,
+    attempt       INTEGER NOT NULL
 ) STRICT;
 
 CREATE TABLE batches (
@@ -28,7 +30,9 @@ CREATE TABLE batches (
 ) STRICT;
 """
 
-META = "SELECT ex_num, ex_id, open_batch, closed_batch, applied_batch, turn, sealed, pending FROM meta"
+META = """
+SELECT ex_num, ex_id, open_batch, closed_batch, applied_batch, turn, sealed, pending, attempted, attempt FROM meta
+"""
 
 CREATE_TOUCHED = """
 CREATE TABLE {table} (

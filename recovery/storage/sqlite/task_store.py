@@ -39,15 +39,17 @@ class FileTaskStore:
         lease: Lease,
         clock: Clock,
         line: str | None = None,
+        attempt: int = 0,
     ) -> None:
         """files: the partition files that the driver has open. line: the address of the execution's lifeline, if deltas
-        are to be kept (see `recovery.storage.deltas.open_deltas`)."""
+        are to be kept (see `recovery.storage.deltas.open_deltas`). attempt: as in `reach`."""
         self._partitions = partitions
         self._files = files
         self._scratch = scratch
         self._lease = lease
         self._clock = clock
         self._line = line
+        self._attempt = attempt
         self._deltas: dict[tuple[StepId, PartitionIndex], Delta] = {}
         self._failed = False
         self._looked_up = 0
@@ -76,7 +78,7 @@ class FileTaskStore:
             began_s = self._clock.elapsed_s()
             with self._delta_of(step, partition) as delta:
                 spent = partial(self._spent_s, spent_s, began_s)
-                delta.apply(batch, changes[partition], counted, spent)
+                delta.apply(batch, changes[partition], counted, spent, self._attempt)
             count = BatchCount(0, 0)
 
     def _spent_s(self, before_s: float, began_s: float) -> float:
@@ -103,7 +105,7 @@ class FileTaskStore:
     def withdraw(self, step: StepId, batch: BatchId, partitions: Collection[PartitionIndex]) -> None:
         for partition in partitions:
             with self._delta_of(step, partition) as delta:
-                delta.withdraw(batch)
+                delta.withdraw(batch, self._attempt)
 
     def due(
         self, step: StepId, batch: BatchId, partitions: Collection[PartitionIndex], up_to_ms: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
@@ -65,9 +65,11 @@ def step(hold: str = "key", rows: pa.Table = ROWS, **others: Any) -> StepDefinit
     return replace(made, state_schema=None, hold=hold, **others)
 
 
-def run(driver: Driver, made: StepDefinition, number: int, rows: pa.Table) -> list[str]:
-    """Run a micro-batch in one task; returns the keys with output."""
-    connect = lambda keep: (driver.task(), driver.count)  # noqa: E731
+def run(
+    driver: Driver, made: StepDefinition, number: int, rows: pa.Table, task: Callable[[], Any] | None = None
+) -> list[str]:
+    """Run a micro-batch in one task; returns the keys with output. task: makes the task's store."""
+    connect = lambda keep: ((task or driver.task)(), driver.count)  # noqa: E731
     places = [EVERYWHERE << HASH_BITS | crc32(key.encode()) for key in rows["key"].to_pylist()]
     batches = rows.append_column(ROUTE, pa.array(places, pa.int64())).to_batches()
     found = run_tasks(made, iter(batches), connect, BatchId(number), QuarantineTask, 1)
@@ -153,6 +155,53 @@ def test_a_fault_of_the_host_ends_the_task(driver, monkeypatch, fault):
         run(driver, step(), 0, rows())
     assert set(driver.read(1, KEYS).values()) == {None}
     assert entries(driver, 1) == {}
+
+
+class CutOff:
+    """The store of an attempt that is cut off: its retry runs to the end before the write with this number."""
+
+    def __init__(self, store: Any, write: int, retry: Callable[[], object]) -> None:
+        self._store, self._left, self._retry = store, write, retry
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def apply(self, *given: Any) -> None:
+        self._before()
+        self._store.apply(*given)
+
+    def withdraw(self, *given: Any) -> None:
+        self._before()
+        self._store.withdraw(*given)
+
+    def _before(self) -> None:
+        if not self._left:
+            self._retry()
+        self._left -= 1
+
+
+@pytest.mark.parametrize("write", range(3))
+def test_an_attempt_that_is_cut_off_writes_beside_its_retry(driver, monkeypatch, write):
+    """The two attempts have seen other errors. What counts and what waits is as the retry has seen both, wherever the
+    first attempt was; what that still writes is refused."""
+    output = list[str]()
+
+    def retry() -> None:
+        monkeypatch.setattr(Faults, "of", {"a": ValueError("by chance"), "b": ValueError("by chance")})
+        output.extend(run(driver, step(), 0, rows(), lambda: driver.task(2)))
+
+    monkeypatch.setattr(Faults, "of", {"c": ValueError("by chance")})
+    late = lambda: run(driver, step(), 0, rows(), lambda: CutOff(driver.task(1), write, retry))  # noqa: E731
+    if write < 2:
+        with pytest.raises(LeaseLostError, match="attempt 1 of a task of micro-batch 0 is over"):
+            late()
+    else:
+        late()
+        retry()
+    assert output == ["c", "d"]
+    assert driver.read(1, KEYS) == {"a": None, "b": None, "c": "1", "d": "1"}
+    assert set(entries(driver, 1)) == {"a", "b"}
+    assert driver.store.counts(driver.lease, 0).waiting == 2
 
 
 def test_the_error_says_where_in_the_users_code(driver, monkeypatch):
