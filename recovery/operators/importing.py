@@ -43,7 +43,7 @@ from recovery.errors import (
 from recovery.host.storage_errors import storage_errors
 from recovery.operational.steps.step_edits import audit, check_whole, close_audited
 from recovery.planning.going_back import kept_interval_s
-from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.planning.resume import ResumePlan, common_cuts, plan_resume
 from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.store import Store
 
@@ -241,7 +241,7 @@ def check_name(flow_id: str) -> None:
 def check_fresh(store: Store, plan: ResumePlan, clock: Clock) -> None:
     """Raise AlreadyInitializedError for partitions that hold an epoch."""
     newest = max(d.newest_epoch for d in plan.partitions) if plan.window[-1] else 0
-    before = _imported_before(store, clock) if newest == FIRST_EPOCH else None
+    before = _imported_before(store, plan, clock) if newest == FIRST_EPOCH else None
     if before is not None:
         raise AlreadyInitializedError(
             f"it holds the checkpoint at {before['from']} after micro-batch {before['batch']} already: epoch {newest} "
@@ -260,11 +260,14 @@ def check_fresh(store: Store, plan: ResumePlan, clock: Clock) -> None:
         )
 
 
-def _imported_before(store: Store, clock: Clock) -> Mapping[str, object] | None:
-    """Return what the run history says of the import into a store; None if it says nothing."""
+def _imported_before(store: Store, plan: ResumePlan, clock: Clock) -> Mapping[str, object] | None:
+    """Return what the run history says of the import that closed the only epoch; None if it says nothing. An import
+    that was killed after it closed the epoch has no end there."""
     try:
         runs = audit(store, clock).runs()
     except RecoveryError:
         return None
-    found = (run.details for run in runs if run.details.get("what") == WHAT and run.succeeded)
+    _, by, _ = max(common_cuts(plan.partitions))
+    numbers = {each.number for each in plan.partitions[0].executions if each.id == by}
+    found = (run.details for run in runs if run.details.get("what") == WHAT and run.details.get("execution") in numbers)
     return next((each for each in found if "from" in each and "batch" in each), None)

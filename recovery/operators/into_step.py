@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from recovery.base.clock import Clock
-from recovery.base.faults import reach
 from recovery.base.ids import BatchId, Epoch, StepId
 from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP, RESERVED_PREFIX
 from recovery.base.wording import counted
@@ -142,7 +141,6 @@ def import_into_step(
         epoch = None
         if not dry_run:
             # import.5
-            reach("import.5")
             facts = {"what": WHAT, "from": source.shown, "batch": found.batch, "step": wanted.step}
             epoch = _close(locked, plan, flow_id, wanted.step, mapped, _rows(found, keys, mapped, wanted), facts, clock)
     return ImportedStep(
