@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -20,11 +20,8 @@ from recovery.cli.common import print_json, say
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.flow_loader import load_function
 from recovery.cli.option import option
-from recovery.operators.into_step import ImportedStep, IntoStep, import_into_step
+from recovery.operators.into_step import IntoStep, StepImport, import_into_step
 from recovery.storage.store import Store
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -82,7 +79,7 @@ def import_step(
     store: Store,
     flow_id: str,
     wanted: IntoStep,
-    spark: SparkSession,
+    spark: Any,
     *,
     dry_run: bool,
     as_json: bool,
@@ -104,7 +101,7 @@ def import_step(
         say(_text(done, directory))
 
 
-def _facts(done: ImportedStep, *, dry_run: bool) -> dict[str, Any]:
+def _facts(done: StepImport, *, dry_run: bool) -> dict[str, Any]:
     return {
         "flow": done.flow_id,
         "step": done.step,
@@ -119,7 +116,7 @@ def _facts(done: ImportedStep, *, dry_run: bool) -> dict[str, Any]:
     }
 
 
-def _text(done: ImportedStep, directory: Path) -> str:
+def _text(done: StepImport, directory: Path) -> str:
     counts = [counted(done.keys, "key"), f"{done.timeouts:,} with a timeout"]
     counts += [f"{done.left_out:,} left out"] if done.left_out else []
     counts += [f"{done.expired:,} expired"] if done.expired else []

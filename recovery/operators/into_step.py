@@ -83,7 +83,7 @@ class IntoStep:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportedStep:
+class StepImport:
     """What was imported, or would be. epoch: None: nothing was written. batch: the micro-batch after which the flow
     resumes. keys: the number of keys that the step has. left_out, expired, timeouts: as in `MappedKeys`."""
 
@@ -108,7 +108,7 @@ def import_into_step(
     clock: Clock,
     dry_run: bool = False,
     observe: Observer = ignore,
-) -> ImportedStep:
+) -> StepImport:
     """Import the state of the only stateful operator of the checkpoint at `source` as that of a step, with the input
     position, into the fresh partitions of a store, which are bound to `flow_id`. Holds all states in memory.
 
@@ -143,7 +143,7 @@ def import_into_step(
             # import.5
             facts = {"what": WHAT, "from": source.shown, "batch": found.batch, "step": wanted.step}
             epoch = _close(locked, plan, flow_id, wanted.step, mapped, _rows(found, keys, mapped, wanted), facts, clock)
-    return ImportedStep(
+    return StepImport(
         flow_id=flow_id,
         step=wanted.step,
         epoch=epoch,
