@@ -199,7 +199,9 @@ def _rows(found: FoundCheckpoint, keys: OperatorKeys, mapped: MappedKeys, wanted
 
 def _mapped(keys: OperatorKeys, operator: StatefulOperator, wanted: IntoStep) -> MappedKeys:
     if wanted.function is None and wanted.state is None and keys.kept is None:
-        what = f"the variables {', '.join(operator.variables)}" if operator.variables else "state without columns"
+        what = (
+            f"the variables {', '.join(sorted(operator.variables))}" if operator.variables else "state without columns"
+        )
         raise ConfigurationError(
             f"operator {operator.number} ({operator.name}) has {what}, which step {wanted.step!r} cannot keep as it is",
             cause="A step has one state for each key.",

@@ -14,7 +14,7 @@ from recovery.values.codec import StateCodec, StateType, has_fields
 from recovery.values.declaration import Form, form_of
 from recovery.values.functions import check_runs, not_run
 
-Mapping = Callable[..., Any]
+MapFunction = Callable[..., Any]
 """The user's function: `(key, state) -> new state`, or `(key, state, times) -> (new state, timeout in ms or None)`. A
 new state of None leaves the key out."""
 
@@ -101,7 +101,7 @@ def map_keys(keys: Iterable[SparkKey], mapping: StepMapping) -> MappedKeys:
 class StepMapping:
     """How the keys of an operator become keys of a step."""
 
-    def __init__(self, function: Mapping | None, given: StateType, kept: StateType) -> None:
+    def __init__(self, function: MapFunction | None, given: StateType, kept: StateType) -> None:
         """function: the user's; None: states are kept. given: the type of the step's states, as the user names it;
         None: the user names none. kept: the type of the operator's states. Raises ConfigurationError."""
         if function is not None:
@@ -177,7 +177,7 @@ def _pair(made: Any) -> tuple[Any, int | None] | None:
     return state, timeout_ms
 
 
-def _takes(function: Mapping, count: int) -> bool:
+def _takes(function: MapFunction, count: int) -> bool:
     try:
         inspect.signature(function).bind(*range(count))
     except TypeError:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from recovery.base.ids import StepId
 from recovery.checkpoint.state_stores.operators import StatefulOperator
-from recovery.errors import ConfigurationError, StateValueError, UnsupportedPlanError
+from recovery.errors import ConfigurationError, RecoveryError, StateValueError, UnsupportedPlanError, shown
 from recovery.operators.choose import WantedState
 from recovery.operators.into_step import OperatorKeys, ReadKeys
 from recovery.operators.mapping import SparkKey
@@ -28,6 +28,7 @@ from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.sources.operator_state import SPARK_ERRORS, first_line, reader_of
 from recovery.spark.steps.input_keys import key_text, locate_key
 from recovery.spark.steps.state_columns import state_type
+from recovery.spark.tasks.input_values import not_text
 from recovery.values.codec import StateType
 
 STATE, TIMEOUT = "groupState", "timeoutTimestamp"
@@ -220,18 +221,39 @@ def _keys(
     _, keyed = locate_key(frame.select("key.*"), step, names)
     text = key_text([F.col("key")[name] for name in names], keyed.types)
     convert = _converter(frame.schema["key"].dataType)
-    texts = frame.withColumn("text", text)
+    texts = frame.withColumn("text", text).withColumn("is_text", is_text(frame))
 
     def rows() -> Iterator[SparkKey]:
         try:
             for row in texts.toLocalIterator():
                 values = tuple(convert(row.key))
-                yield SparkKey(row.text, values[0] if len(values) == 1 else values, *parts(row))
-        except SPARK_ERRORS as error:
+                key = values[0] if len(values) == 1 else values
+                if not row.is_text:
+                    raise not_text(f"operator {operator.number} ({operator.name}), key {shown(key)}: its key or state")
+                yield SparkKey(row.text, key, *parts(row))
+        except (*SPARK_ERRORS, ValueError, OverflowError) as error:
+            if isinstance(error, RecoveryError):
+                raise
+            # Python has no dates after the year 9999, which Spark has.
             raise _unreadable(operator, error) from error
 
     columns = tuple((name, kind.simpleString()) for name, kind in zip(keyed.names, keyed.types, strict=True))
     return OperatorKeys(columns, kept, event_time, rows())
+
+
+def is_text(frame: DataFrame) -> Column:
+    """Return whether all strings of a row are valid UTF-8: Python would get other characters for them. Columns with
+    bytes in them are not checked."""
+    whole = [F.col(field.name) for field in frame.schema if not _has_bytes(field.dataType)]
+    return F.is_valid_utf8(F.struct(*whole).cast("string")) if whole else F.lit(True)
+
+
+def _has_bytes(kind: T.DataType) -> bool:
+    if isinstance(kind, T.StructType):
+        return any(_has_bytes(field.dataType) for field in kind)
+    if isinstance(kind, T.MapType):
+        return _has_bytes(kind.keyType) or _has_bytes(kind.valueType)
+    return _has_bytes(kind.elementType) if isinstance(kind, T.ArrayType) else isinstance(kind, T.BinaryType)
 
 
 def _converter(kind: T.DataType) -> Convert:
