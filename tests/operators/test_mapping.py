@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import NamedTuple
 
 import pytest
@@ -12,6 +14,7 @@ from pyspark.sql import types as T
 
 from recovery.errors import ConfigurationError, StateValueError
 from recovery.operators.mapping import SparkKey, StepMapping, map_keys
+from recovery.spark.sources.operator_keys import converter
 from recovery.spark.steps.state_columns import state_type
 from recovery.values.codec import StateCodec
 from recovery.values.declaration import form_of
@@ -99,6 +102,70 @@ def test_states_are_kept_or_named(seed):
         each.text: (plain(each.state), each.times[0] if each.times else None) for each in keys if each.state is not None
     }
     assert found.form == (form_of(KEPT) if found.states else None)
+
+
+def random_type(generator, depth=0):
+    """A type of Spark, and a function that makes a random value: as Spark gives that value, and as a step has it."""
+    local = datetime(2024, 3, 31, 1, 30).replace  # noqa: DTZ001 - in the local zone, as Spark gives moments
+    simple = [
+        (T.LongType(), lambda g: [g.randrange(-(2**63), 2**63)] * 2),
+        (T.ByteType(), lambda g: [g.randrange(-128, 128)] * 2),
+        (T.DoubleType(), lambda g: [g.choice([0.1, -0.0, 1e300, 5e-324])] * 2),
+        (T.BooleanType(), lambda g: [g.choice([True, False])] * 2),
+        (T.StringType(), lambda g: [g.choice(["", "é", "␀", "\0", '"'])] * 2),
+        (T.DateType(), lambda g: [date(g.randrange(1, 9999), 2, 28)] * 2),
+        (T.DecimalType(10, 2), lambda g: [Decimal(g.randrange(-(10**9), 10**9)).scaleb(-2)] * 2),
+        (T.BinaryType(), lambda g: (bytearray(b"\0\xff"), b"\0\xff")),
+        (T.TimestampType(), lambda g: (at := local(microsecond=g.randrange(10**6)), at.astimezone(UTC))),
+    ]
+    if depth == 3 or generator.random() < 0.5:
+        return generator.choice(simple)
+    kinds = [random_type(generator, depth + 1) for _ in range(generator.randrange(1, 4))]
+
+    def part(make):
+        return lambda g: (None, None) if g.random() < 0.2 else make(g)
+
+    if generator.random() < 0.4:
+        names = [f"c{number}" for number in range(len(kinds))]
+        struct = T.StructType([T.StructField(name, kind) for name, (kind, _) in zip(names, kinds, strict=True)])
+
+        def made(g):
+            given, wanted = zip(*(part(make)(g) for _, make in kinds), strict=True)
+            return Row(*names)(*given), wanted
+
+        return struct, made
+    kind, make = kinds[0]
+    if generator.random() < 0.5:
+
+        def listed(g):
+            pairs = [part(make)(g) for _ in range(g.randrange(3))]
+            return [one for one, _ in pairs], [other for _, other in pairs]
+
+        return T.ArrayType(kind), listed
+
+    def mapped(g):
+        pairs = {str(number): part(make)(g) for number in range(g.randrange(3))}
+        return {key: one for key, (one, _) in pairs.items()}, {key: other for key, (_, other) in pairs.items()}
+
+    return T.MapType(T.StringType(), kind), mapped
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_a_step_reads_states_of_random_types(seed):
+    """Against a model: what Spark gives for a state of these columns, nested at any depth, is what a step with the same
+    columns reads."""
+    generator = random.Random(seed)
+    columns = [random_type(generator) for _ in range(generator.randrange(1, 5))]
+    names = [f"c{number}" for number in range(len(columns))]
+    schema = T.StructType([T.StructField(name, kind) for name, (kind, _) in zip(names, columns, strict=True)])
+    kept, convert, model, keys = state_type("step", schema), converter(schema), {}, []
+    for number in range(20):
+        given, wanted = zip(*(make(generator) for _, make in columns), strict=True)
+        keys.append(key(f"k{number}", convert(Row(*names)(*given))))
+        model[f"k{number}"] = wanted
+    found = map_keys(keys, StepMapping(None, None, kept))
+    decode = StateCodec(kept).decode
+    assert {text: tuple(decode(value)) for text, (value, _) in found.states.items()} == model
 
 
 @pytest.mark.parametrize(

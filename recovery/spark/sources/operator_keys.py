@@ -85,7 +85,7 @@ def _of_groups(spark: SparkSession, location: str, operator: StatefulOperator, s
         )
     assert isinstance(kind, T.StructType)
     schema = kind[STATE].dataType
-    convert = _converter(schema)
+    convert = converter(schema)
     at = F.col(f"value.{TIMEOUT}") if TIMEOUT in names else F.lit(None)
     frame = frame.select("key", F.col(f"value.{STATE}").alias("state"), at.cast("long").alias("at"))
 
@@ -159,11 +159,11 @@ def _described(spark: SparkSession, location: str, operator: StatefulOperator) -
 def _variable_converter(variable: _Variable, kind: T.DataType, now_ms: int) -> Callable[[Any], tuple[Any, Any]]:
     """Return what makes the value of a variable, without what has ended, and the times at which its parts end."""
     if not variable.ends:
-        convert = _converter(kind)
+        convert = converter(kind)
         return lambda value: (convert(value), ())
     if variable.kind == LIST:
         assert isinstance(kind, T.ArrayType)
-        element = _converter(_inner(kind.elementType))
+        element = converter(_inner(kind.elementType))
 
         def of_list(value: Any) -> tuple[Any, Any]:
             left = [each for each in value if not _ended(each, now_ms)]
@@ -172,14 +172,14 @@ def _variable_converter(variable: _Variable, kind: T.DataType, now_ms: int) -> C
         return of_list
     if variable.kind == MAP:
         assert isinstance(kind, T.MapType)
-        of_key, of_value = _converter(kind.keyType), _converter(_inner(kind.valueType))
+        of_key, of_value = converter(kind.keyType), converter(_inner(kind.valueType))
 
         def of_map(value: Any) -> tuple[Any, Any]:
             left = {key: each for key, each in value.items() if not _ended(each, now_ms)}
             return ({of_key(key): of_value(each[VALUE]) for key, each in left.items()} or None), _ends(left.values())
 
         return of_map
-    inner = _converter(_inner(kind))
+    inner = converter(_inner(kind))
     return lambda value: (None, ()) if _ended(value, now_ms) else (inner(value[VALUE]), _ends([value]))
 
 
@@ -220,7 +220,7 @@ def _keys(
     names = frame.select("key.*").columns
     _, keyed = locate_key(frame.select("key.*"), step, names)
     text = key_text([F.col("key")[name] for name in names], keyed.types)
-    convert = _converter(frame.schema["key"].dataType)
+    convert = converter(frame.schema["key"].dataType)
     texts = frame.withColumn("text", text).withColumn("is_text", is_text(frame))
 
     def rows() -> Iterator[SparkKey]:
@@ -256,21 +256,21 @@ def _has_bytes(kind: T.DataType) -> bool:
     return _has_bytes(kind.elementType) if isinstance(kind, T.ArrayType) else isinstance(kind, T.BinaryType)
 
 
-def _converter(kind: T.DataType) -> Convert:
+def converter(kind: T.DataType) -> Convert:
     """Return what makes a value as a step gets such values: moments in UTC, bytes in place of a bytearray."""
     if isinstance(kind, T.TimestampType):
         return lambda value: None if value is None else value.astimezone(UTC)
     if isinstance(kind, T.BinaryType):
         return lambda value: None if value is None else bytes(value)
     if isinstance(kind, T.ArrayType):
-        element = _converter(kind.elementType)
+        element = converter(kind.elementType)
         return lambda value: None if value is None else list(map(element, value))
     if isinstance(kind, T.MapType):
-        of_key, of_value = _converter(kind.keyType), _converter(kind.valueType)
+        of_key, of_value = converter(kind.keyType), converter(kind.valueType)
         return lambda value: None if value is None else {of_key(key): of_value(each) for key, each in value.items()}
     if isinstance(kind, T.StructType):
         named = Row(*kind.names)
-        inner = [_converter(field.dataType) for field in kind]
+        inner = [converter(field.dataType) for field in kind]
         return lambda value: (
             None if value is None else named(*(one(each) for one, each in zip(inner, value, strict=True)))
         )
