@@ -28,15 +28,17 @@ from recovery.errors import (
 from recovery.operators.into_step import IntoStep, OperatorKeys, import_into_step
 from recovery.operators.mapping import SparkKey
 from recovery.planning.resume import plan_resume
+from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
 from recovery.storage.snapshot import snapshot_at
-from recovery.storage.store import Store
+from recovery.storage.store import OwnerAccess, Store
 from recovery.values.declaration import Declaration
 from recovery.values.keys import encode_key
 from tests.checkpoint.support import write
 from tests.faults.minirun import child, die_at, wait
 from tests.operators.support import OPERATOR, held, job, place, write_job
+from tests.owner.served import Served, spread, token_file
 from tests.stores import paths_of, problems
 
 CLOCK = SystemClock()
@@ -256,6 +258,33 @@ def test_a_dry_run_writes_nothing(source, store_dir, monkeypatch, tmp_path):
     assert list((tmp_path / "scratch").iterdir()) == []
     assert (tried.epoch, done.epoch) == (None, 1)
     assert (tried.keys, tried.timeouts, tried.batch) == (done.keys, done.timeouts, done.batch)
+
+
+def test_partitions_at_owners_get_the_same(source, store_dir, tmp_path):
+    """As files do: all states with their timeouts, and the position; a dry run leaves the owners as they are."""
+    init_partitions(tmp_path / "made", 3)
+    there, *away = spread(tmp_path / "made", [(), (0, 2), (1,)])
+    token = token_file(tmp_path)
+    owners = [Served(each, token) for each in away]
+    store = Store(there, OwnerAccess(tuple(each.at for each in owners), token).connect(30.0))
+    try:
+        wanted, read = IntoStep("total", same), reading(list(keys_of(1)))
+        before = [partition_contents(each) for each in away]
+        tried = import_into_step(place(source), store, "flow", wanted, read, clock=CLOCK, dry_run=True)
+        assert [partition_contents(each) for each in away] == before
+        done = import_into_step(place(source), store, "flow", wanted, reading(list(keys_of(1))), clock=CLOCK)
+        assert (done.epoch, done.keys, done.timeouts) == (1, tried.keys, tried.timeouts)
+        at = store.at(1)
+        assert {each.key: (json.loads(each.value), each.timeout_ms) for each in at.states("total")} == {
+            each.text: (each.state, each.times[0] if each.times else None) for each in keys_of(1)
+        }
+        taken(source, store_dir)
+        files = {each.key: each.value for each in snapshot_at(store_dir).states(CHECKPOINT_STEP)}
+        assert {each.key: each.value for each in at.states(CHECKPOINT_STEP)} == files
+    finally:
+        store.release()
+        for each in owners:
+            each.stop()
 
 
 POINTS = [
