@@ -112,6 +112,19 @@ def test_word_count_continues_where_it_stopped(shell: Any) -> None:
     assert "rows are as they were written" in shell("python digests.py")
 
 
+def test_the_state_of_a_processor_comes_along(shell: Any) -> None:
+    """The dry run and the import count the same keys; the flow reads the second file alone, and counts on."""
+    pytest.importorskip("google.protobuf", reason="transformWithState in Python needs it")
+    printed = shell(commands_of("state_comes_along.py"))
+    assert "would import operator 0 (transformWithStateInPandasExec) into step visits of flow visits: 2 keys" in printed
+    assert "\nimported operator 0 (transformWithStateInPandasExec) into step visits of flow visits: 2 keys" in printed
+    assert states("visits") == {
+        "ann": {"pages": 3, "path": ["/a", "/c", "/d"]},
+        "bob": {"pages": 1, "path": ["/b"]},
+        "eve": {"pages": 1, "path": ["/a"]},
+    }
+
+
 @pytest.mark.long
 def test_more_partitions_continue_and_back(shell: Any) -> None:
     """After repartitioning in place, a run goes on, and another goes back behind it: state and output are exact."""

@@ -15,6 +15,7 @@ from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.checkpoint.directories import CheckpointDirectory, LocalCheckpoint, is_uri
+from recovery.cli.checkpoint_into_step import StepOptions, import_step, step_options
 from recovery.cli.checkpoint_progress import CheckpointProgress
 from recovery.cli.common import Summaries, directory_argument, format_size, json_option, print_json, say
 from recovery.cli.operational import directory_and
@@ -80,19 +81,34 @@ def export_(
 @directory_argument
 @option("--flow", "flow_id", required=True, metavar="NAME",
         help="The name of the flow that continues from the checkpoint. DIR is bound to that name.")  # fmt: skip
+@step_options
 @owner_options
 @settings_options
 @json_option
 def import_(
-    source: str, directory: Path, flow_id: str, access: OwnerAccess, conf: dict[str, str], as_json: bool
+    source: str,
+    directory: Path,
+    flow_id: str,
+    into: StepOptions,
+    access: OwnerAccess,
+    conf: dict[str, str],
+    as_json: bool,
 ) -> None:
     """Import a Spark job's checkpoint as the first epoch of DIR.
 
     The partitions of DIR must be new. FROM does not change. Stop the job first: DIR does not contain what the job does
     afterwards.
     """
+    wanted = into.wanted()
+    store = store_at(directory, access)
+    if wanted is not None:
+        # Without partitions, no JVM starts.
+        store.found()
+        with session(conf) as spark:
+            there = _place(source, spark)
+            import_step(there, directory, store, flow_id, wanted, spark, dry_run=into.dry_run, as_json=as_json)
+        return
     with opened(source, conf) as there, CheckpointProgress(quiet=as_json) as progress:
-        store = store_at(directory, access)
         done = import_checkpoint(there, store, flow_id, clock=SystemClock(), observe=progress.observe)
     if as_json:
         print_json({"from": there.shown, "directory": str(directory), **_import_facts(done)})
@@ -166,13 +182,21 @@ def show(
 @contextlib.contextmanager
 def opened(name: str, conf: dict[str, str]) -> Iterator[CheckpointDirectory]:
     """Open the directory that a name on the command line means. Only other file systems start Spark."""
-    if not is_uri(name) or is_cut_off(name):
-        yield LocalCheckpoint(local_path(name), lambda: token_hex(4))
-        return
-    with session(conf) as spark:
-        from recovery.hadoop.checkpoint import HadoopCheckpoint
+    with contextlib.nullcontext() if _is_local(name) else session(conf) as spark:
+        yield _place(name, spark)
 
-        yield HadoopCheckpoint(spark, name, lambda: token_hex(4))
+
+def _is_local(name: str) -> bool:
+    return not is_uri(name) or is_cut_off(name)
+
+
+def _place(name: str, spark: Any) -> CheckpointDirectory:
+    """Return the directory of a name; one of another file system is reached through the session."""
+    if _is_local(name):
+        return LocalCheckpoint(local_path(name), lambda: token_hex(4))
+    from recovery.hadoop.checkpoint import HadoopCheckpoint
+
+    return HadoopCheckpoint(spark, name, lambda: token_hex(4))
 
 
 def _export_text(done: ExportedCheckpoint, target: str) -> str:

@@ -9,9 +9,10 @@ import importlib.util
 import inspect
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import recovery
 from recovery.base.tracebacks import headline
@@ -53,6 +54,24 @@ def load(target: str) -> Flow | Pipeline:
             remedy=_remedy(found),
         )
     return found
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """Return the function that `target` names: "totals.py:moved", "jobs.totals:moved". Raises FlowLoadError."""
+    where, colon, name = target.rpartition(":")
+    if not (colon and where and name.isidentifier()):
+        raise FlowLoadError(
+            f"{target!r:.200} does not name a function", cause="", remedy="Write it like totals.py:moved."
+        )
+    module = _load_file(Path(where)) if _is_file(where) else _load_module(where)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise FlowLoadError(
+            f"{target}: it has no function {name!r}",
+            cause="",
+            remedy=f"Define {name}(key, state) at the top of the file.",
+        )
+    return cast("Callable[..., Any]", found)
 
 
 def _remedy(found: object) -> str:

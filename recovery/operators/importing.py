@@ -9,6 +9,7 @@ A crash within import.3 leaves the epoch in some partitions only: it does not co
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ from recovery.errors import (
 from recovery.host.storage_errors import storage_errors
 from recovery.operational.steps.step_edits import audit, check_whole, close_audited
 from recovery.planning.going_back import kept_interval_s
-from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.planning.resume import ResumePlan, common_cuts, plan_resume
 from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.store import Store
 
@@ -77,42 +78,73 @@ def import_checkpoint(
     UnsupportedPlanError for an unsupported checkpoint format, StorageError, and the errors of planning; after an error
     no epoch is closed.
     """
-    _check_name(flow_id)
+    check_name(flow_id)
     # Where no partitions are, no lock file is left.
     store.found()
     # import.1
     with store.locked(clock, WHAT) as held:
         plan = plan_resume(held.found(), flow_id=flow_id)
-        _check_fresh(held, plan, clock)
+        check_fresh(held, plan, clock)
         check_whole(plan, held)
         # import.2
-        paths = source.sizes()
-        batch = newest_batch(paths, source.shown)
-        with source.here(batch, store.directory / SCRATCH_NAME / "import", observe) as checkpoint:
-            rows, sizes = _rows(source, checkpoint, batch)
-            operators = operators_of(sizes, lambda path: read_received(checkpoint / path, MOST_METADATA_BYTES))
-            _check_stores(source, sizes, operators)
-            observed = _Observed(source, rows, sum(sizes.values()), observe)
+        with found_checkpoint(source, store.directory / SCRATCH_NAME / "import", observe) as found:
             # import.3
             epoch = close_audited(
                 held,
                 plan,
                 flow_id,
-                {"what": WHAT, "from": source.shown, "batch": batch, "files": len(sizes)},
-                lambda writer: writer.close({}, batches=batch + 1, driver_rows={CHECKPOINT_STEP: observed}),
+                {"what": WHAT, "from": source.shown, "batch": found.batch, "files": len(found.sizes)},
+                lambda writer: writer.close({}, batches=found.batch + 1, driver_rows={CHECKPOINT_STEP: found.rows}),
                 clock=clock,
                 backup_interval_s=kept_interval_s(plan.partitions, None),
             )
-    later = max((int(path.removeprefix("offsets/")) for path in paths if _is_offset(path)), default=batch)
     return Imported(
         flow_id=flow_id,
         epoch=epoch,
-        batch=batch,
-        begun=BatchId(later) if later > batch else None,
-        files=len(sizes),
-        size_bytes=sum(sizes.values()),
-        operators=operators,
+        batch=found.batch,
+        begun=found.begun,
+        files=len(found.sizes),
+        size_bytes=sum(found.sizes.values()),
+        operators=found.operators,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCheckpoint:
+    """A checkpoint of Spark as of its newest finished micro-batch. begun: a later one that was logged as begun.
+
+    rows: the rows that a partition would hold of the checkpoint, each read when it is looked up. sizes: the size of
+    each of its files in bytes.
+    """
+
+    batch: BatchId
+    begun: BatchId | None
+    rows: Mapping[str, Content]
+    sizes: Mapping[str, int]
+    operators: tuple[StatefulOperator, ...]
+
+
+@contextlib.contextmanager
+def found_checkpoint(source: CheckpointDirectory, scratch: Path, observe: Observer) -> Iterator[FoundCheckpoint]:
+    """Find what Spark needs to resume after the newest finished micro-batch of a checkpoint, and check that it is
+    complete. The rows can be read until the block ends. scratch: where files of other file systems are copied to.
+
+    Raises SparkCheckpointError, UnsupportedPlanError, StorageError.
+    """
+    paths = source.sizes()
+    batch = newest_batch(paths, source.shown)
+    with source.here(batch, scratch, observe) as checkpoint:
+        rows, sizes = _rows(source, checkpoint, batch)
+        operators = operators_of(sizes, lambda path: read_received(checkpoint / path, MOST_METADATA_BYTES))
+        _check_stores(source, sizes, operators)
+        observed = _Observed(source, rows, sum(sizes.values()), observe)
+        yield FoundCheckpoint(batch, newest_begun(paths, batch), observed, sizes, operators)
+
+
+def newest_begun(paths: Collection[str], batch: BatchId) -> BatchId | None:
+    """Return the newest micro-batch that is logged as begun, if that is later than `batch`."""
+    later = max((int(path.removeprefix("offsets/")) for path in paths if _is_offset(path)), default=batch)
+    return BatchId(later) if later > batch else None
 
 
 class _Observed(Mapping[str, Content]):
@@ -200,14 +232,16 @@ def _is_offset(path: str) -> bool:
     return re.fullmatch(r"offsets/[0-9]{1,15}", path) is not None
 
 
-def _check_name(flow_id: str) -> None:
+def check_name(flow_id: str) -> None:
+    """Raise ConfigurationError for what cannot be the name of a flow."""
     if not flow_id or "\0" in flow_id:
         raise ConfigurationError(f"{flow_id!r} is not a name for a flow", remedy="Use a text like 'wordcount'.")
 
 
-def _check_fresh(store: Store, plan: ResumePlan, clock: Clock) -> None:
+def check_fresh(store: Store, plan: ResumePlan, clock: Clock) -> None:
+    """Raise AlreadyInitializedError for partitions that hold an epoch."""
     newest = max(d.newest_epoch for d in plan.partitions) if plan.window[-1] else 0
-    before = _imported_before(store, clock) if newest == FIRST_EPOCH else None
+    before = _imported_before(store, plan, clock) if newest == FIRST_EPOCH else None
     if before is not None:
         raise AlreadyInitializedError(
             f"it holds the checkpoint at {before['from']} after micro-batch {before['batch']} already: epoch {newest} "
@@ -226,11 +260,14 @@ def _check_fresh(store: Store, plan: ResumePlan, clock: Clock) -> None:
         )
 
 
-def _imported_before(store: Store, clock: Clock) -> Mapping[str, object] | None:
-    """Return what the run history says of the import into a store; None if it says nothing."""
+def _imported_before(store: Store, plan: ResumePlan, clock: Clock) -> Mapping[str, object] | None:
+    """Return what the run history says of the import that closed the only epoch; None if it says nothing. An import
+    that was killed after it closed the epoch has no end there."""
     try:
         runs = audit(store, clock).runs()
     except RecoveryError:
         return None
-    found = (run.details for run in runs if run.details.get("what") == WHAT and run.succeeded)
+    _, by, _ = max(common_cuts(plan.partitions))
+    numbers = {each.number for each in plan.partitions[0].executions if each.id == by}
+    found = (run.details for run in runs if run.details.get("what") == WHAT and run.details.get("execution") in numbers)
     return next((each for each in found if "from" in each and "batch" in each), None)

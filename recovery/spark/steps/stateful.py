@@ -169,8 +169,7 @@ def _apply(
     hold: Hold | None,
 ) -> DataFrame:
     timeouts = _names_any(update, _TIMEOUT_MEMBERS) if timeout is None else timeout
-    if are_columns(state):
-        state = state_type(step_id, struct(step_id, state, "state"))
+    state = stored_type(step_id, state)
     frame, keyed = locate_key(frame, step_id, key)
     definition = define(
         frame,
@@ -185,6 +184,11 @@ def _apply(
         hold=hold,
     )
     return register(frame, definition, order_by, form_of(state), migrate)
+
+
+def stored_type(step_id: str, state: StateType) -> StateType:
+    """Return the type of the states of a step with `state=state`. Raises ConfigurationError."""
+    return state_type(step_id, struct(step_id, state, "state")) if are_columns(state) else state
 
 
 def hold_of(step_id: str, on_error: str, hold: str) -> Hold | None:
