@@ -46,7 +46,7 @@ class ResumePlan:
     """Where the next execution starts, and why.
 
     snapshot: the epoch whose state it starts with; None: the beginning. window: the epochs after which a run can
-    resume, oldest first; 0 is the beginning.
+    resume, oldest first; 0 is the beginning. cuts: the snapshots of these epochs, which every partition holds.
     """
 
     partitions: tuple[PartitionDescription, ...]
@@ -55,6 +55,7 @@ class ResumePlan:
     execution_number: ExecutionNumber
     window: tuple[Epoch, ...]
     verdicts: tuple[FileVerdict, ...]
+    cuts: frozenset[Cut]
 
     @property
     def last_clock(self) -> tuple[int, int | None]:
@@ -102,7 +103,7 @@ def plan_resume(
     cuts = common_cuts(partitions)
     if not cuts:
         raise inconsistent(partitions)
-    chosen = max(cuts)
+    chosen = latest = max(cuts)
     if resume_epoch is not None:
         chosen = _requested(cuts, resume_epoch, directory_of(partitions))
     pending = cut_off(partitions, cuts)
@@ -114,7 +115,8 @@ def plan_resume(
         snapshot=next((e for e in partitions[0].epochs if e.cut == chosen), None),
         execution_number=ExecutionNumber(max(numbers, default=0) + 1),
         window=tuple(sorted(cut[0] for cut in cuts)),
-        verdicts=tuple(_verdict(d, chosen[0], max(cuts)[0], newest) for d in partitions),
+        verdicts=tuple(_verdict(d, chosen[0], latest[0], newest) for d in partitions),
+        cuts=frozenset(cuts),
     )
 
 

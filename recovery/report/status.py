@@ -182,21 +182,20 @@ def _executions(found: Sequence[FoundFile]) -> list[dict[str, Any]]:
     known: dict[tuple[int, str], dict[str, Any]] = {}
     for file in found:
         for e in file.description.executions if file.description else ():
-            held = sum(c.execution == e.lease for c in file.description.epochs) if file.description else 0
-            known.setdefault(
-                (e.number, e.id),
-                {
-                    "number": e.number,
-                    "id": e.id,
-                    "flow": e.flow_id,
-                    "started_ms": e.started_ms,
-                    "resume_epoch": e.resume_epoch,
-                    "snapshot_interval_s": e.snapshot_interval_s,
-                    "backup_interval_s": e.backup_interval_s,
-                    "host": e.host,
-                    "pid": e.pid,
-                    "version": e.version,
-                    "epochs": held,
-                },
-            )
+            if (e.number, e.id) in known:
+                continue
+            lease = e.lease
+            known[e.number, e.id] = {
+                "number": e.number,
+                "id": e.id,
+                "flow": e.flow_id,
+                "started_ms": e.started_ms,
+                "resume_epoch": e.resume_epoch,
+                "snapshot_interval_s": e.snapshot_interval_s,
+                "backup_interval_s": e.backup_interval_s,
+                "host": e.host,
+                "pid": e.pid,
+                "version": e.version,
+                "epochs": sum(c.execution == lease for c in file.description.epochs) if file.description else 0,
+            }
     return [known[key] for key in sorted(known)]

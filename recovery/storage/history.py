@@ -35,6 +35,10 @@ ONE_KEY = "AND state_key = :key"
 # A search for each held epoch: without the list, SQLite reads all keys that were superseded after the epoch.
 HELD = "AND until_epoch IN (SELECT epoch FROM epochs)"
 RANGE = "AND state_key >= :begin AND (:end IS NULL OR state_key < :end)"
+NEWEST = f"""
+SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST} FROM snaps WHERE step_id = :step
+"""
+NEWEST_SIZES = "SELECT state_key, octet_length(ser_change) FROM snaps WHERE step_id = :step"
 # The same without the values: SQLite knows their length without reading them.
 SIZES = """
 SELECT state_key, octet_length(ser_change) FROM snaps WHERE step_id = :step AND snap_epoch <= :epoch
@@ -191,6 +195,33 @@ def page_at(
     return read_partition(path, read)
 
 
+def newest_states(connection: apsw.Connection, path: Path, step: str) -> list[KeyState]:
+    """Return the states of a step with few keys in the newest snapshot of a partition. A read transaction is open. Of
+    the log, only the step's own changes are read."""
+    with _newest(connection, path, step) as is_there:
+        return list(_states(connection, path, NEWEST, {"step": step})) if is_there else []
+
+
+def newest_sizes(connection: apsw.Connection, path: Path, step: str) -> list[tuple[str, int]]:
+    """Return the keys of a step in the newest snapshot of a partition, with the size of each value in bytes. As
+    `newest_states`."""
+    with _newest(connection, path, step) as is_there:
+        return rows(connection, NEWEST_SIZES, {"step": step}) if is_there else []
+
+
+@contextlib.contextmanager
+def _newest(connection: apsw.Connection, path: Path, step: str) -> Iterator[bool]:
+    """Let queries of `snaps` return the newest rows of a step. Yields whether there may be any."""
+    there = _check_counted(connection, path, step)
+    logged = logged_steps(connection)
+    if not there and step not in logged:
+        yield False
+        return
+    load_digests(connection)
+    with overlaid(connection, path, (step,), unread=[each for each in logged if each != step]):
+        yield True
+
+
 def sizes_at(path: Path, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
     """Yield the keys of a step in one partition as of a cut, with the size of each value in bytes. Values are not read,
     so their digests are not checked. Raises like `states_at`."""
@@ -284,15 +315,22 @@ def _check_held(connection: apsw.Connection, path: Path, cut: Cut) -> None:
 
 def _check_all_there(connection: apsw.Connection, path: Path, step: str, cut: Cut) -> None:
     """Compare the rows of the file itself, without the logged changes over them, with the counts it stores."""
+    _check_counted(connection, path, step)
+    bindings = {"epoch": cut[0]}
+    if rows(connection, SUPERSEDED_THERE, bindings) != rows(connection, SUPERSEDED_COUNTED, bindings):
+        raise CorruptPartitionError("rows that were superseded after that epoch are missing", path=path)
+
+
+def _check_counted(connection: apsw.Connection, path: Path, step: str) -> int:
+    """Return the number of rows of a step in the file itself, after comparing it with the count that the file
+    stores."""
     [(there,)] = rows(connection, "SELECT count(*) FROM main.snaps WHERE step_id = ?", (step,))
     expected = counted_rows(connection, step)
     if expected is not None and there != expected:
         raise CorruptPartitionError(
             f"it holds {counted(there, 'row')} of step {step!r} where {were(expected, 'row')} counted", path=path
         )
-    bindings = {"epoch": cut[0]}
-    if rows(connection, SUPERSEDED_THERE, bindings) != rows(connection, SUPERSEDED_COUNTED, bindings):
-        raise CorruptPartitionError("rows that were superseded after that epoch are missing", path=path)
+    return int(there)
 
 
 def _one(connection: apsw.Connection, path: Path, step: str, cut: Cut, key: str) -> KeyState | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -33,19 +33,17 @@ from recovery.storage.sqlite.measures import LARGEST, MEASURES, has_measures, me
 SUFFIX = ".sqlite3"
 
 
-def scan(directory: Path) -> list[FoundFile]:
+def scan(
+    directory: Path, described: Callable[[Path], PartitionDescription] | None = None
+) -> list[FoundFile]:
     """Return every file of `directory` that is, or by its name should be, a recovery partition. Changes nothing.
 
-    A file of the store from which this store was made has an error that says so. Raises NoPartitionsError when no file
-    is.
+    described: returns the description of a file, as `describe_file` does, which None means. A file of the store from
+    which this store was made has an error that says so. Raises NoPartitionsError when no file is.
     """
+    described = described or describe_file
     found: list[FoundFile] = []
-    try:
-        names = set(os.listdir(directory))  # noqa: PTH208
-    except (FileNotFoundError, NotADirectoryError):
-        raise no_partitions(directory) from None
-    except OSError as error:
-        raise StorageError(str(error), path=directory) from error
+    names = names_in(directory)
 
     def is_taken(name: str) -> bool:
         return not names.isdisjoint({name, f"{name}-wal"})
@@ -54,7 +52,7 @@ def scan(directory: Path) -> list[FoundFile]:
     for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
         aside = free_name(path.name, ASIDE, is_taken)
         try:
-            found.append(FoundFile(path, describe_file(path), aside=aside))
+            found.append(FoundFile(path, described(path), aside=aside))
         except RecoveryError as error:
             # Another program's database may lie beside ours, unless it has a partition's name.
             if path.name.startswith("part-") or not isinstance(error, ForeignPartitionError):
@@ -62,6 +60,16 @@ def scan(directory: Path) -> list[FoundFile]:
     if not found:
         raise no_partitions(directory)
     return judged(name_relatives(found))
+
+
+def names_in(directory: Path) -> set[str]:
+    """Return the names in a directory. Raises NoPartitionsError if there is no such directory, and StorageError."""
+    try:
+        return set(os.listdir(directory))  # noqa: PTH208
+    except (FileNotFoundError, NotADirectoryError):
+        raise no_partitions(directory) from None
+    except OSError as error:
+        raise StorageError(str(error), path=directory) from error
 
 
 def describe_file(path: Path) -> PartitionDescription:

@@ -12,7 +12,7 @@ from recovery.base.ids import NO_EPOCH
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.errors import ConfigurationError, EpochNotHeldError
 from recovery.planning.measures import Measure
-from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
+from recovery.planning.resume import Cut, ResumePlan, plan_resume
 from recovery.planning.timeline import TimelinePart, fork, timeline
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
 from recovery.storage.history import KeyChange, KeyState, KeyVersion
@@ -42,20 +42,19 @@ class Snapshot:
     @classmethod
     def of(cls, plan: ResumePlan, cut: Cut, reader: ReaderOf) -> Snapshot:
         """Return the snapshot of a cut that all partitions of a plan hold."""
-        return cls._among(plan, frozenset(common_cuts(plan.partitions)), cut, reader)
+        return cls._among(plan, cut, reader)
 
     @classmethod
     def newest(cls, plan: ResumePlan, reader: ReaderOf) -> Snapshot:
         """Return the newest snapshot that all partitions of a plan hold."""
-        cuts = frozenset(common_cuts(plan.partitions))
-        return cls._among(plan, cuts, max(cuts), reader)
+        return cls._among(plan, max(plan.cuts), reader)
 
     @classmethod
-    def _among(cls, plan: ResumePlan, cuts: frozenset[Cut], cut: Cut, reader: ReaderOf) -> Snapshot:
+    def _among(cls, plan: ResumePlan, cut: Cut, reader: ReaderOf) -> Snapshot:
         held = plan.partitions
         snapshot = next((closed for closed in held[0].epochs if closed.cut == cut), None)
         parts = timeline(held[0].executions, snapshot)
-        return cls(tuple(map(reader, held)), cut, held[0].epochs, tuple(held[0].executions), cuts, parts)
+        return cls(tuple(map(reader, held)), cut, held[0].epochs, tuple(held[0].executions), plan.cuts, parts)
 
     def at(self, epoch: int, directory: Path) -> Snapshot:
         """Return the snapshot of another epoch that the partitions shared. directory: named in errors. Raises

@@ -25,6 +25,7 @@ from recovery.planning.resume import Cut
 from recovery.planning.values import ClosedEpoch
 from recovery.report.facts import Facts, gather
 from recovery.report.status import newest, status_json
+from recovery.storage.glance import Glances
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import OwnerAccess, Store
 from recovery.wire.looking import seen_owners
@@ -108,6 +109,8 @@ class ShownFlow:
         self._failure: tuple[RecoveryError, float] | None = None
         self._place: dict[str, Any] | None = None
         self._place_s = 0.0
+        self._glances = Glances(self.clock)
+        self._gathered: Facts | None = None
 
     def place_facts(self) -> dict[str, Any] | None:
         """Return what `backup --list --json` prints of the place of backups, listed at most every `PLACE_S`; the error
@@ -184,9 +187,10 @@ class ShownFlow:
         if self._owners is None:
             self._owners = self.source.access.connect(OWNER_S)
         began_s = self.clock.elapsed_s()
-        store = Store(self.source.directory, self._owners)
+        store = Store(self.source.directory, self._owners, self._glances)
         seen = seen_owners(store.owners, self.clock)
-        gathered = gather(store, self._targets, self.clock.wall_ms(), owners=seen)
+        gathered = gather(store, self._targets, self.clock.wall_ms(), owners=seen, before=self._gathered)
+        self._gathered = gathered
         status = status_json(store, gathered)
         ended_s = self.clock.elapsed_s()
         return Look(store, gathered, status, ended_s - began_s, ended_s)
