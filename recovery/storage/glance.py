@@ -101,7 +101,8 @@ class Glances:
     """What looks have read of the partitions of one directory. The next look reads the files that have changed since,
     and of these the epochs that are new. Calls come from one thread at a time; any thread may ask for the progress.
 
-    done, count: how many files the look has read, and how many there are.
+    done, count: how many files the look has read, and how many there are. moved_s: when it last came further, by the
+    clock.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -109,6 +110,7 @@ class Glances:
         self._known: dict[Path, _Known] = {}
         self.done = 0
         self.count = 0
+        self.moved_s = clock.elapsed_s()
 
     def scan(self, directory: Path) -> list[FoundFile]:
         """Return what `recovery.storage.scan.scan` does, and raise what that does."""
@@ -129,6 +131,7 @@ class Glances:
             return self._look(path).description
         finally:
             self.done += 1
+            self.moved_s = self._clock.elapsed_s()
 
     def _look(self, path: Path) -> _Known:
         known = self._known.pop(path, None)
