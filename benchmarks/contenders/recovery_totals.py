@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import apsw
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,6 +32,7 @@ from recovery import (
 )
 from recovery.aggregates import count, sum_
 from recovery.spark.jvm.session import create_session
+from recovery.storage.snapshot import snapshot_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -179,13 +179,10 @@ def versions(spark: SparkSession) -> dict[str, str]:
 
 
 def write_totals(directory: Path, target: Path) -> None:
-    """The closed snapshots, read from the partitions themselves."""
+    """The newest snapshot: the run may end with epochs that are only logged."""
     target.mkdir()
     with (target / "part-0.csv").open("w") as file:
-        for path in sorted(directory.glob("part-*.sqlite3")):
-            connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-            for key, value in connection.execute("SELECT state_key, ser_change FROM snaps WHERE step_id = ?", (STEP,)):
-                state = json.loads(value)
-                n, total = (state["n"], state["total"]) if isinstance(state, dict) else state
-                file.write(f"{key},{n},{total}\n")
-            connection.close()
+        for each in snapshot_at(directory).states(STEP):
+            state = json.loads(each.value)
+            n, total = (state["n"], state["total"]) if isinstance(state, dict) else state
+            file.write(f"{each.key},{n},{total}\n")

@@ -58,13 +58,23 @@ def report(arguments: argparse.Namespace, measurements: list[Measurement]) -> Re
 
     return Report(
         name="watching",
-        headers=("pages of the flow", "s", "throughput × alone", "CPU s", "× alone", "server's", "epochs", "looks", "state"),
+        headers=(
+            "pages of the flow",
+            "s",
+            "throughput × alone",
+            "CPU s",
+            "× alone",
+            "server's",
+            "epochs",
+            "looks",
+            "state",
+        ),
         rows=[row(each) for each in summaries.values()],
         measurements=measurements,
         notes=[
             f"{arguments.keys:,} keys, {arguments.events:,} events in {arguments.batches} micro-batches, an epoch each "
             f"{arguments.interval:g} s; medians over {arguments.repeat} interleaved rounds. Each open page looks every "
             "two seconds. The server and the readers run on the cores of the run; their processor time counts. They have "
-            "started, and each page has looked once, before the measured time begins: pages are open for hours."
+            "started, and each page has looked, before the measured time begins: pages are open for hours."
         ],
     )

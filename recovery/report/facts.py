@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from recovery.backup.drills import LastDrill
 from recovery.backup.note import (
     LastBackup,
     LastReplica,
     Waiting,
     last_backup,
+    last_drill,
     last_input_lag,
     last_replica,
     last_waiting,
@@ -64,6 +66,7 @@ class Facts:
     measures: tuple[Measure, ...]
     sizes: Mapping[str, Mapping[str, StepSize] | None]
     backup: LastBackup | None
+    drill: LastDrill | None
     holder: Mapping[str, Any] | None
     links: Mapping[str, str]
     health: tuple[Finding, ...]
@@ -135,6 +138,7 @@ def gather(
         measures=tuple(measures),
         sizes=sizes,
         backup=backup,
+        drill=last_drill(home),
         holder=holder,
         links=links_of(home),
         health=(),
@@ -156,7 +160,8 @@ def gather(
 def _is_same(found: Sequence[FoundFile], before: Sequence[FoundFile]) -> bool:
     """Return whether all partitions have the very descriptions that they had: none was read again."""
     return len(found) == len(before) and all(
-        one.description is not None and one.description is two.description for one, two in zip(found, before, strict=True)
+        one.description is not None and one.description is two.description
+        for one, two in zip(found, before, strict=True)
     )
 
 

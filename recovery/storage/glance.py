@@ -31,7 +31,7 @@ SETTLED_MS = 2_000
 file system's clock would leave its times as they were."""
 
 Stamp = tuple[tuple[int, ...] | None, ...]
-"""What `stat` says of a partition file, its log and its journal. A commit changes it: into the log, or into the file."""
+"""What `stat` says of a partition file, its log and its journal. A commit changes that of the log or of the file."""
 
 
 @dataclass(frozen=True, slots=True)

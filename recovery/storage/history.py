@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import apsw
 
@@ -20,6 +21,8 @@ from recovery.storage.sqlite.file.reading import read_partition, reading
 from recovery.storage.sqlite.file.statements import rows, snapshot, translated
 from recovery.storage.sqlite.measures import counted_rows
 
+MOST_DUE = 100_000
+"""No more timeouts of a partition are counted."""
 # A row written up to the epoch, or the value that its first later successor replaced, if that was written up to the
 # epoch. Only a row that matches its digest has a reliable epoch.
 AT = f"""
@@ -52,11 +55,25 @@ COUNT = f"SELECT count(*) FROM ({SIZES})"
 # All values of a key that were written up to the epoch.
 VERSIONS = f"""
 SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST}, until_epoch FROM superseded
-WHERE step_id = :step AND state_key = :key AND snap_epoch <= :epoch {HELD}
+WHERE step_id = :step AND state_key = :key AND snap_epoch BETWEEN :since AND :epoch {HELD}
 UNION ALL
 SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST}, NULL FROM snaps
+WHERE step_id = :step AND state_key = :key AND snap_epoch BETWEEN :since AND :epoch
+ORDER BY snap_epoch
+"""
+SPANS = f"""
+SELECT snap_epoch, until_epoch, octet_length(ser_change) FROM superseded
+WHERE step_id = :step AND state_key = :key AND snap_epoch <= :epoch {HELD}
+UNION ALL
+SELECT snap_epoch, NULL, octet_length(ser_change) FROM snaps
 WHERE step_id = :step AND state_key = :key AND snap_epoch <= :epoch
 ORDER BY snap_epoch
+"""
+EARLIEST = "SELECT min(timeout_ms) FROM snaps WHERE step_id = :step AND timeout_ms IS NOT NULL"
+DUE = f"""
+SELECT count(*) FROM (
+    SELECT 1 FROM snaps WHERE step_id = :step AND timeout_ms <= :moment LIMIT {MOST_DUE}
+)
 """
 # Keys replaced in between, and keys written in between: live ones, and those superseded later.
 TOUCHED = """
@@ -109,6 +126,22 @@ class KeyVersion:
     until: int | None
 
 
+class VersionSpan(NamedTuple):
+    """A value that a key had: from which epoch, until which (None: it is the newest), and its bytes."""
+
+    epoch: int
+    until: int | None
+    size_bytes: int
+
+
+class Due(NamedTuple):
+    """Timeouts of a step: the earliest, milliseconds since 1970, None: none is set; and how many are due up to each
+    moment that was asked for, at most `MOST_DUE` of a partition."""
+
+    earliest_ms: int | None
+    counts: list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class KeyChange:
     """A key's state at one epoch and at a later one; None if it had no state."""
@@ -130,16 +163,46 @@ def states_at(path: Path, step: str, cut: Cut, *, in_order: bool = False) -> Ite
         yield from _states(connection, path, sql, {"step": step, "epoch": cut[0]})
 
 
-def versions_of(path: Path, step: str, key: str, cut: Cut) -> list[KeyVersion]:
-    """Return the values of a key that a partition still holds, up to a cut, oldest first. Raises like `states_at`."""
+def versions_of(path: Path, step: str, key: str, cut: Cut, since: int = 0) -> list[KeyVersion]:
+    """Return the values of a key that a partition still holds, up to a cut, oldest first. since: only those that this
+    epoch or a later one wrote. Raises like `states_at`."""
 
     def read(connection: apsw.Connection) -> list[KeyVersion]:
         with _as_of(connection, path, cut, step=step, keys=[key]):
-            bindings = {"step": step, "epoch": cut[0], "key": key}
-            found = rows(connection, VERSIONS, bindings)
+            found = rows(connection, VERSIONS, {"step": step, "epoch": cut[0], "key": key, "since": since})
             states = (_checked(path, step, *row[:5]) for row in found)
             ends = (end if end is not None and end <= cut[0] else None for *_, end in found)
             return [KeyVersion(state, end) for state, end in zip(states, ends, strict=True)]
+
+    return read_partition(path, read)
+
+
+def spans_of(path: Path, step: str, key: str, cut: Cut) -> list[VersionSpan]:
+    """Return when each value of a key that `versions_of` returns was there, without reading the values."""
+
+    def read(connection: apsw.Connection) -> list[VersionSpan]:
+        with _as_of(connection, path, cut, step=step, keys=[key]):
+            found = rows(connection, SPANS, {"step": step, "epoch": cut[0], "key": key})
+            return [
+                VersionSpan(epoch, until if until is not None and until <= cut[0] else None, size)
+                for epoch, until, size in found
+            ]
+
+    return read_partition(path, read)
+
+
+def due_in(path: Path, step: str, moments: Sequence[int]) -> Due:
+    """Return how many timeouts of a step are due up to each of these moments, in the newest snapshot of a partition."""
+
+    def read(connection: apsw.Connection) -> Due:
+        with translated(path), snapshot(connection), _newest(connection, path, step) as is_there:
+            if not is_there:
+                return Due(None, [0] * len(moments))
+            [(earliest,)] = rows(connection, EARLIEST, {"step": step})
+            counts = [rows(connection, DUE, {"step": step, "moment": moment})[0][0] for moment in moments]
+            if not (earliest is None or type(earliest) is int):
+                raise CorruptPartitionError(f"a timeout of step {step!r:.80} is not a whole number", path=path)
+            return Due(earliest, counts)
 
     return read_partition(path, read)
 

@@ -33,9 +33,7 @@ from recovery.storage.sqlite.measures import LARGEST, MEASURES, has_measures, me
 SUFFIX = ".sqlite3"
 
 
-def scan(
-    directory: Path, described: Callable[[Path], PartitionDescription] | None = None
-) -> list[FoundFile]:
+def scan(directory: Path, described: Callable[[Path], PartitionDescription] | None = None) -> list[FoundFile]:
     """Return every file of `directory` that is, or by its name should be, a recovery partition. Changes nothing.
 
     described: returns the description of a file, as `describe_file` does, which None means. A file of the store from

@@ -92,7 +92,9 @@ def test_a_glance_says_what_is_there(tmp_path, clock, seed):
                 floor = min(dice.randint(floor, max(floor, run.epoch - 2)), run.epoch - 1)
                 is_logged = dice.random() < 0.7
                 run.close(batch, driver_rows=rows, floor=0 if is_logged else floor, logged=is_logged)
-                run.store.record(Measure(execution=run.execution.number, epoch=run.epoch - 1, measured_ms=batch, resume_s=0.1))
+                run.store.record(
+                    Measure(execution=run.execution.number, epoch=run.epoch - 1, measured_ms=batch, resume_s=0.1)
+                )
                 check()
             run.fold(floor)
             check()

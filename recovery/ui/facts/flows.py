@@ -21,7 +21,7 @@ from recovery.planning.measures import Measure
 from recovery.planning.resume import Cut
 from recovery.planning.values import ClosedEpoch
 from recovery.report.facts import Facts, gather
-from recovery.report.status import newest, status_json
+from recovery.report.status import drill_json, newest, status_json
 from recovery.storage.glance import Glances
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import OwnerAccess, Store
@@ -124,7 +124,9 @@ class ShownFlow:
             return None
         found = self._place.get(patience_s())
         if found is None:
-            raise LookLimitError("the list of backups is not there yet", path=None, cause="The place is slow to answer.")
+            raise LookLimitError(
+                "the list of backups is not there yet", path=None, cause="The place is slow to answer."
+            )
         return found.facts
 
     def begin(self) -> None:
@@ -231,14 +233,15 @@ class ShownFlow:
 
 def listed(place: str) -> dict[str, Any]:
     """Return what `backup --list --json` prints of a place, with the number of each backup's objects in place of their
-    names; {"problem"}: the error if the place cannot be read."""
+    names, and the last drill; {"problem"}: the error if the place cannot be read."""
     # These import Arrow, which a look without a place does not need.
+    from recovery.backup.drills import last_drill_at
     from recovery.backup.repository import list_backups
     from recovery.places.opening import open_place
 
     try:
         target = open_place(place)
-        facts = list_backups(target).as_json(target.shown)
+        facts = {**list_backups(target).as_json(target.shown), "last_drill": drill_json(last_drill_at(target))}
     except RecoveryError as error:
         return {"problem": error.as_json()}
     backups = [{**each, "objects": len(each["objects"])} for each in facts["backups"]]

@@ -54,9 +54,9 @@ class Shared(Generic[T]):
         self._begun(after)
 
     def get(self, wait_s: float, after: T | None = None) -> T | None:
-        """Return a fresh value; after `wait_s`, what the reading before has brought: a value, or an error, which is raised;
-        None: there was none. Callers at the same time wait for one reading, also for one that fails. after: as for
-        `begin`; it is not returned. Raises what reading raises."""
+        """Return a fresh value; after `wait_s`, what the reading before has brought: a value, or an error, which is
+        raised; None: there was none. Callers at the same time wait for one reading, also for one that fails. after: as
+        for `begin`; it is not returned. Raises what reading raises."""
         reading = self._begun(after)
         if reading is None:
             return self._value
