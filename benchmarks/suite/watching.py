@@ -74,7 +74,7 @@ def report(arguments: argparse.Namespace, measurements: list[Measurement]) -> Re
         notes=[
             f"{arguments.keys:,} keys, {arguments.events:,} events in {arguments.batches} micro-batches, an epoch each "
             f"{arguments.interval:g} s; medians over {arguments.repeat} interleaved rounds. Each open page looks every "
-            "two seconds. The server and the readers run on the cores of the run; their processor time counts. They have "
-            "started, and each page has looked, before the measured time begins: pages are open for hours."
+            "two seconds. The server and the readers run on the cores of the run; their processor time counts. They "
+            "have started, and each page has looked, before the measured time begins: pages are open for hours."
         ],
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import click
 
-from recovery.base.clock import SystemClock
+from recovery.base.clock import Clock, SystemClock
 from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
@@ -23,6 +24,8 @@ from recovery.planning.going_back import after_text
 
 if TYPE_CHECKING:
     from recovery.backup.drill import Drilled
+    from recovery.backup.sources import Source
+    from recovery.places.protocol import Place
 
 SCRATCH = click.Path(exists=True, file_okay=False, writable=True, path_type=Path)
 
@@ -47,8 +50,7 @@ def drill(
     status after its next backup. With credentials that only read, it says that there is no note.
     """
     from recovery.backup.drill import drill as rehearse
-    from recovery.backup.drills import LastDrill, note_drill
-    from recovery.backup.sources import BackupSource, open_source
+    from recovery.backup.sources import open_source
     from recovery.host.scratch import scratch_directory
     from recovery.places.opening import open_place
 
@@ -62,18 +64,7 @@ def drill(
         found = open_source(target, room, clock)
         list_s = clock.elapsed_s() - started
 
-        def noted(epoch: int | None, problem: RecoveryError | None) -> bool:
-            """Leave a note at a place of backups. Plain copies have no place for one."""
-            if not isinstance(found, BackupSource):
-                return False
-            why = "" if problem is None else problem.found
-            took_s = clock.elapsed_s() - started
-            note = LastDrill(clock.wall_ms(), target.shown, epoch, took_s, why, socket.gethostname())
-            not_noted = note_drill(target, note)
-            if not_noted is not None:
-                tell(one_line(f"no note of this drill is at {target.shown}: {not_noted}"))
-            return not_noted is None
-
+        noted = partial(_noted, target, found, clock, started)
         try:
             done = rehearse(
                 found,
@@ -100,6 +91,22 @@ def drill(
         if not as_json:
             tell_error(done.problem)
         raise SystemExit(done.problem.exit_code)
+
+
+def _noted(
+    target: Place, source: Source, clock: Clock, started_s: float, epoch: int | None, problem: RecoveryError | None
+) -> bool:
+    """Leave a note at a place of backups, or say why there is none. Plain copies have no place for it."""
+    from recovery.backup.drills import LastDrill, note_drill
+    from recovery.backup.sources import BackupSource
+
+    if not isinstance(source, BackupSource):
+        return False
+    why, took_s = "" if problem is None else problem.found, clock.elapsed_s() - started_s
+    not_noted = note_drill(target, LastDrill(clock.wall_ms(), target.shown, epoch, took_s, why, socket.gethostname()))
+    if not_noted is not None:
+        tell(one_line(f"no note of this drill is at {target.shown}: {not_noted}"))
+    return not_noted is None
 
 
 def _seconds(done: Drilled, list_s: float) -> dict[str, float]:

@@ -29,10 +29,11 @@ def api_routes(flows: Flows) -> list[Route]:
 
     async def endpoint(request: Request) -> Response:
         asked = (request.scope.get("raw_path") or request.scope["path"].encode()).decode("latin-1").partition("?")[0]
-        path = asked.removeprefix(request.scope.get("root_path", "")).removeprefix(API).removeprefix("/")
+        prefix = request.scope.get("root_path", "")
+        path = asked.removeprefix(prefix).removeprefix(API).removeprefix("/")
         query = request.scope["query_string"].decode("latin-1")
         try:
-            made = await turns.run(_flow_of(flows, path), len(flows) == 1, partial(_made, flows, path, query))
+            made = await turns.run(_flow_of(flows, path), len(flows) == 1, partial(_made, flows, path, query, prefix))
         except LookLimitError as error:
             made = refused(error)
         return Response(made.content, made.status, media_type="application/json", headers={"cache-control": "no-store"})
@@ -49,9 +50,9 @@ def _flow_of(flows: Flows, path: str) -> ShownFlow | None:
     return None if found is None else found[0]
 
 
-def _made(flows: Flows, path: str, query: str) -> ApiResponse:
+def _made(flows: Flows, path: str, query: str, prefix: str) -> ApiResponse:
     try:
-        return answer(flows, path, query)
+        return answer(flows, path, query, prefix)
     except Exception as error:
         damage = damage_behind(error)
         if damage is not None:

@@ -79,7 +79,7 @@ class Turns:
                 self._away[name] += 1
         if outcome.cancelled():
             raise self._stuck(flow, f"a request that reads it has not returned for {self._longest_s:.0f} s")
-        return outcome.result()
+        return await outcome
 
     def _check(self, flow: ShownFlow | None, name: str) -> None:
         if self._away[name] >= MOST_AWAY:

@@ -263,6 +263,19 @@ def name_of(directory: Path) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
+def names_of(directories: Sequence[Path]) -> list[str]:
+    """Return the name of each flow: that of its directory, which gets a number if it is there twice."""
+    names: list[str] = []
+    for directory in directories:
+        base = name_of(directory)
+        name, number = base, 1
+        while name in names:
+            number += 1
+            name = f"{base}-{number}"
+        names.append(name)
+    return names
+
+
 class Flows:
     """The flows by name, which is that of the directory; a name that is there twice gets a number."""
 
@@ -271,14 +284,8 @@ class Flows:
         read."""
         if not sources:
             raise ConfigurationError("no directory is given", cause="", remedy="Name at least one recovery directory.")
-        self._flows: dict[str, ShownFlow] = {}
-        for source in sources:
-            base = name_of(source.directory)
-            name, number = base, 1
-            while name in self._flows:
-                number += 1
-                name = f"{base}-{number}"
-            self._flows[name] = ShownFlow(name, source, clock)
+        names = names_of([each.directory for each in sources])
+        self._flows = {name: ShownFlow(name, source, clock) for name, source in zip(names, sources, strict=True)}
 
     def __iter__(self) -> Iterator[ShownFlow]:
         return iter(self._flows.values())

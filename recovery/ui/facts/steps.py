@@ -34,7 +34,8 @@ def step_facts(flow: ShownFlow) -> dict[str, Any]:
     """Return {"steps": […], "operators": […]}.
 
     steps: {"step", "declaration", "keys", "bytes", "growth", "quarantine", "largest", "due", "sample"}. declaration: as
-    in `status --json`; None: the step declares nothing. growth: [{"epoch", "closed_ms", "keys", "bytes"}], the oldest first.
+    in `status --json`; None: the step declares nothing. growth: [{"epoch", "closed_ms", "keys", "bytes"}], the oldest
+    first.
     largest: [{"key", "bytes"}]; None: the flow has too many keys to look for them, and `report --keys` does it.
     due: timeouts in the newest snapshots: {"earliest_ms", "now", "within_minute", "within_hour"}: how many are due by
     now, and up to a minute and an hour later, of a partition at most `MOST_DUE`; None: counting took too long. sample:
