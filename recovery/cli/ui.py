@@ -75,10 +75,10 @@ def ui(
             cause="This package was installed without its extra ui.",
             remedy="pip install 'starlette>=1.0' 'uvicorn>=0.35' 'jinja2>=3.1', or this package with the extra.",
         ) from error
-    place_of = _place_of(names_of(given), places)
+    place = place_of(names_of(given), places)
     flows = Flows(
         [
-            FlowSource(each, access, place_of.get(name), thresholds)
+            FlowSource(each, access, place.get(name), thresholds)
             for name, each in zip(names_of(given), given, strict=True)
         ]
     )
@@ -95,7 +95,7 @@ def _say(text: str) -> None:
     tell(f"recovery ui: {one_line(text)}")
 
 
-def _place_of(names: Sequence[str], places: Sequence[str]) -> dict[str, str]:
+def place_of(names: Sequence[str], places: Sequence[str]) -> dict[str, str]:
     """Return the place of each flow that has one. Raises UsageError."""
     found: dict[str, str] = {}
     for place in places:
