@@ -75,13 +75,10 @@ def ui(
             cause="This package was installed without its extra ui.",
             remedy="pip install 'starlette>=1.0' 'uvicorn>=0.35' 'jinja2>=3.1', or this package with the extra.",
         ) from error
-    place = place_of(names_of(given), places)
-    flows = Flows(
-        [
-            FlowSource(each, access, place.get(name), thresholds)
-            for name, each in zip(names_of(given), given, strict=True)
-        ]
-    )
+    names = names_of(given)
+    place = place_of(names, places)
+    named_sources = zip(names, given, strict=True)
+    flows = Flows([FlowSource(each, access, place.get(name), thresholds) for name, each in named_sources])
     settings = UiSettings(
         at, view_token_file, tls_cert, tls_key, prefix, insecure, access.token_file if access.owners else None
     )

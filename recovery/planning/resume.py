@@ -9,6 +9,7 @@ id, so they are never mistaken for those of the new timeline with equal numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,7 +170,7 @@ def cuts_of(description: PartitionDescription) -> set[Cut]:
     return cuts
 
 
-def cut_off(partitions: Sequence[PartitionDescription], shared: set[Cut]) -> dict[Path, Execution]:
+def cut_off(partitions: Sequence[PartitionDescription], shared: AbstractSet[Cut]) -> dict[Path, Execution]:
     """Return the files that an unfinished start did not reach, with its execution.
 
     The unfinished start was killed after it had abandoned, in other files, epochs that these files still hold. The next

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -277,13 +277,17 @@ def _state_bytes(sizes: Mapping[str, Mapping[str, StepSize] | None], partitions:
     return sum(size.size_bytes for size in summed(known).values())
 
 
-def largest(store: Store, facts: Facts, limit: int) -> list[tuple[str, str, int]]:
+def largest(
+    store: Store, facts: Facts, limit: int, check: Callable[[], None] = lambda: None
+) -> list[tuple[str, str, int]]:
     """Return the states with the most bytes, of all partitions: step, key, bytes; without the run's own rows.
 
-    Reads every key of the newest snapshot. Skips unreadable partitions.
+    Reads every key of the newest snapshot. Skips unreadable partitions. check: called before each partition; raises if
+    it takes too long.
     """
     states: list[tuple[str, str, int]] = []
     for description in facts.described:
+        check()
         try:
             states += store.reader(description).largest(limit)
         except RecoveryError:

@@ -58,9 +58,21 @@ def patience_s() -> float:
 
 
 def check_time() -> None:
-    """Raise LookLimitError if the time of the request is over."""
-    if is_stopped():
+    """Raise LookLimitError if the time of the request is over, or the processor time of `spending`."""
+    until_s: float | None = getattr(_of_thread, "cpu_until_s", None)
+    if is_stopped() or (until_s is not None and time.thread_time() > until_s):
         raise LookLimitError("it takes longer than one request may")
+
+
+@contextmanager
+def spending(cpu_s: float) -> Iterator[None]:
+    """Let this thread take no more than so many seconds of processor time for a part of a request, which asks
+    `check_time`. A busy machine does not shorten that part."""
+    _of_thread.cpu_until_s = time.thread_time() + cpu_s
+    try:
+        yield
+    finally:
+        _of_thread.cpu_until_s = None
 
 
 def is_half_over() -> bool:

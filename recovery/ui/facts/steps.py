@@ -13,7 +13,7 @@ from recovery.planning.measures import Measure
 from recovery.report.facts import largest
 from recovery.ui.facts.flows import Look, ShownFlow
 from recovery.ui.facts.keys import key_row
-from recovery.ui.facts.limits import check_time
+from recovery.ui.facts.limits import check_time, spending
 
 POINTS = 100
 """The most points of growth of a step."""
@@ -25,8 +25,10 @@ MOST_SAMPLE_BYTES = 64 << 10
 """The sample of one partition ends where its values have this much."""
 DUE = {"now": 0, "within_minute": 60_000, "within_hour": 3_600_000}
 """The moments up to which timeouts are counted, milliseconds from now."""
-EXTRA_S = 1.0
-"""How long a request looks for timeouts, and as long for samples, of all steps together."""
+EXTRA_S = 0.3
+"""The processor time in which a request looks for timeouts, for samples, and for the largest keys, of all steps."""
+LONGEST_S = 2.0
+"""How long one partition may take for it: its log may be long."""
 T = TypeVar("T")
 
 
@@ -45,7 +47,7 @@ def step_facts(flow: ShownFlow) -> dict[str, Any]:
     look = flow.look()
     sizes = {step: size for step, size in look.gathered.steps.items() if not step.startswith(RESERVED_PREFIX)}
     known = dict.fromkeys([*look.status["steps"], *sizes])
-    most = largest_keys(look, sum(size.rows for size in sizes.values()))
+    most = within(EXTRA_S, partial(largest_keys, look, sum(size.rows for size in sizes.values())))
     now_ms = flow.clock.wall_ms()
     steps = [
         {
@@ -69,15 +71,15 @@ def largest_keys(look: Look, keys: int) -> dict[str, list[dict[str, Any]]] | Non
     if keys > LARGEST_OF:
         return None
     found: dict[str, list[dict[str, Any]]] = {}
-    for step, key, size_bytes in largest(look.store, look.gathered, LARGEST):
+    for step, key, size_bytes in largest(look.store, look.gathered, LARGEST, check_time):
         found.setdefault(step, []).append({"key": key, "bytes": size_bytes})
     return found
 
 
 def within(seconds: float, read: Callable[[], T]) -> T | None:
-    """Return what is read; None if that takes longer than so many seconds, or a run collected its epoch meanwhile."""
+    """Return what is read; None if that takes more processor time, or a run collected its epoch meanwhile."""
     try:
-        with limited(seconds):
+        with limited(LONGEST_S), spending(seconds):
             return read()
     except (LookLimitError, EpochNotHeldError):
         return None
