@@ -10,12 +10,12 @@ from typing import TypeVar
 
 from recovery.errors import LookLimitError
 from recovery.ui.facts.flows import ShownFlow
-from recovery.ui.facts.limits import REQUEST_S
 
 T = TypeVar("T")
 
-LONGEST_S = REQUEST_S + 10.0
-"""A request whose thread has not returned by then is answered without it: what it waits for does not end."""
+LONGEST_S = 20.0
+"""A request whose thread has not returned by then is answered without it. A request that reads ends after half of it
+(`recovery.ui.facts.limits.REQUEST_S`), so that thread waits for something else."""
 MOST_AWAY = 2
 """So many threads that have not returned, and a flow gets no further ones."""
 
