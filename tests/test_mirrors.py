@@ -84,8 +84,7 @@ COVERED_BY = {
         sinks.iceberg.table""",
     "ui/beside/test_process.py": "ui.beside.__main__ ui.beside.serving",
     "ui/api/test_answering.py": """ui.api.openapi ui.api.routes ui.api.schemas ui.facts.compare
-        ui.facts.epochs ui.facts.now ui.facts.plans ui.facts.sources ui.facts.steps
-        ui.facts.waiting""",
+        ui.facts.epochs ui.facts.now ui.facts.plans ui.facts.sources ui.facts.waiting""",
     "storage/test_contract.py": "storage.owned storage.seam storage.spread",
     "storage/test_deltas.py": """storage.connect storage.deltas.delta storage.deltas.touched
         storage.sqlite.execution_deltas""",
@@ -175,7 +174,7 @@ COVERED_BY = {
     "backup/test_at_owners.py": "cli.restore_to_owners",
     "backup/test_commands.py": """backup.progress cli.backup cli.backup_progress cli.readable cli.restore
         cli.restore_output""",
-    "backup/test_drill.py": "cli.drill",
+    "backup/test_drill.py": "backup.drills cli.drill",
     "operators/test_progress.py": "cli.checkpoint cli.checkpoint_progress cli.operators cli.status_line",
     "metrics/test_progress.py": "cli.progress",
     "operational/test_commands.py": """cli.hwm cli.operational cli.state cli.state_common cli.state_files

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import apsw
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,6 +32,7 @@ from recovery import (
 )
 from recovery.aggregates import count, sum_
 from recovery.spark.jvm.session import create_session
+from recovery.storage.snapshot import snapshot_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -121,7 +121,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     spark = create_session(flow.name, master=arguments["master"], conf=arguments["conf"])
 
     pages = arguments.get("pages", 0)
-    with watching(directory, pages) as looks, serving(directory, arguments.get("owners", 0)) as reaching:
+    with watching(directory, pages) as watched, serving(directory, arguments.get("owners", 0)) as reaching:
         started_s = time.perf_counter()
         interval_s = arguments["interval_s"]
         config = None
@@ -131,8 +131,10 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
                 replicate=arguments.get("replicate"), **reaching,
             )  # fmt: skip
         ended_before_s, before = _ended_children_s(), spent()
+        server_s, readers_s = watched.server_cpu_s(), watched.readers_cpu_s()
         summary = run(flow, config, spark=spark)
         seconds, used = time.perf_counter() - started_s, spent() - before
+        server_s, readers_s = watched.server_cpu_s() - server_s, watched.readers_cpu_s() - readers_s
         steady = changes.steady() if changes else {}
         # The JVM and its workers go on: the process that ships is all that has ended.
         shipping_s = _ended_children_s() - ended_before_s
@@ -148,13 +150,15 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         "wrong": wrong,
         "seconds": seconds,
         "run_cpu_s": used.cpu_s,
+        "server_cpu_s": server_s,
+        "readers_cpu_s": readers_s,
         **steady,
         "batches": summary.batches,
         "epochs": summary.epochs,
         "snapshot_s": summary.snapshot_s,
         "replica": summary.replica,
         "shipping_s": shipping_s,
-        "looks": looks,
+        "looks": watched.looks,
         "versions": found,
         "state_bytes": sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()),
     }
@@ -175,13 +179,10 @@ def versions(spark: SparkSession) -> dict[str, str]:
 
 
 def write_totals(directory: Path, target: Path) -> None:
-    """The closed snapshots, read from the partitions themselves."""
+    """The newest snapshot: the run may end with epochs that are only logged."""
     target.mkdir()
     with (target / "part-0.csv").open("w") as file:
-        for path in sorted(directory.glob("part-*.sqlite3")):
-            connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-            for key, value in connection.execute("SELECT state_key, ser_change FROM snaps WHERE step_id = ?", (STEP,)):
-                state = json.loads(value)
-                n, total = (state["n"], state["total"]) if isinstance(state, dict) else state
-                file.write(f"{key},{n},{total}\n")
-            connection.close()
+        for each in snapshot_at(directory).states(STEP):
+            state = json.loads(each.value)
+            n, total = (state["n"], state["total"]) if isinstance(state, dict) else state
+            file.write(f"{each.key},{n},{total}\n")

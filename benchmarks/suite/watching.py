@@ -43,13 +43,14 @@ def report(arguments: argparse.Namespace, measurements: list[Measurement]) -> Re
     alone = summaries[ALONE]
 
     def row(mine: table.Summary) -> tuple[str, ...]:
-        cpu_s, base_s = (each.middle(lambda run: run.usage.cpu_s) for each in (mine, alone))
+        cpu_s, base_s = (each.middle(lambda run: run.answer["run_cpu_s"]) for each in (mine, alone))
         return (
             mine.contender,
             table.seconds(mine.seconds),
             table.ratio(alone.seconds, mine.seconds),
             table.seconds(cpu_s),
             table.ratio(cpu_s, base_s),
+            table.seconds(mine.middle(lambda run: run.answer["server_cpu_s"])),
             table.count(mine.middle(lambda run: run.answer["epochs"])),
             table.count(mine.middle(lambda run: sum(run.answer["looks"]))),
             "correct" if mine.problem is None else "failed",
@@ -57,12 +58,23 @@ def report(arguments: argparse.Namespace, measurements: list[Measurement]) -> Re
 
     return Report(
         name="watching",
-        headers=("pages of the flow", "s", "throughput × alone", "CPU s", "× alone", "epochs", "looks", "state"),
+        headers=(
+            "pages of the flow",
+            "s",
+            "throughput × alone",
+            "CPU s",
+            "× alone",
+            "server's",
+            "epochs",
+            "looks",
+            "state",
+        ),
         rows=[row(each) for each in summaries.values()],
         measurements=measurements,
         notes=[
             f"{arguments.keys:,} keys, {arguments.events:,} events in {arguments.batches} micro-batches, an epoch each "
             f"{arguments.interval:g} s; medians over {arguments.repeat} interleaved rounds. Each open page looks every "
-            "two seconds. The server and the readers run on the cores of the run; their processor time counts."
+            "two seconds. The server and the readers run on the cores of the run; their processor time counts. They "
+            "have started, and each page has looked, before the measured time begins: pages are open for hours."
         ],
     )

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from recovery.backup.catalog import Backup, Catalog
+from recovery.backup.drills import last_drill_at
 from recovery.backup.heads import Head, fits, new_head
 from recovery.backup.links import Linking, NoLink, WrittenLink, merge_link, store_link, write_link
 from recovery.backup.manifest import OBJECTS, Manifest, backup_id, encode_copy, object_name
-from recovery.backup.note import LastBackup, note_backup
+from recovery.backup.note import LastBackup, note_backup, note_last_drill
 from recovery.backup.objects import SpoiledObject, bring, store_file
 from recovery.backup.progress import FileProgress, Observer, ignore
 from recovery.backup.repository import begin, check_store, finish, give_up, running_name
@@ -209,6 +210,7 @@ def make_backup(
         chain = max(len(copy.objects) for copy in manifest.copies)
         made = LastBackup(manifest.finished_ms, manifest.epoch, target.shown, incremental, chain, manifest.execution)
         note_backup(home or directory, made)
+        _bring_drill(target, home or directory)
     except BaseException:
         with contextlib.suppress(RecoveryError, FileNotFoundError):
             give_up(target, identity)
@@ -423,3 +425,11 @@ def _is_whole(target: Place, scratch: Path, observe: Observer, copy: StoredCopy)
 
 def _each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
     return each(work, items, at_once=AT_ONCE, name="backup")
+
+
+def _bring_drill(target: Place, directory: Path) -> None:
+    """Note in the directory how the last drill of its place ended. The backup counts, whatever becomes of the note."""
+    with contextlib.suppress(RecoveryError):
+        drill = last_drill_at(target)
+        if drill is not None:
+            note_last_drill(directory, drill)

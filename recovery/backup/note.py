@@ -1,5 +1,6 @@
 """Notes beside the partitions that say when the directory was last backed up, what its replica holds, what the run that
-has it waits for, which partitions came back when an owner was lost, and how much input the newest epoch lacks.
+has it waits for, which partitions came back when an owner was lost, how much input the newest epoch lacks, and how the
+last drill of its backups ended.
 
 The notes are not part of the partitions: a backup leaves every byte of them unchanged, and a copy must not claim that
 it was backed up. Other programs that copy the files (Litestream, cron) leave no note.
@@ -14,6 +15,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from recovery.backup.drills import LastDrill
 from recovery.base.untrusted_json import MOST, Count, Moment
 from recovery.base.untrusted_paths import read_received
 from recovery.host.durable import modes_beside, replace
@@ -25,6 +27,7 @@ REPLICA_NAME = "last-replica.json"
 WAITING_NAME = "waiting.json"
 REPLACED_NAME = "last-replaced.json"
 LAG_NAME = "last-lag.json"
+DRILL_NAME = "last-drill.json"
 LONGEST = 1 << 16
 
 
@@ -75,7 +78,7 @@ class LastReplaced(msgspec.Struct, frozen=True):
     count: Count
 
 
-Note = TypeVar("Note", LastBackup, LastReplica, Waiting, LastReplaced, InputLag)
+Note = TypeVar("Note", LastBackup, LastReplica, Waiting, LastReplaced, InputLag, LastDrill)
 
 
 def note_backup(directory: Path, backup: LastBackup) -> None:
@@ -109,6 +112,17 @@ def note_replaced(directory: Path, found: Replacement, now_ms: int) -> None:
 def last_replaced(directory: Path) -> LastReplaced | None:
     """Return the note; None if it is missing or unreadable."""
     return _read(directory / REPLACED_NAME, LastReplaced)
+
+
+def note_last_drill(directory: Path, drill: LastDrill) -> None:
+    """Replace the note, atomically. The note only informs, so a failure to write it raises nothing."""
+    _note(directory, DRILL_NAME, drill)
+
+
+def last_drill(directory: Path) -> LastDrill | None:
+    """Return the note: the newest drill that the place of backups had when a backup was made; None if it is missing or
+    unreadable."""
+    return _read(directory / DRILL_NAME, LastDrill)
 
 
 def note_input_lag(directory: Path, lag: InputLag) -> None:

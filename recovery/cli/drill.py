@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import socket
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import click
 
-from recovery.base.clock import SystemClock
+from recovery.base.clock import Clock, SystemClock
 from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
-from recovery.cli.common import INTERVAL, format_size, json_option, print_json, say, tell_error
+from recovery.cli.common import INTERVAL, format_size, json_option, print_json, say, tell, tell_error
 from recovery.cli.option import option
 from recovery.cli.restore import wanted_options
 from recovery.cli.restore_output import announcing, plan_facts
 from recovery.cli.tables import table
+from recovery.errors import RecoveryError
 from recovery.planning.going_back import after_text
 
 if TYPE_CHECKING:
     from recovery.backup.drill import Drilled
+    from recovery.backup.sources import Source
+    from recovery.places.protocol import Place
 
 SCRATCH = click.Path(exists=True, file_okay=False, writable=True, path_type=Path)
 
@@ -37,9 +42,12 @@ def drill(
 ) -> None:
     """Rehearse a disaster: restore SRC, check it, and report.
 
-    Restores SRC into a scratch directory, checks everything, and begins a run there. Nothing in SRC changes, and the
+    Restores SRC into a scratch directory, checks everything, and begins a run there. No backup in SRC changes, and the
     command removes the scratch directory. The command ends with an error's code if nothing could
     be restored, a copy was damaged, or the newest epoch is older than --max-age.
+
+    At a place of backups the command leaves a note of how the drill ended: the pages of that place show it, and DIR's
+    status after its next backup. With credentials that only read, it says that there is no note.
     """
     from recovery.backup.drill import drill as rehearse
     from recovery.backup.sources import open_source
@@ -52,28 +60,53 @@ def drill(
     progress = CopyProgress(quiet=as_json)
     with scratch_directory("drill", scratch) as room:
         started = clock.elapsed_s()
-        found = open_source(open_place(source), room, clock)
+        target = open_place(source)
+        found = open_source(target, room, clock)
         list_s = clock.elapsed_s() - started
-        done = rehearse(
-            found,
-            clock=clock,
-            random_id=lambda: token_hex(4),
-            scratch=scratch,
-            epoch=epoch,
-            at_ms=at_ms,
-            max_age_s=max_age,
-            announce=announcing(progress, found, clock),
-            observe=progress.observe,
-        )
+
+        noted = partial(_noted, target, found, clock, started)
+        try:
+            done = rehearse(
+                found,
+                clock=clock,
+                random_id=lambda: token_hex(4),
+                scratch=scratch,
+                epoch=epoch,
+                at_ms=at_ms,
+                max_age_s=max_age,
+                announce=announcing(progress, found, clock),
+                observe=progress.observe,
+            )
+        except RecoveryError as error:
+            noted(None, error)
+            raise
+        is_noted = noted(done.restored.plan.epoch, done.problem)
     seconds = _seconds(done, list_s)
     if as_json:
-        print_json({**plan_facts(done.restored.plan, found, clock.wall_ms()), **_facts(done, seconds)})
+        facts = {**_facts(done, seconds), "noted": is_noted}
+        print_json({**plan_facts(done.restored.plan, found, clock.wall_ms()), **facts})
     else:
         say(_text(done, seconds))
     if done.problem is not None:
         if not as_json:
             tell_error(done.problem)
         raise SystemExit(done.problem.exit_code)
+
+
+def _noted(
+    target: Place, source: Source, clock: Clock, started_s: float, epoch: int | None, problem: RecoveryError | None
+) -> bool:
+    """Leave a note at a place of backups, or say why there is none. Plain copies have no place for it."""
+    from recovery.backup.drills import LastDrill, note_drill
+    from recovery.backup.sources import BackupSource
+
+    if not isinstance(source, BackupSource):
+        return False
+    why, took_s = "" if problem is None else problem.found, clock.elapsed_s() - started_s
+    not_noted = note_drill(target, LastDrill(clock.wall_ms(), target.shown, epoch, took_s, why, socket.gethostname()))
+    if not_noted is not None:
+        tell(one_line(f"no note of this drill is at {target.shown}: {not_noted}"))
+    return not_noted is None
 
 
 def _seconds(done: Drilled, list_s: float) -> dict[str, float]:

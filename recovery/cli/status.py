@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from recovery.backup.drills import drill_text
 from recovery.base.clock import SystemClock
 from recovery.base.intervals import format_interval
 from recovery.base.printable import one_line
@@ -146,6 +147,8 @@ def _say_around(facts: dict[str, Any], gathered: Facts) -> None:
     _say_quarantine(facts["quarantine"])
     if facts["waiting"]:
         say(one_line(f"waiting since {format_time(facts['waiting']['since_ms'])}: {facts['waiting']['what']}"))
+    if gathered.drill is not None:
+        say(one_line(f"last drill: {drill_text(gathered.drill)}"))
     if facts["replica"]:
         say(one_line(_replica_text(facts["replica"])))
     for line in lag_lines(gathered.lag):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -18,8 +19,9 @@ from recovery.storage.store import OwnerAccess
 
 @click.command()
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=DIRECTORY)
-@option("--place", metavar="ADDRESS", without="only what DIR notes of its backups",
-        help="Where backups of DIR are, as of [backup](#backup): the page of copies lists them.")  # fmt: skip
+@option("--place", "places", metavar="[NAME=]ADDRESS", multiple=True, without="only what DIR notes of its backups",
+        help="Where backups of DIR are, as of [backup](#backup): the page of copies lists them. With several DIR, each "
+             "place is that of the flow of this NAME.")  # fmt: skip
 @option("--at", metavar="[HOST]:PORT", envvar="RECOVERY_UI_AT", default=":4050", show_default=True,
         help="Where to listen; without a host, at the loopback interface; port 0 takes a free one. Another interface "
              "needs --view-token-file, and --tls-cert or --insecure.")  # fmt: skip
@@ -38,7 +40,7 @@ from recovery.storage.store import OwnerAccess
 @owner_options
 def ui(
     directories: tuple[Path, ...],
-    place: str | None,
+    places: tuple[str, ...],
     at: str,
     view_token_file: Path | None,
     tls_cert: Path | None,
@@ -53,18 +55,18 @@ def ui(
     The pages show what runs, the time line, each step's keys, copies, and what a run would resume from. The command
     only reads, also during runs, and until SIGTERM or Ctrl-C. On SIGHUP it reads the token and the certificate again.
 
-    Several directories are a list of flows; the name of each is the last part of its path. --owner and --place are
-    those of one DIR. The command needs the extra `ui`.
+    Several directories are a list of flows; the name of each is the last part of its path. --owner is that of one DIR.
+    The command needs the extra `ui`.
     """
     # The variable names one directory, whatever its characters.
     named = os.environ.get("RECOVERY_DIRECTORY")
     given = directories or ((DIRECTORY.convert(named, None, None),) if named else ())
     if not given:
         raise click.UsageError("Give DIR, or several.")
-    if len(given) > 1 and (access.owners or place is not None):
-        raise click.UsageError("--owner and --place are those of one DIR: start another server for each such DIR.")
+    if len(given) > 1 and access.owners:
+        raise click.UsageError("--owner is that of one DIR: start another server for each DIR with owners.")
     try:
-        from recovery.ui.facts.flows import Flows, FlowSource
+        from recovery.ui.facts.flows import Flows, FlowSource, names_of
         from recovery.ui.server.app import application
         from recovery.ui.server.service import UiSettings, serve
     except ModuleNotFoundError as error:
@@ -73,7 +75,10 @@ def ui(
             cause="This package was installed without its extra ui.",
             remedy="pip install 'starlette>=1.0' 'uvicorn>=0.35' 'jinja2>=3.1', or this package with the extra.",
         ) from error
-    flows = Flows([FlowSource(each, access, place, thresholds) for each in given])
+    names = names_of(given)
+    place = place_of(names, places)
+    named_sources = zip(names, given, strict=True)
+    flows = Flows([FlowSource(each, access, place.get(name), thresholds) for name, each in named_sources])
     settings = UiSettings(
         at, view_token_file, tls_cert, tls_key, prefix, insecure, access.token_file if access.owners else None
     )
@@ -85,3 +90,20 @@ def ui(
 
 def _say(text: str) -> None:
     tell(f"recovery ui: {one_line(text)}")
+
+
+def place_of(names: Sequence[str], places: Sequence[str]) -> dict[str, str]:
+    """Return the place of each flow that has one. Raises UsageError."""
+    found: dict[str, str] = {}
+    for place in places:
+        # A name may have `=` in it, too.
+        name = max((each for each in names if place.startswith(f"{each}=")), key=len, default=None)
+        if name is None and len(names) > 1:
+            raise click.UsageError(
+                f"--place {place!r:.120} is of no flow: write NAME=ADDRESS, with NAME one of {', '.join(names)}."
+            )
+        only, address = (names[0], place) if name is None else (name, place.removeprefix(f"{name}="))
+        if only in found:
+            raise click.UsageError(f"--place names two places of {only!r:.80}: the page lists one.")
+        found[only] = address
+    return found

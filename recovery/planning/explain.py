@@ -7,6 +7,7 @@ copy could replace it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +17,7 @@ from recovery.base.ids import NO_EPOCH, Epoch
 from recovery.base.intervals import format_interval
 from recovery.base.wording import counted
 from recovery.errors import ForeignPartitionError, LinkedPartitionError, RecoveryError
-from recovery.planning.resume import Cut, common_cuts, cut_off
+from recovery.planning.resume import Cut, ResumePlan, common_cuts, cut_off
 from recovery.planning.strays import Members, file_name, strays
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
 
@@ -87,8 +88,9 @@ def shown_path(path: Path, directory: Path) -> str:
     return path.name if path.parent == directory else str(path)
 
 
-def explain(found: Sequence[FoundFile], show_time: ShowTime) -> tuple[Explanation, ...]:
-    """Return an explanation of every found and every missing file: first the partitions, in order of their indexes."""
+def explain(found: Sequence[FoundFile], show_time: ShowTime, plan: ResumePlan | None = None) -> tuple[Explanation, ...]:
+    """Return an explanation of every found and every missing file: first the partitions, in order of their indexes.
+    plan: that of these files, which knows what all of them share."""
     described = [file.description for file in found if file.description is not None]
     if not described:
         return tuple(_unreadable(file) for file in found)
@@ -99,7 +101,8 @@ def explain(found: Sequence[FoundFile], show_time: ShowTime) -> tuple[Explanatio
     explained: list[Explanation] = []
     needed: dict[str, str] = {}
     if members.in_place:
-        directory = _Directory([members.in_place[index] for index in sorted(members.in_place)], show_time)
+        shared = None if plan is None or len(plan.partitions) != len(members.in_place) else plan.cuts
+        directory = _Directory([members.in_place[index] for index in sorted(members.in_place)], show_time, shared)
         explained = [directory.explain(d) for d in members.in_place.values()]
         needed = {name: directory.needed_copy(name) for name in members.names() if name not in elsewhere}
         names = {file.path.name for file in found}
@@ -118,19 +121,24 @@ def explain(found: Sequence[FoundFile], show_time: ShowTime) -> tuple[Explanatio
 class _Directory:
     """The correctly named partitions of one store, and the snapshots that they share."""
 
-    def __init__(self, proper: Sequence[PartitionDescription], show_time: ShowTime) -> None:
+    def __init__(
+        self, proper: Sequence[PartitionDescription], show_time: ShowTime, shared: AbstractSet[Cut] | None
+    ) -> None:
         self.store_id, self.count = proper[0].store_id, proper[0].count
         self._files = proper
         self._show = show_time
-        self._shared: set[Cut] = common_cuts(proper)
+        self._shared = common_cuts(proper) if shared is None else shared
+        self._shared_epoch = max((cut[0] for cut in self._shared), default=NO_EPOCH)
         self._pending = cut_off(proper, self._shared)
-        closed = {e.cut: e for d in proper for e in d.epochs}
+        closed = {e.cut: e for e in proper[0].epochs}
         self._shared_epochs = sorted((closed[cut] for cut in self._shared if cut in closed), key=lambda e: e.epoch)
         counted = [d.newest for d in proper if d.newest and d.path not in self._pending]
+        self._newest_epoch = max((d.newest_epoch for d in proper if d.path not in self._pending), default=NO_EPOCH)
         self._newest = max(counted, key=lambda e: e.clock_ms, default=None)
         self._horizon = max(proper, key=lambda d: d.collected)
-        runs = [execution for d in proper for execution in d.executions]
-        self._interval_s = max(runs, key=lambda e: e.number).backup_interval_s if runs else 0.0
+        self._executions = list(dict.fromkeys(execution for d in proper for execution in d.executions))
+        newest = max(self._executions, key=lambda e: e.number, default=None)
+        self._interval_s = 0.0 if newest is None else newest.backup_interval_s
 
     def explain(self, d: PartitionDescription) -> Explanation:
         """Return the explanation of a readable partition."""
@@ -172,8 +180,7 @@ class _Directory:
             return Role.LEFT_BEHIND, note, fix
         if d.newest_epoch < self._horizon.collected:
             return Role.TOO_OLD, *self._too_old(d)
-        shared = max((cut[0] for cut in self._shared), default=NO_EPOCH)
-        newest = max(each.newest_epoch for each in self._files if each.path not in self._pending)
+        shared, newest = self._shared_epoch, self._newest_epoch
         if self._shared and d.newest_epoch == shared and newest > shared:
             return Role.HOLDS_BACK, *self._holds_back(d)
         if self._shared and d.newest_epoch > shared:
@@ -210,8 +217,7 @@ class _Directory:
             return None
         later = [
             execution
-            for other in self._files
-            for execution in other.executions
+            for execution in self._executions
             if execution.id not in known
             and execution.number > newest.execution.number
             and execution.resume_epoch <= newest.epoch

@@ -9,6 +9,7 @@ id, so they are never mistaken for those of the new timeline with equal numbers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +47,7 @@ class ResumePlan:
     """Where the next execution starts, and why.
 
     snapshot: the epoch whose state it starts with; None: the beginning. window: the epochs after which a run can
-    resume, oldest first; 0 is the beginning.
+    resume, oldest first; 0 is the beginning. cuts: the snapshots of these epochs, which every partition holds.
     """
 
     partitions: tuple[PartitionDescription, ...]
@@ -55,6 +56,7 @@ class ResumePlan:
     execution_number: ExecutionNumber
     window: tuple[Epoch, ...]
     verdicts: tuple[FileVerdict, ...]
+    cuts: frozenset[Cut]
 
     @property
     def last_clock(self) -> tuple[int, int | None]:
@@ -102,7 +104,7 @@ def plan_resume(
     cuts = common_cuts(partitions)
     if not cuts:
         raise inconsistent(partitions)
-    chosen = max(cuts)
+    chosen = latest = max(cuts)
     if resume_epoch is not None:
         chosen = _requested(cuts, resume_epoch, directory_of(partitions))
     pending = cut_off(partitions, cuts)
@@ -114,7 +116,8 @@ def plan_resume(
         snapshot=next((e for e in partitions[0].epochs if e.cut == chosen), None),
         execution_number=ExecutionNumber(max(numbers, default=0) + 1),
         window=tuple(sorted(cut[0] for cut in cuts)),
-        verdicts=tuple(_verdict(d, chosen[0], max(cuts)[0], newest) for d in partitions),
+        verdicts=tuple(_verdict(d, chosen[0], latest[0], newest) for d in partitions),
+        cuts=frozenset(cuts),
     )
 
 
@@ -167,7 +170,7 @@ def cuts_of(description: PartitionDescription) -> set[Cut]:
     return cuts
 
 
-def cut_off(partitions: Sequence[PartitionDescription], shared: set[Cut]) -> dict[Path, Execution]:
+def cut_off(partitions: Sequence[PartitionDescription], shared: AbstractSet[Cut]) -> dict[Path, Execution]:
     """Return the files that an unfinished start did not reach, with its execution.
 
     The unfinished start was killed after it had abandoned, in other files, epochs that these files still hold. The next

@@ -93,7 +93,7 @@ class PartitionDescription:
     @property
     def folded_epoch(self) -> Epoch:
         """The epoch of `snaps`: the newest whose changes are not only logged; 0 without one."""
-        return max((closed.epoch for closed in self.epochs if not closed.is_logged), default=NO_EPOCH)
+        return next((closed.epoch for closed in reversed(self.epochs) if not closed.is_logged), NO_EPOCH)
 
     @property
     def row_count(self) -> int:

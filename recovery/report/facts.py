@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from recovery.backup.drills import LastDrill
 from recovery.backup.note import (
     LastBackup,
     LastReplica,
     Waiting,
     last_backup,
+    last_drill,
     last_input_lag,
     last_replica,
     last_waiting,
@@ -64,6 +66,7 @@ class Facts:
     measures: tuple[Measure, ...]
     sizes: Mapping[str, Mapping[str, StepSize] | None]
     backup: LastBackup | None
+    drill: LastDrill | None
     holder: Mapping[str, Any] | None
     links: Mapping[str, str]
     health: tuple[Finding, ...]
@@ -100,14 +103,22 @@ class Facts:
         return [measure for measure in self.measures if measure.epoch]
 
 
-def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int, *, owners: Sequence[SeenOwner] = ()) -> Facts:
-    """Read all facts about a store, even if a part is damaged. owners: what its owners say of themselves. Raises
-    NoPartitionsError, StorageError, and what `Store.found` does."""
+def gather(
+    store: Store,
+    targets: Sequence[HealthTarget],
+    now_ms: int,
+    *,
+    owners: Sequence[SeenOwner] = (),
+    before: Facts | None = None,
+) -> Facts:
+    """Read all facts about a store, even if a part is damaged. owners: what its owners say of themselves. before: the
+    facts of an earlier look, whose plan counts if no partition has changed since. Raises NoPartitionsError,
+    StorageError, and what `Store.found` does."""
     home, found = store.directory, store.found()
     problems: list[str] = []
     plan, problem = None, None
     try:
-        plan = plan_resume(found)
+        plan = before.plan if before is not None and _is_same(found, before.found) else plan_resume(found)
     except RecoveryError as error:
         problem = error
     sizes, measures = _contents(store, found, problems)
@@ -127,6 +138,7 @@ def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int, *, owners
         measures=tuple(measures),
         sizes=sizes,
         backup=backup,
+        drill=last_drill(home),
         holder=holder,
         links=links_of(home),
         health=(),
@@ -143,6 +155,14 @@ def gather(store: Store, targets: Sequence[HealthTarget], now_ms: int, *, owners
         at=at,
     )
     return replace(facts, health=_health(facts, targets))
+
+
+def _is_same(found: Sequence[FoundFile], before: Sequence[FoundFile]) -> bool:
+    """Return whether all partitions have the very descriptions that they had: none was read again."""
+    return len(found) == len(before) and all(
+        one.description is not None and one.description is two.description
+        for one, two in zip(found, before, strict=True)
+    )
 
 
 def _health(facts: Facts, targets: Sequence[HealthTarget]) -> tuple[Finding, ...]:
@@ -257,13 +277,17 @@ def _state_bytes(sizes: Mapping[str, Mapping[str, StepSize] | None], partitions:
     return sum(size.size_bytes for size in summed(known).values())
 
 
-def largest(store: Store, facts: Facts, limit: int) -> list[tuple[str, str, int]]:
+def largest(
+    store: Store, facts: Facts, limit: int, check: Callable[[], None] = lambda: None
+) -> list[tuple[str, str, int]]:
     """Return the states with the most bytes, of all partitions: step, key, bytes; without the run's own rows.
 
-    Reads every key of the newest snapshot. Skips unreadable partitions.
+    Reads every key of the newest snapshot. Skips unreadable partitions. check: called before each partition; raises if
+    it takes too long.
     """
     states: list[tuple[str, str, int]] = []
     for description in facts.described:
+        check()
         try:
             states += store.reader(description).largest(limit)
         except RecoveryError:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from importlib.resources import files
 
+from recovery.backup.drills import drill_text
 from recovery.base.intervals import format_interval
 from recovery.base.version import installed_version
 from recovery.base.wording import counted, moment_text
@@ -143,7 +144,7 @@ def _tiles(facts: Facts, drawn: Sequence[Lane]) -> str:
         (
             "Last backup",
             _ago(facts.now_ms - backup.finished_ms) if backup else "none",
-            f"of epoch {backup.epoch:,}" if backup else "recorded here",
+            (f"of epoch {backup.epoch:,}" if backup else "recorded here") + f"; last drill: {drill_text(facts.drill)}",
         ),
     ]
     cards = "".join(

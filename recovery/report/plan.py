@@ -27,23 +27,34 @@ class PlanFacts:
     again: the files of this host that the run would read again; None: none, or it is not known.
     """
 
-    def __init__(self, store: Store, found: Sequence[FoundFile], *, rewind_to: int | None = None) -> None:
-        """found: what `Store.found` returned. rewind_to: the epoch at which the run would begin; None: the newest."""
+    def __init__(
+        self,
+        store: Store,
+        found: Sequence[FoundFile],
+        *,
+        rewind_to: int | None = None,
+        known: ResumePlan | None = None,
+    ) -> None:
+        """found: what `Store.found` returned. rewind_to: the epoch at which the run would begin; None: the newest.
+        known: the plan of these very files for a run that begins at the newest epoch."""
         self.store = store
-        self.files: tuple[Explanation, ...] = explain(found, moment_text)
+        self.files: tuple[Explanation, ...] = explain(found, moment_text, known)
         self.planned: ResumePlan | None = None
         self.problem: RecoveryError | None = None
         self.again: InputAgain | None = None
         self.origins: Sequence[Origin] = ()
         try:
-            self.planned = plan_resume(found, resume_epoch=rewind_to)
+            is_new = known is None or rewind_to is not None
+            planned = plan_resume(found, resume_epoch=rewind_to) if is_new else known
         except RecoveryError as error:
             self.problem = error
             return
+        assert planned is not None
+        self.planned = planned
         self.origins = origins_of(store)
         # What cannot be read is the run's error, and the plan is of use without this.
         with contextlib.suppress(RecoveryError):
-            self.again = input_again(store, self.planned)
+            self.again = input_again(store, planned)
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan as JSON values; without a plan, the error and the files."""

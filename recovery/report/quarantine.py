@@ -9,7 +9,6 @@ from recovery.base.intervals import format_interval
 from recovery.base.wording import counted, moment_text
 from recovery.errors import RecoveryError
 from recovery.operational.steps.quarantine import steps_now
-from recovery.planning.resume import common_cuts
 from recovery.report.facts import Facts
 from recovery.report.html import Cell, section, table
 from recovery.report.text import escaped, shortened
@@ -32,7 +31,7 @@ def waited_before(store: Store, facts: Facts) -> WaitedBefore | None:
     plan = facts.plan
     if plan is None or plan.snapshot is None:
         return None
-    cut = min(cut for cut in common_cuts(plan.partitions) if cut[0] != NO_EPOCH)
+    cut = min(cut for cut in plan.cuts if cut[0] != NO_EPOCH)
     closed_ms = next((each.closed_ms for each in plan.partitions[0].epochs if each.cut == cut), None)
     if cut == plan.snapshot.cut or closed_ms is None:
         return None

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from recovery.backup.drills import LastDrill, drill_text
 from recovery.backup.note import last_replaced
 from recovery.backup.standby.document import facts_of
 from recovery.base.reserved import DECLARATIONS_STEP, RESERVED_PREFIX, quarantined_step
@@ -137,6 +138,7 @@ def _health(facts: Facts) -> dict[str, Any]:
         "state_bytes": facts.state_bytes,
         "sizes": {step: {"rows": size.rows, "bytes": size.size_bytes} for step, size in facts.steps.items()},
         "last_backup": None if facts.backup is None else msgspec.structs.asdict(facts.backup),
+        "last_drill": drill_json(facts.drill),
         "replica": _replica(facts),
         "lag": None if facts.lag is None else facts.lag.as_json(),
         "quarantine": {step: asdict(each) for step, each in facts.quarantine.items()},
@@ -145,6 +147,13 @@ def _health(facts: Facts) -> dict[str, Any]:
         "last_epoch": None if last is None else measure_json(last),
         "unreadable": list(facts.problems),
     }
+
+
+def drill_json(found: LastDrill | None) -> dict[str, Any] | None:
+    """Return how the last drill ended, as JSON values, with the sentence that people read."""
+    if found is None:
+        return None
+    return {**msgspec.structs.asdict(found), "passed": found.has_passed, "text": drill_text(found)}
 
 
 def _replica(facts: Facts) -> dict[str, Any] | None:
@@ -182,21 +191,20 @@ def _executions(found: Sequence[FoundFile]) -> list[dict[str, Any]]:
     known: dict[tuple[int, str], dict[str, Any]] = {}
     for file in found:
         for e in file.description.executions if file.description else ():
-            held = sum(c.execution == e.lease for c in file.description.epochs) if file.description else 0
-            known.setdefault(
-                (e.number, e.id),
-                {
-                    "number": e.number,
-                    "id": e.id,
-                    "flow": e.flow_id,
-                    "started_ms": e.started_ms,
-                    "resume_epoch": e.resume_epoch,
-                    "snapshot_interval_s": e.snapshot_interval_s,
-                    "backup_interval_s": e.backup_interval_s,
-                    "host": e.host,
-                    "pid": e.pid,
-                    "version": e.version,
-                    "epochs": held,
-                },
-            )
+            if (e.number, e.id) in known:
+                continue
+            lease = e.lease
+            known[e.number, e.id] = {
+                "number": e.number,
+                "id": e.id,
+                "flow": e.flow_id,
+                "started_ms": e.started_ms,
+                "resume_epoch": e.resume_epoch,
+                "snapshot_interval_s": e.snapshot_interval_s,
+                "backup_interval_s": e.backup_interval_s,
+                "host": e.host,
+                "pid": e.pid,
+                "version": e.version,
+                "epochs": sum(c.execution == lease for c in file.description.epochs) if file.description else 0,
+            }
     return [known[key] for key in sorted(known)]

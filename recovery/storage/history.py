@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import apsw
 
@@ -20,6 +21,8 @@ from recovery.storage.sqlite.file.reading import read_partition, reading
 from recovery.storage.sqlite.file.statements import rows, snapshot, translated
 from recovery.storage.sqlite.measures import counted_rows
 
+MOST_DUE = 100_000
+"""No more timeouts of a partition are counted."""
 # A row written up to the epoch, or the value that its first later successor replaced, if that was written up to the
 # epoch. Only a row that matches its digest has a reliable epoch.
 AT = f"""
@@ -35,6 +38,10 @@ ONE_KEY = "AND state_key = :key"
 # A search for each held epoch: without the list, SQLite reads all keys that were superseded after the epoch.
 HELD = "AND until_epoch IN (SELECT epoch FROM epochs)"
 RANGE = "AND state_key >= :begin AND (:end IS NULL OR state_key < :end)"
+NEWEST = f"""
+SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST} FROM snaps WHERE step_id = :step
+"""
+NEWEST_SIZES = "SELECT state_key, octet_length(ser_change) FROM snaps WHERE step_id = :step"
 # The same without the values: SQLite knows their length without reading them.
 SIZES = """
 SELECT state_key, octet_length(ser_change) FROM snaps WHERE step_id = :step AND snap_epoch <= :epoch
@@ -48,11 +55,25 @@ COUNT = f"SELECT count(*) FROM ({SIZES})"
 # All values of a key that were written up to the epoch.
 VERSIONS = f"""
 SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST}, until_epoch FROM superseded
-WHERE step_id = :step AND state_key = :key AND snap_epoch <= :epoch {HELD}
+WHERE step_id = :step AND state_key = :key AND snap_epoch BETWEEN :since AND :epoch {HELD}
 UNION ALL
 SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST}, NULL FROM snaps
+WHERE step_id = :step AND state_key = :key AND snap_epoch BETWEEN :since AND :epoch
+ORDER BY snap_epoch
+"""
+SPANS = f"""
+SELECT snap_epoch, until_epoch, octet_length(ser_change) FROM superseded
+WHERE step_id = :step AND state_key = :key AND snap_epoch <= :epoch {HELD}
+UNION ALL
+SELECT snap_epoch, NULL, octet_length(ser_change) FROM snaps
 WHERE step_id = :step AND state_key = :key AND snap_epoch <= :epoch
 ORDER BY snap_epoch
+"""
+EARLIEST = "SELECT min(timeout_ms) FROM snaps WHERE step_id = :step AND timeout_ms IS NOT NULL"
+DUE = f"""
+SELECT count(*) FROM (
+    SELECT 1 FROM snaps WHERE step_id = :step AND timeout_ms <= :moment LIMIT {MOST_DUE}
+)
 """
 # Keys replaced in between, and keys written in between: live ones, and those superseded later.
 TOUCHED = """
@@ -105,6 +126,22 @@ class KeyVersion:
     until: int | None
 
 
+class VersionSpan(NamedTuple):
+    """A value that a key had: from which epoch, until which (None: it is the newest), and its bytes."""
+
+    epoch: int
+    until: int | None
+    size_bytes: int
+
+
+class Due(NamedTuple):
+    """Timeouts of a step: the earliest, milliseconds since 1970, None: none is set; and how many are due up to each
+    moment that was asked for, at most `MOST_DUE` of a partition."""
+
+    earliest_ms: int | None
+    counts: list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class KeyChange:
     """A key's state at one epoch and at a later one; None if it had no state."""
@@ -126,16 +163,46 @@ def states_at(path: Path, step: str, cut: Cut, *, in_order: bool = False) -> Ite
         yield from _states(connection, path, sql, {"step": step, "epoch": cut[0]})
 
 
-def versions_of(path: Path, step: str, key: str, cut: Cut) -> list[KeyVersion]:
-    """Return the values of a key that a partition still holds, up to a cut, oldest first. Raises like `states_at`."""
+def versions_of(path: Path, step: str, key: str, cut: Cut, since: int = 0) -> list[KeyVersion]:
+    """Return the values of a key that a partition still holds, up to a cut, oldest first. since: only those that this
+    epoch or a later one wrote. Raises like `states_at`."""
 
     def read(connection: apsw.Connection) -> list[KeyVersion]:
         with _as_of(connection, path, cut, step=step, keys=[key]):
-            bindings = {"step": step, "epoch": cut[0], "key": key}
-            found = rows(connection, VERSIONS, bindings)
+            found = rows(connection, VERSIONS, {"step": step, "epoch": cut[0], "key": key, "since": since})
             states = (_checked(path, step, *row[:5]) for row in found)
             ends = (end if end is not None and end <= cut[0] else None for *_, end in found)
             return [KeyVersion(state, end) for state, end in zip(states, ends, strict=True)]
+
+    return read_partition(path, read)
+
+
+def spans_of(path: Path, step: str, key: str, cut: Cut) -> list[VersionSpan]:
+    """Return when each value of a key that `versions_of` returns was there, without reading the values."""
+
+    def read(connection: apsw.Connection) -> list[VersionSpan]:
+        with _as_of(connection, path, cut, step=step, keys=[key]):
+            found = rows(connection, SPANS, {"step": step, "epoch": cut[0], "key": key})
+            return [
+                VersionSpan(epoch, until if until is not None and until <= cut[0] else None, size)
+                for epoch, until, size in found
+            ]
+
+    return read_partition(path, read)
+
+
+def due_in(path: Path, step: str, moments: Sequence[int]) -> Due:
+    """Return how many timeouts of a step are due up to each of these moments, in the newest snapshot of a partition."""
+
+    def read(connection: apsw.Connection) -> Due:
+        with translated(path), snapshot(connection), _newest(connection, path, step) as is_there:
+            if not is_there:
+                return Due(None, [0] * len(moments))
+            [(earliest,)] = rows(connection, EARLIEST, {"step": step})
+            counts = [rows(connection, DUE, {"step": step, "moment": moment})[0][0] for moment in moments]
+            if not (earliest is None or type(earliest) is int):
+                raise CorruptPartitionError(f"a timeout of step {step!r:.80} is not a whole number", path=path)
+            return Due(earliest, counts)
 
     return read_partition(path, read)
 
@@ -189,6 +256,33 @@ def page_at(
             return found
 
     return read_partition(path, read)
+
+
+def newest_states(connection: apsw.Connection, path: Path, step: str) -> list[KeyState]:
+    """Return the states of a step with few keys in the newest snapshot of a partition. A read transaction is open. Of
+    the log, only the step's own changes are read."""
+    with _newest(connection, path, step) as is_there:
+        return list(_states(connection, path, NEWEST, {"step": step})) if is_there else []
+
+
+def newest_sizes(connection: apsw.Connection, path: Path, step: str) -> list[tuple[str, int]]:
+    """Return the keys of a step in the newest snapshot of a partition, with the size of each value in bytes. As
+    `newest_states`."""
+    with _newest(connection, path, step) as is_there:
+        return rows(connection, NEWEST_SIZES, {"step": step}) if is_there else []
+
+
+@contextlib.contextmanager
+def _newest(connection: apsw.Connection, path: Path, step: str) -> Iterator[bool]:
+    """Let queries of `snaps` return the newest rows of a step. Yields whether there may be any."""
+    there = _check_counted(connection, path, step)
+    logged = logged_steps(connection)
+    if not there and step not in logged:
+        yield False
+        return
+    load_digests(connection)
+    with overlaid(connection, path, (step,), unread=[each for each in logged if each != step]):
+        yield True
 
 
 def sizes_at(path: Path, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
@@ -284,15 +378,22 @@ def _check_held(connection: apsw.Connection, path: Path, cut: Cut) -> None:
 
 def _check_all_there(connection: apsw.Connection, path: Path, step: str, cut: Cut) -> None:
     """Compare the rows of the file itself, without the logged changes over them, with the counts it stores."""
+    _check_counted(connection, path, step)
+    bindings = {"epoch": cut[0]}
+    if rows(connection, SUPERSEDED_THERE, bindings) != rows(connection, SUPERSEDED_COUNTED, bindings):
+        raise CorruptPartitionError("rows that were superseded after that epoch are missing", path=path)
+
+
+def _check_counted(connection: apsw.Connection, path: Path, step: str) -> int:
+    """Return the number of rows of a step in the file itself, after comparing it with the count that the file
+    stores."""
     [(there,)] = rows(connection, "SELECT count(*) FROM main.snaps WHERE step_id = ?", (step,))
     expected = counted_rows(connection, step)
     if expected is not None and there != expected:
         raise CorruptPartitionError(
             f"it holds {counted(there, 'row')} of step {step!r} where {were(expected, 'row')} counted", path=path
         )
-    bindings = {"epoch": cut[0]}
-    if rows(connection, SUPERSEDED_THERE, bindings) != rows(connection, SUPERSEDED_COUNTED, bindings):
-        raise CorruptPartitionError("rows that were superseded after that epoch are missing", path=path)
+    return int(there)
 
 
 def _one(connection: apsw.Connection, path: Path, step: str, cut: Cut, key: str) -> KeyState | None:

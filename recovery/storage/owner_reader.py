@@ -12,7 +12,7 @@ from recovery.base.ids import StepId
 from recovery.errors import StorageError
 from recovery.planning.measures import Measure, StepSize
 from recovery.planning.resume import Cut
-from recovery.storage.history import KeyChange, KeyState, KeyVersion
+from recovery.storage.history import Due, KeyChange, KeyState, KeyVersion, VersionSpan
 from recovery.storage.reading import FileReader
 from recovery.wire.calls import ChangeRow, FileFacts, OwnerCalls, StateRow, VersionRow
 from recovery.wire.run_client import Owner
@@ -50,9 +50,16 @@ class OwnerReader:
     def count(self, step: str, cut: Cut) -> int:
         return self._owner.ask(OwnerCalls.count, self._name, StepId(step), cut)
 
-    def versions(self, step: str, key: str, cut: Cut) -> list[KeyVersion]:
-        found = self._rows(OwnerCalls.versions, StepId(step), key, cut)
+    def versions(self, step: str, key: str, cut: Cut, since: int = 0) -> list[KeyVersion]:
+        found = self._rows(OwnerCalls.versions, StepId(step), key, cut, since)
         return [KeyVersion(self._state(row), until) for row, until in found]
+
+    def version_spans(self, step: str, key: str, cut: Cut) -> list[VersionSpan]:
+        found = self._owner.ask(OwnerCalls.version_spans, self._name, StepId(step), key, cut)
+        return [VersionSpan(*each) for each in found]
+
+    def due(self, step: str, moments: Sequence[int]) -> Due:
+        return Due(*self._owner.ask(OwnerCalls.due, self._name, StepId(step), list(moments)))
 
     def changes(self, step: str, first: Cut, last: Cut) -> Iterator[KeyChange]:
         for key, before, after in self._rows(OwnerCalls.changes, StepId(step), first, last):
@@ -145,9 +152,16 @@ class Looks:
     def count(self, name: str, step: StepId, cut: Cut) -> int:
         return self._reader(name).count(step, cut)
 
-    def versions(self, name: str, step: StepId, key: str, cut: Cut) -> Iterator[list[VersionRow]]:
-        found = self._reader(name).versions(step, key, cut)
+    def versions(self, name: str, step: StepId, key: str, cut: Cut, since: int) -> Iterator[list[VersionRow]]:
+        found = self._reader(name).versions(step, key, cut, since)
         return in_chunks(((_row(each.state), each.until) for each in found), lambda row: _bytes(row[0]))
+
+    def version_spans(self, name: str, step: StepId, key: str, cut: Cut) -> list[tuple[int, int | None, int]]:
+        return [(*each,) for each in self._reader(name).version_spans(step, key, cut)]
+
+    def due(self, name: str, step: StepId, moments: list[int]) -> tuple[int | None, list[int]]:
+        found = self._reader(name).due(step, moments)
+        return found.earliest_ms, found.counts
 
     def changes(self, name: str, step: StepId, first: Cut, last: Cut) -> Iterator[list[ChangeRow]]:
         with _closed(self._reader(name).changes(step, first, last)) as found:

@@ -11,7 +11,7 @@ from recovery.planning.measures import Measure, StepSize
 from recovery.planning.resume import Cut
 from recovery.planning.values import PartitionDescription
 from recovery.storage import history, scan
-from recovery.storage.history import KeyChange, KeyState, KeyVersion
+from recovery.storage.history import Due, KeyChange, KeyState, KeyVersion, VersionSpan
 
 
 class PartitionReader(Protocol):
@@ -48,8 +48,18 @@ class PartitionReader(Protocol):
         """Return the number of keys of a step as of a cut."""
         ...
 
-    def versions(self, step: str, key: str, cut: Cut) -> list[KeyVersion]:
-        """Return the values of a key that the partition still holds, up to a cut, oldest first."""
+    def versions(self, step: str, key: str, cut: Cut, since: int = 0) -> list[KeyVersion]:
+        """Return the values of a key that the partition still holds, up to a cut, oldest first. since: only those that
+        this epoch or a later one wrote."""
+        ...
+
+    def version_spans(self, step: str, key: str, cut: Cut) -> list[VersionSpan]:
+        """Return when each value that `versions` returns was there, without reading the values."""
+        ...
+
+    def due(self, step: str, moments: Sequence[int]) -> Due:
+        """Return the earliest timeout of a step in the newest snapshot, and how many are due up to each moment,
+        milliseconds since 1970."""
         ...
 
     def changes(self, step: str, first: Cut, last: Cut) -> Iterator[KeyChange]:
@@ -115,8 +125,14 @@ class FileReader:
     def count(self, step: str, cut: Cut) -> int:
         return history.count_at(self.path, step, cut)
 
-    def versions(self, step: str, key: str, cut: Cut) -> list[KeyVersion]:
-        return history.versions_of(self.path, step, key, cut)
+    def versions(self, step: str, key: str, cut: Cut, since: int = 0) -> list[KeyVersion]:
+        return history.versions_of(self.path, step, key, cut, since)
+
+    def version_spans(self, step: str, key: str, cut: Cut) -> list[VersionSpan]:
+        return history.spans_of(self.path, step, key, cut)
+
+    def due(self, step: str, moments: Sequence[int]) -> Due:
+        return history.due_in(self.path, step, moments)
 
     def changes(self, step: str, first: Cut, last: Cut) -> Iterator[KeyChange]:
         return history.changes_between(self.path, step, first, last)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,19 +37,16 @@ LOOKS = 20
 """How often `scan` looks again for partitions that seem too old: on a host that stops it for seconds each time."""
 
 
-def scan(directory: Path) -> list[FoundFile]:
+def scan(directory: Path, described: Callable[[Path], PartitionDescription] | None = None) -> list[FoundFile]:
     """Return every file of `directory` that is, or by its name should be, a recovery partition. Changes nothing.
 
-    A file of the store from which this store was made has an error that says so. A run may close epochs meanwhile: a
-    partition that then seems too old for the others is looked at again. Raises NoPartitionsError when no file is.
+    described: returns the description of a file, as `describe_file` does, which None means. A file of the store from
+    which this store was made has an error that says so. A run may close epochs meanwhile: a partition that then seems
+    too old for the others is looked at again. Raises NoPartitionsError when no file is.
     """
+    described = described or describe_file
     found: list[FoundFile] = []
-    try:
-        names = set(os.listdir(directory))  # noqa: PTH208
-    except (FileNotFoundError, NotADirectoryError):
-        raise no_partitions(directory) from None
-    except OSError as error:
-        raise StorageError(str(error), path=directory) from error
+    names = names_in(directory)
 
     def is_taken(name: str) -> bool:
         return not names.isdisjoint({name, f"{name}-wal"})
@@ -57,7 +54,7 @@ def scan(directory: Path) -> list[FoundFile]:
     paths = [path for name in names if (path := directory / name).suffix == SUFFIX]
     for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
         aside = free_name(path.name, ASIDE, is_taken)
-        looked = _look(FoundFile(path, None, aside=aside))
+        looked = _look(FoundFile(path, None, aside=aside), described)
         # Another program's database may lie beside ours, unless it has a partition's name.
         if path.name.startswith("part-") or not isinstance(looked.error, ForeignPartitionError):
             found.append(looked)
@@ -65,19 +62,29 @@ def scan(directory: Path) -> list[FoundFile]:
         raise no_partitions(directory)
     for _ in range(LOOKS):
         old = {each.path for each in too_old(each.description for each in found if each.description is not None)}
-        again = [_look(each) if each.path in old else each for each in found]
+        again = [_look(each, described) if each.path in old else each for each in found]
         if again == found:
             break
         found = again
     return judged(name_relatives(found))
 
 
-def _look(at: FoundFile) -> FoundFile:
+def _look(at: FoundFile, described: Callable[[Path], PartitionDescription]) -> FoundFile:
     """Return what there is now of a file."""
     try:
-        return replace(at, description=describe_file(at.path), error=None)
+        return replace(at, description=described(at.path), error=None)
     except RecoveryError as error:
         return replace(at, description=None, error=error)
+
+
+def names_in(directory: Path) -> set[str]:
+    """Return the names in a directory. Raises NoPartitionsError if there is no such directory, and StorageError."""
+    try:
+        return set(os.listdir(directory))  # noqa: PTH208
+    except (FileNotFoundError, NotADirectoryError):
+        raise no_partitions(directory) from None
+    except OSError as error:
+        raise StorageError(str(error), path=directory) from error
 
 
 def describe_file(path: Path) -> PartitionDescription:

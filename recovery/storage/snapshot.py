@@ -6,22 +6,31 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from recovery.base.ids import NO_EPOCH
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.errors import ConfigurationError, EpochNotHeldError
 from recovery.planning.measures import Measure
-from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
+from recovery.planning.resume import Cut, ResumePlan, plan_resume
 from recovery.planning.timeline import TimelinePart, fork, timeline
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
-from recovery.storage.history import KeyChange, KeyState, KeyVersion
+from recovery.storage.history import KeyChange, KeyState, KeyVersion, VersionSpan
 from recovery.storage.reading import FileReader, PartitionReader
 from recovery.storage.scan import scan
 from recovery.values.keys import home_of
 
 ReaderOf: TypeAlias = Callable[[PartitionDescription], PartitionReader]
 """Returns the reader of a partition: `FileReader.of`, or `Store.reader`."""
+
+
+class NewestVersions(NamedTuple):
+    """The newest values of a key, oldest first. has_before: the first is there to compare the second with, and is one
+    of those that are left out. left_out: when the values that were left out were there."""
+
+    versions: list[KeyVersion]
+    has_before: bool
+    left_out: tuple[VersionSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +51,19 @@ class Snapshot:
     @classmethod
     def of(cls, plan: ResumePlan, cut: Cut, reader: ReaderOf) -> Snapshot:
         """Return the snapshot of a cut that all partitions of a plan hold."""
-        return cls._among(plan, frozenset(common_cuts(plan.partitions)), cut, reader)
+        return cls._among(plan, cut, reader)
 
     @classmethod
     def newest(cls, plan: ResumePlan, reader: ReaderOf) -> Snapshot:
         """Return the newest snapshot that all partitions of a plan hold."""
-        cuts = frozenset(common_cuts(plan.partitions))
-        return cls._among(plan, cuts, max(cuts), reader)
+        return cls._among(plan, max(plan.cuts), reader)
 
     @classmethod
-    def _among(cls, plan: ResumePlan, cuts: frozenset[Cut], cut: Cut, reader: ReaderOf) -> Snapshot:
+    def _among(cls, plan: ResumePlan, cut: Cut, reader: ReaderOf) -> Snapshot:
         held = plan.partitions
         snapshot = next((closed for closed in held[0].epochs if closed.cut == cut), None)
         parts = timeline(held[0].executions, snapshot)
-        return cls(tuple(map(reader, held)), cut, held[0].epochs, tuple(held[0].executions), cuts, parts)
+        return cls(tuple(map(reader, held)), cut, held[0].epochs, tuple(held[0].executions), plan.cuts, parts)
 
     def at(self, epoch: int, directory: Path) -> Snapshot:
         """Return the snapshot of another epoch that the partitions shared. directory: named in errors. Raises
@@ -104,6 +112,18 @@ class Snapshot:
     def versions(self, step: str, key: str) -> list[KeyVersion]:
         """Return the values of a key that are still held, oldest first."""
         return self._home_of(step, key).versions(step, key, self.cut)
+
+    def newest_versions(self, step: str, key: str, most_bytes: int) -> NewestVersions:
+        """Return the newest values of a key: as many as have `most_bytes` together, at least one. The values of the
+        others are not read."""
+        reader = self._home_of(step, key)
+        spans = reader.version_spans(step, key, self.cut)
+        first = len(spans)
+        while first and (sum(each.size_bytes for each in spans[first - 1 :]) <= most_bytes or first == len(spans)):
+            first -= 1
+        begin = max(0, first - 1)
+        found = reader.versions(step, key, self.cut, spans[begin].epoch) if spans else []
+        return NewestVersions(found, first > 0, tuple(spans[:first]))
 
     def state(self, step: str, key: str) -> KeyState | None:
         """Return the state of one key."""

@@ -31,6 +31,7 @@ from recovery.planning.resume import too_old
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.connect import connect_driver
 from recovery.storage.documents import home
+from recovery.storage.glance import Glances
 from recovery.storage.lazy.names import is_lazy
 from recovery.storage.lock import DirectoryLock, check_unlocked, lock_holder
 from recovery.storage.owned import OwnedPartitions, OwnerPartitions, at_owner
@@ -133,9 +134,11 @@ class Store:
     chooses among them, and all later calls mean the chosen copies.
     """
 
-    def __init__(self, directory: Path, owners: Sequence[Owner] = ()) -> None:
+    def __init__(self, directory: Path, owners: Sequence[Owner] = (), glances: Glances | None = None) -> None:
+        """glances: what earlier looks have read of the directory, for one look after the other without owners."""
         self.directory = directory
         self.owners = tuple(owners)
+        self._glances = glances
         self.notes: tuple[str, ...] = ()
         """A note on each copy that is not used, and on each owner that has to be named as well."""
         self.moved: tuple[str, ...] = ()
@@ -199,7 +202,7 @@ class Store:
         `choose_copies` raises, and the error of the first file that cannot be read."""
         self._readers.clear()
         if not self.owners:
-            return scan(self.directory)
+            return scan(self.directory) if self._glances is None else self._glances.scan(self.directory)
         for _ in range(LOOKS):
             before, self.asked = self.asked, self.locations()
             chosen = choose_copies(self.asked)
@@ -302,7 +305,10 @@ class Store:
         found = self._readers.get(partition.path)
         if found is None:
             owner = self.owner_of(partition.index)
-            found = FileReader.of(partition) if owner is None else OwnerReader(owner, partition.path.name)
+            if owner is not None:
+                found = OwnerReader(owner, partition.path.name)
+            else:
+                found = FileReader.of(partition) if self._glances is None else self._glances.reader(partition)
             self._readers[partition.path] = found
         return found
 

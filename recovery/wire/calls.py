@@ -183,8 +183,18 @@ class OwnerCalls(Protocol):
         """Return the number of keys of a step in one file as of a cut."""
         ...
 
-    def versions(self, name: str, step: StepId, key: str, cut: Cut) -> Iterator[list[VersionRow]]:
-        """Return the values of a key that one file still holds, up to a cut, oldest first."""
+    def versions(self, name: str, step: StepId, key: str, cut: Cut, since: int) -> Iterator[list[VersionRow]]:
+        """Return the values of a key that one file still holds, up to a cut, oldest first: those that the epoch `since`
+        or a later one wrote."""
+        ...
+
+    def version_spans(self, name: str, step: StepId, key: str, cut: Cut) -> list[tuple[int, int | None, int]]:
+        """Return when each of these values was there: from which epoch, until which, and its bytes."""
+        ...
+
+    def due(self, name: str, step: StepId, moments: list[int]) -> tuple[int | None, list[int]]:
+        """Return the earliest timeout of a step in the newest snapshot of a file, and how many are due up to each
+        moment."""
         ...
 
     def changes(self, name: str, step: StepId, first: Cut, last: Cut) -> Iterator[list[ChangeRow]]:

@@ -8,15 +8,21 @@ import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from recovery.backup.drills import KEPT, LastDrill, drill_text, last_drill_at, note_drill
 from recovery.backup.manifest import manifest_name
 from recovery.backup.sources import open_source
 from recovery.base.clock import SystemClock
+from recovery.base.wording import moment_text
+from recovery.cli import main
+from recovery.errors import BackupTargetError
 from recovery.places.directory import DirectoryPlace
 from tests.backup.support import back_up, work
 from tests.backup.test_commands import call
 from tests.backup.test_round_trip import files
 from tests.stores import alter, paths_of
+from tests.ui.support import ask, served
 
 
 @pytest.fixture
@@ -41,7 +47,8 @@ def test_a_drill_that_passes(store, tmp_path, plain):
     assert facts["steps"] == ["count"]
     assert set(facts["seconds"]) == {"list_copies", "plan", "fetch", "check", "put_into_place", "begin_a_run"}
     assert all(seconds >= 0 for seconds in facts["seconds"].values())
-    assert files(tmp_path / "dest") == before
+    assert {name: text for name, text in files(tmp_path / "dest").items() if "drills/" not in str(name)} == before
+    assert facts["noted"] is not plain
     assert list((tmp_path / "scratch").iterdir()) == []
     assert "a run would begin at epoch 6" in call("drill", tmp_path / "dest")
 
@@ -153,3 +160,69 @@ def test_plan_explains_every_file(store, tmp_path):
     assert "part-1.sqlite3: a copy newer than" in text
     facts = json.loads(call("plan", store, "--json", code=22))
     assert [each["role"] for each in facts["files"]] == ["current", "too old", "current"]
+
+
+def test_how_a_drill_ended_is_shown(store, tmp_path):
+    """At the place by the page of copies; after the next backup by status, report and the pages of the directory. The
+    newest drill counts, one that failed, too."""
+    destination = tmp_path / "dest"
+    back_up(store, destination)
+    assert ask(served(store), "copies").facts["last_drill"] is None
+    call("drill", destination)
+    assert ask(served(store), "copies").facts["last_drill"] is None
+    at_place = ask(served(store, place=str(destination)), "copies").facts["last_drill"]
+    assert (at_place["passed"], at_place["epoch"], at_place["found"]) == (True, 5, "")
+    work(store, 1)
+    made = back_up(store, destination)
+    shown = json.loads(call("status", store, "--json"))["last_drill"]
+    assert shown == at_place == ask(served(store), "copies").facts["last_drill"]
+    assert f"last drill: passed {moment_text(shown['finished_ms'])}: restored epoch 5 from " in call("status", store)
+    (destination / made.manifest.copies[1].object_name).write_bytes(b"junk")
+    call("drill", destination, code=62)
+    found = ask(served(store, place=str(destination)), "copies").facts["last_drill"]
+    assert (found["passed"], found["epoch"]) == (False, 5)
+    assert found["text"].startswith("failed ")
+
+
+def test_a_drill_that_restores_nothing_is_noted(store, tmp_path):
+    """Its error ends the command as before, and is in the note."""
+    made = back_up(store, tmp_path / "dest").manifest
+    for copy in made.copies:
+        (tmp_path / "dest" / copy.object_name).write_bytes(b"junk")
+    call("drill", tmp_path / "dest", code=62)
+    note = last_drill_at(DirectoryPlace(tmp_path / "dest"))
+    assert (note.has_passed, note.epoch) == (False, None)
+    assert "failed" in drill_text(note)
+
+
+class ReadOnly(DirectoryPlace):
+    """A place whose credentials only read."""
+
+    def write(self, name, chunks):
+        raise BackupTargetError("access denied", path=self.shown)
+
+
+def test_credentials_that_only_read(store, tmp_path, monkeypatch):
+    """The drill passes, and says that there is no note."""
+    back_up(store, tmp_path / "dest")
+    before = files(tmp_path / "dest")
+    monkeypatch.setattr("recovery.places.opening.open_place", lambda place: ReadOnly(Path(place)))
+    result = CliRunner().invoke(main, ["drill", str(tmp_path / "dest"), "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["noted"] is False
+    assert f"no note of this drill is at {tmp_path / 'dest'}: access denied" in result.stderr
+    assert files(tmp_path / "dest") == before
+
+
+def test_notes_of_drills_are_few_and_those_of_others_hide_none(tmp_path):
+    """The oldest are removed; what cannot be read, or is not named like one, does not count."""
+    target = DirectoryPlace(tmp_path)
+    for number in range(KEPT + 3):
+        note_drill(target, LastDrill(1_795_000_000_000 + number, "here", number, 1.5, "", "host"))
+    notes = sorted((tmp_path / "drills").iterdir())
+    assert len(notes) == KEPT
+    assert last_drill_at(target).epoch == KEPT + 2
+    notes[-1].write_bytes(b'{"finished_ms":1e99}' + b"[" * 100_000)
+    (tmp_path / "drills" / "999-x.json").write_bytes(b"{}")
+    assert last_drill_at(target).epoch == KEPT + 1
+    assert drill_text(None) == "none is recorded here"

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from recovery.host.children import own_module
+from recovery.host.children import NICE, own_module
 from tests.stores import ROOT
 
 ANSWERING = """
@@ -45,3 +45,22 @@ def test_this_very_copy_of_the_package(tmp_path, monkeypatch):
     command, environment = own_module("recovery.host.children")
     done = subprocess.run([*command, "x"], env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+YIELDING = """
+import os
+from recovery.host.children import yield_to_others
+os.nice({before})
+yield_to_others()
+yield_to_others()
+print(os.nice(0))
+"""
+
+
+def test_a_process_yields_to_others():
+    """As far as it should, however nice it was before, and never less than its starter wanted."""
+    own = os.nice(0)
+    for before in (0, 3, NICE + 3):
+        command = [sys.executable, "-c", YIELDING.format(before=before)]
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert int(found.stdout) == min(19, max(NICE, own + before))

@@ -97,6 +97,16 @@ READS: dict[str, Callable[[Snapshot, Snapshot], Any]] = {
     "sizes": lambda at, _: sorted(at.sizes("count")),
     "count": lambda at, _: [at.count(step) for step in (*STEPS, "none")],
     "versions": lambda at, _: [at.versions("count", key) for key in SOME],
+    "versions since": lambda at, _: [
+        (reader.version_spans("count", key, at.cut), reader.versions("count", key, at.cut, since))
+        for reader in at.readers
+        for key in SOME
+        for since in (2, 9)
+    ],
+    "newest versions": lambda at, _: [
+        at.newest_versions("count", key, most) for key in SOME for most in (1, 20, 1 << 30)
+    ],
+    "due": lambda at, _: [reader.due(step, [0, 2, 9]) for reader in at.readers for step in (*STEPS, "none")],
     "changes": lambda at, since: sorted(at.changes("count", since), key=lambda change: change.key),
     "changes in order": lambda at, since: list(at.changes_in_order("count", since)),
     "steps": lambda at, _: (at.steps(), at.steps(reserved=True)),

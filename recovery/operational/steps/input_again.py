@@ -22,7 +22,7 @@ from recovery.checkpoint.reached import LOCAL, Reached, reached_between
 from recovery.checkpoint.rows import Content
 from recovery.errors import RecoveryError
 from recovery.planning.lost_input import SHOWN_PARTS
-from recovery.planning.resume import BEGINNING, ResumePlan, common_cuts
+from recovery.planning.resume import BEGINNING, ResumePlan
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import Store
 
@@ -50,7 +50,7 @@ class InputAgain:
 def input_again(store: Store, plan: ResumePlan) -> InputAgain | None:
     """Return the files that a plan of a store reads again; None if it discards no epoch that all partitions hold, or
     has read no files. Only reads. Raises the errors of reading."""
-    newest = max(common_cuts(plan.partitions))
+    newest = max(plan.cuts)
     chosen = BEGINNING if plan.snapshot is None else plan.snapshot.cut
     if chosen == newest:
         return None

@@ -19,7 +19,7 @@ from recovery.operational.backends.owned import documents_of
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.runs import EDIT, RunHistory, RunRecorder
 from recovery.planning.going_back import kept_interval_s
-from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
+from recovery.planning.resume import Cut, ResumePlan, plan_resume
 from recovery.storage.seam import Edited
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import Store
@@ -114,7 +114,7 @@ def _check_fits(newest: Snapshot, changes: Mapping[StepKey, Edited]) -> None:
 
 def _cut(plan: ResumePlan) -> Cut:
     """Return the newest snapshot that all partitions hold."""
-    return max(common_cuts(plan.partitions))
+    return max(plan.cuts)
 
 
 class _NothingToChange(Exception):  # noqa: N818 - not an error

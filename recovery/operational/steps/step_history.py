@@ -64,13 +64,15 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The versions of a key, oldest first. oldest, newest: the epochs between which the directory holds everything."""
+    """The versions of a key, oldest first. oldest, newest: the epochs between which the directory holds everything.
+    left_out: how many older versions there are besides."""
 
     step: str
     key: str
     oldest: int
     newest: int
     versions: tuple[Version, ...]
+    left_out: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return the history as JSON."""
@@ -106,9 +108,18 @@ def history(
     return key_history(StepTarget(store, step, SystemClock()), step, key, with_input=with_input)
 
 
-def key_history(target: StepTarget, step: str, key: str, *, with_input: bool = False, whole: bool = True) -> History:
+def key_history(
+    target: StepTarget,
+    step: str,
+    key: str,
+    *,
+    with_input: bool = False,
+    whole: bool = True,
+    most_bytes: int | None = None,
+) -> History:
     """Return every version of a key that a directory holds. Only reads; a run may be active. with_input: add what each
     epoch read. whole: also check that the key's partition has all rows of the step, which reads all keys there.
+    most_bytes: only the newest versions, those whose values have so many bytes together; at least one.
 
     Raises the errors of planning and reading, and StateNotFoundError for a step or key without any version.
     """
@@ -117,13 +128,22 @@ def key_history(target: StepTarget, step: str, key: str, *, with_input: bool = F
         raise unknown
     if whole:
         at.check_all_there(step, key)
-    found = at.versions(step, key)
+    newest = None if most_bytes is None else at.newest_versions(step, key, most_bytes)
+    found = at.versions(step, key) if newest is None else newest.versions
     if not found:
         raise StateNotFoundError(
             f"step {step!r:.80} has no state of key {key!r:.200} in epochs {at.oldest} to {at.epoch}",
             path=target.location,
         )
-    return _history(at, step, key, found, content, with_input)
+    known = _history(at, step, key, found, content, with_input)
+    # A run may have collected versions meanwhile.
+    if newest is None or not newest.has_before or len(found) == 1:
+        return known
+    first = found[1].state.epoch
+    # Left out: each value, and its removal where no other value followed.
+    follows = [each.epoch for each in newest.left_out[1:]] + [first]
+    left_out = sum(1 + (span.until != epoch) for span, epoch in zip(newest.left_out, follows, strict=True))
+    return replace(known, versions=tuple(each for each in known.versions if each.epoch >= first), left_out=left_out)
 
 
 def mark_history(target: StepTarget, environment: str, key: str, *, with_input: bool = False) -> History:

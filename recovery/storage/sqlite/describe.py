@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import astuple
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ import apsw
 
 from recovery.base.ids import NO_EPOCH, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
 from recovery.errors import CorruptPartitionError, LeaseLostError
-from recovery.planning.held import is_without_gap
+from recovery.planning.held import first_held, is_without_gap
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 from recovery.storage.seam import CloseRequest
 from recovery.storage.sqlite.columns import checked_rows, columns_of
 from recovery.storage.sqlite.digests import record_digest
-from recovery.storage.sqlite.epoch_log import logged_steps, overlaid
+from recovery.storage.sqlite.epoch_log import is_written_last, logged_steps, overlaid
 from recovery.storage.sqlite.file.opening import has_changes
 from recovery.storage.sqlite.file.statements import rows, snapshot, translated, value
 from recovery.storage.sqlite.measures import counted_rows
@@ -90,6 +90,32 @@ def describe(connection: apsw.Connection, path: Path, since: Epoch = NO_EPOCH) -
     return found if is_without_gap(found) else describe(connection, path)
 
 
+def describe_again(connection: apsw.Connection, path: Path, before: PartitionDescription) -> PartitionDescription:
+    """Return what `describe` does. before: an earlier description of the file. Its epochs are not read and checked
+    again, but for the newest, as long as that is still there as it was: a partition adds epochs at the end and removes
+    them at the beginning, and going back replaces the newest."""
+    newest = before.newest
+    if newest is None:
+        return describe(connection, path)
+    with translated(path), snapshot(connection):
+        found = describe(connection, path, newest.epoch)
+        logged = {epoch for epoch, *_ in checked_rows("logged", _logged_rows(connection))}
+    first = first_held(found.collected)
+    kept = [_folded(each, logged) for each in before.epochs[:-1] if each.epoch >= first]
+    is_same = (found.store_id, found.index, found.count) == (before.store_id, before.index, before.count)
+    again = found.epochs[0] if found.epochs else None
+    if not is_same or again is None or _folded(again) != _folded(newest) or len(kept) != found.unlisted:
+        return describe(connection, path) if found.unlisted else found
+    return replace(found, epochs=(*kept, *found.epochs), unlisted=0)
+
+
+def _folded(closed: ClosedEpoch, logged: Collection[int] = ()) -> ClosedEpoch:
+    """Return an epoch as it is once its changes are folded; unchanged if it is among those that are logged."""
+    if not closed.is_logged or closed.epoch in logged:
+        return closed
+    return replace(closed, logged_rows=None, logged_digest=None)
+
+
 def content_digest(connection: apsw.Connection, path: Path, description: PartitionDescription) -> int:
     """Return a digest that changes with each change of the partition's epochs and executions, and of what it is."""
     d = description
@@ -149,6 +175,16 @@ def known_steps(connection: apsw.Connection, path: Path, resume_epoch: Epoch | N
         }
         with overlaid(connection, path, unsure):
             return _steps(connection, resume_epoch)
+
+
+def newest_steps(connection: apsw.Connection, path: Path) -> set[StepId]:
+    """Return the step ids that have rows in the newest snapshot, as `known_steps` does; reads only as much of the log
+    as that needs. A read transaction is open."""
+    logged = logged_steps(connection)
+    certain = {step for step in logged if is_written_last(connection, step)}
+    if all(step in certain or changes < (counted_rows(connection, step) or 0) for step, changes in logged.items()):
+        return _steps(connection, None) | certain
+    return known_steps(connection, path)
 
 
 def _steps(connection: apsw.Connection, resume_epoch: Epoch | None) -> set[StepId]:

@@ -58,6 +58,10 @@ WHERE CASE WHEN json_valid(content) THEN json_type(content) <> 'array' OR json_a
 """
 
 CONTENT = "SELECT content FROM changes WHERE step_id = ? ORDER BY epoch, number"
+LAST = """
+SELECT CAST(content AS BLOB), epoch, number, row_count, digest FROM changes
+WHERE step_id = :step AND epoch = (SELECT max(epoch) FROM changes WHERE step_id = :step)
+"""
 _Change = tuple[str, str | dict[str, str] | None, int | None]
 
 CHANGED = """
@@ -226,6 +230,19 @@ def logged_steps(connection: apsw.Connection) -> dict[StepId, int]:
     return {StepId(step): changes for step, changes in found}
 
 
+def is_written_last(connection: apsw.Connection, step: StepId) -> bool:
+    """Return whether the newest logged epoch with changes of a step writes a key of it: then the step has rows. False:
+    that is not known without reading all changes."""
+    for content, *of_chunk, digest in connection.execute(LAST, {"step": step}):
+        epoch, number, row_count = of_chunk
+        if _chunk_digest(epoch, step.encode(), number, row_count, content) != digest:
+            return False
+        with contextlib.suppress(msgspec.DecodeError):
+            if any(value is not None for _, value, _ in msgspec.json.decode(content, type=list[_Change])):
+                return True
+    return False
+
+
 def changes_of(connection: apsw.Connection, step: StepId) -> Iterator[list[tuple[str, str | bytes | None, int | None]]]:
     """Yield the logged changes of a step, the oldest first, in lists of a chunk each: key, value, timeout. Raises
     CorruptPartitionError for a chunk that cannot be read."""
@@ -245,18 +262,19 @@ def overlaid(
     path: Path,
     steps: Collection[str] | None = None,
     keys: Collection[str] | None = None,
+    unread: Collection[StepId] = (),
 ) -> Iterator[None]:
     """Let queries of `snaps` and `superseded` return the same rows as if everything was folded. To be used inside a
     transaction that only reads. Raises CorruptPartitionError if the log is damaged.
 
     steps, keys: the queries are about these steps, and about these keys of each; None: about all. All of the log is
-    compared with its digests; laid over are only the chunks of the steps and, with keys, of these only those with the
-    text of such a key.
+    compared with its digests, but for the chunks of the steps in `unread`; laid over are only the chunks of the steps
+    and, with keys, of these only those with the text of such a key.
     """
     if not is_logged(connection):
         yield
         return
-    check_sound(connection, path)
+    check_sound(connection, path, unread)
     load_digests(connection)
     laid = list(logged_steps(connection) if steps is None else steps)
     connection.execute(CREATE_CHANGED).fetchall()

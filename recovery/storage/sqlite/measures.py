@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import apsw
 
@@ -102,6 +103,15 @@ def add_measure(connection: apsw.Connection, path: Path, measure: Measure) -> No
         finally:
             with contextlib.suppress(apsw.Error):
                 connection.pragma("synchronous", "FULL")
+
+
+def checked_measures(
+    found: list[tuple[Any, ...]], known: Mapping[tuple[Any, ...], Measure]
+) -> dict[tuple[Any, ...], Measure]:
+    """Return the measure of each row. known: rows that were checked before. Raises CorruptPartitionError."""
+    new = [row for row in found if row not in known]
+    made = {row: measure_of(*checked) for row, checked in zip(new, checked_rows("measures", new), strict=True)}
+    return {row: known[row] if row in known else made[row] for row in found}
 
 
 def measure_of(_id: int, _execution: int, _epoch: int, _measured_ms: int, content: str) -> Measure:

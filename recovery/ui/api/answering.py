@@ -54,8 +54,9 @@ class ApiResponse(NamedTuple):
         return cls(status, text.encode())
 
 
-def answer(flows: Flows, path: str, query: str = "") -> ApiResponse:
+def answer(flows: Flows, path: str, query: str = "", prefix: str = "") -> ApiResponse:
     """Answer a GET. path: what follows /api/, as it was sent, not decoded. query: what follows the question mark.
+    prefix: what all paths of the server begin with.
 
     Raises nothing for whatever is asked: an error is JSON too, {"version", "error", "exit_code", "found", "path",
     "cause", "remedy"}, with a status of `STATUS`.
@@ -64,7 +65,7 @@ def answer(flows: Flows, path: str, query: str = "") -> ApiResponse:
         if len(path) + len(query) > LONGEST_PATH:
             raise ConfigurationError("the address is too long", cause="", remedy=f"At most {LONGEST_PATH:,} bytes.")
         with one_request():
-            return ApiResponse.of(200, _answered(flows, path, query))
+            return ApiResponse.of(200, _answered(flows, path, query, prefix))
     except RecoveryError as error:
         return refused(error)
     except UnicodeDecodeError as error:
@@ -83,9 +84,9 @@ def status_of(error: RecoveryError) -> int:
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 409)
 
 
-def _answered(flows: Flows, path: str, query: str) -> dict[str, Any]:
+def _answered(flows: Flows, path: str, query: str, prefix: str) -> dict[str, Any]:
     if path in ("", "openapi.json"):
-        return document()
+        return document(prefix)
     found = split_path(path, flows)
     if found is None:
         return flows.list_facts()

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-import anyio
-from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from recovery.errors import RecoveryError
+from recovery.errors import LookLimitError, RecoveryError, StateNotFoundError
 from recovery.storage.verify import damage_behind
 from recovery.ui.api.answering import ApiResponse, answer, refused
-from recovery.ui.facts.flows import Flows
+from recovery.ui.api.routes import split_path
+from recovery.ui.api.turns import Turns
+from recovery.ui.facts.flows import Flows, ShownFlow
 
 API = "/api"
 AT_ONCE = 8
@@ -25,24 +25,34 @@ _log = logging.getLogger("recovery")
 def api_routes(flows: Flows) -> list[Route]:
     """Return the routes of an application that answer about flows. The path is taken as it was sent: `%2F` in a name is
     no end of it."""
-    limit: list[anyio.CapacityLimiter] = []
+    turns = Turns(AT_ONCE)
 
     async def endpoint(request: Request) -> Response:
-        if not limit:
-            # The event loop has begun by now.
-            limit.append(anyio.CapacityLimiter(AT_ONCE))
         asked = (request.scope.get("raw_path") or request.scope["path"].encode()).decode("latin-1").partition("?")[0]
-        path = asked.removeprefix(request.scope.get("root_path", "")).removeprefix(API).removeprefix("/")
+        prefix = request.scope.get("root_path", "")
+        path = asked.removeprefix(prefix).removeprefix(API).removeprefix("/")
         query = request.scope["query_string"].decode("latin-1")
-        made = await to_thread.run_sync(partial(_made, flows, path, query), limiter=limit[0])
+        try:
+            made = await turns.run(_flow_of(flows, path), len(flows) == 1, partial(_made, flows, path, query, prefix))
+        except LookLimitError as error:
+            made = refused(error)
         return Response(made.content, made.status, media_type="application/json", headers={"cache-control": "no-store"})
 
     return [Route(API, endpoint), Route(f"{API}/{{rest:path}}", endpoint)]
 
 
-def _made(flows: Flows, path: str, query: str) -> ApiResponse:
+def _flow_of(flows: Flows, path: str) -> ShownFlow | None:
+    """Return the flow that a path is about; None: all of them, or there is none, which the answer says."""
     try:
-        return answer(flows, path, query)
+        found = split_path(path, flows)
+    except (StateNotFoundError, UnicodeDecodeError):
+        return None
+    return None if found is None else found[0]
+
+
+def _made(flows: Flows, path: str, query: str, prefix: str) -> ApiResponse:
+    try:
+        return answer(flows, path, query, prefix)
     except Exception as error:
         damage = damage_behind(error)
         if damage is not None:

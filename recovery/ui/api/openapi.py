@@ -20,8 +20,8 @@ REFUSALS = {
 }
 
 
-def document() -> dict[str, Any]:
-    """Return the OpenAPI file as JSON values."""
+def document(prefix: str = "") -> dict[str, Any]:
+    """Return the OpenAPI file as JSON values. prefix: what all paths of the server begin with."""
     paths: dict[str, Any] = {
         "/api/openapi.json": {
             "get": {
@@ -45,6 +45,8 @@ def document() -> dict[str, Any]:
             "description": f"What recovery directories hold, read while their flows run. Version {API_VERSION} of the "
             "answers: fields may be added to it. Routes without /flows/{flow} are those of the only flow.",
         },
+        # Relative to where the file is from: a proxy may serve it under another host.
+        "servers": [{"url": prefix or "/"}],
         "paths": paths,
         "components": {"schemas": SCHEMAS, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         # A server may have a token, or none.

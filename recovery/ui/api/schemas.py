@@ -49,7 +49,8 @@ OF_STATUS: dict[str, Schema] = {
     "window": listed(INTEGER), "steps": listed(TEXT), "schemas": OBJECT, "operators": listed(OBJECT),
     "executions": listed(OBJECT), "problem": maybe(OBJECT), "origins": listed(OBJECT), "standby": maybe(OBJECT),
     "owners": listed(OBJECT), "replaced": maybe(OBJECT), "level": TEXT, "health": listed(OBJECT),
-    "state_bytes": maybe(INTEGER), "sizes": OBJECT, "last_backup": maybe(OBJECT), "replica": maybe(OBJECT),
+    "state_bytes": maybe(INTEGER), "sizes": OBJECT, "last_backup": maybe(OBJECT), "last_drill": maybe(OBJECT),
+    "replica": maybe(OBJECT),
     "lag": maybe(OBJECT), "quarantine": OBJECT, "waiting": maybe(OBJECT), "measured_epochs": INTEGER,
     "last_epoch": maybe(OBJECT), "unreadable": listed(TEXT),
 }  # fmt: skip
@@ -70,11 +71,13 @@ EXECUTION = exactly({
 })  # fmt: skip
 GROWTH = exactly({"epoch": INTEGER, "closed_ms": INTEGER, "keys": INTEGER, "bytes": INTEGER})
 LARGEST = exactly({"key": TEXT, "bytes": INTEGER})
+DUE = exactly({"earliest_ms": maybe(INTEGER), "now": INTEGER, "within_minute": INTEGER, "within_hour": INTEGER})
+KEY_ROW = exactly({"key": TEXT, **SHOWN_VALUE, "timeout_ms": maybe(INTEGER), "epoch": INTEGER}, VALUE)
 STEP = exactly({
     "step": TEXT, "declaration": maybe(OBJECT), "keys": maybe(INTEGER), "bytes": maybe(INTEGER),
-    "growth": listed(GROWTH), "quarantine": maybe(OBJECT), "largest": maybe(listed(LARGEST)),
+    "growth": listed(GROWTH), "quarantine": maybe(OBJECT), "largest": maybe(listed(LARGEST)), "due": maybe(DUE),
+    "sample": maybe(listed(KEY_ROW)),
 })  # fmt: skip
-KEY_ROW = exactly({"key": TEXT, **SHOWN_VALUE, "timeout_ms": maybe(INTEGER), "epoch": INTEGER}, VALUE)
 KEY_STATE = exactly({**SHOWN_VALUE, "timeout_ms": maybe(INTEGER), "epoch": INTEGER}, VALUE)
 KEY_VERSION = exactly(
     {
@@ -127,8 +130,8 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "SourcesAnswer": answer(sources=listed(SOURCE), input=maybe(listed(OBJECT)), lag=maybe(OBJECT), sink=OBJECT),
     "CopiesAnswer": answer(
-        last_backup=maybe(OBJECT), replica=maybe(OBJECT), standby=maybe(OBJECT), hydrating=listed(OBJECT),
-        origins=listed(OBJECT), loss=maybe(LOSS), place=maybe(OBJECT),
+        last_backup=maybe(OBJECT), last_drill=maybe(OBJECT), replica=maybe(OBJECT), standby=maybe(OBJECT),
+        hydrating=listed(OBJECT), origins=listed(OBJECT), loss=maybe(LOSS), place=maybe(OBJECT),
     ),
     "PlanAnswer": answer(
         planned=maybe(OBJECT), problem=maybe(OBJECT), lost=listed(INTEGER), files=listed(OBJECT), file_count=INTEGER,

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from recovery.errors import ConfigurationError, RecoveryError
-from recovery.host.children import lines_of, tell_parent
+from recovery.host.children import lines_of, tell_parent, yield_to_others
 from recovery.storage.store import OwnerAccess
 
 
@@ -43,6 +43,7 @@ def main() -> int:
     """Serve what the first line of the standard input says, until the input ends. The first line of the standard output
     is a `PagesReady`."""
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=PagesTask)
+    yield_to_others()
     # Its thread ends the process.
     lines_of(task.parent)
     try:

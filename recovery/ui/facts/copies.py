@@ -13,8 +13,8 @@ from recovery.ui.facts.limits import page_of
 
 
 def copy_facts(flow: ShownFlow, *, after: int | None = None, limit: int | None = None) -> dict[str, Any]:
-    """Return {"last_backup", "replica", "standby", "hydrating", "origins", "loss", "place"}; but for the last two as in
-    `status --json`.
+    """Return {"last_backup", "last_drill", "replica", "standby", "hydrating", "origins", "loss", "place"}; but for the
+    last two as in `status --json`. last_drill: that of the place, if one was given.
 
     loss: what is lost if the disk is lost now: {"from", "epoch", "shared_epoch", "epochs", "seconds", "rows"}: the copy
     to restore from, its epoch, the newest epoch that it shares with the directory (an earlier one if a run went back
@@ -24,12 +24,16 @@ def copy_facts(flow: ShownFlow, *, after: int | None = None, limit: int | None =
     "count", "next"}; an error as in `problem`; None: no place was given. Listing a place is kept for `PLACE_S`.
     """
     look = flow.look()
-    names = ("last_backup", "replica", "standby", "hydrating", "origins")
+    names = ("last_backup", "last_drill", "replica", "standby", "hydrating", "origins")
     place = flow.place_facts()
     if place is not None and "backups" in place:
         rows, following = page_of(place["backups"][::-1], after, limit)
         place = {**place, "backups": rows, "count": len(place["backups"]), "next": following}
-    return flow.answer(look, {**{each: look.status[each] for each in names}, "loss": _loss(look), "place": place})
+    facts = {**{each: look.status[each] for each in names}, "loss": _loss(look), "place": place}
+    # The place knows of drills since the last backup.
+    if place is not None and place.get("last_drill") is not None:
+        facts["last_drill"] = place["last_drill"]
+    return flow.answer(look, facts)
 
 
 class _Copy(NamedTuple):

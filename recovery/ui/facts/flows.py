@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from recovery.base.clock import Clock, SystemClock
-from recovery.base.threads import limited
 from recovery.errors import (
     ConfigurationError,
     EpochNotHeldError,
@@ -24,15 +21,20 @@ from recovery.planning.measures import Measure
 from recovery.planning.resume import Cut
 from recovery.planning.values import ClosedEpoch
 from recovery.report.facts import Facts, gather
-from recovery.report.status import newest, status_json
+from recovery.report.status import drill_json, newest, status_json
+from recovery.storage.glance import Glances
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import OwnerAccess, Store
+from recovery.ui.facts.limits import patience_s
+from recovery.ui.facts.shared import Shared
 from recovery.wire.looking import seen_owners
 
 VERSION = 1
 """The version of the answers: a later one may drop or change a field; a field that is added keeps the version."""
-LOOK_S = 180.0
-"""How long one look may take, and how long a request waits for it."""
+LOOK_S = 600.0
+"""How long one look may take. No request waits for that: see `recovery.ui.facts.limits.patience_s`."""
+HANGS_S = 30.0
+"""A look that has come no further for so long hangs."""
 PLACE_S = 30.0
 """How long a list of backups serves."""
 FRESH_S = 1.0
@@ -94,6 +96,13 @@ class Look:
         return self.snapshot if epoch is None else self.snapshot.at(epoch, self.store.directory)
 
 
+class _Listed(NamedTuple):
+    """What a place of backups has, and when it was listed."""
+
+    facts: dict[str, Any]
+    ended_s: float
+
+
 class ShownFlow:
     """One flow: its name, and the look that its requests share. Any thread may call it."""
 
@@ -103,41 +112,66 @@ class ShownFlow:
         self.clock = clock or SystemClock()
         self._targets: Sequence[HealthTarget] = parse_targets(source.thresholds)
         self._owners: list[Any] | None = None
-        self._lock, self._place_lock = threading.Lock(), threading.Lock()
-        self._look: Look | None = None
-        self._failure: tuple[RecoveryError, float] | None = None
-        self._place: dict[str, Any] | None = None
-        self._place_s = 0.0
+        self._glances = Glances(self.clock)
+        self._gathered: Facts | None = None
+        self._look = Shared(self._read, self._is_fresh, self.clock, LOOK_S)
+        self._place = Shared(self._list, lambda listed: self._age_s(listed.ended_s) <= PLACE_S, self.clock, LOOK_S)
 
     def place_facts(self) -> dict[str, Any] | None:
         """Return what `backup --list --json` prints of the place of backups, listed at most every `PLACE_S`; the error
-        as {"problem"}, if the place cannot be read; None: no place was given."""
+        as {"problem"}, if the place cannot be read; None: no place was given. Raises LookLimitError."""
         if self.source.place is None:
             return None
-        with self._waiting(self._place_lock):
-            if self._place is None or self.clock.elapsed_s() - self._place_s > PLACE_S:
-                self._place = listed(self.source.place)
-                self._place_s = self.clock.elapsed_s()
-            return self._place
+        found = self._place.get(patience_s())
+        if found is None:
+            raise LookLimitError(
+                "the list of backups is not there yet", path=None, cause="The place is slow to answer."
+            )
+        return found.facts
+
+    def begin(self) -> None:
+        """Begin a look, if there is none that is fresh, and do not wait for it."""
+        self._look.begin()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there was a look."""
+        return self._look.is_there
 
     def look(self) -> Look:
-        """Return a look that is fresh: no older than `FRESH_S`, or `SHARE` times what it took. Callers at the same time
-        wait for one look, also for one that fails. Raises NoPartitionsError, StorageError, and what `Store.found` does.
-        """
-        asked_s = self.clock.elapsed_s()
-        with self._waiting(self._lock):
-            if self._look is None or self._age_s(self._look) > max(FRESH_S, SHARE * self._look.took_s):
-                if self._failure is not None and self._failure[1] > asked_s:
-                    raise self._failure[0].with_traceback(None)
-                self._look = self._new()
-            return self._look
+        """Return a look that is fresh: no older than `FRESH_S`, or `SHARE` times what it took; or an older one while
+        the next takes longer than this request waits. Raises LookLimitError if there is none yet, or if a disk hangs;
+        NoPartitionsError, StorageError, and what `Store.found` does."""
+        return self._waited(None)
 
     def look_again(self, after: Look) -> Look:
-        """Return a look that is newer than `after`, whose epochs a run has collected meanwhile."""
-        with self._waiting(self._lock):
-            if self._look is None or self._look is after:
-                self._look = self._new()
-            return self._look
+        """Return a look that is newer than `after`, whose epochs a run has collected meanwhile. Raises as `look`."""
+        return self._waited(after)
+
+    def _waited(self, after: Look | None) -> Look:
+        found = self._look.get(patience_s(), after)
+        began_s = self._look.began_s
+        hangs = began_s is not None and self._age_s(max(began_s, self._glances.moved_s)) > HANGS_S
+        if found is not None and not hangs:
+            return found
+        raise self._under_way(hangs)
+
+    def _under_way(self, hangs: bool) -> LookLimitError:
+        """Return the error for a look that has not ended."""
+        done, count = self._glances.done, self._glances.count
+        if hangs:
+            return LookLimitError(
+                f"reading it has not come further for {HANGS_S:.0f} s",
+                path=self.source.directory,
+                cause="The disk or the owner of the directory does not answer.",
+                remedy="Look at the disk (dmesg, mount); what waits for it ends by itself once the disk answers.",
+            )
+        return LookLimitError(
+            f"partition {min(done + 1, count):,} of {count:,} is being read" if done < count else "it is being read",
+            path=self.source.directory,
+            cause="The first look reads all partitions; later ones read what has changed.",
+            remedy="Ask again in a second.",
+        )
 
     def reading(self, epoch: int | None, read: Callable[[Look, Snapshot], T]) -> T:
         """Read at an epoch, None: the newest. If a run collects the newest epoch meanwhile, the next one counts; an
@@ -158,35 +192,24 @@ class ShownFlow:
         for owner in self._owners or ():
             owner.release()
 
-    @contextlib.contextmanager
-    def _waiting(self, lock: threading.Lock) -> Iterator[None]:
-        """Hold a lock while one caller reads what all wait for. Raises LookLimitError after `LOOK_S`, also for that
-        caller."""
-        with limited(LOOK_S):
-            if not lock.acquire(timeout=LOOK_S):
-                raise LookLimitError("another look has not ended yet", path=self.source.directory)
-            try:
-                yield
-            finally:
-                lock.release()
+    def _age_s(self, since_s: float) -> float:
+        return self.clock.elapsed_s() - since_s
 
-    def _age_s(self, look: Look) -> float:
-        return self.clock.elapsed_s() - look.ended_s
+    def _is_fresh(self, look: Look) -> bool:
+        return self._age_s(look.ended_s) <= max(FRESH_S, SHARE * look.took_s)
 
-    def _new(self) -> Look:
-        try:
-            return self._read()
-        except RecoveryError as error:
-            self._failure = error, self.clock.elapsed_s()
-            raise
+    def _list(self) -> _Listed:
+        assert self.source.place is not None
+        return _Listed(listed(self.source.place), self.clock.elapsed_s())
 
     def _read(self) -> Look:
         if self._owners is None:
             self._owners = self.source.access.connect(OWNER_S)
         began_s = self.clock.elapsed_s()
-        store = Store(self.source.directory, self._owners)
+        store = Store(self.source.directory, self._owners, self._glances)
         seen = seen_owners(store.owners, self.clock)
-        gathered = gather(store, self._targets, self.clock.wall_ms(), owners=seen)
+        gathered = gather(store, self._targets, self.clock.wall_ms(), owners=seen, before=self._gathered)
+        self._gathered = gathered
         status = status_json(store, gathered)
         ended_s = self.clock.elapsed_s()
         return Look(store, gathered, status, ended_s - began_s, ended_s)
@@ -210,14 +233,15 @@ class ShownFlow:
 
 def listed(place: str) -> dict[str, Any]:
     """Return what `backup --list --json` prints of a place, with the number of each backup's objects in place of their
-    names; {"problem"}: the error if the place cannot be read."""
+    names, and the last drill; {"problem"}: the error if the place cannot be read."""
     # These import Arrow, which a look without a place does not need.
+    from recovery.backup.drills import last_drill_at
     from recovery.backup.repository import list_backups
     from recovery.places.opening import open_place
 
     try:
         target = open_place(place)
-        facts = list_backups(target).as_json(target.shown)
+        facts = {**list_backups(target).as_json(target.shown), "last_drill": drill_json(last_drill_at(target))}
     except RecoveryError as error:
         return {"problem": error.as_json()}
     backups = [{**each, "objects": len(each["objects"])} for each in facts["backups"]]
@@ -239,6 +263,19 @@ def name_of(directory: Path) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
+def names_of(directories: Sequence[Path]) -> list[str]:
+    """Return the name of each flow: that of its directory, which gets a number if it is there twice."""
+    names: list[str] = []
+    for directory in directories:
+        base = name_of(directory)
+        name, number = base, 1
+        while name in names:
+            number += 1
+            name = f"{base}-{number}"
+        names.append(name)
+    return names
+
+
 class Flows:
     """The flows by name, which is that of the directory; a name that is there twice gets a number."""
 
@@ -247,14 +284,8 @@ class Flows:
         read."""
         if not sources:
             raise ConfigurationError("no directory is given", cause="", remedy="Name at least one recovery directory.")
-        self._flows: dict[str, ShownFlow] = {}
-        for source in sources:
-            base = name_of(source.directory)
-            name, number = base, 1
-            while name in self._flows:
-                number += 1
-                name = f"{base}-{number}"
-            self._flows[name] = ShownFlow(name, source, clock)
+        names = names_of([each.directory for each in sources])
+        self._flows = {name: ShownFlow(name, source, clock) for name, source in zip(names, sources, strict=True)}
 
     def __iter__(self) -> Iterator[ShownFlow]:
         return iter(self._flows.values())
@@ -275,6 +306,8 @@ class Flows:
     def list_facts(self) -> dict[str, Any]:
         """Return the flows: name, directory, what flow it is bound to, epoch, age and health; of one that cannot be
         read, the error."""
+        for flow in self:
+            flow.begin()
         return {"version": VERSION, "flows": [_line(flow) for flow in self]}
 
     def release(self) -> None:

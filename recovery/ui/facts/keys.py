@@ -12,6 +12,7 @@ from recovery.operational.steps.epoch_input import epoch_input
 from recovery.operational.steps.step_history import History, Version, content, key_history
 from recovery.operational.targets import StepTarget
 from recovery.planning.comparing import ABSENT
+from recovery.storage.history import KeyState
 from recovery.storage.snapshot import Snapshot
 from recovery.ui.facts.flows import Look, ShownFlow
 from recovery.ui.facts.limits import (
@@ -55,7 +56,7 @@ def history_facts(flow: ShownFlow, step: str, key: str) -> dict[str, Any]:
     def read(look: Look, at: Snapshot) -> dict[str, Any]:
         target = StepTarget(look.store, step, flow.clock, at=at)
         try:
-            found = key_history(target, step, key, whole=False)
+            found = key_history(target, step, key, whole=False, most_bytes=MOST_PAGE_BYTES)
         except StateNotFoundError:
             _check_step(look, step)
             raise
@@ -72,7 +73,7 @@ def _history(found: History) -> dict[str, Any]:
     facts = found.as_json()
     newest_first = zip(reversed(found.versions), reversed(facts["versions"]), strict=True)
     versions = bounded((_version(version, row) for version, row in newest_first), MOST_ROWS)
-    return {**facts, "versions": versions[::-1], "left_out": len(facts["versions"]) - len(versions)}
+    return {**facts, "versions": versions[::-1], "left_out": found.left_out + len(facts["versions"]) - len(versions)}
 
 
 def _version(version: Version, row: dict[str, Any]) -> dict[str, Any]:
@@ -128,6 +129,12 @@ def page_facts(
     return flow.reading(epoch, read)
 
 
+def key_row(state: KeyState) -> dict[str, Any]:
+    """Return a key with its state, as lists of keys have it."""
+    shown = shown_value(content(state.value))
+    return {"key": state.key, **shown, "timeout_ms": state.timeout_ms, "epoch": state.epoch}
+
+
 def _fill(
     at: Snapshot, step: str, prefix: str, place: _Place, wanted: int, rows: list[dict[str, Any]]
 ) -> _Place | None:
@@ -135,9 +142,7 @@ def _fill(
     begin = prefix if place.after is None else max(prefix, f"{place.after}\0")
     most = wanted - len(rows)
     found = at.readers[place.partition].page(step, at.cut, begin, after_prefix(prefix), most, MOST_PAGE_BYTES)
-    for state in found:
-        shown = shown_value(content(state.value))
-        rows.append({"key": state.key, **shown, "timeout_ms": state.timeout_ms, "epoch": state.epoch})
+    rows += map(key_row, found)
     if len(found) == most or sum(len(state.value) for state in found) >= MOST_PAGE_BYTES:
         return _Place(place.partition, found[-1].key)
     return _Place(place.partition + 1, None) if place.partition + 1 < len(at.readers) else None

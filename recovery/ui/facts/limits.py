@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -12,9 +14,14 @@ from recovery.base.threads import is_stopped, limited, time_left_s
 from recovery.errors import ConfigurationError, LookLimitError
 
 T = TypeVar("T")
+_of_thread = threading.local()
 
 REQUEST_S = 10.0
 """How long one request may read."""
+PATIENCE_S = 8.0
+"""How long a request waits for a look, unless it says otherwise: programs would rather wait than ask again."""
+LEAST_PATIENCE_S = 0.5
+"""A request waits at least so long for a second look."""
 MOST_ROWS = 1_000
 """The most keys, epochs or partitions in one answer."""
 ROWS = 100
@@ -26,16 +33,46 @@ MOST_PAGE_BYTES = 4 << 20
 
 
 @contextmanager
-def one_request() -> Iterator[None]:
-    """Bound the reading within. Raises LookLimitError after `REQUEST_S`."""
-    with limited(REQUEST_S):
+def one_request(patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """Bound the reading within. Raises LookLimitError after `REQUEST_S`. patience_s: how long the request waits for
+    looks, all together."""
+    with limited(REQUEST_S), patient(patience_s):
         yield
 
 
+@contextmanager
+def patient(seconds: float) -> Iterator[None]:
+    """Let this thread wait for looks no longer than so many seconds, all together."""
+    before: float | None = getattr(_of_thread, "until_s", None)
+    _of_thread.until_s = time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        _of_thread.until_s = before
+
+
+def patience_s() -> float:
+    """Return how long this thread still waits for a look."""
+    until_s: float | None = getattr(_of_thread, "until_s", None)
+    return PATIENCE_S if until_s is None else max(LEAST_PATIENCE_S, until_s - time.monotonic())
+
+
 def check_time() -> None:
-    """Raise LookLimitError if the time of the request is over."""
-    if is_stopped():
+    """Raise LookLimitError if the time of the request is over, or the processor time of `spending`."""
+    until_s: float | None = getattr(_of_thread, "cpu_until_s", None)
+    if is_stopped() or (until_s is not None and time.thread_time() > until_s):
         raise LookLimitError("it takes longer than one request may")
+
+
+@contextmanager
+def spending(cpu_s: float) -> Iterator[None]:
+    """Let this thread take no more than so many seconds of processor time for a part of a request, which asks
+    `check_time`. A busy machine does not shorten that part."""
+    _of_thread.cpu_until_s = time.thread_time() + cpu_s
+    try:
+        yield
+    finally:
+        _of_thread.cpu_until_s = None
 
 
 def is_half_over() -> bool:

@@ -28,7 +28,8 @@ def plan_facts(
     look = flow.look()
     found = [file for file in look.gathered.found if not _is_lost(file, lost)]
     rewind_to = None if resume_after is None else resume_after + 1
-    facts = PlanFacts(look.store, found, rewind_to=rewind_to).as_json()
+    known = look.gathered.plan if len(found) == len(look.gathered.found) else None
+    facts = PlanFacts(look.store, found, rewind_to=rewind_to, known=known).as_json()
     files = sorted(facts.pop("files"), key=lambda each: each["role"] == "current")
     rows, following = page_of(files, after, limit)
     failed = "error" in facts

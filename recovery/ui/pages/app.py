@@ -7,17 +7,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import anyio
-from anyio import to_thread
 from jinja2 import Environment
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from recovery.errors import RecoveryError, StateNotFoundError
+from recovery.errors import LookLimitError, RecoveryError, StateNotFoundError
 from recovery.storage.verify import damage_behind
 from recovery.ui.api.answering import status_of
+from recovery.ui.api.turns import Turns
 from recovery.ui.facts.flows import Flows, ShownFlow
 from recovery.ui.facts.limits import one_request
 from recovery.ui.pages.rendering import Links, environment, static_file
@@ -26,6 +25,10 @@ from recovery.ui.pages.views import VIEWS, Asked, Query, View
 _log = logging.getLogger("recovery")
 
 
+PATIENCE_S = 1.0
+"""How long a page waits for a look; then it shows the look before, or how far this one is."""
+UNDER_WAY_MS = 1000
+"""How often a page that shows how far the first look is looks again."""
 AT_ONCE = 4
 """Pages that are made at the same time: the others wait, so a crowd cannot take all processors from a run."""
 
@@ -45,7 +48,7 @@ class FlowPages:
         self._flows = flows
         self._templates: Environment = environment(prefix)
         self._links = Links(prefix)
-        self._limit: anyio.CapacityLimiter | None = None
+        self._turns = Turns(AT_ONCE)
 
     def routes(self) -> list[Route]:
         """Return the routes of all pages."""
@@ -69,7 +72,7 @@ class FlowPages:
     async def _home(self, request: Request) -> Response:
         if len(self._flows) == 1:
             return RedirectResponse(self._links.page(next(iter(self._flows)).name), 307)
-        return await self._made(request, self._list)
+        return await self._made(request, None, self._list)
 
     async def _bare(self, request: Request) -> Response:
         return RedirectResponse(self._links.page(request.path_params["flow"]), 307)
@@ -87,30 +90,36 @@ class FlowPages:
             flow = self._flows.named(request.path_params["flow"])
         except StateNotFoundError as error:
             raise HTTPException(404, error.found) from None
-        return await self._made(request, partial(self._draw, view, flow, Query(request.query_params)))
+        query = Query(request.query_params)
+        return await self._made(request, flow, partial(self._draw, view, flow, query))
 
-    async def _made(self, request: Request, make: Callable[[], DrawnPage]) -> Response:
-        # The event loop has begun by now.
-        self._limit = self._limit or anyio.CapacityLimiter(AT_ONCE)
+    async def _made(self, request: Request, flow: ShownFlow | None, make: Callable[[], DrawnPage]) -> Response:
         try:
-            made = await to_thread.run_sync(make, limiter=self._limit)
+            made = await self._turns.run(flow, len(self._flows) == 1, make)
+        except LookLimitError as error:
+            made = DrawnPage(self._render("alone.html", title="Not shown", error=error.as_json()), status_of(error))
         except Exception as error:
             _log.error("a page could not be made: %.200r", request.url.path, exc_info=error)
             made = self._error_page(500, "The page could not be made. The log of the server says why.")
         return self._html(made)
 
     def _list(self) -> DrawnPage:
-        return DrawnPage(self._render("flows.html", title="Flows", facts=self._flows.list_facts()))
+        with one_request(PATIENCE_S):
+            facts = self._flows.list_facts()
+        return DrawnPage(self._render("flows.html", title="Flows", facts=facts))
 
     def _draw(self, view: View, flow: ShownFlow, query: Query) -> DrawnPage:
-        around = {"title": view.title, "flow": flow.name, "view": view, "views": VIEWS, "query": query}
+        around = {"title": view.title, "flow": flow.name, "view": view, "views": VIEWS, "query": query,
+                  "every_ms": view.every_ms}  # fmt: skip
         try:
-            with one_request():
+            with one_request(PATIENCE_S):
                 shown = view.shown(Asked(flow, self._flows, query, self._links))
         except Exception as error:
             found = error if isinstance(error, RecoveryError) else damage_behind(error)
             if found is None:
                 raise
+            if isinstance(found, LookLimitError) and not flow.is_known:
+                around["every_ms"] = UNDER_WAY_MS
             return DrawnPage(self._render("error.html", **around, error=found.as_json()), status_of(found))
         return DrawnPage(self._render(view.template, **around, **shown))
 

@@ -17,6 +17,7 @@ from recovery.base.credentials.server_certificate import CertificateFiles
 from recovery.base.credentials.token import read_tokens
 from recovery.base.wording import counted
 from recovery.errors import ConfigurationError, RecoveryError
+from recovery.host.children import yield_to_others
 from recovery.host.signals import StopSignals
 from recovery.owner.serving import listening, port_of
 from recovery.owner.watch.loopback import is_loopback
@@ -129,6 +130,7 @@ class UiService:
 def serve(app: Callable[[Admission], ASGIApp], settings: UiSettings, log: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C. SIGHUP reads the token and the certificate again; on a terminal SIGHUP, too, ends
     the service. For the main thread. Raises ConfigurationError."""
+    yield_to_others()
     signals = StopSignals(None if os.isatty(0) else lambda: service.reload())
     service = UiService(app, settings, log)
     log(f"at {service.url}")

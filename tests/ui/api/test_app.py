@@ -38,3 +38,11 @@ def test_fifty_ask_at_the_same_time(client):
     with client, ThreadPoolExecutor(50) as pool:
         found = pool.map(lambda number: client.get(f"/api/steps/{STEP}/keys/{quoted(HOSTILE[number % 9])}"), range(200))
         assert [each.json()["state"]["value"]["n"] for each in found] == [number % 9 for number in range(200)]
+
+
+def test_the_openapi_file_names_the_prefix(make_store):
+    """A client made from it asks below the prefix; without one, at the top."""
+    routes = api_routes(served(filled(make_store(2))))
+    below = TestClient(Starlette(routes=routes), root_path="/ops", base_url="http://testserver/ops")
+    assert below.get("/api/openapi.json").json()["servers"] == [{"url": "/ops"}]
+    assert TestClient(Starlette(routes=routes)).get("/api/openapi.json").json()["servers"] == [{"url": "/"}]

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from recovery.base.clock import SystemClock
-from recovery.errors import NoPartitionsError
+from recovery.errors import LookLimitError
+from recovery.storage.glance import Glances
+from recovery.storage.initialize import init_partitions
 from recovery.ui.facts.flows import FlowSource, ShownFlow, name_of
+from recovery.ui.facts.limits import patient
 from tests.waiting import wait_until
 
 
@@ -34,42 +37,69 @@ def test_the_parent_directory_has_its_own_name(tmp_path, monkeypatch):
     assert [name_of(Path(each)) for each in ("..", ".", tmp_path / "current")] == ["flow-a", "logs", "current"]
 
 
-class Counting(SystemClock):
-    """A clock that counts how often it is read."""
+def test_the_first_look_says_how_far_it_is(tmp_path, monkeypatch):
+    """A request waits for it no longer than it may, and then says which partition is read; afterwards it shows the look
+    before while the next one takes its time."""
+    init_partitions(tmp_path / "db", 3)
+    flow = ShownFlow("flow", FlowSource(tmp_path / "db"))
+    goes_on = threading.Event()
+    real = Glances._look
 
-    def __init__(self) -> None:
-        self.reads = 0
+    def slow(self, path):
+        assert self.done == 0 or goes_on.wait(30)
+        return real(self, path)
 
-    def elapsed_s(self) -> float:
-        self.reads += 1
-        return super().elapsed_s()
+    monkeypatch.setattr(Glances, "_look", slow)
+    with patient(0), pytest.raises(LookLimitError, match=r"partition 2 of 3 is being read|it is being read"):
+        flow.look()
+    wait_until(lambda: flow._glances.done == 1)
+    with patient(0), pytest.raises(LookLimitError, match="partition 2 of 3 is being read") as caught:
+        flow.look()
+    assert caught.value.path == str(tmp_path / "db")
+    goes_on.set()
+    first = flow.look()
+    goes_on.clear()
+    with patient(0):
+        with pytest.raises(LookLimitError):
+            flow.look_again(first)
+        assert flow.look() is first
+    goes_on.set()
+    assert flow.look_again(first) is not first
 
 
-def test_requests_of_the_same_moment_share_a_look_that_fails(tmp_path, monkeypatch):
-    """As an owner that is not reached takes long for each of them. A later request looks again."""
-    clock = Counting()
-    flow = ShownFlow("flow", FlowSource(tmp_path), clock)
-    looks, failed = [], []
-    real = ShownFlow._read
+def test_a_disk_that_hangs_is_named(tmp_path, monkeypatch):
+    """Also where there was a look: what it showed would never change again. One thread waits for the disk, whoever
+    asks."""
 
-    def slow(self):
-        looks.append(1)
-        # All have asked by then.
-        wait_until(lambda: clock.reads >= 4)
-        return real(self)
+    class Jumping(SystemClock):
+        ahead_s = 0.0
 
-    def ask():
-        try:
-            flow.look()
-        except NoPartitionsError as error:
-            failed.append(error)
+        def elapsed_s(self) -> float:
+            return super().elapsed_s() + self.ahead_s
 
-    monkeypatch.setattr(ShownFlow, "_read", slow)
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(30)
-    assert (len(looks), len(failed)) == (1, 4)
-    ask()
-    assert (len(looks), len(failed)) == (2, 5)
+    init_partitions(tmp_path / "db", 1)
+    clock = Jumping()
+    flow = ShownFlow("flow", FlowSource(tmp_path / "db"), clock)
+    flow.look()
+    ends, waiting = threading.Event(), []
+    real = Glances._look
+
+    def hanging(self, path):
+        waiting.append(1)
+        assert ends.wait(30)
+        return real(self, path)
+
+    monkeypatch.setattr(Glances, "_look", hanging)
+    clock.ahead_s += 60
+    with patient(0):
+        flow.look()
+        wait_until(lambda: waiting)
+        clock.ahead_s += 60
+        for _ in range(3):
+            with pytest.raises(LookLimitError, match="has not come further for 30 s") as caught:
+                flow.look()
+        assert caught.value.path == str(tmp_path / "db")
+    assert len(waiting) == 1
+    ends.set()
+    wait_until(lambda: flow._look.began_s is None)
+    flow.look()

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from recovery.storage import history
 from recovery.ui.facts.keys import after_prefix, history_facts, key_facts, page_facts
 from tests.stores import STEP, Driver, state_at
 from tests.ui.support import HOSTILE, served
@@ -73,3 +74,25 @@ def test_the_text_after_a_prefix():
     assert [after_prefix(each) for each in ("a", "a\ud7ff", "a\U0010ffff", "\U0010ffff", "")] == [
         "b", "a\ue000", "b", None, None
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("most_bytes", [0, 4, 9, 20, 1 << 20])
+def test_a_long_history_has_its_newest_versions(store, most_bytes, monkeypatch):
+    """As the whole history has them, with what changed and what was removed in between; values that are left out are
+    not read, and counted."""
+    [flow] = served(store)
+    keys = [key for key in NAMES if key_facts(flow, STEP, key)["found"]]
+    whole = {key: history_facts(flow, STEP, key) for key in keys}
+    read = []
+    real = history._checked
+    monkeypatch.setattr(history, "_checked", lambda *given: read.append(given) or real(*given))
+    monkeypatch.setattr("recovery.ui.facts.keys.MOST_PAGE_BYTES", most_bytes)
+    for key in keys:
+        read.clear()
+        found, full = history_facts(flow, STEP, key), whole[key]["versions"]
+        shown = found["versions"]
+        assert shown
+        assert shown == full[len(full) - len(shown) :]
+        assert found["left_out"] == len(full) - len(shown)
+        # With the one that the first is compared with.
+        assert len(read) <= sum(each["what"] == "written" for each in shown) + 1

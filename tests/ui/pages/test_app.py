@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import asdict
 from urllib.parse import quote
 
 import httpx
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from recovery.backup.note import LastBackup, LastReplaced, LastReplica, Waiting
 from recovery.cli import main
+from recovery.cli.ui import place_of
 from recovery.operational.steps.epoch_input import FileRange, SourceInput
 from recovery.operational.steps.quarantine import WaitingKey, WaitingRows
 from recovery.planning.lag import InputLag, SourceLag
 from recovery.planning.sink_work import SinkWork
+from recovery.storage.glance import Glances
 from recovery.storage.origin import Origin
 from recovery.storage.store import OwnerAccess, Store
 from recovery.ui.pages import views
@@ -371,3 +375,70 @@ def test_the_command(make_store, tmp_path):
     done = run_python(block, "ui", directory)
     assert done.returncode == 11
     assert "needs the package starlette" in done.stderr
+
+
+def test_a_page_says_how_far_the_first_look_is(make_store, pages, monkeypatch):
+    """It does not wait for long, looks again by itself, whichever page it is, and then shows what was asked for; a
+    program gets 503."""
+    directory = make_store(3)
+    run_epochs(directory, 3, clock())
+    goes_on = threading.Event()
+    real = Glances._look
+
+    def slow(self, path):
+        assert self.done == 0 or goes_on.wait(60)
+        return real(self, path)
+
+    monkeypatch.setattr(Glances, "_look", slow)
+    monkeypatch.setattr("recovery.ui.pages.app.PATIENCE_S", 0.0)
+    monkeypatch.setattr("recovery.ui.facts.limits.PATIENCE_S", 0.0)
+    client = pages(directory)
+    paths = [f"flows/{directory.name}/", f"flows/{directory.name}/keys?step={STEP}"]
+    wait_until(lambda: "partition 2 of 3 is being read" in client.http.get(paths[0]).text)
+    for path in paths:
+        page = client.get(path, status=503)
+        assert "partition 2 of 3 is being read" in page.text
+        assert ("data-every", "1000") in page.attributes
+    found = client.http.get(f"api/flows/{directory.name}")
+    assert (found.status_code, found.json()["path"]) == (503, str(directory))
+    goes_on.set()
+    wait_until(lambda: client.http.get(paths[0]).status_code == 200)
+    assert ("data-every", "1000") not in client.get(paths[1]).attributes
+
+
+def test_a_disk_that_hangs_keeps_no_pages_of_other_flows(make_store, pages, monkeypatch):
+    """Their pages, the list, and what programs ask are answered; the list says which flow is not read."""
+    stuck, sound = make_store(1), make_store(1)
+    ends = threading.Event()
+    real = Glances._look
+    monkeypatch.setattr(
+        Glances, "_look", lambda self, path: (path.parent != stuck or ends.wait(120)) and real(self, path)
+    )
+    monkeypatch.setattr("recovery.ui.pages.app.PATIENCE_S", 0.2)
+    client = pages(stuck, sound)
+    try:
+        asked = [threading.Thread(target=client.http.get, args=(f"flows/{stuck.name}/",)) for _ in range(12)]
+        for each in asked:
+            each.start()
+        client.get(f"flows/{sound.name}/")
+        assert "is being read" in client.get().text
+        assert client.http.get("api/flows").json()["flows"][1]["problem"] is None
+        for each in asked:
+            each.join(60)
+    finally:
+        ends.set()
+
+
+def test_places_of_several_flows(make_store, tmp_path):
+    """Each by the name of its flow; one of no flow, and two of one, are refused with what to write."""
+    one, two = make_store(1), make_store(1)
+    for given, message in (
+        ([tmp_path / "copies"], f"is of no flow: write NAME=ADDRESS, with NAME one of {one.name}, {two.name}."),
+        ([f"{one.name}=a", f"{one.name}=b"], f"names two places of '{one.name}'"),
+    ):
+        options = [part for each in given for part in ("--place", str(each))]
+        result = CliRunner().invoke(main, ["ui", str(one), str(two), *options])
+        assert (result.exit_code, message in " ".join(result.stderr.split())) == (2, True), result.stderr
+    assert place_of([one.name, two.name], [f"{two.name}=s3://b/p?region=x"]) == {two.name: "s3://b/p?region=x"}
+    assert place_of(["db", "db=2"], ["db=2=copies", "db=other"]) == {"db=2": "copies", "db": "other"}
+    assert place_of(["db"], ["copies=old"]) == {"db": "copies=old"}

@@ -1,0 +1,95 @@
+"""Turns of requests: how many read at the same time, in threads that a disk which hangs cannot use up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+from recovery.errors import LookLimitError
+from recovery.ui.facts.flows import ShownFlow
+
+T = TypeVar("T")
+
+LONGEST_S = 20.0
+"""A request whose thread has not returned by then is answered without it. A request that reads ends after half of it
+(`recovery.ui.facts.limits.REQUEST_S`), so that thread waits for something else."""
+MOST_AWAY = 2
+"""So many threads that have not returned, and a flow gets no further ones."""
+
+
+class Turns:
+    """At most so many requests read at the same time, the others wait for their turn. For one event loop.
+
+    A thread that waits for a disk which does not answer cannot be ended. Its request is answered, its turn goes to
+    others, and its flow gets no more threads until some return.
+    """
+
+    def __init__(self, most: int, *, longest_s: float = LONGEST_S) -> None:
+        """most: the requests that read at the same time, of one flow half of them if there are others."""
+        self._most = most
+        self._longest_s = longest_s
+        self._all: asyncio.Semaphore | None = None
+        self._of_flow: dict[str, asyncio.Semaphore] = {}
+        self._away: Counter[str] = Counter()
+
+    async def run(self, flow: ShownFlow | None, is_alone: bool, read: Callable[[], T]) -> T:
+        """Return or raise what `read` does, which runs in a thread. flow: which it reads; None: several. is_alone:
+        whether there is no other flow. Raises LookLimitError if the thread does not return."""
+        # The event loop has begun by now.
+        self._all = self._all or asyncio.Semaphore(self._most)
+        name = "" if flow is None else flow.name
+        share = self._most if is_alone else max(1, self._most // 2)
+        async with self._of_flow.setdefault(name, asyncio.Semaphore(share)):
+            self._check(flow, name)
+            async with self._all:
+                self._check(flow, name)
+                return await self._returned(flow, name, read)
+
+    async def _returned(self, flow: ShownFlow | None, name: str, read: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[T] = loop.create_future()
+
+        def give(value: T | None, error: BaseException | None) -> None:
+            if outcome.done():
+                self._away[name] -= 1
+            elif error is not None:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(value)  # type: ignore[arg-type]
+
+        def work() -> None:
+            value, error = None, None
+            try:
+                value = read()
+            except BaseException as raised:
+                error = raised
+            # The server may have stopped.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(give, value, error)
+
+        threading.Thread(target=work, name="request", daemon=True).start()
+        try:
+            await asyncio.wait({outcome}, timeout=self._longest_s)
+        finally:
+            # Also where the client has gone: its thread goes on.
+            if outcome.cancel():
+                self._away[name] += 1
+        if outcome.cancelled():
+            raise self._stuck(flow, f"a request that reads it has not returned for {self._longest_s:.0f} s")
+        return await outcome
+
+    def _check(self, flow: ShownFlow | None, name: str) -> None:
+        if self._away[name] >= MOST_AWAY:
+            raise self._stuck(flow, f"{self._away[name]} requests that read it have not returned")
+
+    @staticmethod
+    def _stuck(flow: ShownFlow | None, found: str) -> LookLimitError:
+        return LookLimitError(
+            found,
+            path=None if flow is None else flow.source.directory,
+            cause="The disk or the owner of the directory does not answer.",
+            remedy="Look at the disk (dmesg, mount); what waits for it ends by itself once the disk answers.",
+        )

@@ -1,0 +1,158 @@
+"""What looks remember of partitions: never another answer than that of a reader that knows nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from recovery.base.clock import SystemClock
+from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP
+from recovery.planning.measures import Measure
+from recovery.storage import glance
+from recovery.storage.glance import Glances, stamp_of
+from recovery.storage.initialize import init_partitions
+from recovery.storage.reading import FileReader
+from recovery.storage.scan import scan
+from tests.stores import STEP, Driver
+from tests.waiting import wait_until
+
+STEPS = (STEP, "sessions")
+
+
+class Later(SystemClock):
+    """An hour ahead: every file seems to have settled, so that only its times say whether it has changed."""
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + 3_600_000
+
+
+def answers(directory: Path, glances: Glances | None = None) -> dict[str, object]:
+    """All that a look asks of a directory: by what was remembered, or afresh."""
+    found = scan(directory) if glances is None else glances.scan(directory)
+    answered: dict[str, object] = {"found": [(each.path, each.description, type(each.error)) for each in found]}
+    for each in found:
+        if each.description is None or each.description.newest is None:
+            continue
+        of = FileReader.of(each.description) if glances is None else glances.reader(each.description)
+        cut = each.description.newest.cut
+        answered[each.path.name] = (
+            of.sizes(), of.newest_steps(), of.measures(), of.log_bytes(),
+            sorted(of.states(DECLARATIONS_STEP, cut), key=lambda state: state.key),
+            sorted(of.few_states(DECLARATIONS_STEP, cut, ["d1", "d3"]), key=lambda state: state.key),
+            sorted(of.key_sizes(CHECKPOINT_STEP, cut)),
+        )  # fmt: skip
+    return answered
+
+
+def next_tick(directory: Path, probe: Path) -> None:
+    """Wait until the file system's clock has moved on since the newest write to a partition."""
+    newest = max(each.stat().st_mtime_ns for each in directory.iterdir())
+
+    def is_later() -> bool:
+        probe.write_bytes(b"")
+        return probe.stat().st_mtime_ns > newest
+
+    wait_until(is_later)
+
+
+@pytest.mark.parametrize("clock", [SystemClock, Later])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_glance_says_what_is_there(tmp_path, clock, seed):
+    """After any history of executions that close, log, fold, collect, discard and go back, while the run has its files
+    open and after it. Replay with this seed."""
+    dice = random.Random(seed)
+    directory = tmp_path / "db"
+    init_partitions(directory, 3)
+    glances = Glances(clock())
+
+    def check() -> None:
+        next_tick(directory, tmp_path / "probe")
+        assert answers(directory, glances) == answers(directory)
+
+    check()
+    epoch, batch, floor = 1, 0, 0
+    for _ in range(4):
+        resume = dice.randint(max(floor, 1) + 1, epoch) if epoch > floor + 2 and dice.random() < 0.5 else None
+        reserved = (DECLARATIONS_STEP, CHECKPOINT_STEP)
+        with Driver(directory, STEPS, resume_epoch=resume, started_ms=1_795_000_000_000, keeps_log=True) as run:
+            check()
+            for _ in range(dice.randint(1, 6)):
+                batch += 1
+                for step in dice.sample(STEPS, dice.randint(0, 2)):
+                    keys = (f"k{dice.randrange(6)}" for _ in range(dice.randint(1, 5)))
+                    run.apply(batch, {key: None if dice.random() < 0.4 else f'"{batch}"' for key in keys}, step=step)
+                rows = {
+                    step: {f"d{dice.randrange(5)}": None if dice.random() < 0.3 else f'"{batch}"' for _ in range(3)}
+                    for step in reserved
+                    if dice.random() < 0.6
+                }
+                floor = min(dice.randint(floor, max(floor, run.epoch - 2)), run.epoch - 1)
+                is_logged = dice.random() < 0.7
+                run.close(batch, driver_rows=rows, floor=0 if is_logged else floor, logged=is_logged)
+                run.store.record(
+                    Measure(execution=run.execution.number, epoch=run.epoch - 1, measured_ms=batch, resume_s=0.1)
+                )
+                check()
+            run.fold(floor)
+            check()
+            epoch = run.epoch
+        check()
+
+
+def test_only_what_changed_is_read_again(tmp_path, monkeypatch):
+    """A file that nobody wrote to is not opened; of one that was, the epochs that are known are not read."""
+    directory = tmp_path / "db"
+    init_partitions(directory, 2)
+    opened = []
+    real = glance.read_partition
+    monkeypatch.setattr(glance, "read_partition", lambda path, read: opened.append(path.name) or real(path, read))
+    glances = Glances(Later())
+    glances.scan(directory)
+    assert (sorted(opened), glances.done, glances.count) == (["part-0.sqlite3", "part-1.sqlite3"], 2, 2)
+    glances.scan(directory)
+    assert len(opened) == 2
+    with Driver(directory, started_ms=1) as run:
+        run.apply(0, {"a": '"x"'})
+        run.close(0)
+        run.close(1)
+        first = glances.scan(directory)
+        run.close(2)
+        next_tick(directory, tmp_path / "probe")
+        second = glances.scan(directory)
+    assert second[0].description.epochs[0] is first[0].description.epochs[0]
+    assert [len(each.description.epochs) for each in second] == [3, 3]
+
+
+def test_a_file_that_was_just_written_is_read_again(tmp_path):
+    """Two commits may lie in one tick of the file system's clock; and a clock that went back proves nothing."""
+    directory = tmp_path / "db"
+    init_partitions(directory, 1)
+    path = directory / "part-0.sqlite3"
+    glances = Glances(SystemClock())
+    [first] = glances.scan(directory)
+    before = stamp_of(path)
+    with Driver(directory, started_ms=1) as run:
+        run.close(0)
+    now = path.stat()
+    # As if the two writes had been in one tick.
+    os.utime(path, ns=(now.st_atime_ns, first.path.stat().st_mtime_ns))
+    assert stamp_of(path) != before
+    assert glances.scan(directory)[0].description.newest_epoch == 1
+
+
+def test_another_file_in_its_place_is_read(tmp_path):
+    """A partition of another store, one that is damaged, and one that is gone, each as if nothing had been known."""
+    directory, other = tmp_path / "db", tmp_path / "other"
+    init_partitions(directory, 2)
+    init_partitions(other, 2)
+    glances = Glances(Later())
+    answers(directory, glances)
+    (other / "part-1.sqlite3").replace(directory / "part-1.sqlite3")
+    assert answers(directory, glances) == answers(directory)
+    (directory / "part-1.sqlite3").write_bytes(b"x" * 10_000)
+    assert answers(directory, glances) == answers(directory)
+    (directory / "part-1.sqlite3").unlink()
+    assert answers(directory, glances) == answers(directory)
