@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, tzinfo
 from decimal import Decimal
 from functools import lru_cache, partial
-from itertools import repeat
+from itertools import pairwise, repeat
 from operator import add
 from typing import Any, NoReturn, TypeAlias
 
@@ -150,7 +150,21 @@ def _conversion(kind: pa.DataType, with_null: bool) -> Convert | None:
         return partial(_moments, zone=None if kind.tz is None else pa.lib.string_to_tzinfo(kind.tz))
     if pa.types.is_date32(kind):
         return _days
-    return _decimals if pa.types.is_decimal128(kind) else None
+    if pa.types.is_decimal128(kind):
+        return _decimals
+    if pa.types.is_list(kind) and _gains(kind.value_type):
+        return _lists
+    if pa.types.is_struct(kind):
+        fields = [kind.field(place) for place in range(kind.num_fields)]
+        # Arrow refuses two fields of one name.
+        if len({field.name for field in fields}) == len(fields) and any(_gains(field.type) for field in fields):
+            return _structs
+    return None
+
+
+def _gains(kind: pa.DataType) -> bool:
+    """Return whether values inside others are worth a conversion of their own."""
+    return _conversion(kind, False) not in (None, _numbers)
 
 
 def _numbers(column: pa.Array) -> Iterable[Any]:
@@ -171,6 +185,16 @@ def _days(column: pa.Array) -> Iterable[date]:
 
 def _decimals(column: pa.Array) -> Iterable[Decimal]:
     return map(Decimal, column.cast(pa.string()).to_pylist())
+
+
+def _lists(column: pa.Array) -> Iterable[list[Any]]:
+    values, offsets = _to_python(column.flatten()), column.offsets.to_numpy()
+    return (values[start:end] for start, end in pairwise((offsets - offsets[0]).tolist()))
+
+
+def _structs(column: pa.Array) -> Iterable[dict[str, Any]]:
+    names = [field.name for field in column.type]
+    return (dict(zip(names, values, strict=True)) for values in zip(*map(_to_python, column.flatten()), strict=True))
 
 
 def _value(step_id: str, name: str, column: pa.Array, place: int) -> Any:
