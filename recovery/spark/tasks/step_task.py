@@ -31,7 +31,7 @@ from recovery.spark.steps.definition import (
 from recovery.spark.steps.key_columns import parse_keys
 from recovery.spark.tasks.changes import CHUNK_ROWS, by_value, common_length, in_chunks, too_large
 from recovery.spark.tasks.chunks import Width, partitions_of, whole_key_chunks
-from recovery.spark.tasks.input_values import RowMaker, is_text, key_values, not_text, values_of
+from recovery.spark.tasks.input_values import RowMaker, is_text, key_values, not_text, repeated, values_of
 from recovery.spark.tasks.output_values import in_known_zones, to_batch
 from recovery.spark.tasks.sorting import sorted_by
 from recovery.spark.tasks.spool import Spool
@@ -149,9 +149,13 @@ class StepTask:
 
     def _values(self, runs: KeyGroups) -> tuple[Sequence[Any], list[Any]]:
         """Return the keys and the rows for update. Raises StateValueError."""
-        keys = runs.raw if self._definition.key_in_place else self._keys_of(runs, runs.ends.to_pylist())
-        names = self._definition.columns
-        return keys, self._row_maker.rows(self._definition.step_id, names, runs.chunk.columns[: len(names)])
+        definition = self._definition
+        names = definition.columns
+        keys: Sequence[Any] = runs.raw
+        known = {definition.key_columns[0]: repeated(runs.raw, runs.ends)} if definition.key_in_place else {}
+        if not known:
+            keys = self._keys_of(runs, runs.ends.to_pylist())
+        return keys, self._row_maker.rows(definition.step_id, names, runs.chunk.columns[: len(names)], known)
 
     def _call_all(self, runs: KeyGroups, keys: Sequence[Any], rows: list[Any]) -> list[tuple[Any, ...]]:
         """Call update for every key of a chunk."""

@@ -1,11 +1,18 @@
-"""What `update` is given of values that Python cannot have: an error where they are used, and only there."""
+"""The rows that `update` gets: Arrow's own Python values, and for those that Python cannot have an error where they are
+used, and only there."""
 
 from __future__ import annotations
 
+import os
+import pickle
+import random
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
@@ -15,6 +22,7 @@ from recovery.errors import StateValueError
 from recovery.spark.steps.definition import HASH_BITS, KEY, ROUTE
 from recovery.spark.steps.key_columns import parse_keys
 from recovery.spark.tasks.arrow_task import ArrowStepTask
+from recovery.spark.tasks.input_values import RowMaker, Unfit, repeated
 from recovery.spark.tasks.run_tasks import run_tasks
 from recovery.spark.tasks.step_task import StepTask
 from tests.memory_store import MemoryDirectory
@@ -197,3 +205,129 @@ def test_rows_with_several_values_that_python_cannot_have(driver):
     connect = lambda keep: (driver.task(), driver.count)  # noqa: E731
     found = list(run_tasks(step, iter(batch.to_batches()), connect, BatchId(0), StepTask, 1))
     assert [row["n"] for each in found for row in each.to_pylist()] == [1, 1]
+
+
+ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu", "+05:30", "-08:00"]
+SEED = int(os.environ.get("RECOVERY_TEST_SEED", 0))
+FOLD = 1_729_990_800_000_000
+"""One o'clock in UTC on the day in 2024 when Berlin's clocks went back: half past two came twice."""
+
+
+def random_type(rng: random.Random, depth: int = 2) -> pa.DataType:
+    """One of the types that Spark gives to a step."""
+    if depth and rng.random() < 0.25:
+        inner = random_type(rng, depth - 1)
+        return rng.choice([pa.list_(inner), pa.struct([("x", inner), ("y", pa.int64())]), pa.map_(pa.string(), inner)])
+    precision = rng.randint(1, 38)
+    return rng.choice([
+        pa.int8(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.binary(), pa.date32(),
+        pa.timestamp("us"), pa.timestamp("us", rng.choice(ZONES)), pa.timestamp("us", rng.choice(ZONES)),
+        pa.decimal128(precision, rng.randint(0, precision)), pa.duration("us"), pa.null(),
+    ])  # fmt: skip
+
+
+def random_column(rng: random.Random, kind: pa.DataType, count: int, nulls: float) -> pa.Array:
+    """Values of all kinds, also at the ends of what Python can have, and perhaps of what it cannot; a part is NULL."""
+    beyond = rng.random() < 0.1
+    first, last = (YEAR_1 - 1, YEAR_10000) if beyond else (YEAR_1 + 86_400_000_000, YEAR_10000 - 86_400_000_001)
+
+    def number(low: int, high: int) -> int:
+        near = [max(low, -1), 0 if low <= 0 else low, min(high, 1), low, high]
+        return rng.choice([*near, *(rng.randint(low, high) for _ in near)])
+
+    def value(kind: pa.DataType) -> Any:
+        if pa.types.is_null(kind) or rng.random() < nulls:
+            return None
+        if pa.types.is_list(kind):
+            return [value(kind.value_type) for _ in range(rng.randint(0, 2))]
+        if pa.types.is_struct(kind):
+            return {field.name: value(field.type) for field in map(kind.field, range(kind.num_fields))}
+        if pa.types.is_map(kind):
+            return [(str(each), value(kind.item_type)) for each in range(rng.randint(0, 2))]
+        if pa.types.is_decimal(kind):
+            return Decimal(f"{number(-(10**kind.precision) + 1, 10**kind.precision - 1)}E-{kind.scale}")
+        if pa.types.is_floating(kind):
+            return rng.choice([0.0, -0.0, float("nan"), float("inf"), 0.5, 1e-30, rng.random()])
+        if pa.types.is_boolean(kind):
+            return rng.random() < 0.5
+        if pa.types.is_string(kind) or pa.types.is_binary(kind):
+            text = rng.choice(["", "a", "ü\0", "\U0001f600", "x" * 40])
+            return text if pa.types.is_string(kind) else text.encode()
+        if pa.types.is_timestamp(kind):
+            return rng.choice([number(first, last), FOLD + rng.randint(-7_200, 7_200) * 1_000_000])
+        if pa.types.is_date32(kind):
+            return number(first // 86_400_000_000, last // 86_400_000_000)
+        return number(-128, 127)
+
+    return pa.array([value(kind) for _ in range(count)], kind)
+
+
+def seen(values: list[Any]) -> list[str]:
+    """The values with their types, exponents, zones and folds; of an Unfit value only that it is one."""
+    return [
+        f"{type(value).__name__} " + ("" if isinstance(value, Unfit) else f"{value!r} {getattr(value, 'tzinfo', '')!r}")
+        for value in values
+    ]
+
+
+def slow(column: pa.Array) -> list[Any]:
+    """Arrow's value of each place by itself."""
+
+    def at(place: int) -> Any:
+        try:
+            return column[place].as_py()
+        except (ValueError, OverflowError):
+            return Unfit("c", column, place)
+
+    return [at(place) for place in range(len(column))]
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 40))
+def test_rows_of_any_types_have_arrows_values(seed):
+    """Rows made from columns equal those made value by value, in any slice. Replay one with
+    RECOVERY_TEST_SEED=<seed>."""
+    rng = random.Random(seed)
+    names = tuple(f"c{number}" for number in range(rng.randint(1, 6)))
+    nulls = rng.choice([0, 0, 0.3, 1])
+    columns = [random_column(rng, random_type(rng), 60, nulls).slice(rng.randint(0, 5), 50) for _ in names]
+    rows = RowMaker(names).rows("count", names, columns, {})
+    for place, (name, column) in enumerate(zip(names, columns, strict=True)):
+        expected = slow(column)
+        assert seen([tuple.__getitem__(row, place) for row in rows]) == seen(expected), (seed, column.type)
+        for row, value in zip(rows, expected, strict=True):
+            if not isinstance(value, Unfit):
+                assert repr(getattr(row, name)) == repr(value)
+    plain = [tuple(row) for row in rows if type(row).__mro__[1] is tuple]
+    assert repr(pickle.loads(pickle.dumps(plain))) == repr(plain)
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 10))
+def test_rows_have_the_key_that_they_were_grouped_by(driver, seed):
+    """With a text for the key, each row's is taken from its group, also NULL and texts that are escaped. Each row comes
+    once, and a key's rows come in the order in which they were given."""
+    rng = random.Random(seed)
+    texts = rng.sample([None, "", "a", "b", "\0", "\x1b", "ü", "0", "aa"], rng.randint(1, 9))
+    keys = [rng.choice(texts) for _ in range(rng.randint(1, 60))]
+    rows = pa.table({"v": pa.array(range(len(keys)), pa.int64()), "k": pa.array(keys, pa.string())})
+    given: dict[str | None, list[tuple[int, str | None]]] = {}
+
+    def update(key, rows, state):
+        assert key not in given
+        given[key] = [(row.v, row.k) for row in rows]
+        return ()
+
+    step = replace(definition(update, "n bigint", "k string", rows, ["k"]), state_schema=None)
+    batch = rows.append_column(ROUTE, pa.array([0] * len(rows), pa.int64())).combine_chunks()
+    assert not list(
+        run_tasks(step, iter(batch.to_batches()), lambda keep: (driver.task(), driver.count), BatchId(0), StepTask, 1)
+    )
+    places = range(len(keys))
+    assert given == {key: [(place, key) for place in places if keys[place] == key] for key in set(keys)}
+
+
+def test_what_is_repeated_is_the_value_itself():
+    """Not a copy, and not another type: also of values that NumPy has its own types for."""
+    values = [None, "a", 1, 2.5, ("x", 1), [1, 2]]
+    found = repeated(values, pa.array(np.cumsum([1, 2, 0, 3, 1, 2])))
+    assert [id(each) for each in found] == [id(values[place]) for place in (0, 1, 1, 3, 3, 3, 4, 5, 5)]
+    assert repeated([], pa.array([], pa.int64())) == []
