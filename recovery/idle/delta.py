@@ -1,0 +1,70 @@
+"""Whether a Delta table on this host has a version that an epoch lacks, by the names in the table's log.
+
+A version becomes visible when its entry appears in the log, under a name that begins with the number of the version. So
+a log without a later number has nothing that Spark would read. A version of maintenance counts as new.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from recovery.base.untrusted_paths import open_received, read_received
+from recovery.checkpoint.offsets import delta_offset
+
+SCHEMA_LOGS = ("schematrackinglocation", "schemalocation")
+"""Options, in lower case, by which Delta also reads changes of the schema that it has noted elsewhere."""
+MOST_BYTES = 16 << 20
+_NUMBER = re.compile(r"(?<!\d)\d{20}(?!\d)")
+_AT_A_BEGINNING = (-1, -100)
+"""What Delta writes as the index of a position before the first file of a version."""
+_FOLDERS = {"_sidecars"}
+"""Folders of the log that have no versions. A catalog that keeps the newest versions elsewhere uses others."""
+
+
+def new_version(path: str, text: str) -> str | None:
+    """Return what a run would find to read in a table, as text, or why that is not known; None: nothing.
+
+    path: of the table. text: the epoch's position in the table. Raises OSError or ValueError if the log cannot be read.
+    """
+    at = delta_offset(text)
+    if at is None or at.index not in _AT_A_BEGINNING or at.isStartingVersion or at.reservoirVersion < 1:
+        return f"the position in {path} is within a version"
+    log = Path(path, "_delta_log")
+    with os.scandir(log) as entries:
+        names = {entry.name: entry.is_dir() for entry in entries}
+    if any(is_directory and name not in _FOLDERS for name, is_directory in names.items()):
+        return f"only Spark knows where the newest versions of {path} are"
+    newest = max((int(number) for name in names for number in _NUMBER.findall(name)), default=-1)
+    if newest >= at.reservoirVersion:
+        return f"version {newest} of {path}"
+    if _entry(newest) not in names or newest != at.reservoirVersion - 1:
+        return f"the log of {path} lacks the version that was read last"
+    if at.reservoirId not in _ids(log, names, newest):
+        return f"{path} is another table, or only Spark can read its id"
+    return None
+
+
+def _entry(version: int) -> str:
+    return f"{version:020}.json"
+
+
+def _ids(log: Path, names: Mapping[str, bool], newest: int) -> set[str]:
+    """Return the table's id as the first version or the last checkpoint says it; nothing if both are gone."""
+    if _entry(0) in names:
+        lines = read_received(log / _entry(0), MOST_BYTES, through_links=True).splitlines()
+        found = [msgspec.json.decode(line).get("metaData") for line in lines]
+        return {each["id"] for each in found if each is not None}
+    last = msgspec.json.decode(read_received(log / "_last_checkpoint", MOST_BYTES, through_links=True))["version"]
+    name = f"{last:020}.checkpoint.parquet"
+    if name not in names or last > newest:
+        return set()
+    import pyarrow.parquet as pq
+
+    with open_received(log / name, through_links=True) as file:
+        column = pq.ParquetFile(file).read(columns=["metaData.id"])["metaData"]
+    return {each["id"] for each in column.drop_null().to_pylist()}
