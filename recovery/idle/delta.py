@@ -22,8 +22,8 @@ MOST_BYTES = 16 << 20
 _NUMBER = re.compile(r"(?<!\d)\d{20}(?!\d)")
 _AT_A_BEGINNING = (-1, -100)
 """What Delta writes as the index of a position before the first file of a version."""
-_FOLDERS = {"_sidecars"}
-"""Folders of the log that have no versions. A catalog that keeps the newest versions elsewhere uses others."""
+_SIDECARS = "_sidecars"
+"""A folder of the log with parts of checkpoints. Other folders are for versions that a catalog has not made entries."""
 
 
 def new_version(path: str, text: str) -> str | None:
@@ -37,7 +37,7 @@ def new_version(path: str, text: str) -> str | None:
     log = Path(path, "_delta_log")
     with os.scandir(log) as entries:
         names = {entry.name: entry.is_dir() for entry in entries}
-    if any(is_directory and name not in _FOLDERS for name, is_directory in names.items()):
+    if any(is_folder and name != _SIDECARS and os.listdir(log / name) for name, is_folder in names.items()):  # noqa: PTH208
         return f"only Spark knows where the newest versions of {path} are"
     newest = max((int(number) for name in names for number in _NUMBER.findall(name)), default=-1)
     if newest >= at.reservoirVersion:

@@ -61,15 +61,16 @@ def others(path: Path) -> None:
     for name in ("_commit_4f2a.json.tmp", ".00000000000000000002.json.crc", "00000000000000000002.crc"):
         log(path, name).write_text("x")
     log(path, "_sidecars").mkdir()
+    log(path, "_sidecars/00000000000000000009.parquet").touch()
+    log(path, "_staged_commits").mkdir()
 
 
 @pytest.mark.parametrize("change", [lambda path: None, checkpointed, others])
 def test_a_table_without_a_later_version(table, change):
     """Whatever the log has besides: nothing is new behind the last version."""
-    at = offset(table, 3)
+    positions = [offset(table, 3), offset(table, 3, -100)]
     change(table)
-    assert new_version(str(table), at) is None
-    assert new_version(str(table), at.replace("-1", "-100")) is None
+    assert [new_version(str(table), at) for at in positions] == [None, None]
 
 
 def replaced(path: Path) -> None:
@@ -85,6 +86,11 @@ def replaced_and_checkpointed(path: Path) -> None:
 def without_ids(path: Path) -> None:
     checkpointed(path)
     log(path, f"{2:020}.checkpoint.parquet").unlink()
+
+
+def staged(path: Path) -> None:
+    log(path, "_staged_commits").mkdir()
+    log(path, f"_staged_commits/{3:020}.4f2a.json").write_text("{}")
 
 
 def garbled(path: Path) -> None:
@@ -105,7 +111,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "another table with a checkpoint": (replaced_and_checkpointed, "is another table"),
     "a shorter log": (lambda path: log(path, f"{2:020}.json").unlink(), "lacks the version that was read last"),
     "a log without an id": (without_ids, "only Spark can read its id"),
-    "commits elsewhere": (lambda path: log(path, "_staged_commits").mkdir(), "only Spark knows where"),
+    "commits elsewhere": (staged, "only Spark knows where"),
     "no table": (shutil.rmtree, "No such file"),
     "an entry that is damaged": (garbled, "."),
 }
