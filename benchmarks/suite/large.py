@@ -9,9 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import resource
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,14 +21,13 @@ from benchmarks import keyed
 from benchmarks.epoch_store import DIRECTORY, FILL_KEYS, EpochStore, key, value
 from benchmarks.harness import environments, table
 from benchmarks.harness.machine import versions
-from benchmarks.harness.processes import resident_bytes
+from benchmarks.harness.processes import resident_bytes, run_command
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 
 QUICK = ("--keys", "10_000,20_000", "--touched", "100,1_000")
 EPOCHS = 5
 """How many epochs of each number of changed keys are closed in a row."""
-SAMPLE_S = 0.1
 EDIT = ("state", "set", str(DIRECTORY), "--step", "totals", "--key", key(1), '{"count":1,"sum":0.5}', "--yes")
 COMMANDS: dict[str, Sequence[str]] = {
     "status": ("status", str(DIRECTORY)),
@@ -112,7 +109,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     steps: dict[str, Any] = {}
     made = _watched([sys.executable, "-c", f"from {__name__} import make; make({arguments!r})"])
     wrong = made["failed"]
-    steps |= {} if wrong else json.loads(made["said"])
+    steps |= {} if wrong else json.loads(made["said"].splitlines()[-1])
     size = sum(path.stat().st_size for path in DIRECTORY.glob("part-*"))
     if not wrong:
         steps[STARTING] = _watched([sys.executable, "-c", f"from {__name__} import begin; begin()"])
@@ -137,7 +134,6 @@ def make(arguments: dict[str, Any]) -> None:
     for first in range(0, keys, FILL_KEYS):
         each = _timed(lambda first=first: store.fill(min(FILL_KEYS, keys - first), chance, first))
         fills.append(each)
-        print(f"{first:,}: {each}", file=sys.stderr, flush=True)
     millions = keys / 1e6
     found[FILLING] = {
         "cpu_s": sum(each["cpu_s"] for each in fills) / millions,
@@ -196,19 +192,11 @@ def begin() -> None:
 
 def _watched(command: Sequence[str]) -> dict[str, Any]:
     """Run a command; what it took with its children, what it printed, and why it failed."""
-    began_s, most = time.perf_counter(), 0
-    with Path("said").open("w+") as said, Path("failed").open("w+") as failed:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        running = subprocess.Popen(command, stdout=said, stderr=failed, stdin=subprocess.DEVNULL)
-        while running.poll() is None:
-            most = max(most, resident_bytes(running.pid))
-            time.sleep(SAMPLE_S)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        texts = [(file.seek(0), file.read())[1] for file in (said, failed)]
+    ran = run_command(command)
     return {
-        "seconds": time.perf_counter() - began_s,
-        "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-        "rss_bytes": most,
-        "said": texts[0],
-        "failed": texts[1][-500:] or f"it ended with {running.returncode}" if running.returncode else "",
+        "seconds": ran.usage.total_s,
+        "cpu_s": ran.usage.cpu_s,
+        "rss_bytes": ran.usage.python_rss_bytes,
+        "said": ran.said,
+        "failed": ran.said[-500:] or f"it ended with {ran.code}" if ran.code else "",
     }
