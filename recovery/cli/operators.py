@@ -70,12 +70,13 @@ def refused_operator_option(function: F) -> F:
 def session(conf: Mapping[str, str]) -> Iterator[SparkSession]:
     """Open a Spark session for one command."""
     from recovery.spark.jvm.session import create_session
+    from recovery.spark.jvm.session_end import stop_session
 
     spark = create_session("recovery checkpoint", conf=conf)
     try:
         yield spark
     finally:
-        spark.stop()
+        stop_session(spark)
 
 
 def operators_text(operators: Sequence[Mapping[str, Any]]) -> str:

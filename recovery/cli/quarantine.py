@@ -187,6 +187,7 @@ def _tried(
     from recovery.cli.flow_loader import import_paths, load_flow
     from recovery.spark.jvm.jars import with_jars
     from recovery.spark.jvm.session import create_session, launching, prepare_environment
+    from recovery.spark.jvm.session_end import stop_session
 
     prepare_environment(*import_paths(target))
     flow, conf = load_flow(target), with_jars(conf, jars, packages)
@@ -197,7 +198,7 @@ def _tried(
     try:
         yield from try_replay(at, keys, flow, spark, directory, SystemClock(), keep_steps)
     finally:
-        spark.stop()
+        stop_session(spark)
 
 
 @quarantine.command(name="drop")

@@ -38,6 +38,7 @@ from recovery.spark.clusters import check_master
 from recovery.spark.jvm.errors import failure_behind, in_short
 from recovery.spark.jvm.launch import abandon_launch
 from recovery.spark.jvm.session import create_session
+from recovery.spark.jvm.session_end import stop_session
 from recovery.spark.pipelines.incremental import Load, Loading, _current, moved
 from recovery.storage.store import OwnerAccess, Store
 from recovery.storage.verify import run_all
@@ -130,7 +131,7 @@ def _session(pipeline: Pipeline, master: str, conf: Mapping[str, str] | None) ->
     try:
         yield session
     finally:
-        session.stop()
+        stop_session(session)
 
 
 def _facts(resume: bool, full_refresh: bool, no_state_update: bool) -> dict[str, bool]:
