@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,15 @@ from py4j.protocol import Py4JError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@contextlib.contextmanager
+def stopping(session: SparkSession) -> Iterator[SparkSession]:
+    """Within this context, a session that this package made is open; stop it then, as `stop_session` does."""
+    try:
+        yield session
+    finally:
+        stop_session(session)
 
 
 def stop_session(session: SparkSession) -> None:
