@@ -13,8 +13,10 @@ from pathlib import Path
 
 import msgspec
 
+from recovery.base.untrusted_json import Count, decode_json
 from recovery.base.untrusted_paths import open_received, read_received
 from recovery.checkpoint.offsets import delta_offset
+from recovery.errors import StorageError
 
 SCHEMA_LOGS = ("schematrackinglocation", "schemalocation")
 """Options, in lower case, by which Delta also reads changes of the schema that it has noted elsewhere."""
@@ -29,7 +31,8 @@ _SIDECARS = "_sidecars"
 def new_version(path: str, text: str) -> str | None:
     """Return what a run would find to read in a table, as text, or why that is not known; None: nothing.
 
-    path: of the table. text: the epoch's position in the table. Raises OSError or ValueError if the log cannot be read.
+    path: of the table. text: the epoch's position in the table. Raises StorageError, OSError,
+    ValueError or KeyError if the log cannot be read.
     """
     at = delta_offset(text)
     if at is None or at.index not in _AT_A_BEGINNING or at.isStartingVersion or at.reservoirVersion < 1:
@@ -53,18 +56,41 @@ def _entry(version: int) -> str:
     return f"{version:020}.json"
 
 
+class _Identity(msgspec.Struct):
+    id: str
+
+
+class _Action(msgspec.Struct):
+    """A line of an entry, as far as it says which table this is."""
+
+    metaData: _Identity | None = None  # noqa: N815 - Delta's name
+
+
+class _LastCheckpoint(msgspec.Struct):
+    version: Count
+
+
 def _ids(log: Path, names: Mapping[str, bool], newest: int) -> set[str]:
     """Return the table's id as the first version or the last checkpoint says it; nothing if both are gone."""
+
+    def refuse(why: str) -> StorageError:
+        return StorageError(f"the log of the table cannot be read: {why}", path=str(log))
+
     if _entry(0) in names:
         lines = read_received(log / _entry(0), MOST_BYTES, through_links=True).splitlines()
-        found = [msgspec.json.decode(line).get("metaData") for line in lines]
-        return {each["id"] for each in found if each is not None}
-    last = msgspec.json.decode(read_received(log / "_last_checkpoint", MOST_BYTES, through_links=True))["version"]
+        actions = [decode_json(line, refuse, _Action) for line in lines]
+        return {action.metaData.id for action in actions if action.metaData is not None}
+    content = read_received(log / "_last_checkpoint", MOST_BYTES, through_links=True)
+    last = decode_json(content, refuse, _LastCheckpoint).version
     name = f"{last:020}.checkpoint.parquet"
     if name not in names or last > newest:
         return set()
-    import pyarrow.parquet as pq
+    try:
+        import pyarrow.parquet as pq
 
-    with open_received(log / name, through_links=True) as file:
-        column = pq.ParquetFile(file).read(columns=["metaData.id"])["metaData"]
+        with open_received(log / name, through_links=True) as file:
+            column = pq.ParquetFile(file).read(columns=["metaData.id"])["metaData"]
+    except (ImportError, NotImplementedError):
+        # This build of pyarrow lacks what the file needs.
+        return set()
     return {each["id"] for each in column.drop_null().to_pylist()}

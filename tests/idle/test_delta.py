@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from recovery.errors import StorageError
 from recovery.idle import delta
 from recovery.idle.delta import new_version
 
@@ -93,8 +94,21 @@ def staged(path: Path) -> None:
     log(path, f"_staged_commits/{3:020}.4f2a.json").write_text("{}")
 
 
-def garbled(path: Path) -> None:
-    log(path, f"{0:020}.json").write_text("[1")
+GARBLED = (
+    b"[1", b"[1]", b'{"metaData": 5}', b'"text"', b"[" * 100_000, b'{"version": "2"}', b"\xff", b"PAR1" * 9,
+)  # fmt: skip
+WITH_ID = {"an entry": f"{0:020}.json", "a pointer": "_last_checkpoint", "a checkpoint": f"{2:020}.checkpoint.parquet"}
+
+
+def garbled(what: str, content: bytes) -> Callable[[Path], None]:
+    """Puts this content in the place of a file that says the table's id."""
+
+    def change(path: Path) -> None:
+        if what != "an entry":
+            checkpointed(path)
+        log(path, WITH_ID[what]).write_bytes(content)
+
+    return change
 
 
 def compacted_entries(path: Path) -> None:
@@ -113,7 +127,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a log without an id": (without_ids, "only Spark can read its id"),
     "commits elsewhere": (staged, "only Spark knows where"),
     "no table": (shutil.rmtree, "No such file"),
-    "an entry that is damaged": (garbled, "."),
+    **{f"{what} that is {text[:20]!r}": (garbled(what, text), ".") for what in WITH_ID for text in GARBLED},
 }
 
 
@@ -125,7 +139,7 @@ def test_what_needs_spark(table, name):
     change(table)
     try:
         found = new_version(str(table), at)
-    except (OSError, ValueError) as error:
+    except (StorageError, OSError, ValueError, KeyError) as error:
         found = str(error)
     assert found is not None
     assert re.search(why, found)
