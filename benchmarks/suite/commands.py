@@ -21,6 +21,7 @@ from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 
 QUICK = ("--keys", "1_000", "--repeat", "1")
+SESSION = ((10, ("--keys", "200_000", "--repeat", "1")),)
 NAME = "commands"
 
 FLOW = """

@@ -23,7 +23,7 @@ from benchmarks.harness.rounds import Contender, Measurement
 
 CORES = 2
 QUICK = ("--events", "20_000", "--keys", "1_000", "--few", "4", "--many", "40")
-SESSION = ((9, ("--repeat", "2")),)
+SESSION = ((9, ("--repeat", "1")),)
 PHASES = {
     "latestOffset": "find input s",
     "queryPlanning": "plan s",

@@ -26,6 +26,7 @@ from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 
 QUICK = ("--keys", "10_000,20_000", "--touched", "100,1_000")
+SESSION = ((11, ("--keys", "1_000_000,4_000_000", "--repeat", "1")),)
 EPOCHS = 5
 """How many epochs of each number of changed keys are closed in a row."""
 EDIT = ("state", "set", str(DIRECTORY), "--step", "totals", "--key", key(1), '{"count":1,"sum":0.5}', "--yes")

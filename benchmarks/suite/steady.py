@@ -28,12 +28,18 @@ from benchmarks.harness.rounds import Contender, Measurement
 
 CORES = 2
 QUICK = ("--keys", "2_000", "--rows", "100", "--minutes", "0.5", "--skip-s", "10")
+SESSION = (
+    (12, (
+        "--keys", "200_000", "--minutes", "2", "--skip-s", "30", "--backups", "20", "--repeat", "1", "--contenders",
+        "-s 10s,-s 10s -b 10m --replicate and backups",
+    )),
+)  # fmt: skip
 PAUSE = 3
 """A micro-batch is a pause if it takes more than so many medians."""
 WRITES_S = 0.1
 CONTENDERS: dict[str, dict[str, Any]] = {
     "-s 10s": {"interval_s": 10, "backup_s": 0, "copied": False},
-    "-s 10s -b 10m --replicate, and backups": {"interval_s": 10, "backup_s": 600, "copied": True},
+    "-s 10s -b 10m --replicate and backups": {"interval_s": 10, "backup_s": 600, "copied": True},
     "-s 0": {"interval_s": 0, "backup_s": 0, "copied": False},
 }
 
