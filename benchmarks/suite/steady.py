@@ -171,7 +171,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     ]
     return {
         "seconds": middle,
-        "p99_s": quantiles(durations_s, n=100)[-1],
+        "p99_s": quantiles(durations_s, n=100, method="inclusive")[-1],
         "most_s": max(durations_s),
         "pauses": pauses,
         "durations_s": durations_s,
